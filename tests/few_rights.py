@@ -17,7 +17,7 @@ takes_setpriv = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") 
 
 
 def prefix(kept: frozenset[str]) -> list[str]:
-    """A command in front of another that leaves it these capabilities."""
+    """A command prefix that limits the following command to these capabilities."""
     words = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(kept))])
     return ["setpriv", "--bounding-set", words, "--inh-caps", words, "--no-new-privs"]
 

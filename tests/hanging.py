@@ -38,12 +38,12 @@ class Hanging:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The pid of the process."""
         return self.process.pid
 
     @property
     def state(self) -> str:
-        """The letter that the kernel shows for it."""
+        """The state letter of the process in /proc."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def let_go(self) -> None:

@@ -70,7 +70,7 @@ class Node:
         await self.offered(self.stage.gpus)
 
     def rule(self, policy: str) -> None:
-        """Another policy, in the file that the service was given."""
+        """Write another policy into the file that the service reads."""
         Path(self.stage.policy).write_text(f"name: other\ndefaults: {policy}\n")
 
     # -- pods
@@ -88,7 +88,7 @@ class Node:
         return pod
 
     def waiting(self, pod: Pod) -> str:
-        """Why its containers do not run."""
+        """The reasons why the containers of a pod do not run."""
         return "; ".join(status.message for status in pod.statuses.values() if status.message)
 
     def gpu(self, pod: Pod, container: str = "main") -> str:
@@ -99,7 +99,7 @@ class Node:
     # -- GPUs
 
     def memory(self, uuid: str) -> bytes:
-        """What is written there, without the zeros."""
+        """The bytes in the memory of a GPU, without zeros."""
         return layout.find(self.stage.simulated, uuid).memory.read_bytes().replace(b"\0", b"")
 
     async def status(self, uuid: str) -> views.DeviceStatus:
@@ -113,11 +113,11 @@ class Node:
             return [entry for entry in await admin.history(uuid) if entry.kind == kind]
 
     async def scrubs(self, uuid: str) -> int:
-        """How often it was proven clean."""
+        """How often a GPU was proven clean."""
         return len(await self.history(uuid, "scrub-passed"))
 
     async def reach(self, uuid: str, wanted: Callable[[views.DeviceStatus], bool]) -> views.DeviceStatus:
-        """Its status, as soon as it is as wanted."""
+        """Wait until the status of a GPU is as wanted, and return the status."""
         status = await self.stage.settled(self.stage.uuids.index(uuid), wanted, WITHIN)
         assert wanted(status), f"{uuid} is {status.state}: {status.why} {status.setback}"
         return status
@@ -135,7 +135,7 @@ class Node:
         return uuid
 
     def stall(self, uuid: str) -> None:
-        """A scrub of it does not end."""
+        """Let the scrubs of a GPU stand still until ``heal``."""
         drills.stall_clears(self.stage.simulated, uuid)
 
     async def job(self, uuid: str) -> str:
@@ -195,7 +195,7 @@ class Node:
             yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
 
     async def said(self, program: ServiceProgram, words: str) -> None:
-        """Return as soon as its log holds these words."""
+        """Wait until the log of a program contains these words."""
         with Inotify() as inotify:
             inotify.add_watch(program.log, Mask.MODIFY)
             async with asyncio.timeout(WITHIN):

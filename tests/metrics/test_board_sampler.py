@@ -46,7 +46,7 @@ class Node:
             await task
 
     async def shows(self, expected: Callable[[dict[str, Readings]], bool]) -> None:
-        """Wait until it does."""
+        """Wait until the sampler has the expected readings."""
         async with asyncio.timeout(WITHIN):
             while not expected(dict(self.board_sampler.latest)):  # noqa: ASYNC110 -- it sends no event
                 await asyncio.sleep(0.001)

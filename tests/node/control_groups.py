@@ -65,7 +65,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
 
 
 class Process:
-    """One that sleeps in a group, and is ours to end and to collect."""
+    """A child process of the test that sleeps in a control group."""
 
     def __init__(self, group: Path) -> None:
         self._sleeper = subprocess.Popen(["sleep", "60"])
@@ -77,12 +77,12 @@ class Process:
             raise
 
     def end(self) -> None:
-        """Dead, and not collected."""
+        """Kill the process, and leave it as a zombie."""
         self._sleeper.kill()
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def collect(self) -> None:
-        """Nothing is left of it."""
+        """Kill the process, and wait for its end."""
         self._sleeper.kill()
         self._sleeper.wait()
 

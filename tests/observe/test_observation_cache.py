@@ -25,7 +25,7 @@ class Clock:
     now: float = 0.0
 
     def time(self) -> float:
-        """As that says it."""
+        """The time of the clock of this test."""
         return self.now
 
 
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def seen(record: Record, facts: Facts, took: float = LONG) -> ObservationCache:
-    """One look at it."""
+    """Make one observation of the device."""
     known = ObservationCache()
     known.remember(record, facts, frozenset(), facts.holders or (), took)
     return known

@@ -13,7 +13,7 @@ from tests.service.virtual import KilledError
 
 
 class Disk:
-    """A real store behind it outlives it."""
+    """The disk of one life of the service. The real store behind it outlives that life."""
 
     def __init__(self, inner: Store, witness: Callable[[LedgerEntry], None], dying: Callable[[], None]) -> None:
         """``witness`` is called with each durable row, ``dying`` when the requested kill happens."""
@@ -33,7 +33,7 @@ class Disk:
         return self.inner.head
 
     def load(self, fold: chain.Fold) -> file.Loaded:
-        """Everything."""
+        """Load all that the store has."""
         self._live()
         return self.inner.load(fold)
 
@@ -67,18 +67,18 @@ class Disk:
         return self.inner.kept
 
     def compact(self, fold: chain.Fold, keep: int, at: Moment, retention: chain.Retention = chain.KEEP_ALL) -> int:
-        """Fold what is old."""
+        """Compact the older rows."""
         self._live()
         if self.full:
             raise LedgerUnavailable("cannot shrink the ledger: the disk is full")
         return self.inner.compact(fold, keep, at, retention)
 
     def heal_one(self) -> None:
-        """Nothing is wrong with it any more."""
+        """End all faults of this disk."""
         self.full, self.failures, self.dies_after, self.fails_at = False, 0, None, None
 
     def close(self) -> None:
-        """The service lets go of it."""
+        """The service closes its ledger."""
         self.inner.close()
 
     def _live(self) -> None:

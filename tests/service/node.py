@@ -98,18 +98,18 @@ class Gpu:
     signs: tuple[Sign, ...] = ()
 
     def users(self) -> list[Process]:
-        """Everybody on it but workers."""
+        """The processes on the device, without our workers."""
         return [process for process in self.processes.values() if process.kind is not Kind.WORKER]
 
     def heal(self) -> None:
-        """As good as new; what lies in memory stays."""
+        """End all faults of the device. Its memory keeps its content."""
         self.lost = self.hangs = self.blind = self.silent_on_holders = self.stalls = self.crashes = False
         self.bad_memory = self.memory_unreachable = self.unit_unreachable = self.computes_wrongly = False
         self.reset_fails = self.remap_pending = self.remap_failed = self.reset_required = False
         self.leaked, self.traps, self.signs = 0, 0, ()
 
     def vitals(self) -> Vitals:
-        """What it says of itself."""
+        """The vitals that the driver reports of the device."""
         return Vitals(
             lost=self.lost,
             xids=tuple(self.xids),
@@ -172,7 +172,7 @@ class Node:
     # -- what happens to it
 
     def lay_out(self, parent: str, *slices: str) -> None:
-        """Cut it into these slices, instead of those that there are; into none: it is whole again."""
+        """Cut the GPU into these slices in place of its present ones. Without slices, the GPU is whole again."""
         board = self.gpus[parent]
         board.cut = bool(slices)
         for number, uuid in enumerate(slices):
@@ -182,7 +182,7 @@ class Node:
             gpu.away = gpu.info.parent == parent and uuid not in slices
 
     def enter(self, uuid: str, kind: Kind, name: str, container: str | None = None) -> Process:
-        """A process opens the device; a tenant and an intruder write all over it."""
+        """A process opens the device. Tenants and foreign processes overwrite all of its memory."""
         gpu, now = self.gpus[uuid], self.now()
         process = Process(
             next(self._pids), uuid, kind, name, now.uptime, self.loop.time(), self.life, container,
@@ -196,7 +196,7 @@ class Node:
         return process
 
     def leave(self, process: Process) -> None:
-        """It ends; what it wrote stays."""
+        """The process ends. What the process wrote stays in memory."""
         process.alive = False
         process.unwatched |= self.life != process.life
         self.gpus[process.gpu].left = self.now().uptime
@@ -238,7 +238,7 @@ class Node:
                 gpu.xids.remove(alike[0])
 
     def heal(self) -> None:
-        """Every fault is gone, and everybody with it but the workers of a service that is up."""
+        """End all faults and all processes, except the workers of a running service."""
         self.driver_hangs = False
         for gpu in self.gpus.values():
             gpu.heal()
@@ -273,7 +273,7 @@ class Node:
         return frozenset()
 
     def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
-        """When a process last left it, if the driver keeps that."""
+        """When a process last closed the device, if the driver records that."""
         return self.gpus[uuid].left if self.keeps_uses else -math.inf
 
     def memory(self, uuid: str) -> None:
@@ -290,7 +290,7 @@ class Node:
         return self.vitals(uuid), self.has_holders(uuid)
 
     def reported(self, uuid: str) -> Vitals | None:
-        """What the kernel has logged of it and of switches, whatever the driver does."""
+        """The XIDs of the device and the signs of switches, as the kernel logged them, also while the driver hangs."""
         gpu = self.gpus.get(uuid)
         if gpu is None:
             return None
@@ -298,19 +298,19 @@ class Node:
         return Vitals(xids=tuple(gpu.xids), signs=signs, partial=True)
 
     def readings(self) -> dict[str, Readings]:
-        """It measures nothing."""
+        """This driver has no sensors."""
         return {}
 
     def files(self, uuid: str) -> tuple[str, ...]:
-        """One pretend file a device."""
+        """One pretended file for each device."""
         return (f"/dev/pretend/{uuid}",)
 
     def reach(self, uuid: str) -> tuple[str, ...]:
-        """What a reset would hit."""
+        """The files of the devices that a reset would hit."""
         return self.files(uuid)
 
     def address(self, uuid: str, handling: DeviceHandling) -> Address:
-        """Where a worker finds it."""
+        """The address by which a worker opens the device."""
         del handling
         return Address(self.name, uuid)
 
@@ -324,19 +324,19 @@ class Node:
         return None
 
     def living(self) -> dict[str, int]:
-        """Those of which anything runs."""
+        """The containers that have a running process."""
         return dict.fromkeys(self.alive, 0)
 
     def pending_restores(self) -> dict[str, Address]:
-        """What a test says, unless a tool is still at it."""
+        """The pending restores that a test has set; none while a tool still resets the device."""
         return {uuid: Address(self.name, uuid) for uuid in self.unrestored - self.reset_by_tools}
 
     def in_reset(self, uuid: str) -> bool:
-        """Whether a tool of a worker that was killed still resets it."""
+        """Whether the tool of a killed worker still resets the device."""
         return uuid in self.reset_by_tools
 
     def alarm(self) -> None:
-        """It tells nothing unasked."""
+        """This driver reports nothing unless the service asks."""
 
     def clear_alarm(self) -> None:
         """Nothing to silence."""
@@ -384,7 +384,7 @@ class Node:
         return ()
 
     def descends(self, pid: int, ancestors: Collection[int]) -> bool:
-        """Nobody here starts anybody."""
+        """No process here starts another one."""
         return pid in ancestors
 
     def _holders(

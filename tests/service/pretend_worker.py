@@ -34,7 +34,7 @@ class PretendWorker:
     """One worker on one device."""
 
     def __init__(self, node: Node, truth: Truth, uuid: str) -> None:
-        """It has the device open from now on."""
+        """Open the device."""
         self.node = node
         self.truth = truth
         self.gpu: Gpu = node.gpus[uuid]
@@ -46,7 +46,7 @@ class PretendWorker:
 
     @property
     def pid(self) -> int:
-        """Its pid."""
+        """The pid of the worker."""
         return self.process.pid
 
     async def prepare(self) -> None:
@@ -72,7 +72,7 @@ class PretendWorker:
         return StepResult(step, path, report.outcome, seconds, report.detail, report.blame, report.findings)
 
     async def finish(self, last: StepResult) -> StepResult:
-        """It ends well."""
+        """End the worker without a fault."""
         well = not self._gone.is_set()
         await self.kill()
         return last if well else replace(last, outcome=Outcome.DIED)
@@ -84,7 +84,7 @@ class PretendWorker:
             self.node.leave(self.process)
 
     async def perform(self, step: Step, order: Order, progress: Progress) -> Report:
-        """What the real steps would do."""
+        """Do on the pretended device what the real step does."""
         gpu = self.gpu
         if gpu.crashes and step is Step.CLEAR:
             raise GoneError
@@ -185,7 +185,7 @@ class PretendWorker:
         return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS, units_faulty=0))
 
     def _selftest(self) -> Report:
-        """Leaves what is there: no lie before it is made good by it."""
+        """Leave the memory unchanged, so that the self-test cannot hide an earlier failure to clear."""
         self.truth.deed(self.gpu, Step.SELFTEST)
         if self.gpu.computes_wrongly:
             return Report(Outcome.FAILED, "unit 7 computes something else", findings=Findings(deviating=(7,)))

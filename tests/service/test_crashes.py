@@ -40,7 +40,7 @@ async def insist(ask: Callable[[], Awaitable[object]]) -> None:
 
 
 async def story(world: World) -> None:
-    """Whoever plays it once to the end has seen every kind of job."""
+    """One history that contains every kind of job."""
     one, two = world.uuids
     await world.start()
     await insist(lambda: world.acquire("ann", one, two, announced=True))

@@ -15,7 +15,7 @@ COUNTED_TWICE = "defaults: {paths: {escalate: false}, quarantine: {xids: {codes:
 
 
 class Logged(PretendWorker):
-    """Its driver reports more than the failed kernel."""
+    """A worker whose driver reports further errors beside the failed kernel."""
 
     codes: tuple[int, ...] = ()
     ecc = 0

@@ -21,14 +21,14 @@ from tests.service.pretend_worker import ALL, UNITS, PretendWorker
 
 
 class Lazy(PretendWorker):
-    """Says that it cleared, and did not."""
+    """A worker that reports a clear and does not clear."""
 
     async def _clear(self, order, _progress) -> Report:
         return Report(Outcome.PASSED, findings=Findings(ALL, ALL, 0, patterns=order.patterns))
 
 
 class LazyAndBlind(Lazy):
-    """Says, too, that it read all of the memory, and did not look."""
+    """The same worker reports, too, that it read all of the memory, and does not read."""
 
     async def _verify(self, _progress) -> Report:
         return Report(Outcome.PASSED, findings=Findings(ALL, ALL))
@@ -54,7 +54,7 @@ class Butcher(PretendWorker):
 
 
 class SkipsScratch(PretendWorker):
-    """Says that it overwrote the memory on the chip, and did not."""
+    """A worker that reports that it overwrote the memory on the chip, and does not."""
 
     def _scratch(self) -> Report:
         return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS))
@@ -70,14 +70,14 @@ class Idler(PretendWorker):
 
 
 class Fenceless(ScrubJob):
-    """Never looks before it leaps."""
+    """A job whose fence lets every step run."""
 
     def _fence(self, _step, _facts) -> None:
         return None
 
 
 class Trusting(ScrubJob):
-    """Does not look itself at what a worker calls well."""
+    """A job that believes every result of its worker."""
 
     def _conclusion(self, record, job, _judged, vitals) -> Event:
         trusted = verdict.judge(job, record.baseline, self.device_policy.policy)
@@ -85,7 +85,7 @@ class Trusting(ScrubJob):
 
 
 async def hand_over(world):
-    """A tenant leaves its secret, the next one asks."""
+    """A tenant leaves its secret on a device, and the next tenant asks for the device."""
     await world.clean()
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
@@ -94,7 +94,7 @@ async def hand_over(world):
 
 
 async def intrusion(world):
-    """Somebody opens a device in the middle of its clear, and stays."""
+    """A process opens a device in the middle of its clear, and keeps it open."""
     await world.clean()
     device = world.uuids[0]
     await world.operations.scrub(device, None)

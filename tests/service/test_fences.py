@@ -35,7 +35,7 @@ async def until(word):
 
 
 class Traced(ScrubJob):
-    """Tells when it looks, and takes its time over it."""
+    """Says when an observation begins, and waits before it ends."""
 
     trace: ClassVar[list[str]] = []
     takes = 0.0
@@ -54,7 +54,7 @@ class Traced(ScrubJob):
 
 
 class Busy(PretendWorker):
-    """Tells when it begins a step, and when it opens the device for those on memory."""
+    """Says when a step begins, and when the worker opens the device for the steps on memory."""
 
     async def prepare(self) -> None:
         Traced.trace.append("prepares")

@@ -33,11 +33,11 @@ class Broken(PretendWorker):
 
 
 async def nothing(_world: World, _running: ScrubJob) -> None:
-    """It is left to itself."""
+    """Let the job run to its end."""
 
 
 async def at_once(world: World, running: ScrubJob) -> None:
-    """Called off before its first turn."""
+    """Cancel the job before its first step."""
     await world.context.jobs.cancel(running.device)
 
 

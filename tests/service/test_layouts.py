@@ -27,7 +27,7 @@ async def world(begin):
 
 
 async def laid_out(world, *slices: str) -> None:
-    """As an operator does it, until all there is is clean."""
+    """Change the slices as an operator does, and wait until all devices are clean."""
     world.node.lay_out(GPU, *slices)
     await asyncio.sleep(10)  # the next look at the inventory is over
     for uuid in slices or (GPU,):
@@ -35,13 +35,13 @@ async def laid_out(world, *slices: str) -> None:
 
 
 def reasons(world) -> dict[str, AilmentKind]:
-    """Of all that is out."""
+    """The reasons of all devices in quarantine."""
     records = world.life.ledger.records.items()
     return {uuid: it.quarantine.ailment.kind for uuid, it in records if it.quarantine is not None}
 
 
 def series(world) -> set[str]:
-    """What is shown, without values."""
+    """The names and labels of all series."""
     registry = CollectorRegistry()
     counts = ServiceCollector(
         world.context, world.life.reporter, ServiceCounters(CollectorRegistry()), lambda: None, dict, 0.0

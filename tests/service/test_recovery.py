@@ -183,14 +183,14 @@ async def test_a_doubled_grant_missing_in_the_ledger_shows_no_bytes(begin, first
 
 
 async def left_alone(begin, worker):
-    """A clean device of which nothing happens before the workers do what they are for."""
+    """A clean device that was idle for a long time."""
     world = await begin(gpus=1, worker=worker)
     await asyncio.sleep(1000)
     return world, world.uuids[0]
 
 
 class HangsInTheEnd(PretendWorker):
-    """Its last step is done, and then the driver hangs."""
+    """A worker whose driver hangs after the last step."""
 
     async def perform(self, step, order, progress):
         report = await super().perform(step, order, progress)

@@ -122,40 +122,40 @@ class World:
 
     @property
     def up(self) -> bool:
-        """Whether there is one."""
+        """Whether the service runs."""
         return self._up is not None
 
     @property
     def service(self) -> Service:
-        """All its parts."""
+        """The running service."""
         return self.life.service
 
     @property
     def context(self) -> ServiceContext:
-        """What its parts share."""
+        """The context that the parts of the service share."""
         return self.service.context
 
     @property
     def handover(self) -> Handover:
-        """What the plugin asks."""
+        """The part of the service that answers the plugin."""
         return self.service.handover
 
     @property
     def operations(self) -> Operations:
-        """What people ask."""
+        """The part of the service that answers people."""
         return self.service.operations
 
     @property
     def upkeep(self) -> Upkeep:
-        """What the monitor asks."""
+        """The part of the service that answers the monitor."""
         return self.service.upkeep
 
     def record(self, device: str) -> Record:
-        """What it believes of a device."""
+        """The record that the service has of a device."""
         return self.life.ledger.records[device]
 
     def state(self, device: str) -> State:
-        """Where it believes a device to be."""
+        """The state that the service has recorded for a device."""
         return self.record(device).state
 
     async def start(self, *, watching: bool = True) -> None:
@@ -196,11 +196,11 @@ class World:
         self.truth.records.clear()
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Remove the directory of this world."""
         self._run_dir.cleanup()
 
     def spawn(self, work) -> asyncio.Task[Any]:
-        """Something that goes on beside the test."""
+        """Run a task beside the test."""
         task = self.loop.create_task(work)
         task.add_done_callback(self._judge_end)
         return task
@@ -243,7 +243,7 @@ class World:
             assert self.state(device) is State.CLEAN, self.story(device)
 
     async def _ask_back(self) -> None:
-        """What a person would do now."""
+        """Release and reinstate all devices, as a person would do now."""
         with suppress(AutoclaveError):
             await self.handover.release(self.uuids)  # grants that were never used
         for device in self.uuids:
@@ -253,7 +253,7 @@ class World:
     # -- callers
 
     def name(self) -> str:
-        """Somebody new."""
+        """The name of a new pod."""
         self._names += 1
         return f"pod-{self._names}"
 
@@ -282,7 +282,7 @@ class World:
         return self.node.enter(device, Kind.FOREIGN_PROCESS if late else Kind.TENANT, tenant, container=tenant)
 
     def intrude(self, device: str, *, container: bool = False) -> Process:
-        """Somebody uses the device without asking."""
+        """A process opens the device without a request to the service."""
         name = self.name()
         if container:
             self.truth.users_since_proof.setdefault(device, set()).add(name)

@@ -34,7 +34,7 @@ Write = Callable[[bytes, int], object]  # data, offset
 
 
 class Attacker:
-    """One of them. It acts with whatever way it has to the memory at that moment."""
+    """An attacker. It acts through the way to the memory that it has at that moment."""
 
     def __init__(self, directory: str, own: str, pod: str, deed: str, stay: str, memory: str) -> None:
         self._directory, self._own, self._memory, self._deed = directory, own, memory, deed
@@ -56,13 +56,13 @@ class Attacker:
         return os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
 
     def ready(self) -> None:
-        """Whoever started it waits for this line."""
+        """Print the line for which the starting process waits."""
         os.write(1, f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f}\n".encode())
 
     # -- the ways
 
     def holds(self) -> None:
-        """It has the file open, and does not listen to SIGTERM."""
+        """Keep the file open, and ignore SIGTERM."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.ready()
         while True:
@@ -70,7 +70,7 @@ class Attacker:
             time.sleep(EVERY)
 
     def moves(self) -> None:
-        """Its descriptor has another number all the time."""
+        """Move the descriptor of the file to another number, again and again."""
         self.ready()
         while True:
             self._act_on(self._handle)
@@ -89,7 +89,7 @@ class Attacker:
                 os._exit(0)
 
     def maps(self) -> None:
-        """It has no descriptor of it, only a mapping."""
+        """Map the file, and close its descriptor."""
         at = LIBC.mmap(None, self._size, 3, 1, self._handle, 0)
         os.close(self._handle)
         self.ready()
@@ -126,14 +126,14 @@ class Attacker:
             signal.pause()
 
     def stops(self) -> None:
-        """It does nothing, also not what a signal asks for."""
+        """Stop itself, so that no signal but SIGKILL has an effect."""
         self.ready()
         while True:
             os.kill(os.getpid(), signal.SIGSTOP)
             self._act_on(self._handle)
 
     def grows(self) -> None:
-        """It makes the file larger, and writes there."""
+        """Make the file larger, and write behind its former end."""
         self.ready()
         most, end = self._size + 64 * BLOCK, self._size
         while True:
@@ -143,7 +143,7 @@ class Attacker:
             time.sleep(EVERY)
 
     def comes_and_goes(self) -> None:
-        """It comes and goes."""
+        """Open and close the file, again and again."""
         os.close(self._handle)
         self.ready()
         while True:
@@ -163,7 +163,7 @@ class Attacker:
     # -- the deeds
 
     def _goes(self) -> bool:
-        """Whether it was told to begin."""
+        """Whether the test has told this attacker to begin."""
         if not self._unleashed and select.select([0], [], [], 0)[0]:
             if not os.read(0, 1):
                 os._exit(0)  # whoever started it has gone

@@ -65,7 +65,7 @@ class Summary:
     findings: list[str] = field(default_factory=list)
 
     def report(self) -> str:
-        """For people."""
+        """The summary as text for people."""
         tables = {"": self.counts, "move: ": self.moves, "attacker: ": self.attackers, "refused: ": self.refused}
         tables |= {"pods: ": self.pods, "exception: ": self.excused}
         lines = [f"{count:7} {name}{what}" for name, table in tables.items() for what, count in table.most_common()]
@@ -99,7 +99,7 @@ class History:
 
     @property
     def findings(self) -> list[str]:
-        """What must not be."""
+        """The findings of this history."""
         return self.judge.findings
 
     # -- its course
@@ -178,7 +178,7 @@ class History:
         self.demand_nothing()
 
     def _audit(self) -> None:
-        """The ledger is whole."""
+        """Check that the ledger is not damaged."""
         found = file.verify(self.stage.ledger)
         if found.broken is not None or found.set_aside:
             self.findings.append(f"the ledger is damaged: {found}")
@@ -202,7 +202,7 @@ class History:
                     pass
 
     async def _take_all(self) -> None:
-        """A pod on all GPUs: what no pod ever released, because none ever came, is asked for again."""
+        """Run a pod on all GPUs, so that GPUs whose pods never came are asked for again."""
         pod = Pod.of("all", {RESOURCE: self.stage.gpus})
         self.runtime.names[pod.uid], excused = pod.name, self.judge.excused.total()
         await self.kubelet.run(pod)

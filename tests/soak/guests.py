@@ -27,7 +27,7 @@ KILLED = (-signal.SIGTERM, -signal.SIGKILL)
 
 @dataclass
 class Words:
-    """What tenants tell: files in a directory, and what a tenant says that fails by itself."""
+    """The reports of tenants: files in a directory, and the output of tenants that fail."""
 
     directory: Path
 
@@ -133,11 +133,11 @@ class Guests(ContainerRunner):
         return (uid, name) in self._on and bool(running) and all(it.returncode is None for it in running)
 
     def gpus(self, uid: str, name: str) -> tuple[str, ...]:
-        """Those that a container runs on."""
+        """The GPUs that a container runs on."""
         return self._on.get((uid, name), ())
 
     def shoot(self, uid: str, name: str) -> None:
-        """Its processes are killed; nobody hears of it before ``stop``."""
+        """Kill the processes of a container. The runtime reports it only at ``stop``."""
         for process in self._running[uid, name]:
             if process.returncode is None:
                 self._shot.add(process)
@@ -173,7 +173,7 @@ class Guests(ContainerRunner):
         await self._go(guest)
 
     async def end_guests(self) -> None:
-        """Those that are left."""
+        """End the remaining guests."""
         for guest in list(self.guests):
             await self._end_guest(guest)
 
@@ -256,7 +256,7 @@ class Guests(ContainerRunner):
 
 
 async def killed(process: Process) -> None:
-    """It is gone, whatever it was doing."""
+    """Kill a process, and wait for its end."""
     if process.returncode is None:
         process.kill()
     await asyncio.shield(process.wait())

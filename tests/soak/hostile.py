@@ -64,16 +64,16 @@ class Attacker:
     gone: float | None = None  # uptime at which it was ended
 
     def lives(self) -> bool:
-        """Whether any of its processes is there."""
+        """Whether a process of the attacker lives."""
         return self.gone is None and not _hung_up(self.pipe, 0)
 
     def begin(self) -> None:
-        """It reads or writes from now on."""
+        """Tell the attacker to read or write from now on."""
         if self.process.stdin is not None:
             self.process.stdin.write(b"\n")
 
     async def end(self) -> None:
-        """All of its processes."""
+        """End all processes of the attacker."""
         if self.gone is None:
             if not _hung_up(self.pipe, 0):  # so its group cannot be another one by now
                 with suppress(ProcessLookupError):
@@ -176,7 +176,7 @@ class Hostile(Guests):
     async def attack(
         self, kind: str, gpu: str, manner: str, deed: str, pod: str = "", stay: float = 0.0
     ) -> Attacker | None:
-        """A new attacker, as soon as it has the memory; None if it does not come to that."""
+        """Start an attacker, and return it once it has the memory open; None if it ends before."""
         own = str(uuids.uuid4())
         ours, theirs = os.pipe()
         memory = layout.find(self._simulated, gpu).memory
@@ -203,7 +203,7 @@ class Hostile(Guests):
         return attacker
 
     async def end_attackers(self) -> None:
-        """All of them."""
+        """End all attackers."""
         for attacker in self.attackers:
             await attacker.end()
 

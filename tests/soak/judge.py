@@ -38,7 +38,7 @@ EXPECTED = {
 
 @dataclass
 class Judge:
-    """Of one history."""
+    """Judges one history."""
 
     runtime: Hostile
     kubelet: Kubelet
@@ -52,7 +52,7 @@ class Judge:
     _errors: int = 0
 
     def look(self) -> None:
-        """At everything that is new."""
+        """Judge all reports that came since the last call."""
         reports = "".join(self.runtime.words.reports())
         for what in self._new():
             said = SAID.search(what)
@@ -141,14 +141,14 @@ class Judge:
         return not pod or pod in self.late or any(it.began >= began for it in calls)
 
     def take(self, what: str, excuse: str | None) -> None:
-        """A finding, or one more of an exception."""
+        """Record a finding, or count an exception."""
         if not excuse:
             self.findings.append(self._named(what))
         else:
             self.excused[excuse] += 1
 
     def _named(self, words: str) -> str:
-        """With the names of pods and attackers instead of their UIDs."""
+        """Replace the UIDs in a text by the names of pods and attackers."""
         for uid, name in self.runtime.names.items():
             words = words.replace(uid, f"[{name}]")
         for attacker in self.runtime.attackers:

@@ -78,7 +78,7 @@ class Moves:
         self._busy = {name: asyncio.Lock() for name in ("service", "plugin", "kubelet")}
 
     async def make(self, name: str, dice: random.Random) -> str:
-        """One of them, by its name in ``ATTACKS`` or ``FAULTS``; what came of it."""
+        """Make a move by its name in ``ATTACKS`` or ``FAULTS``, and return its result in words."""
         move: Callable[[random.Random], Coroutine[None, None, str]] = getattr(self, f"_{name}")
         return await move(dice)
 
@@ -129,7 +129,7 @@ class Moves:
     async def _from_outside(
         self, kind: str, manner: str, deed: str, seconds: float, dice: random.Random, stay: float = 0.0
     ) -> str:
-        """On a GPU that no pod uses."""
+        """Attack a GPU that no pod uses."""
         free = self._free()
         if not free:
             return "no GPU is free"

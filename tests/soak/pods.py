@@ -221,7 +221,7 @@ class Pods:
 
 
 class InVain(AssertionError):
-    """What had to come about did not."""
+    """A wait ended without its condition."""
 
 
 @asynccontextmanager

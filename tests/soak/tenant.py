@@ -45,14 +45,14 @@ class Tenant:
                 self._say("RESIDUE", path, left, len(left) - len(left.lstrip(b"\0")))
 
     def write(self) -> None:
-        """In one piece: cut off in the middle, it leaves whole blocks."""
+        """Write all memory with one call, so that a kill leaves whole blocks."""
         for handle in self._open.values():
             own = self._full(os.fstat(handle).st_size)
             if os.pwrite(handle, own, 0) != len(own):
                 raise OSError("cannot write all of the memory")
 
     def check(self) -> None:
-        """All that was written is there."""
+        """Check that the memory holds what this tenant wrote."""
         for path, held in self._memories():
             own = self._full(len(held))
             if held != own:
@@ -60,7 +60,7 @@ class Tenant:
                 self._say("WIPED", path, held, at)
 
     def tell(self) -> None:
-        """Whoever started it waits for this."""
+        """Print the line for which the starting process waits."""
         os.write(1, b"\n")
 
     def wait(self) -> None:
@@ -69,7 +69,7 @@ class Tenant:
             raise SystemExit
 
     def watch(self) -> None:
-        """As long as it is left alone."""
+        """Check the memory again and again, until the input has a line or ends."""
         poll = select.poll()
         poll.register(0)
         while not poll.poll(EVERY * 1000):
@@ -95,7 +95,7 @@ class Tenant:
 
 
 def main(directory: str, uid: str, deeds: str, *memories: str) -> None:
-    """One deed after the other."""
+    """Do these deeds, one after the other."""
     tenant = Tenant(directory, uid, list(memories))
     for deed in deeds.split():
         getattr(tenant, deed)()

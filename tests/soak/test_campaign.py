@@ -54,7 +54,7 @@ def test_the_campaign_finds_nothing(request, capsys):
 
 
 def missing(summary, minutes):
-    """What came too seldom."""
+    """The names of what came too seldom, each with its count and its minimum."""
     came = {**summary.counts, **summary.moves, **summary.attackers, **summary.pods}
     wanted = {name: int(least * minutes) for name, least in AT_LEAST.items()}
     if minutes >= EACH_AFTER:

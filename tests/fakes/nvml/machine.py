@@ -25,7 +25,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """One that a GPU lists. ``used`` None: not available; gi and ci are those of a slice."""
+    """A process that a GPU lists. ``used`` None: not available; gi and ci belong to a slice."""
 
     pid: int
     used: int | None = 512 * presets.MIB
@@ -58,7 +58,7 @@ class Machine:
 
     @classmethod
     def h200(cls, path: Path, count: int = 8) -> Machine:
-        """A machine with so many of them, well and idle."""
+        """A machine with ``count`` healthy and idle H200."""
         machine = cls(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {key: _text(value) for key, value in presets.host().items()}
@@ -75,13 +75,13 @@ class Machine:
     # --- the file ---
 
     def read(self) -> State:
-        """All of it."""
+        """The whole state."""
         lines = (line.partition(" = ") for line in self.path.read_text().splitlines())
         return {key: value for key, _, value in lines}
 
     @contextmanager
     def edit(self) -> Iterator[State]:
-        """Change it under the lock; all changes appear at once."""
+        """Change the state under the lock. All changes appear at once."""
         with Path(f"{self.path}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             state = self.read()
@@ -105,7 +105,7 @@ class Machine:
                     state[key] = _text(value)
 
     def get(self, key: str) -> str | None:
-        """One value."""
+        """The value of one key."""
         return self.read().get(key)
 
     def unload(self) -> None:
@@ -115,12 +115,12 @@ class Machine:
     # --- its GPUs, its faults, its events ---
 
     def gpu(self, number: int) -> Gpu:
-        """One of them by its number in the state, which it keeps also when another one is absent."""
+        """A GPU by its number in the state. An absent GPU does not change the numbers of the others."""
         return Gpu(self, number)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """All of them, the absent ones too."""
+        """All GPUs, including absent ones."""
         state = self.read()
         return tuple(
             Gpu(self, number)
@@ -196,7 +196,7 @@ class Gpu:
 
     @property
     def pci(self) -> str:
-        """Its address as the kernel writes it."""
+        """The PCI address of the GPU as the kernel writes it."""
         return self["pci"][4:].lower()
 
     @property
@@ -229,14 +229,14 @@ class Gpu:
         return file
 
     def run(self, *processes: Process, kind: str = "compute") -> None:
-        """These processes are on it now, and no other ones of that kind."""
+        """Replace the GPU's processes of one kind by these."""
         self.set({f"processes.{kind}": ", ".join(map(str, processes))})
 
     def event(self, kind: int, data: int = 0, gi: int = 2**32 - 1) -> None:
         self.machine.event(self.uuid, kind, data, gi)
 
     def cut(self, slices: Iterable[Slice]) -> tuple[str, ...]:
-        """Into slices, instead of those that there are; their UUIDs. Without any, MIG mode with nothing in it."""
+        """Cut the GPU into these slices in place of its present ones, and return their UUIDs."""
         uuids = []
         with self.machine.edit() as state:
             for key in [key for key in state if key.startswith((self.prefix + "gi.", self.prefix + "mig."))]:
