@@ -9,13 +9,14 @@ import pytest
 from demo.standins.do_nothing_plugin import variable
 from demo.standins.pods import Phase, Pod
 from demo.standins.vendor_plugin import VendorPlugin
+from ground.errors import Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import MOST, VendorList, VendorOffer
 from tests.plugin.live_plugin import Plugin, allocate
-from tests.plugin.scrub_server import gpu
+from tests.plugin.scrub_server import gpu, no, yes
 
 GPU = "nvidia.com/gpu"
 IDS = ["GPU-0000", "GPU-0001"]
@@ -136,8 +137,23 @@ async def test_a_device_that_the_vendor_doubted_is_scrubbed_first(scrub_server, 
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, UNHEALTHY))
     scrubbed.set()
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
-    taken = scrub_server.asked.index(("acquire", ("GPU-0001",)))
-    assert scrub_server.asked[taken + 1] == ("release", ())  # nobody else gets a device that is not given back
+    assert {request for request, _ in scrub_server.asked} == {"distrust"}  # no tenancy that never was
+
+
+async def test_an_older_service_keeps_a_doubted_device_out(scrub_server, kubelet, front, vendor):
+    """An update of both programs runs a new plugin beside an old service for a moment."""
+    scrub_server.answer = no(Refused(Reason.INTERNAL, "it does not know the request"))
+    running = await front()
+    vendor.devices["GPU-0001"] = UNHEALTHY
+    await vendor.begin()
+    line = await running.hear("cannot end the proof of a device")
+    assert (line["device"], line["error"]) == ("GPU-0001", "it does not know the request")
+    vendor.devices["GPU-0001"] = HEALTHY
+    vendor.show()
+    await scrub_server.until(lambda server: len(server.asked) > 2)
+    assert kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY}
+    scrub_server.answer = yes
+    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
 
 
 async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, kubelet, ready, vendor):
