@@ -7,7 +7,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +18,7 @@ from ground import log, paths, private_files, request_limits, unix_sockets
 from ground.device_messages import ReportedDevice, ReportedDevices
 from ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
-from scrubber.api.answering import Context, Request, abort, answered, logged
+from scrubber.api.answering import Context, Request, abort, answered, logged, plain
 from scrubber.core import device_status, views
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
@@ -61,7 +60,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 op=asked.op,
                 within=context.time_remaining(),
             )
-            return scrub_pb2.AcquireResponse(grants=[scrub_pb2.Granted(**asdict(grant)) for grant in grants.values()])
+            return scrub_pb2.AcquireResponse(grants=[scrub_pb2.Granted(**plain(grant)) for grant in grants.values()])
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See ``scrub.proto``."""
@@ -128,7 +127,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
                 await self._service.context.ledger.newer_row(
                     request.newer_than, min(request.wait_seconds, LONGEST_WAIT)
                 )
-            return scrub_pb2.StatusResponse(**asdict(await self._reporter.status(gpus)))
+            return scrub_pb2.StatusResponse(**plain(await self._reporter.status(gpus)))
 
     async def Scrub(
         self, request: scrub_pb2.ScrubRequest, context: Context
@@ -154,7 +153,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             by = request_limits.one_line(request.by, "the name of the caller")
             await self._service.operations.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
-            return scrub_pb2.QuarantineResponse(device=scrub_pb2.DeviceStatus(**asdict(device)))
+            return scrub_pb2.QuarantineResponse(device=scrub_pb2.DeviceStatus(**plain(device)))
 
     async def Reinstate(
         self, request: scrub_pb2.ReinstateRequest, context: Context
@@ -174,7 +173,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """See ``scrub.proto``."""
         async with answered(context, "explain", quiet=True):
             explanation = await self._reporter.explain(request_limits.devices([request.gpu])[0])
-            return scrub_pb2.ExplainResponse(**asdict(explanation))
+            return scrub_pb2.ExplainResponse(**plain(explanation))
 
     async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
         """See ``scrub.proto``."""
@@ -186,7 +185,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             page = await self._reporter.history.entries(
                 gpu, request.since, request.limit, window, without_steps=request.without_steps
             )
-            return scrub_pb2.HistoryResponse(**asdict(page))
+            return scrub_pb2.HistoryResponse(**plain(page))
 
     async def _jobs(
         self, asked: Request, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob | None]], *,
@@ -195,7 +194,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """Start or join a job on each device and stream their progress."""
         each = [Request(asked.request, asked.op, [uuid]) for uuid in uuids]
         async for progress in _merged([self._job(request, begin, no_wait=no_wait) for request in each]):
-            yield scrub_pb2.ScrubProgress(**asdict(progress))
+            yield scrub_pb2.ScrubProgress(**plain(progress))
 
     async def _job(
         self, asked: Request, begin: Callable[[str], Awaitable[ScrubJob | None]], *, no_wait: bool
@@ -272,7 +271,7 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
 @lru_cache(MOST_REPORTED)
 def _reported(device: ReportedDevice) -> scrub_pb2.ReportedDevice:
     """Cached, because usually only one device of the list has changed."""
-    return scrub_pb2.ReportedDevice(**asdict(device))
+    return scrub_pb2.ReportedDevice(**plain(device))
 
 
 def _path(word: str) -> ScrubPath | None:
