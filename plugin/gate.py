@@ -47,6 +47,8 @@ class Gate:
         """The devices of a request, container by container, or InvalidRequest."""
         if not groups or not all(groups):
             raise InvalidRequest("no device was named")
+        # The service checks the same limits for every caller of its socket. It never sees the request of containers
+        # that wait while it is away: for that request, this is the only check.
         ids = request_limits.devices([name for group in groups for name in group])
         known = {device.uuid: device for device in self._listing.shown(resource)}
         if unknown := sorted(set(ids) - known.keys()):
