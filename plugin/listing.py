@@ -24,6 +24,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
 from ground import log
 from ground.aio import Changed
 from ground.device_messages import ReportedDevice, ReportedDevices
@@ -35,7 +37,7 @@ logger = log.get("listing")
 
 ASKED_AGAIN_AFTER = 4.0  # seconds without a message; the service sends its list every 2 s, changed or not
 ANSWERS_WITHIN = 2.0  # seconds: a running service answers within milliseconds
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts to reach the service
+PAUSES = wait_exponential(multiplier=0.05, max=0.5)  # seconds between two attempts to reach the service
 
 A = TypeVar("A")
 Shown = tuple[Device, ...]
@@ -161,17 +163,12 @@ class Listing:
 
     async def follow(self) -> None:
         """Keep the lists up to date until cancelled, also while the service does not answer."""
-        pause = FIRST_PAUSE
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(AutoclaveError), wait=PAUSES, before_sleep=self._failed_attempt
+        )
         while True:
-            try:
-                await self._follow_one_stream()
-            except AutoclaveError as error:
-                self._warn(error)
-                self._expire_after(self._silence)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            else:
-                pause, self._warned = FIRST_PAUSE, ""
+            await attempts(self._follow_one_stream)
+            self._warned = ""
 
     async def _follow_one_stream(self) -> None:
         """Read lists until no message arrives for a while: then a new stream is needed."""
@@ -252,9 +249,11 @@ class Listing:
         logger.error("every device is unhealthy: the scrub service does not answer")
         self._lists_changed()
 
-    def _warn(self, error: AutoclaveError) -> None:
-        """Log each cause once, not each attempt."""
-        if error.message != self._warned:
+    def _failed_attempt(self, attempt: RetryCallState) -> None:
+        """Let the last list expire in time, and log each cause once, not each attempt."""
+        self._expire_after(self._silence)
+        error = attempt.outcome and attempt.outcome.exception()
+        if isinstance(error, AutoclaveError) and error.message != self._warned:
             self._warned = error.message
             event = "the scrub service does not answer" if self._stored is not None else "waiting for the scrub service"
             logger.warning(event, reason=error.reason.value, error=error.message)

@@ -77,26 +77,21 @@ class RetryLoop:
 
     async def run(self) -> None:
         """Run until cancelled."""
+        attempts = AsyncRetrying(retry=retry_if_exception_type(Failure), wait=self._pause, before_sleep=self._warn)
         while True:
-            await self._until_due()
-            await self._retry()
+            while (left := self._due()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if left == NEVER else left):
+                        await self._changed.until(lambda: self._due() <= 0)
+            await attempts(self._act)
+            if self._warned:
+                self._warned = ""
+                logger.info("reporting to the cluster again", about=self._about)
             await asyncio.sleep(self._pace.spacing)
 
-    async def _until_due(self) -> None:
-        while (left := self._due()) > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if left == NEVER else left):
-                    await self._changed.until(lambda: self._due() <= 0)
-
-    async def _retry(self) -> None:
-        attempts = AsyncRetrying(retry=retry_if_exception_type(Failure), wait=self._pause, before_sleep=self._warn)
-        async for attempt in attempts:
-            with attempt:
-                if self._due() <= 0:  # a change during the pause may have made it unnecessary
-                    await self._action()
-        if self._warned:
-            self._warned = ""
-            logger.info("reporting to the cluster again", about=self._about)
+    async def _act(self) -> None:
+        if self._due() <= 0:  # a change during the pause may have made it unnecessary
+            await self._action()
 
     def _pause(self, state: RetryCallState) -> float:
         """The pause that the API server asks for, within limits, and at least the growing pause."""
