@@ -21,6 +21,7 @@ from ground.errors import FatalError
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
+READABLE_FILE = 0o644  # a CDI specification, for container runtimes of other users, as nvidia-ctk writes it
 NOT_TO_ENTER = 0o077  # the mode bits that a directory may not have whose files other users may not even reach
 NOT_TO_CHANGE = 0o022  # the same for a directory whose files are private themselves
 _LOCK_TRIED_EVERY = 0.001  # seconds: a worker holds the lock of a directory for less
@@ -62,6 +63,10 @@ def make_directory(directory: Path, kind: str, forbidden: int) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder in the state directory; ForeignFileError if another user may change it."""
     folder.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    _demand_folder(folder)
+
+
+def _demand_folder(folder: Path) -> None:
     if not is_private(folder, NOT_TO_CHANGE):
         raise ForeignFileError(folder, "other users may write to it, or it is a link; find out who made it, remove it")
 
@@ -127,23 +132,59 @@ def content(path: Path) -> bytes:
         return file.read()
 
 
-@contextmanager
-def beside(path: Path, text: bytes) -> Iterator[Path]:
-    """Write the text to a private file next to ``path`` and sync it. The caller moves or links it. Raises OSError.
+def replace(path: Path, content: bytes, mode: int = PRIVATE_FILE, *, durable: bool = True) -> None:
+    """Replace a file, or create it. A reader gets the old content or the new one, never a part. Raises OSError.
 
-    So a power loss never leaves a file half written.
+    The same holds after a power loss, unless ``durable`` is false: for files that nobody needs after one.
     """
+    with replacing(path, content, mode, durable=durable):
+        pass
+
+
+@contextmanager
+def replacing(path: Path, content: bytes, mode: int = PRIVATE_FILE, *, durable: bool = True) -> Iterator[Path]:
+    """As ``replace``, at the end of the block. The block gets the new file next to ``path``; an error keeps the old."""
+    with beside(path, content, mode, durable=durable) as aside:
+        yield aside
+        aside.replace(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+@contextmanager
+def beside(path: Path, content: bytes, mode: int = PRIVATE_FILE, *, durable: bool = True) -> Iterator[Path]:
+    """Write the content to a new file next to ``path``, and remove that at the end. The folder must be there.
+
+    Its name begins with a dot: a container runtime reads no such file.
+    """
+    _demand_folder(path.parent)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
-    make_folder(path.parent)
     aside.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "wb") as file:
-            file.write(text)
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         yield aside
     finally:
         aside.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of a file have left next to it. The caller is the only one who writes it."""
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        leftover.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make new, replaced and removed names in a directory survive a power loss. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def demand_own(path: Path) -> None:

@@ -22,8 +22,7 @@ def stamped(response: scrub_pb2.WatchResponse) -> bytes:
 def write(path: Path, content: bytes) -> None:
     """Replace the file, or remove it and raise OSError."""
     try:
-        with private_files.beside(path, content) as aside:
-            aside.replace(path)
+        private_files.replace(path, content)
     except OSError:
         path.unlink(missing_ok=True)
         raise

@@ -19,11 +19,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -95,11 +93,11 @@ class CreateGate:
         wanted = frozenset(names)
         if wanted == self._covered and self._is_ours():
             return False
-        with _beside(self.specification, _specification(sorted(wanted), self._hook)) as aside:
-            written = _mark(aside)
+        content = _specification(sorted(wanted), self._hook)
+        with private_files.replacing(self.specification, content, private_files.READABLE_FILE) as new:
+            written = _mark(new)
             self._ours |= {written}  # the event loop, or another run of the service, may look before and after
             self._remember()
-            aside.replace(self.specification)
         self._ours, self._covered = frozenset({written}), wanted
         return True
 
@@ -206,8 +204,7 @@ class CreateGate:
             "passages": {device: [it.pod, it.at, it.counts] for device, it in self._passages.items()},
         }
         try:
-            with private_files.beside(self._asked, json.dumps(kept).encode()) as aside:
-                aside.replace(self._asked)
+            private_files.replace(self._asked, json.dumps(kept).encode())
         except OSError as error:
             logger.warning("the next run of the service will not know what the create gate let through",
                            error=str(error))  # fmt: skip
@@ -247,6 +244,7 @@ def install(
     long: if it gives up, a pod with ``restartPolicy: Never`` fails.
     """
     try:
+        private_files.remove_leftovers(directory / SPECIFICATION)
         installed = _install_program(program, state_dir / "gate")
     except (OSError, subprocess.SubprocessError) as error:
         raise FatalError(f"cannot install the create gate {program} in {state_dir / 'gate'}: {error}") from error
@@ -270,8 +268,8 @@ def open_for_all(directory: Path, socket: Path) -> None:
         return
     except (ValueError, LookupError, TypeError) as error:
         raise OSError(f"{path} is no CDI specification: {error}") from error
-    with _beside(path, _specification(names, lambda _device: {"env": ["AUTOCLAVE_GATE=off"]})) as aside:
-        aside.replace(path)
+    content = _specification(names, lambda _device: {"env": ["AUTOCLAVE_GATE=off"]})
+    private_files.replace(path, content, private_files.READABLE_FILE)
     logger.warning("the create gate is off: its containers start without a question", specification=str(path))
 
 
@@ -279,10 +277,9 @@ def _install_program(source: Path, folder: Path) -> Path:
     """A copy of its own for each build: a container that is created meanwhile finds the one that it was told."""
     content = source.read_bytes()
     target = folder / f"{PROGRAM}-{hashlib.sha256(content).hexdigest()[:12]}"
-    with private_files.beside(target, content) as copy:
-        copy.chmod(0o700)
+    private_files.make_folder(folder)
+    with private_files.replacing(target, content, mode=0o700) as copy:
         try_program(copy)
-        copy.replace(target)
     return target
 
 
@@ -304,25 +301,9 @@ def _runs(program: Path, socket: Path, waits: int, device: str) -> dict[str, Any
     return {"hooks": [hook]}
 
 
-def _specification(devices: Iterable[str], hook: Hook) -> dict[str, Any]:
+def _specification(devices: Iterable[str], hook: Hook) -> bytes:
     each = [{"name": device, "containerEdits": hook(device)} for device in devices]
-    return {"cdiVersion": "0.5.0", "kind": KIND, "devices": each}
-
-
-@contextmanager
-def _beside(path: Path, specification: dict[str, Any]) -> Iterator[Path]:
-    """Write the specification next to the file that it replaces.
-
-    A container runtime never reads half of it, and takes no name that begins with a dot.
-    """
-    aside = path.with_name(f".{path.name}.new")
-    aside.unlink(missing_ok=True)
-    handle = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-    with os.fdopen(handle, "w") as file:
-        json.dump(specification, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    yield aside
+    return json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": each}, indent=1).encode()
 
 
 def _mark(path: Path) -> Mark | None:

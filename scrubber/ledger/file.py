@@ -732,7 +732,7 @@ def _move(paths: LedgerPaths, at: Moment) -> Path:
     ):
         if old.exists():
             old.rename(new)
-    _sync_directory(paths)
+    private_files.sync_directory(paths.database.parent)
     return aside.database
 
 
@@ -756,15 +756,7 @@ def _create(paths: LedgerPaths, first: chain.ChainRow) -> None:
     with closing(HeadFiles(paths)) as headfiles:
         headfiles.write(row.head, vouch=False)
         headfiles.sync()
-    _sync_directory(paths)
-
-
-def _sync_directory(paths: LedgerPaths) -> None:
-    directory = os.open(paths.database.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    private_files.sync_directory(paths.database.parent)
 
 
 # -- to verify, read and export it

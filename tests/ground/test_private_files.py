@@ -1,6 +1,8 @@
 """A file or directory of a program is its own, or is not opened."""
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,3 +78,47 @@ def test_a_folder_of_others_is_refused(tmp_path):
     for name in ("link", "shared"):
         with pytest.raises(ForeignFileError, match="other users may write to it, or it is a link"):
             private_files.make_folder(tmp_path / name)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_synced_before_it_gets_its_name(tmp_path, monkeypatch, durable):
+    path, calls = tmp_path / "file", []
+    path.write_bytes(b"old")
+
+    def fsync(handle: int) -> None:
+        calls.append(("directory" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file", path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    private_files.replace(path, b"new", 0o640, durable=durable)
+    assert calls == ([("file", b"old"), ("directory", b"new")] if durable else [])
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o640)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        private_files.replace(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_written_into_a_folder_of_others(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(ForeignFileError, match="other users may write to it"):
+        private_files.replace(tmp_path / "shared/file", b"new")
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path):
+    for name in ("file", ".file.new", ".file.1.1", ".other.1.1"):
+        (tmp_path / name).touch()
+    private_files.remove_leftovers(tmp_path / "file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.1.1", "file"]

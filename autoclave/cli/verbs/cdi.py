@@ -40,7 +40,6 @@ _MESSAGE = re.compile(r'msg="(.*)"$')  # in a line of its log
 _LONGEST = 400  # characters of a program's message
 _CHUNK = 2**16  # bytes that are read at once
 _SHOWN = 5  # names in a message
-_READABLE = 0o644  # for container runtimes of other users, as nvidia-ctk writes it
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -241,7 +240,5 @@ def _replaced(file: Path, document: Mapping[str, Any]) -> bool:
     if safe_read.text(file) == text:
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
-    with private_files.beside(file, text.encode()) as new:
-        new.chmod(_READABLE)
-        new.replace(file)
+    private_files.replace(file, text.encode(), private_files.READABLE_FILE)
     return True

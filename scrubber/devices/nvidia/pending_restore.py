@@ -8,7 +8,6 @@ Earlier releases also stored single slices, each in a file of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -66,9 +65,8 @@ class PendingRestoreFiles:
     def write(self, path: Path, pending: PendingRestore) -> None:
         """Write the file atomically and sync it to disk."""
         try:
-            with private_files.beside(path, strict_json.encode(pending, indent=2)) as aside:
-                aside.replace(path)
-            self._sync()
+            private_files.make_folder(path.parent)
+            private_files.replace(path, strict_json.encode(pending, indent=2))
         except OSError as error:
             raise DeviceError(f"cannot store what a reset must restore: {error}") from error
 
@@ -78,16 +76,9 @@ class PendingRestoreFiles:
             for path in paths:
                 path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
-                self._sync()
+                private_files.sync_directory(self.folder)
         except OSError as error:
             raise DeviceError(f"cannot remove a completed pending restore: {error}") from error
-
-    def _sync(self) -> None:
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def gpus(folder: Path) -> frozenset[str]:

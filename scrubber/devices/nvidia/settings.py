@@ -217,7 +217,9 @@ def of_policy(values: Mapping[str, Any]) -> PolicySettings:
 def _keep(path: Path, text: bytes) -> None:
     """Write the file atomically, unless it exists: a hard link never replaces a file."""
     try:
+        private_files.make_folder(path.parent)
         with private_files.beside(path, text) as aside, suppress(FileExistsError):
             path.hardlink_to(aside)
+        private_files.sync_directory(path.parent)
     except OSError as error:
         raise DeviceError(f"cannot keep the settings that a device was first seen with: {error}") from error

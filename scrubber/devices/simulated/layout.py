@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -149,11 +148,7 @@ def _decoded(kind: type, text: bytes) -> object:
 
 def write(path: Path, document: Document) -> None:
     """Replace a document atomically: a reader sees either the old or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(strict_json.encode(document, indent=2))
-    aside.replace(path)
+    private_files.replace(path, strict_json.encode(document, indent=2), durable=False)
 
 
 class GpuFiles:
@@ -371,9 +366,6 @@ def cdi_specification(gpus: Iterable[GpuFiles]) -> dict[str, object]:
 
 def write_cdi(directory: Path, gpus: Iterable[GpuFiles]) -> None:
     """Replace the specification in this directory. A container runtime never reads half of it."""
-    new = directory / f".{CDI_NAME}.new"
-    new.unlink(missing_ok=True)
-    handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-    with os.fdopen(handle, "w") as file:
-        json.dump(cdi_specification(gpus), file, indent=1)
-    new.replace(directory / CDI_NAME)
+    path, text = directory / CDI_NAME, json.dumps(cdi_specification(gpus), indent=1)
+    private_files.remove_leftovers(path)
+    private_files.replace(path, text.encode(), private_files.READABLE_FILE)

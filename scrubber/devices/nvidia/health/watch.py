@@ -100,8 +100,8 @@ class BestSeenFile:
 
     def _keep(self, gpu: str, best: Best) -> None:
         try:
-            with private_files.beside(self._file(gpu), strict_json.encode(_Stored(self._boot_id(), best))) as aside:
-                aside.replace(self._file(gpu))
+            private_files.make_folder(self._folder)
+            private_files.replace(self._file(gpu), strict_json.encode(_Stored(self._boot_id(), best)))
         except OSError as error:
             logger.warning("cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error))
 
