@@ -43,11 +43,16 @@ signal.pause()
 """
 
 
+def used(pid: int) -> float:
+    """The seconds of processor time that it has used."""
+    return sum(map(int, _fields(pid)[11:13])) / TICKS
+
+
 async def share(pid: int, seconds: float) -> float:
     """The share of a core that it uses during the next seconds."""
-    before = _ticks(pid)
+    before = used(pid)
     await asyncio.sleep(seconds)
-    return (_ticks(pid) - before) / TICKS / seconds
+    return (used(pid) - before) / seconds
 
 
 def rss(pid: int) -> int:
@@ -122,10 +127,6 @@ def await_line(process: subprocess.Popen[bytes]) -> None:
 def _ended(loop: asyncio.AbstractEventLoop, descriptor: int, end: asyncio.Future[float]) -> None:
     loop.remove_reader(descriptor)  # it stays readable
     end.set_result(clock.now().uptime)
-
-
-def _ticks(pid: int) -> int:
-    return sum(map(int, _fields(pid)[11:13]))
 
 
 def _fields(pid: int) -> list[str]:
