@@ -101,10 +101,6 @@ def _check_prefix(prefix: str) -> None:
 
 def _check_cluster(choice: ReportChoice) -> None:
     if choice.reports is Reports.OFF:
-        if choice.taint:
-            raise FatalError(
-                "cannot use --taint-when-all-out with --cluster-reports off: the taint is one of the reports"
-            )
         return
     if choice.reports is Reports.ON and (why := credentials.missing(choice, os.environ)):
         raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")

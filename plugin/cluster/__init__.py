@@ -1,4 +1,4 @@
-"""Reports the state of this node's devices to the cluster: a condition and Events of the Node, and a taint on request.
+"""Reports the state of this node's devices to the cluster: a condition and Events of the Node.
 
 The reports go one way: no answer and no failure of the API server changes what the kubelet gets. ``node_report``
 decides, ``api_objects`` makes JSON: both are pure. ``reporter`` runs them. ``apiserver`` alone uses HTTP. It is

@@ -1,4 +1,4 @@
-"""The JSON objects and patches for the API server. Pure."""
+"""The JSON objects for the API server. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from plugin.cluster.node_report import Condition, EventReason, PendingEvent, bou
 
 CONDITION = "AutoclaveDevicesHealthy"
 COMPONENT = "autoclave"
-TAINT, EFFECT = "autoclave.dev/no-healthy-devices", "NoSchedule"
 NAMESPACE = "default"  # of Events about objects without a namespace
 
 
@@ -29,24 +28,6 @@ def condition(condition: Condition) -> dict[str, Any]:
             ]
         }
     }
-
-
-def add_taint(version: str, *, others: bool) -> list[dict[str, Any]]:
-    """A JSON patch that appends our taint. It applies only to the Node as it was read."""
-    ours = {"key": TAINT, "effect": EFFECT}
-    add = (
-        {"op": "add", "path": "/spec/taints/-", "value": ours}
-        if others
-        else {"op": "add", "path": "/spec/taints", "value": [ours]}
-    )
-    return [_as_read(version), add]
-
-
-def remove_taint(version: str, index: int) -> list[dict[str, Any]]:
-    """A JSON patch that removes the taint at this index, which must be ours."""
-    path = f"/spec/taints/{index}"
-    ours = {"op": "test", "path": f"{path}/key", "value": TAINT}
-    return [_as_read(version), ours, {"op": "remove", "path": path}]
 
 
 def event(pending: PendingEvent, node: str, uid: str) -> dict[str, Any]:
@@ -77,7 +58,3 @@ def event(pending: PendingEvent, node: str, uid: str) -> dict[str, Any]:
 def time(at: float) -> str:
     """A time with seconds, as the API server stores it."""
     return calendar_time.utc(at).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _as_read(version: str) -> dict[str, Any]:
-    return {"op": "test", "path": "/metadata/resourceVersion", "value": version}

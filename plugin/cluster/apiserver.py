@@ -8,7 +8,7 @@ credentials.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +23,6 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources import core_v1
-from lightkube.types import PatchType
 
 from plugin.cluster import api_objects
 from plugin.cluster.credentials import Unusable
@@ -37,8 +36,6 @@ _Claim = create_namespaced_resource(GROUP, VERSION, "ResourceClaim", "resourcecl
 _Slice = create_global_resource(GROUP, VERSION, "ResourceSlice", "resourceslices")
 
 _KNOWN = {status.value for status in ConditionStatus}
-_STALE = frozenset({HTTPStatus.CONFLICT})
-_STALE_PATCH = _STALE | {HTTPStatus.UNPROCESSABLE_ENTITY}  # the status for a JSON patch whose test fails
 _MOST_QUOTED = 300  # characters of an answer of the API server
 
 
@@ -47,10 +44,7 @@ class ClusterNode:
     """The fields of the Node that the reporter needs."""
 
     uid: str
-    version: str
     condition: Condition | None
-    taints: int = 0  # the number of all taints
-    taint: int | None = None  # the index of our taint
 
 
 class ApiServer:
@@ -83,19 +77,6 @@ class ApiServer:
         """Set our condition."""
         async with self._call("patch", "nodes/status"):
             return _node(await self._client.patch(core_v1.NodeStatus, self._node, api_objects.condition(condition)))
-
-    async def put_taint(self, node: ClusterNode) -> None:
-        """Add our taint, unless the Node has changed since it was read."""
-        await self._patch_taints(api_objects.add_taint(node.version, others=node.taints > 0))
-
-    async def drop_taint(self, node: ClusterNode) -> None:
-        """Remove our taint, unless the Node has changed since it was read."""
-        if node.taint is not None:
-            await self._patch_taints(api_objects.remove_taint(node.version, node.taint))
-
-    async def _patch_taints(self, patch: list[dict[str, Any]]) -> None:
-        async with self._call("patch", "nodes", _STALE_PATCH):
-            await self._client.patch(core_v1.Node, self._node, patch, patch_type=PatchType.JSON)
 
     async def create_event(self, event: PendingEvent, uid: str) -> None:
         """Create an Event, unless it exists because the answer to an earlier call was lost."""
@@ -159,12 +140,12 @@ class ApiServer:
             wanted = {"spec.driver": driver, "spec.nodeName": self._node}
             return [_plain(it) async for it in self._client.list(_Slice, fields=wanted)]
 
-    def _call(self, verb: str, what: str, stale: Collection[int] = _STALE) -> AbstractAsyncContextManager[None]:
-        return call(verb, what, self._within, stale)
+    def _call(self, verb: str, what: str) -> AbstractAsyncContextManager[None]:
+        return call(verb, what, self._within)
 
 
 @asynccontextmanager
-async def call(verb: str, what: str, within: float | None, stale: Collection[int] = _STALE) -> AsyncIterator[None]:
+async def call(verb: str, what: str, within: float | None) -> AsyncIterator[None]:
     """Limit the time of a whole call, with DNS, TLS and the answer, and raise a Failure for each error."""
     try:
         async with asyncio.timeout(within):
@@ -172,14 +153,14 @@ async def call(verb: str, what: str, within: float | None, stale: Collection[int
     except (TimeoutError, httpx2.TimeoutException):
         raise Failure(FailureKind.AWAY, f"the API server did not answer within {within:g} s") from None
     except httpx2.HTTPStatusError as error:
-        raise _failure(error, f"{verb} {what}", stale) from None
+        raise _failure(error, f"{verb} {what}") from None
     except (httpx2.HTTPError, OSError) as error:
         raise Failure(FailureKind.AWAY, f"cannot reach the API server: {_one_line(error)}") from None
     except Exception as error:  # the library fails in many ways on an invalid answer
         raise Failure(FailureKind.AWAY, f"the API server's answer is invalid: {_one_line(error)}") from error
 
 
-def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) -> Failure:
+def _failure(error: httpx2.HTTPStatusError, right: str) -> Failure:
     code, said = _code(error), _one_line(error)
     match code:
         case HTTPStatus.UNAUTHORIZED:
@@ -190,12 +171,9 @@ def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) 
             return Failure(FailureKind.MISSING, f"cannot {right}, the object does not exist: {said}")
         case HTTPStatus.TOO_MANY_REQUESTS:
             return Failure(FailureKind.BUSY, "the API server is busy", _retry_after(error))
-        case HTTPStatus.UNPROCESSABLE_ENTITY if code in stale:
-            why = f"another client changed the object before {right}, or an admission policy refused it: {said}"
-            return Failure(FailureKind.STALE, why)
         case HTTPStatus.GONE:
             return Failure(FailureKind.STALE, f"the API server has forgotten the state before {right}: {said}")
-        case _ if code in stale:
+        case HTTPStatus.CONFLICT:
             return Failure(FailureKind.STALE, f"another client changed the object before {right}: {said}")
         case _ if HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:
             return Failure(FailureKind.REFUSED, f"the API server refuses to {right}: {said}")
@@ -227,18 +205,11 @@ def _one_line(error: Exception) -> str:
 
 
 def _node(node: NodeModel) -> ClusterNode:
-    metadata, spec, status = node.metadata, node.spec, node.status
-    taints = (spec.taints if spec is not None else None) or []
-    conditions = (status.conditions if status is not None else None) or []
-    ours = (api_objects.TAINT, api_objects.EFFECT)
-    places = (index for index, taint in enumerate(taints) if (taint.key, taint.effect) == ours)
-    found = (condition for condition in conditions if condition.type == api_objects.CONDITION)
+    conditions = (node.status.conditions if node.status is not None else None) or []
+    ours = (condition for condition in conditions if condition.type == api_objects.CONDITION)
     return ClusterNode(
-        uid=(metadata.uid if metadata is not None else None) or "",
-        version=(metadata.resourceVersion if metadata is not None else None) or "",
-        condition=next(map(_condition, found), None),
-        taints=len(taints),
-        taint=next(places, None),
+        uid=(node.metadata.uid if node.metadata is not None else None) or "",
+        condition=next(map(_condition, ours), None),
     )
 
 

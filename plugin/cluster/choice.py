@@ -23,5 +23,4 @@ class ReportChoice:
 
     reports: Reports = Reports.AUTO
     node: str = ""
-    taint: bool = False
     service_account: Path = SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there

@@ -237,16 +237,6 @@ def due(present: Condition | None, content: ConditionContent, now: float, every:
     return every - age if 0 <= age < every else 0.0  # a heartbeat in the future means that a clock was set
 
 
-def tainted(reports: DeviceReports | None, present: bool) -> bool:  # noqa: FBT001 - the present state, as a value
-    """Whether the node should have the taint. It changes only when all devices fail, or when one is healthy."""
-    counted = _counted(reports or {})
-    if not counted:
-        return present
-    if all(it.failure is not None for it in counted):
-        return True
-    return present and not any(it.found_healthy for it in counted)
-
-
 def bounded(text: str) -> str:
     """The text, cut to the length that the API server takes."""
     return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 4]} ..."

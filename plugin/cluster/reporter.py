@@ -1,9 +1,9 @@
 """Reports the devices to the cluster as long as the plugin runs.
 
-Three loops, each with its own pauses, write the condition, the taint and the Events. A failure of one loop does not
-delay the others. Of the condition and the taint only the latest state is written; Events wait in a bounded outbox. No
-call of the kubelet waits for a report, and no failure here stops the plugin. ``make_reporter`` decides before the
-plugin serves whether it reports at all.
+Two loops, each with its own pauses, write the condition and the Events. A failure of one loop does not delay the other.
+Of the condition only the latest state is written; Events wait in a bounded outbox. No call of the kubelet waits for a
+report, and no failure here stops the plugin. ``make_reporter`` decides before the plugin serves whether it reports at
+all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ground import log
 from ground.aio import Changed
 from ground.errors import FatalError
-from plugin.cluster import api_objects, credentials, node_report
+from plugin.cluster import credentials, node_report
 from plugin.cluster.choice import ReportChoice, Reports
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
@@ -40,13 +40,9 @@ _CLIENT = "plugin.cluster.apiserver"
 class ClusterReporter:
     """Reports the devices of one node."""
 
-    def __init__(
-        self, server: ApiServer, node: str, *, taint: bool, pace: Pace, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, server: ApiServer, node: str, *, pace: Pace, clock: Callable[[], float] = time.time) -> None:
         """Send nothing before ``run``; ``clock`` is the wall clock."""
         self._server = server
-        self._node = node
-        self._taint = taint
         self._pace = pace
         self._clock = clock
         self._changed = Changed()
@@ -57,14 +53,12 @@ class ClusterReporter:
         self._since = 0.0
         self._known: ClusterNode | None = None
         self._written: Condition | None = None
-        self._tainted = False
 
     async def run(self, listing: Listing) -> None:
         """Report until cancelled, then report the stop within a time limit."""
         changed, pace = self._changed, self._pace
         loops = [
             RetryLoop("the condition", self._condition_due, self._write_condition, changed, pace),
-            RetryLoop("the taint", self._taint_due, self._write_taint, changed, pace),
             RetryLoop("Events", self._event_due, self._send_event, changed, pace),
         ]
         try:
@@ -136,49 +130,20 @@ class ClusterReporter:
 
     async def _write_condition(self) -> None:
         if self._known is None:
-            node = await self._server.read()
-            self._written = node.condition  # also of an earlier plugin: its transition time stays valid
-            self._set_node(node)
+            self._known = await self._server.read()
+            self._written = self._known.condition  # also of an earlier plugin: its transition time stays valid
         if self._content is not None and self._condition_due() <= 0:
             await self._write(self._content, self._since)
 
     async def _write(self, content: ConditionContent, since: float) -> None:
         wanted = node_report.condition(self._written, content, since, self._clock())
         try:
-            node = await self._server.put_condition(wanted)
+            self._known = await self._server.put_condition(wanted)
         except Failure as failure:
             if failure.kind is FailureKind.MISSING:
                 self._known = None  # a later Node of this name is another Node
             raise
         self._written = wanted
-        self._set_node(node)
-
-    def _set_node(self, node: ClusterNode) -> None:
-        """Keep the Node as the API server returns it: its UID, and whether it has our taint."""
-        if self._known is None and node.taint is not None and not self._taint:
-            hint = f"kubectl taint node {self._node} {api_objects.TAINT}-"
-            logger.warning("the node has our taint without --taint-when-all-out: the taint stays", remove=hint)
-        self._known, self._tainted = node, node.taint is not None
-        self._changed.notify()
-
-    def _taint_due(self) -> float:
-        if not self._taint or self._known is None or self._content is None:
-            return NEVER
-        return NEVER if self._wants_taint() is self._tainted else 0.0
-
-    def _wants_taint(self) -> bool:
-        return node_report.tainted(self._reports if self._seen is not None else None, self._tainted)
-
-    async def _write_taint(self) -> None:
-        node = await self._server.read()  # always read again: the patch applies to the Node as it was read
-        self._tainted = node.taint is not None
-        wanted = self._wants_taint()
-        if wanted is self._tainted:
-            return
-        await (self._server.put_taint(node) if wanted else self._server.drop_taint(node))
-        self._tainted = wanted
-        log = logger.warning if wanted else logger.info
-        log("the node is tainted" if wanted else "the node is not tainted any more", taint=api_objects.TAINT)
 
     def _event_due(self) -> float:
         return NEVER if self._outbox.first() is None else 0.0
@@ -258,10 +223,10 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
     except Unusable as error:
         server, why = None, str(error)
     if server is not None:
-        logger.info("reporting to the cluster", node=choice.node, taint=choice.taint)
-        return ClusterReporter(server, choice.node, taint=choice.taint, pace=Pace())
+        logger.info("reporting to the cluster", node=choice.node)
+        return ClusterReporter(server, choice.node, pace=Pace())
     if choice.reports is Reports.ON:
         raise FatalError(f"cannot report to the cluster: {why}")
-    if found is not None or choice.taint:  # otherwise no option asks for reports
+    if found is not None:  # otherwise nothing asks for reports
         logger.warning("nothing is reported to the cluster", why=why)
     return None

@@ -29,7 +29,7 @@ SPACE = generate.NAMESPACE
 # The overlay for simulated GPUs, the reports to Kubernetes, and the gate where containers are created.
 VALUES = {
     **generate.OVERLAYS["simulated"],
-    "clusterReports": {"enabled": True, "taint": True},
+    "clusterReports": {"enabled": True},
     "createGate": {"mode": "on"},
     "directories": {"cdi": "/var/run/cdi"},  # /etc is not the node's own
 }
@@ -90,17 +90,13 @@ def condition(node) -> tuple[str, str]:
     return (found[0].status, found[0].reason) if found else ("", "")
 
 
-def tainted(node) -> bool:
-    return any(taint.key == api_objects.TAINT for taint in node.spec.taints or ())
-
-
 async def test_kubernetes_learns_that_all_gpus_of_a_node_are_out(cluster, installed):
     """The plugin's token has the rights of the chart, and no others."""
     await cluster.until(Node, NODE, lambda node: condition(node) == ("True", "AllDevicesHealthy"))
     devices = {device.device for device in await installed.clean()}
     for device in devices:
         drills.xid(SIMULATED, device, 79)
-    await cluster.until(Node, NODE, lambda node: condition(node) == ("False", "AllDevicesOut") and tainted(node))
+    await cluster.until(Node, NODE, lambda node: condition(node) == ("False", "AllDevicesOut"))
     reported = set()
     async with asyncio.timeout(WITHIN):
         async for _, event in cluster.client.watch(Event, namespace="default", fields={"reason": "DeviceQuarantined"}):
@@ -109,7 +105,7 @@ async def test_kubernetes_learns_that_all_gpus_of_a_node_are_out(cluster, instal
                 break
     for device in devices:
         await installed.reinstate(device)
-    await cluster.until(Node, NODE, lambda node: condition(node) == ("True", "AllDevicesHealthy") and not tainted(node))
+    await cluster.until(Node, NODE, lambda node: condition(node) == ("True", "AllDevicesHealthy"))
 
 
 @pytest.fixture
@@ -132,8 +128,8 @@ async def test_the_plugin_may_change_only_its_own_reports(cluster, plugin):
     condition = {"type": api_objects.CONDITION, "status": "True", "reason": "Test", "message": ""}
     refusals = {
         "tells of its own node only": plugin.patch(Node.Status, "other", {"status": {"conditions": [condition]}}),
-        "changes no labels": plugin.patch(Node, NODE, {"metadata": {"labels": {"a": "b"}}}),
-        "changes nothing in the spec": plugin.patch(Node, NODE, {"spec": {"unschedulable": True}}),
+        "changes no labels": plugin.patch(Node.Status, NODE, {"metadata": {"labels": {"a": "b"}}}),
+        'cannot patch resource "nodes"': plugin.patch(Node, NODE, {"spec": {"unschedulable": True}}),
         'cannot delete resource "nodes"': plugin.delete(Node, "other"),
         'cannot get resource "pods"': plugin.get(Pod, "any", namespace=SPACE),
     }

@@ -226,7 +226,7 @@ def test_a_new_pod_waits_on_standby_beside_the_old_one():
 
 @pytest.mark.parametrize("case", MATRIX)
 def test_only_pods_that_use_the_api_have_a_token(case):
-    talks = "dra" if case in manifests.DRA else "plugin" if case in {"reports", "taint"} else ""
+    talks = "dra" if case in manifests.DRA else "plugin" if case in {"reports", "any node"} else ""
     for called, pod, one in manifests.containers(case):
         assert pod["automountServiceAccountToken"] is False
         tokens = {volume["name"] for volume in pod["volumes"] if "projected" in volume or "secret" in volume}
@@ -247,11 +247,10 @@ def rights(case):
     }
 
 
-def test_reports_need_three_rights_and_the_taint_one_more():
+def test_reports_need_three_rights():
     events = {("default", "events", "create")}
     assert rights("reports") == {(None, "nodes", "get"), (None, "nodes/status", "patch"), *events}
-    assert rights("taint") - rights("reports") == {(None, "nodes", "patch")}
-    assert manifests.flags(manifests.container("taint", "plugin"))["--cluster-reports"] == "on"
+    assert manifests.flags(manifests.container("reports", "plugin"))["--cluster-reports"] == "on"
     assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in manifests.container(
         "reports", "plugin"
     )["env"]

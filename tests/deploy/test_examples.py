@@ -1,8 +1,11 @@
-"""The pods of the trial on simulated GPUs: what they ask for is what the overlay gives."""
+"""The examples: pods of the trial on simulated GPUs get what the overlay gives, and the rule for a taint is valid."""
+
+import re
 
 import pytest
 
 from deploy import generate
+from plugin.cluster import api_objects
 from scrubber.devices.simulated import layout
 from tests.deploy import manifests
 
@@ -16,7 +19,8 @@ def pod(name):
 
 
 def test_no_example_is_left_out():
-    assert sorted(path.stem for path in EXAMPLES.iterdir()) == ["descheduler", *NAMES]  # tests/cluster runs that one
+    # tests/cluster runs the descheduler
+    assert sorted(path.stem for path in EXAMPLES.iterdir()) == ["descheduler", "node-readiness-rule", *NAMES]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,3 +45,25 @@ def test_the_writer_holds_each_of_its_gpus():
     [container] = pod("writer")["spec"]["containers"]
     [limit] = container["resources"]["limits"].values()
     assert all(f"<{layout.CDI_SEEN_AS.format(index=index)}" in container["command"][-1] for index in range(limit))
+
+
+def test_the_readiness_rule_has_the_fields_of_its_api():
+    """The fields that the CustomResourceDefinition of v1alpha1 requires, within its limits."""
+    rule = pod("node-readiness-rule")
+    assert (rule["apiVersion"], rule["kind"]) == ("readiness.node.x-k8s.io/v1alpha1", "NodeReadinessRule")
+    spec = rule["spec"]
+    assert spec.keys() == {"nodeSelector", "conditions", "taint", "enforcementMode"}
+    assert spec["enforcementMode"] in {"bootstrap-only", "continuous"}
+    assert spec["nodeSelector"]["matchLabels"]
+    assert spec["conditions"] == [{"type": api_objects.CONDITION, "requiredStatus": "True"}]
+    assert spec["taint"].keys() == {"key", "effect"}
+    assert re.fullmatch(r"readiness\.k8s\.io/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", spec["taint"]["key"])
+
+
+@pytest.mark.parametrize("case", ["default", "reports", "dra"])
+def test_the_daemonsets_tolerate_the_taint_of_the_readiness_rule(case):
+    taint = pod("node-readiness-rule")["spec"]["taint"]
+    workloads = [doc for doc in manifests.objects(case) if doc["kind"] == "DaemonSet"]
+    assert len(workloads) == 2
+    for workload in workloads:
+        assert {"key": taint["key"], "operator": "Exists"} in workload["spec"]["template"]["spec"]["tolerations"]

@@ -67,7 +67,6 @@ def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
         ({"style": Style(strategies=())}, "no device list strategy"),
         ({"style": Style(dev_root="here")}, "absolute path"),
         ({"cluster": ReportChoice(Reports.ON, "a/b")}, "--node-name 'a/b': not a valid name"),
-        ({"cluster": ReportChoice(Reports.OFF, taint=True)}, "--taint-when-all-out with --cluster-reports off"),
         (
             {"cluster": ReportChoice(Reports.ON)},
             "report to the cluster: the name of the node is unknown: set --node-name",

@@ -50,7 +50,6 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
     help="Report device health to Kubernetes; auto does so when a service account and the node's name exist.",
 )
 @options.node_name
-@click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
 @options.path(
     "--vendor-dir",
     None,
@@ -84,7 +83,7 @@ def plugin(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its 
             dev_root=str(flags["driver_root"]),
         ),
         mig_strategy=flags["mig_strategy"],
-        cluster=ReportChoice(flags["cluster_reports"], flags["node_name"], taint=flags["taint_when_all_out"]),
+        cluster=ReportChoice(flags["cluster_reports"], flags["node_name"]),
         vendor_dir=flags["vendor_dir"],
         cdi_dirs=flags["cdi_dir"],
         standby=flags["standby"],

@@ -2,7 +2,6 @@
 
 import httpx2
 import pytest
-from lightkube.models.core_v1 import Node, NodeSpec, Taint
 
 from ground.request_limits import is_subdomain
 from plugin.cluster import api_objects, apiserver, node_report
@@ -25,25 +24,11 @@ def test_an_event_without_a_node_uid_uses_the_node_name():
 
 @pytest.mark.parametrize("node", ["node-1", "a" * 253, f"{'a' * 229}.{'b' * 23}", f"{'a' * 228}-.{'b' * 20}"])
 async def test_the_name_of_an_event_is_valid(api, node):
-    reporter = ClusterReporter(apiserver.ApiServer(api.kubeconfig, node, 5.0), node, taint=False, pace=QUICK)
+    reporter = ClusterReporter(apiserver.ApiServer(api.kubeconfig, node, 5.0), node, pace=QUICK)
     reporter._outbox.put(LONG, 0)
     letter = reporter._outbox.first()
     assert letter is not None
     assert is_subdomain(letter.name)
-
-
-@pytest.mark.parametrize(
-    ("taints", "place"),
-    [
-        ([], None),
-        ([(api_objects.TAINT, "NoExecute")], None),  # somebody else's, whatever it is for
-        ([("others", "NoSchedule")], None),
-        ([("others", "NoSchedule"), (api_objects.TAINT, "NoExecute"), (api_objects.TAINT, "NoSchedule")], 2),
-    ],
-)
-def test_a_taint_is_ours_by_key_and_effect(taints, place):
-    node = Node(spec=NodeSpec(taints=[Taint(key=key, effect=effect) for key, effect in taints]))
-    assert apiserver._node(node).taint == place
 
 
 @pytest.mark.parametrize(
@@ -54,13 +39,7 @@ def test_a_taint_is_ours_by_key_and_effect(taints, place):
         (403, {}, FailureKind.FORBIDDEN, None, "the right to patch nodes is missing: no"),
         (404, {}, FailureKind.MISSING, None, "cannot patch nodes, the object does not exist: no"),
         (409, {}, FailureKind.STALE, None, "another client changed the object before patch nodes: no"),
-        (
-            422,
-            {},
-            FailureKind.STALE,
-            None,
-            "another client changed the object before patch nodes, or an admission policy refused it: no",
-        ),
+        (422, {}, FailureKind.REFUSED, None, "the API server refuses to patch nodes: no"),
         (429, {"Retry-After": "3"}, FailureKind.BUSY, 3.0, "the API server is busy"),
         (500, {}, FailureKind.AWAY, None, "the API server failed with status 500"),
         (503, {"Retry-After": "7"}, FailureKind.AWAY, 7.0, "the API server failed with status 503"),
@@ -70,12 +49,5 @@ def test_a_taint_is_ours_by_key_and_effect(taints, place):
 def test_each_failed_answer_has_its_kind(code, headers, kind, retry_after, result):
     request = httpx2.Request("PATCH", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(code, headers=headers))
-    failure = apiserver._failure(error, "patch nodes", apiserver._STALE_PATCH)
+    failure = apiserver._failure(error, "patch nodes")
     assert (failure.kind, failure.retry_after, failure.message) == (kind, retry_after, result)
-
-
-def test_an_unknown_kind_of_object_is_refused():
-    """An Event is not a patch that holds for a state: saying it again does not help."""
-    request = httpx2.Request("POST", "http://x")
-    error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(422))
-    assert apiserver._failure(error, "create events", apiserver._STALE).kind is FailureKind.REFUSED

@@ -17,7 +17,7 @@ NAMED = {"KUBECONFIG": "/etc/kubeconfig"}
 def asked(tmp_path):
     """By a pod that has a service account."""
     (tmp_path / "token").write_text("secret")
-    return ReportChoice(Reports.AUTO, "node-1", taint=False, service_account=tmp_path)
+    return ReportChoice(Reports.AUTO, "node-1", service_account=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def clock():
 async def reporter(api, clock):
     """One that looks and writes when it is told to."""
     server = apiserver.ApiServer(api.kubeconfig, NODE, 5.0)
-    yield ClusterReporter(server, NODE, taint=False, pace=QUICK, clock=lambda: clock[0])
+    yield ClusterReporter(server, NODE, pace=QUICK, clock=lambda: clock[0])
     await server.close()
 
 

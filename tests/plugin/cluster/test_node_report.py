@@ -121,9 +121,6 @@ def test_an_absent_device_counts_until_it_is_replaced(looks, counts):
     old = reports[GOOD.uuid]
     assert old.failure is not None
     assert (node_report.condition_content(reports).status is ConditionStatus.FALSE) is counts
-    assert node_report.tainted({GOOD.uuid: old, "GPU-9": report(9, Why.SICK)}, present=False)
-    assert node_report.tainted({GOOD.uuid: old}, present=False) is counts  # of those that count, there is none
-    assert node_report.tainted({GOOD.uuid: old, "GPU-9": report(9)}, present=True) is False
 
 
 def test_a_replaced_device_has_an_event_with_its_uuid():
@@ -143,7 +140,6 @@ def test_devices_of_an_old_mig_layout_do_not_count():
     gone = [replace(it, healthy=False, reason="relaid", quarantined=True, replaced=True) for it in slices]
     now = node_report.report(before, [*gone, NEW], 1)
     assert node_report.condition_content(now).reason == "AllDevicesHealthy"
-    assert not node_report.tainted(now, present=False)
     assert {it.reason for it in node_report.node_events(before, now)} == {Why.QUARANTINED}
 
 
@@ -273,20 +269,6 @@ def test_the_transition_time_changes_only_with_the_status(present, content, tran
 )  # fmt: skip
 def test_a_condition_is_sent_when_changed_or_old(present, content, now, left):
     assert node_report.due(present, content, now, 300) == left
-
-
-@pytest.mark.parametrize("present", [True, False])
-@pytest.mark.parametrize(
-    ("reports", "wanted"),
-    [
-        (None, None), ((), None), ((report(),), False), ((report(), GPU1), False), ((GPU1,), True),
-        ((report(found_healthy=False),), None), ((report(found_healthy=False), GPU1), None),
-        ((report(found_healthy=False), report(1)), False),
-    ],
-)  # fmt: skip
-def test_the_taint_changes_when_all_fail_or_one_is_healthy(present, reports, wanted):
-    found = node_report.tainted(None if reports is None else by_name(*reports), present)
-    assert found is (present if wanted is None else wanted)
 
 
 def change(device="GPU-0", reason=EventReason.SICK, ailment="xid", note="x"):

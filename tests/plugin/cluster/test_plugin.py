@@ -11,7 +11,6 @@ import pytest
 
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
-from plugin.cluster.api_objects import TAINT
 from scrubber.api import admin_client
 from tests.live import Service
 from tests.patience import WITHIN
@@ -85,7 +84,7 @@ async def test_no_answer_of_the_api_server_changes_the_node(api, door, kubelet, 
     else:
         api.fault = silence
     door.say(gpu(0), gpu(1))
-    it = await plugin(*ON, "--taint-when-all-out", quick=way == "hangs")
+    it = await plugin(*ON, quick=way == "hangs")
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     if way == "down":
         await it.hear("cannot report to the cluster")
@@ -121,16 +120,16 @@ async def test_the_kubelet_is_served_until_the_stop_is_reported(api, door, kubel
 async def test_a_quarantine_and_its_end_are_reported_to_the_cluster(api, plugin, node):
     service = await asyncio.to_thread(Service, node, 2)
     try:
-        it = await plugin(*ON, "--taint-when-all-out", run_dir=service.run_dir, quick=True)
+        it = await plugin(*ON, run_dir=service.run_dir, quick=True)
         await api.until(lambda: api.says("True"))
         async with admin_client.AdminClient(service.run_dir / "admin.sock") as admin:
             for gpu in ("0", "1"):
                 await admin.quarantine(gpu, "a drill", "a test")
-            await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints())
+            await api.until(lambda: api.says("False", "AllDevicesOut"))
             assert "GPU 0 (quarantined: operator)" in api.condition()["message"]
             async for _ in admin.reinstate(["0"], "done", "a test"):
                 pass
-        await api.until(lambda: api.says("False", "SomeDevicesOut") and api.taints() == ["others"])
+        await api.until(lambda: api.says("False", "SomeDevicesOut"))
         await api.until(lambda: ("DeviceRecovered", "GPU 0") in api.counts())
         assert await it.stop() == 0  # a service waits for a while for those who still listen
     finally:

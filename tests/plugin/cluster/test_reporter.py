@@ -13,8 +13,6 @@ from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.devices import lines, out
 from tests.plugin.scrub_server import gpu
 
-TAINT = api_objects.TAINT
-
 
 def sick(index, reason="xid"):
     return gpu(index, healthy=False, clean=False, reason=reason, sick=True)
@@ -65,63 +63,6 @@ async def test_a_service_that_never_answers_is_reported(api, door, reporting):
         await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
 
 
-async def test_the_taint_is_set_and_removed(api, door, reporting):
-    before = list(api.node["spec"]["taints"])
-    door.say(gpu(0), out(1))
-    async with reporting(taint=True):
-        await api.until(lambda: api.says("False", "SomeDevicesOut"))
-        assert api.node["spec"]["taints"] == before
-        door.say(sick(0), out(1))
-        await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints())
-        assert api.node["spec"]["taints"] == [*before, {"key": TAINT, "effect": "NoSchedule"}]
-        api.node["spec"]["taints"].insert(0, {"key": "new", "effect": "NoSchedule"})
-        api.moved()
-        door.say(gpu(0), out(1))
-        await api.until(lambda: TAINT not in api.taints())
-        assert api.node["spec"]["taints"] == [{"key": "new", "effect": "NoSchedule"}, *before]
-
-
-async def test_without_the_option_no_taint_is_set(api, door, reporting):
-    api.node["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
-    door.say(gpu(0))
-    with capture_logs() as logs:
-        async with reporting():
-            await api.until(lambda: api.says("True"))
-    assert not api.bodies("PATCH nodes")
-    (line,) = lines(logs, "the node has our taint without --taint-when-all-out: the taint stays")
-    assert line["remove"] == f"kubectl taint node node-1 {TAINT}-"
-
-
-async def test_a_removed_taint_is_back_with_the_next_heartbeat(api, door, reporting):
-    del api.node["spec"]["taints"]
-    door.say(out(0))
-    async with reporting(taint=True, pace=replace(QUICK, heartbeat=0.05)):
-        await api.until(lambda: api.node["spec"].get("taints") == [{"key": TAINT, "effect": "NoSchedule"}])
-        api.node["spec"]["taints"].pop()
-        api.moved()
-        await api.until(lambda: TAINT in api.taints())
-
-
-@pytest.mark.parametrize("way", ["conflict", "read too early"])
-async def test_a_node_that_moved_is_read_afresh(api, door, reporting, way):
-    def fault(request: Request) -> Answer | None:
-        if way == "conflict":
-            return status(409, "Conflict", "the object has been modified")
-        api.node["spec"]["taints"].insert(0, {"key": "new", "effect": "NoSchedule"})
-        api.moved()
-        assert request.body[0]["op"] == "test"
-        return None
-
-    api.fault = on("PATCH nodes", fault, times=1)
-    door.say(out(0))
-    async with reporting(taint=True, pace=replace(QUICK, slow=3600)):
-        await api.until(lambda: TAINT in api.taints())
-    assert len(api.bodies("PATCH nodes")) == 2
-    first, second = (body[0]["value"] for body in api.bodies("PATCH nodes"))
-    assert (first == second) is (way == "conflict")
-    assert api.taints()[-2:] == ["others", TAINT]
-
-
 async def test_an_api_server_gets_state_and_events_after_its_outage(api, door, reporting, read):
     await api.close()
     with capture_logs() as logs:
@@ -168,8 +109,8 @@ async def test_a_missing_right_is_one_error(api, door, reporting):
     api.fault = on(EVENTS, lambda _request: status(403, "Forbidden", 'cannot create resource "events"'))
     door.say(out(0))
     with capture_logs() as logs:
-        async with reporting(taint=True):
-            await api.until(lambda: len(api.bodies(EVENTS)) >= 4 and TAINT in api.taints() and api.says("False"))
+        async with reporting():
+            await api.until(lambda: len(api.bodies(EVENTS)) >= 4 and api.says("False"))
     (reported,) = lines(logs, "cannot report to the cluster")
     assert (reported["log_level"], reported["about"], reported["reason"]) == ("error", "Events", "forbidden")
     assert reported["error"].startswith("the right to create events is missing: ")
@@ -185,7 +126,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("answer", GARBAGE, ids=lambda answer: f"{answer.code} {answer.raw or answer.body}")
 async def test_an_invalid_answer_is_retried(api, door, reporting, answer: Answer):
-    left = dict.fromkeys(["GET nodes", CONDITION, EVENTS, "PATCH nodes"], 2)
+    left = dict.fromkeys(["GET nodes", CONDITION, EVENTS], 2)
 
     def fault(request: Request) -> Answer | None:
         if left.get(request.about, 0) == 0:
@@ -196,11 +137,10 @@ async def test_an_invalid_answer_is_retried(api, door, reporting, answer: Answer
     api.fault = fault
     door.say(out(0))
     with capture_logs() as logs:
-        async with reporting(taint=True):
-            await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints() and api.events)
+        async with reporting():
+            await api.until(lambda: api.says("False", "AllDevicesOut") and api.events)
     assert not lines(logs, "a fault inside the reports to the cluster")
     assert set(left.values()) == {0}
-    assert api.taints() == ["others", TAINT]
     assert len(api.events) == 1
 
 

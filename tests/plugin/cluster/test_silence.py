@@ -23,7 +23,7 @@ async def slots(number=50):
 
 async def test_a_silent_service_causes_no_busy_loop(api, monkeypatch):
     source = Source(IDLE)
-    reporter = ClusterReporter(apiserver.ApiServer(api.kubeconfig, NODE, 5.0), NODE, taint=False, pace=QUICK)
+    reporter = ClusterReporter(apiserver.ApiServer(api.kubeconfig, NODE, 5.0), NODE, pace=QUICK)
     task = asyncio.create_task(reporter.run(cast(Listing, source)))
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     monkeypatch.setattr(node_report, "NOT_READY_AFTER", 0.0)  # the device has been idle for too long from now on

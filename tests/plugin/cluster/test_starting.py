@@ -31,7 +31,6 @@ def changed(chosen, **change):
 
 
 ALONE = {"service_account": Path("/nonexistent")}
-TAINT = {"taint": True}
 
 
 @pytest.mark.parametrize(
@@ -40,8 +39,6 @@ TAINT = {"taint": True}
         (ALONE, []),
         (ALONE | {"node": ""}, []),
         (ALONE | {"node": "Agent 1"}, []),  # what somebody else calls a node
-        (ALONE | TAINT, ["there are no credentials: mount"]),
-        (ALONE | TAINT | {"node": ""}, ["the name of the node is unknown: set --node-name"]),
         ({"node": ""}, ["the name of the node is unknown: set --node-name"]),
         ({"node": "Agent 1"}, ["--node-name 'Agent 1': not a valid name; give the node's name in the cluster"]),
         ({"service_account": NOWHERE}, ["cannot use the credentials: "]),

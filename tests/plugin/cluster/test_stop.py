@@ -51,9 +51,7 @@ async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypat
     monkeypatch.setattr(apiserver, "ApiServer", HangingServer)
     server = apiserver.ApiServer(api.kubeconfig, NODE, 3600)
     task = asyncio.create_task(
-        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(
-            cast(Listing, Source(IDLE))
-        )
+        ClusterReporter(server, NODE, pace=replace(QUICK, stop_within=0.3)).run(cast(Listing, Source(IDLE)))
     )
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     api.fault = silence

@@ -76,9 +76,6 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 - --standby
 - --cluster-reports={{ ternary "on" "off" .Values.clusterReports.enabled }}
-{{- if .Values.clusterReports.taint }}
-- --taint-when-all-out
-{{- end }}
 - --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}

@@ -25,18 +25,6 @@
 {{- if and (or $v.policy.inline $v.policy.existingConfigMap) (ne $v.policy.shipped "default") -}}
 {{- fail "policy.shipped: another policy replaces it; leave it at default, or leave policy.inline and policy.existingConfigMap empty" -}}
 {{- end -}}
-{{- if and $v.clusterReports.taint (not $v.clusterReports.enabled) -}}
-{{- fail "clusterReports.taint: it is a part of the reports; set clusterReports.enabled too" -}}
-{{- end -}}
-{{- $tolerated := false -}}
-{{- range $v.tolerations -}}
-  {{- if and (eq (.operator | default "Equal") "Exists") (or (not .key) (eq .key "autoclave.dev/no-healthy-devices")) (or (not .effect) (eq .effect "NoSchedule")) -}}
-    {{- $tolerated = true -}}
-  {{- end -}}
-{{- end -}}
-{{- if not $tolerated -}}
-{{- fail "tolerations: the pods must tolerate autoclave.dev/no-healthy-devices, or a node with this taint never comes back; add {key: autoclave.dev/no-healthy-devices, operator: Exists}" -}}
-{{- end -}}
 {{- if and $v.runtimeClass.create (not $v.runtimeClass.name) -}}
 {{- fail "runtimeClass.create: it has no name; set runtimeClass.name" -}}
 {{- end -}}
