@@ -7,10 +7,10 @@ the verbs ``status`` and ``scrub`` load this module by name, and only when they 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 
+import click
 from rich import box, live
 from rich import progress as bars
 from rich.console import Console, Group, RenderableType
@@ -24,7 +24,6 @@ from scrubber.core import views
 
 WIDEST = 10_000  # characters: wider than any table
 PHASES = ("not clean", "left alone", "running", "waiting", "clean")  # of a scrub, the first ones before the others
-RULE = "─"  # the line below the headers is made of it
 STYLES = {
     "clean": "green",
     "yes": "green",
@@ -41,44 +40,27 @@ STYLES = {
 }
 
 
-LAST_AT_LEAST = 24  # characters of the last column, which wraps
+LAST_AT_LEAST = 16  # characters of the last column, which wraps
 
 
 def show(headers: Sequence[str], rows: table.Rows) -> None:
-    """Print a table on stdout."""
+    """Print a table on stdout. Without room for all columns it is text as in a pipe, whose lines the terminal wraps."""
     terminal = Console()
-    for line in chain(*blocks(terminal, headers, rows)):
-        terminal.print(line, soft_wrap=True)
+    if narrowest(headers, rows) <= terminal.width:
+        terminal.print(drawn(headers, rows))
+    else:
+        click.echo(table.plain(headers, rows))
 
 
-def blocks(
-    terminal: Console, headers: Sequence[str], rows: table.Rows, whole: int | None = None
-) -> Iterator[list[Text]]:
-    """The lines of the headers, then the lines of each row.
-
-    Without room for all columns, no cell is cut: each row is one line, however long. With room for all columns, the
-    last cell of a row wraps. After the first ``whole`` rows it is cut instead.
-    """
-    shown = drawn(headers, rows, whole)
-    width = Measurement.get(terminal, terminal.options.update_width(WIDEST), shown).maximum
+def narrowest(headers: Sequence[str], rows: table.Rows) -> int:
+    """The least width of a table: no cell is cut, and a long last cell wraps."""
+    wide = Console(width=WIDEST)
     last = max((len(human.printable(row[-1])) for row in (headers, *rows) if row), default=0)
-    fits = width - max(0, last - LAST_AT_LEAST) <= terminal.width
-    options = terminal.options.update_width(terminal.width if fits else width)
-    block: list[Text] = []
-    for number, segments in enumerate(terminal.render_lines(shown, options)):
-        line = Text.assemble(*((it.text, it.style or "") for it in segments))
-        line.rstrip()  # the padding would be wrapped too
-        if set(line.plain) == {RULE}:
-            line.truncate(terminal.width)
-        elif (number or not headers) and not line.plain.startswith(" "):  # a further line has an empty first cell
-            yield block
-            block = []
-        block.append(line)
-    yield block
+    return Measurement.get(wide, wide.options, drawn(headers, rows)).maximum - max(0, last - LAST_AT_LEAST)
 
 
 def drawn(headers: Sequence[str], rows: table.Rows, whole: int | None = None) -> Table:
-    """A table for a terminal. Only the last column gives way when the terminal is too narrow."""
+    """A table for a terminal. Only the last column wraps; after the first ``whole`` rows it is cut instead."""
     shown = Table(
         box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1), pad_edge=False, header_style="bold",
         show_header=bool(headers),
@@ -100,35 +82,34 @@ def view() -> Iterator[Callable[[table.Page], None]]:
     """Shows a page in place of the page before."""
 
     def update(page: table.Page) -> None:
-        screen.update(Group(*screenful(screen.console, page)), refresh=True)
+        screen.update(screenful(screen.console, page), refresh=True)
 
     with live.Live(auto_refresh=False) as screen:
         yield update
 
 
-def screenful(terminal: Console, page: table.Page) -> list[Text]:
+def screenful(terminal: Console, page: table.Page) -> Group:
     """As many rows as the terminal has room for, the lines below them, and the notes.
 
     All rows are whole if there is room for that. Otherwise the urgent rows are whole, or none: cut rows show more GPUs.
+    Without room for all columns, each row is one line, and the edge of the screen cuts it.
     """
     rows = page.rows[: terminal.height]
-
-    def made(whole: int) -> Iterator[tuple[int, list[Text]]]:
-        drawn_blocks = [_folded(block, terminal.width) for block in blocks(terminal, page.headers, rows, whole)]
-        for count in range(len(rows), -1, -1):
+    width = narrowest(page.headers, page.rows)
+    cut_at_edge = width > terminal.width
+    for whole in (0,) if cut_at_edge else (len(page.rows), page.urgent, 0):
+        count = len(rows)
+        while count >= whole:
+            shown = drawn(page.headers, rows[:count], whole)
+            if cut_at_edge:
+                shown.width = width
             below = (*map(Text, page.below(count)), *(Text(note, style="bold red") for note in page.notes))
-            yield count, [*chain(*drawn_blocks[: count + 1]), *_folded(below, terminal.width)]
-
-    for whole in (it for it in (len(page.rows), page.urgent, 0) if it <= len(rows)):
-        for count, lines in made(whole):
-            if whole <= count and len(lines) <= terminal.height:
-                return lines
-    return list(map(Text, page.below(0)))  # there is no room for the headers
-
-
-def _folded(lines: Iterable[Text], width: int) -> list[Text]:
-    """The lines as a terminal of this width shows them."""
-    return [part for line in lines for part in line.divide(range(width, len(line), width))]
+            screen = Group(shown, *below)
+            excess = len(terminal.render_lines(screen)) - terminal.height
+            if excess <= 0:
+                return screen
+            count -= excess  # each row that is not whole is one line
+    return Group(*map(Text, page.below(0)))  # there is no room for the headers
 
 
 @contextmanager

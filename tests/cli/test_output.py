@@ -148,7 +148,7 @@ def test_a_table_shows_all_cells_on_any_terminal(monkeypatch, capsys, output, wi
     terminal.show(headers, rows)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == list(headers)
-    first = [line for line in lines[2:] if line[:1].strip()]  # a note may go on in a further line
+    first = [line for line in lines[1:] if line[:1].strip(" ─")]  # a note may go on in a further line
     for row, line in zip(rows, first, strict=True):
         assert [cell for cell in row[:-1] if cell not in line] == []
 
@@ -161,7 +161,7 @@ def test_a_table_on_a_narrow_terminal_is_not_padded(monkeypatch, capsys, output)
     terminal.show(headers, [*rows, [*rows[0][:-1], "y" * 300]])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
-    assert lines[1] == "─" * 40
+    assert len(lines) == 10
 
 
 def test_common_tables_have_one_line_for_each_gpu(monkeypatch, capsys):

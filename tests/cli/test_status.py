@@ -148,7 +148,8 @@ def screen(width, height, devices, output="table", notes=()):
     form = status.Form(Selection(order="trouble"), output)
     chosen = form.selection.of(devices)
     page = status.page(chosen, len(devices), form, notes)
-    return [line.plain for line in terminal.screenful(console, page)]
+    lines = console.render_lines(terminal.screenful(console, page))
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
 async def test_a_watch_prints_no_table_for_queue_changes(capsys, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground.documents import units
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, Unreachable
@@ -101,9 +101,7 @@ def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
     """The lines: the code, what each policy does about it, and what a person should do."""
     known = xids.ROWS.get(code)
     yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
-    pairs = list(_pairs(code, chosen))
-    width = max(len(name) for name, _ in pairs)
-    yield from (f"{name.ljust(width)}  {value}" for name, value in pairs)
+    yield from table.plain((), list(_pairs(code, chosen))).splitlines()
 
 
 def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
