@@ -25,7 +25,6 @@ from plugin.dra import slices
 from plugin.dra.slices import Pool
 from plugin.registration import sockets
 from scrubber.core import views
-from scrubber.core.model import Holder
 from scrubber.cuda import warmth
 from scrubber.node import checkpoint
 
@@ -45,14 +44,18 @@ def gather(
     """All facts that the checks need, gathered once. ``ask`` asks the service for its status."""
     answer = _answer(run_dir, ask)
     admin = paths.admin_socket(run_dir)
+    status = answer if isinstance(answer, views.Status) else None
+    gate = status.service.gate_specification if status is not None else ""
+    guarded = status.devices if status is not None and status.service.backend == base.NVIDIA else ()
+    addresses = {device.device: device.pci_address for device in guarded}
     return base.NodeFacts(
         answer=answer,
         last_error=_last_error(paths.last_error(run_dir)),
         scrubber_socket=_socket(run_dir / "scrubber.sock"),
         run_dir=_directory(run_dir, links=False),  # as the service does: a link can be redirected
         process=process_facts.server(admin, PROC),
-        room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, views.Status) else None,
-        create_gate=_create_gate(answer, host_root),
+        room=posture.room(Path(status.service.state_dir)) if status is not None else None,
+        create_gate=create_gate.look(Path(gate), host_root) if gate else None,
         driver=posture.driver(host_root),
         libraries=posture.libraries(host_root),
         options=posture.options(host_root),
@@ -65,7 +68,7 @@ def gather(
         cdi_kind=cdi_kind,
         numa_gpus=posture.numa_gpus(host_root),
         on_bus=posture.on_bus(host_root),
-        openers=_openers(answer, admin, host_root),
+        openers=process_facts.openers(host_root, PROC, addresses, process_facts.pids(admin)),
         cgroups=posture.cgroups(host_root),
         sees_all=process_facts.sees_all(PROC),
         kernel_log=posture.kernel_log(host_root),
@@ -81,12 +84,6 @@ def gather(
         missing_gates=_missing_gates(driver) if driver else None,
         now=time.time(),  # last, because gathering takes time
     )
-
-
-def _create_gate(answer: views.Status | AutoclaveError, host_root: Path) -> base.CreateGate | None:
-    if not isinstance(answer, views.Status) or not answer.service.gate_specification:
-        return None
-    return create_gate.look(Path(answer.service.gate_specification), host_root)
 
 
 def _missing_gates(driver: str) -> frozenset[str] | CheckFault:
@@ -170,13 +167,6 @@ def _in_front(kubelet_dir: Path) -> str:
     names = safe_read.names(kubelet_dir)
     below = [] if isinstance(names, CheckFault) else [kubelet_dir / name / "kubelet.sock" for name in names]
     return next((str(path) for path in below if unix_sockets.connect_error(path) is None), "")
-
-
-def _openers(answer: views.Status | AutoclaveError, admin: Path, root: Path) -> Mapping[str, tuple[Holder, ...]]:
-    if not isinstance(answer, views.Status) or answer.service.backend != base.NVIDIA:
-        return {}
-    addresses = {device.device: device.pci_address for device in answer.devices}
-    return process_facts.openers(root, PROC, addresses, process_facts.pids(admin))
 
 
 def _checkpoint(kubelet_dir: Path) -> Mapping[str, frozenset[str]] | CheckFault:

@@ -11,7 +11,7 @@ import pytest
 
 import scrubber
 from autoclave import cli
-from autoclave.doctor.findings import roster
+from autoclave.doctor import findings
 from dashboards import runbooks
 from deploy import generate, image
 from plugin.vendor import nodes
@@ -125,7 +125,7 @@ def test_values_schema_and_table_match():
 
 def test_findings_of_the_schema_are_those_that_there_are():
     for side in ("scrubber", "plugin", "dra"):
-        assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(roster.NAMES)
+        assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(findings.NAMES)
 
 
 def test_exactly_the_generated_files_are_committed():
@@ -385,10 +385,10 @@ def test_a_policy_directory_is_mounted_so_that_changes_arrive():
 
 def test_another_device_plugin_prevents_the_start_of_ours():
     """The doctor comes first; with it switched off it is not there."""
-    for side, findings in (("scrubber", ["kubelet-dir", "pid-namespace", "vgpu-host"]),
-                           ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin", "cdi"])):  # fmt: skip
+    for side, checks in (("scrubber", ["kubelet-dir", "pid-namespace", "vgpu-host"]),
+                         ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin", "cdi"])):  # fmt: skip
         one = manifests.container("default", f"doctor ({side})")
-        assert [word for word in one["args"] if "--only" in word] == [f"--only={name}" for name in findings]
+        assert [word for word in one["args"] if "--only" in word] == [f"--only={name}" for name in checks]
         assert manifests.flags(one)["--wait"] == "10m"
     assert all("initContainers" not in pod for _, pod in manifests.pods("bare"))
 

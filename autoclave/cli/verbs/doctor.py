@@ -13,7 +13,7 @@ import click
 from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call
 from autoclave.doctor import gathering
 from autoclave.doctor.base import Finding, Level
-from autoclave.doctor.findings import roster
+from autoclave.doctor.findings import NAMES, OF_KUBERNETES, judge, worst
 from ground import paths
 from ground.documents import units
 from scrubber.core import views
@@ -48,14 +48,14 @@ class Chosen(TypedDict):
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(roster.NAMES),
+    type=click.Choice(NAMES),
     metavar="NAME",
     help="Report and judge only this finding; can be repeated.",
 )
 @click.option(
     "--skip",
     multiple=True,
-    type=click.Choice(roster.NAMES),
+    type=click.Choice(NAMES),
     metavar="NAME",
     help="Leave this finding out of report and judgement; can be repeated.",
 )
@@ -100,14 +100,14 @@ def doctor(
     device plugin, and changes nothing. Run it as the user of the service and on its node (or in its container). Exit
     code 1 when a finding is broken, or when no finding is left.
     """
-    wanted = frozenset(chosen["only"] or roster.NAMES).difference(chosen["skip"])
-    wanted -= roster.OF_KUBERNETES if chosen["without_kubernetes"] else frozenset()
+    wanted = frozenset(chosen["only"] or NAMES).difference(chosen["skip"])
+    wanted -= OF_KUBERNETES if chosen["without_kubernetes"] else frozenset()
 
     def look() -> tuple[Finding, ...]:
         facts = gathering.gather(
             run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind, driver_name, ask=_status
         )
-        return tuple(finding for finding in roster.judge(facts) if finding.name in wanted)
+        return tuple(finding for finding in judge(facts) if finding.name in wanted)
 
     findings = _until_not_broken(look, output, wait) if wait else look()
     _print(findings, output)
@@ -116,7 +116,7 @@ def doctor(
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
         human.warn(f"{broken} of {len(findings)} findings are broken; each names its remedy")
-    return NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
+    return NOT_CLEAN if worst(findings) is Level.BROKEN else 0
 
 
 def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait: float) -> tuple[Finding, ...]:
@@ -125,7 +125,7 @@ def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait
     until, printed = time.monotonic() + wait, None
     while True:
         findings = look()
-        if roster.worst(findings) is not Level.BROKEN or time.monotonic() >= until:
+        if worst(findings) is not Level.BROKEN or time.monotonic() >= until:
             return findings
         if findings != printed and output == "table":
             _print(findings, output)
@@ -152,7 +152,7 @@ def report(findings: Sequence[Finding]) -> dict[str, object]:
         }
         for it in findings
     ]
-    return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": items})
+    return document.single("DoctorReport", {"level": worst(findings).value, "findings": items})
 
 
 def _printable(text: str) -> str:

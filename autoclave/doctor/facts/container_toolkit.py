@@ -53,14 +53,10 @@ def _config(file: Path) -> ToolkitConfig | None:
 
 def cdi(root: Path) -> tuple[CdiSpec, ...]:
     """Every specification in the directories that container runtimes read."""
-    return tuple(spec for directory in _directories(root) for spec in specifications(directory))
-
-
-def _directories(root: Path) -> Iterator[Path]:
-    """Each directory once: /var/run is usually a link to /run, and under another root the link may lead elsewhere."""
-    for place in CDI:
-        if not (place.startswith("var/run/") and (root / "var/run").is_symlink()):
-            yield root / place
+    # Each directory once: /var/run is usually a link to /run, and under another root the link may lead elsewhere.
+    linked = (root / "var/run").is_symlink()
+    places = (place for place in CDI if not (linked and place.startswith("var/run/")))
+    return tuple(spec for place in places for spec in specifications(root / place))
 
 
 def specifications(directory: Path) -> Iterator[CdiSpec]:
@@ -93,8 +89,7 @@ def specification(path: str, said: str, read: Callable[[str], Any] = json.loads)
     return CdiSpec(path, kind, frozenset(names))
 
 
-def _yaml(text: str) -> Any:  # noqa: ANN401 - a file may hold anything
-    return YAML(typ="safe", pure=True).load(text)
-
-
-READERS: dict[str, Callable[[str], Any]] = {".json": json.loads, ".yaml": _yaml}
+READERS: dict[str, Callable[[str], Any]] = {
+    ".json": json.loads,
+    ".yaml": lambda text: YAML(typ="safe", pure=True).load(text),
+}

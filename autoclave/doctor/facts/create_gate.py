@@ -6,9 +6,7 @@ import json
 import socket
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from autoclave.doctor.base import CheckFault, CreateGate
 from autoclave.doctor.facts import safe_read
@@ -76,9 +74,7 @@ def _without_cdi(config: Path) -> str:
         document = tomllib.loads(said) if isinstance(said, str) else {}
     except (ValueError, RecursionError):
         return ""
-    return str(config) if any(table.get("enable_cdi") is False for table in _plugins(document)) else ""
-
-
-def _plugins(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     plugins = document.get("plugins")
-    return (table for table in plugins.values() if isinstance(table, dict)) if isinstance(plugins, dict) else iter(())
+    tables = plugins.values() if isinstance(plugins, dict) else ()
+    off = any(isinstance(table, dict) and table.get("enable_cdi") is False for table in tables)
+    return str(config) if off else ""

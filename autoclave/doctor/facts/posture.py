@@ -64,13 +64,13 @@ def on_bus(root: Path) -> tuple[str, ...]:
     addresses = safe_read.names(devices)
     if isinstance(addresses, CheckFault):
         return ()
-    return tuple(address for address in addresses if _is_gpu(devices / address))
-
-
-def _is_gpu(device: Path) -> bool:
-    vendor, kind = safe_read.text(device / "vendor"), safe_read.text(device / "class")
-    found = isinstance(vendor, str) and vendor.strip().lower() == VENDOR
-    return found and isinstance(kind, str) and kind.startswith(DISPLAY)
+    gpus = []
+    for address in addresses:
+        vendor, kind = safe_read.text(devices / address / "vendor"), safe_read.text(devices / address / "class")
+        nvidia = isinstance(vendor, str) and vendor.strip().lower() == VENDOR
+        if nvidia and isinstance(kind, str) and kind.startswith(DISPLAY):
+            gpus.append(address)
+    return tuple(gpus)
 
 
 def shared_with_guests(root: Path) -> tuple[str, ...] | CheckFault:

@@ -87,7 +87,11 @@ def openers(
     Without the service (``ours``) and its workers, which close the GPU for a reset, and without the persistence daemon.
     GPUs whose holders cannot be found are missing.
     """
-    files = {uuid: (str(node),) for uuid, address in addresses.items() if (node := _node(root, address)) is not None}
+    files = {}
+    for uuid, address in addresses.items():
+        information = safe_read.text(root / "proc/driver/nvidia/gpus" / address / "information")
+        if isinstance(information, str) and (minor := _MINOR.search(information)):
+            files[uuid] = (str(root / f"dev/nvidia{minor[1]}"),)
     if not files:
         return {}
     search = Processes(proc, Containers(proc).of, whole_node=False)
@@ -97,9 +101,3 @@ def openers(
         for uuid, holders in found.items()
         if holders is not None
     }
-
-
-def _node(root: Path, address: str) -> Path | None:
-    said = safe_read.text(root / "proc/driver/nvidia/gpus" / address / "information")
-    minor = _MINOR.search(said) if isinstance(said, str) else None
-    return root / f"dev/nvidia{minor[1]}" if minor else None

@@ -14,26 +14,20 @@ LARGEST = 16 * 2**20  # bytes: the files that are read here have some kilobytes
 def text(file: Path) -> str | CheckFault:
     """The text of a file."""
     try:
-        content = _content(file)
+        # Without O_NONBLOCK, opening a pipe would wait for ever.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return CheckFault("it is not a regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+                content = stream.read(LARGEST + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         return fault(error)
-    if content is None:
-        return CheckFault("it is not a regular file")
     return (
         CheckFault(f"it is larger than {LARGEST} bytes") if len(content) > LARGEST else content.decode(errors="replace")
     )
-
-
-def _content(file: Path) -> bytes | None:
-    # Without O_NONBLOCK, opening a pipe would wait for ever.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            return stream.read(LARGEST + 1)
-    finally:
-        os.close(descriptor)
 
 
 def names(directory: Path) -> list[str] | CheckFault:

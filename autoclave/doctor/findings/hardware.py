@@ -22,7 +22,8 @@ _NO_SCRUB, _NO_FAST_SCRUB = "RMDisableScrubOnFree".lower(), "RMDisableFastScrubb
 _ZERO = re.compile(r"(0[xX]?0*)?")
 
 
-def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The driver is loaded, and is the one that is installed."""
     driver = facts.driver
     if not facts.guards_nvidia:
         if isinstance(driver, str):
@@ -44,7 +45,7 @@ def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("driver", f"the driver is loaded: {driver}")
 
 
-def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver zeroes freed memory that the service cannot overwrite, unless an option turns that off."""
     name, options = "scrub-on-free", facts.options
     if not _driver_loaded(facts):
@@ -52,21 +53,19 @@ def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if isinstance(options, base.CheckFault):
         yield base.unseen(name, "cannot tell which options the driver was loaded with", options, HOST_ROOT)
         return
-    found = [*_unlisted(options), *_switched_off(options), *_too_old(facts)]
+    found = [*_zeroing_off(options), *_too_old(facts)]
     yield from found
     if not found:
         yield base.ok(name, "no option of the driver turns off the zeroing of freed memory")
 
 
-def _unlisted(options: Mapping[str, str]) -> Iterator[base.Finding]:
+def _zeroing_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
+    """The options that turn the zeroing off, or that cannot be seen."""
     for option in (*_OPTIONS, _HOST_MEMORY):
         if option not in options:
             text = f"cannot tell which options the driver was loaded with: {option} is not listed"
             remedy = f"find out what hides /proc/driver/nvidia/params, or {HOST_ROOT}"
             yield base.broken("scrub-on-free", text, remedy)
-
-
-def _switched_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
     remedy = "remove it from the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
     for place, key in _keys(options):
         if key == _NO_SCRUB:
@@ -107,7 +106,7 @@ def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
             yield base.warning("scrub-on-free", text, "do not share this GPU between tenants by other means")
 
 
-def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """CuPy must be loaded, and work with the driver. Without an answer of the service, the doctor's Python counts."""
     if not facts.guards_nvidia:
         return
@@ -132,15 +131,11 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
         text = f"CuPy {cupy} is {loaded}, but does not work with the driver {driver}: no memory can be overwritten"
         yield base.broken("cupy", text, _install(works, driver))
     else:
-        yield base.ok("cupy", f"{f'CuPy {cupy}'.strip()} is {loaded}{_fit(extra, works, driver)}")
-
-
-def _fit(extra: str, works: tuple[str, ...], driver: str) -> str:
-    """Which CuPy the driver allows, as the end of a sentence; empty if it is not known."""
-    if not (extra and driver[:1].isdecimal()):
-        return ""
-    others = [f", as would {it}" for it in works if it != extra]
-    return f"; it works with the driver {driver}{''.join(others)}"
+        text = f"{f'CuPy {cupy}'.strip()} is {loaded}"
+        if extra and driver[:1].isdecimal():
+            others = [f", as would {other}" for other in works if other != extra]
+            text += f"; it works with the driver {driver}{''.join(others)}"
+        yield base.ok("cupy", text)
 
 
 def _install(works: tuple[str, ...], driver: str) -> str:
@@ -150,7 +145,8 @@ def _install(works: tuple[str, ...], driver: str) -> str:
     return f"install {choice} where the service runs, or its image (`image.cuda` of the chart); then restart it"
 
 
-def _coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The memory of no GPU is a NUMA node of this host."""
     if not _driver_loaded(facts):
         return
     nodes = facts.numa_gpus
@@ -164,7 +160,8 @@ def _coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("coherent-memory", "the memory of no GPU is a NUMA node of this host")
 
 
-def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """No GPU is shared with virtual machines."""
     if not _driver_loaded(facts):
         return
     signs = facts.shared_with_guests
@@ -179,7 +176,8 @@ def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("vgpu-host", "no GPU is shared with virtual machines")
 
 
-def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """CUDA's multi-process service does not run."""
     if not facts.guards_nvidia or facts.sees_all is False:  # ``pid-namespace`` then says why
         return
     found = facts.mps
@@ -193,7 +191,8 @@ def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("mps", "CUDA's multi-process service does not run")
 
 
-def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """nvidia-persistenced runs."""
     if not _driver_loaded(facts):
         return
     there = facts.persistenced
@@ -208,7 +207,8 @@ def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("persistence", "nvidia-persistenced runs: idle GPUs keep their settings")
 
 
-def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """No container gets a GPU by naming it in an environment variable, or by a mount."""
     if not facts.guards_nvidia:
         return
     name, toolkit = "container-toolkit", facts.toolkit
@@ -243,7 +243,7 @@ def _toolkit_config(config: base.ToolkitConfig) -> Iterator[base.Finding]:
         yield base.warning(name, text, remedy)
 
 
-def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """A container does not start when no specification names its device. Strategies without CDI need none."""
     if not (facts.cdi_kind or facts.guards_nvidia):
         return
@@ -282,19 +282,15 @@ def _named_twice(specs: Iterable[base.CdiSpec], kind: str) -> Mapping[tuple[str,
 
 def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
     """What no specification does, as the end of a sentence. While the devices are not known, one UUID is enough."""
-    missing = sorted(_handed_out(facts) - named)
+    devices = facts.status.devices if facts.status is not None else ()
+    sliced = {device.index for device in devices if device.mig}
+    handed_out = {device.device for device in devices if device.mig or device.index not in sliced}
+    missing = sorted(handed_out - named)
     if not named:
         return "exists, but the strategies cdi-cri and cdi-annotations need one"
     if missing:
         return f"names {', '.join(missing)}"
     return "" if any(name.startswith(BY_UUID) for name in named) else "names a GPU by its UUID"
-
-
-def _handed_out(facts: base.NodeFacts) -> frozenset[str]:
-    """The devices that a container may get: slices, and GPUs without slices."""
-    devices: tuple[views.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
-    sliced = {device.index for device in devices if device.mig}
-    return frozenset(device.device for device in devices if device.mig or device.index not in sliced)
 
 
 _T4 = "Tesla T4"
@@ -303,7 +299,7 @@ _WHEN = "a reset is needed only after a fault, or if the policy has the path res
 _REBOOTS = "after a fault, reboot the node or the virtual machine; choose no policy with the path reset"
 
 
-def _resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """What would refuse a reset now. GPUs with the same obstacle share a finding."""
     if not facts.guards_nvidia or facts.status is None:
         return
@@ -343,7 +339,7 @@ _ECC_ON = (
 _AMD_FROM, _AMD_UNTIL = (6, 10, 0), (6, 15, 9)  # releases of the kernel
 
 
-def _memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Memory that one tenant can change, or read, for another, whatever a scrub does."""
     if found := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.amdgpu):
         kernel = (int(found[1]), int(found[2]), int(found[3] or 0))
@@ -363,6 +359,3 @@ def _memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _driver_loaded(facts: base.NodeFacts) -> bool:
     """Whether to check the driver further: its absence has a finding of its own."""
     return facts.guards_nvidia and isinstance(facts.driver, str)
-
-
-CHECKS = (_driver, _cupy, _scrub_on_free, _coherent, _guests, _mps, _persistence, _toolkit, _cdi, _resets, _memory)

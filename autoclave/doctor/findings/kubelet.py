@@ -26,7 +26,8 @@ GATES_SINCE = "1.36"
 OTHER_DIRECTORY = "name the kubelet's directory with --kubelet-dir, or mount it here"
 
 
-def _create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The container runtime asks before it creates a container with a GPU."""
     if facts.status is None:  # ``service`` says why
         return
     gate = facts.create_gate
@@ -75,7 +76,8 @@ def _in_force(status: views.Status, now: float) -> base.Finding:
     return base.ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
 
 
-def _kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The kubelet's directory can be used."""
     it = facts.kubelet_dir
     if it.fault is not None:
         text = f"cannot use the kubelet's directory {it.path}: {it.fault.text}"
@@ -84,7 +86,8 @@ def _kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("kubelet-dir", f"the kubelet's directory is {it.path}")
 
 
-def _kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The kubelet accepts connections."""
     if facts.kubelet_dir.fault is not None:
         return
     it = facts.kubelet
@@ -95,7 +98,8 @@ def _kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
     yield base.broken("kubelet", text, base.as_root(it.fault, "start the kubelet, or read its log if it runs"))
 
 
-def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The kubelet's checkpoint can be read."""
     if facts.kubelet_dir.fault is not None:
         return
     fault = facts.checkpoint
@@ -114,7 +118,7 @@ def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.broken("checkpoint", text, base.as_root(fault, remedy))
 
 
-def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Two pods on one device: the kubelet can forget an allocation in progress (kubernetes/kubernetes#137534)."""
     if facts.kubelet_dir.fault is not None or isinstance(facts.checkpoint, base.CheckFault):
         return
@@ -132,7 +136,8 @@ def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("double-allocation", "the kubelet gave no GPU to two pods")
 
 
-def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """A device plugin of ours serves."""
     if facts.kubelet_dir.fault is not None:
         return
     it = facts.plugin
@@ -146,22 +151,20 @@ def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     alive = any(socket.fault is None for socket in it.found)
     for socket in it.found:
-        yield _endpoint(socket, alive)
+        if socket.fault is None:
+            yield base.ok("plugin", f"the device plugin accepts connections at {socket.path}")
+            continue
+        # A killed plugin leaves its sockets behind. A socket of a resource that is no longer offered does no harm.
+        text = f"the device plugin accepts no connections at {socket.path}: {socket.fault.text}"
+        if alive:
+            yield base.warning("plugin", text, "remove the file if that resource is not offered any more")
+        else:
+            remedy = base.as_root(socket.fault, "start `autoclave plugin` again, or read its log if it runs")
+            yield base.broken("plugin", text, remedy)
 
 
-def _endpoint(socket: base.Socket, alive: bool) -> base.Finding:  # noqa: FBT001 - one caller
-    """A killed plugin leaves its sockets behind. A socket of a resource that is no longer offered does no harm."""
-    if socket.fault is None:
-        return base.ok("plugin", f"the device plugin accepts connections at {socket.path}")
-    text = f"the device plugin accepts no connections at {socket.path}: {socket.fault.text}"
-    if alive:
-        return base.warning("plugin", text, "remove the file if that resource is not offered any more")
-    return base.broken(
-        "plugin", text, base.as_root(socket.fault, "start `autoclave plugin` again, or read its log if it runs")
-    )
-
-
-def _feature_gates(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def feature_gates(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The API server keeps what the DRA driver writes."""
     missing = facts.missing_gates
     if missing is None:
         return
@@ -179,6 +182,3 @@ def _feature_gates(facts: base.NodeFacts) -> Iterator[base.Finding]:
             )
     if not missing:
         yield base.ok("feature-gates", "the API server keeps all fields of a ResourceSlice that the DRA driver writes")
-
-
-CHECKS = (_create_gate, _kubelet_dir, _kubelet, _checkpoint, _double_allocation, _plugin, _feature_gates)

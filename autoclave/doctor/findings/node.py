@@ -17,7 +17,7 @@ LOW_FILES, FEW_FILES = 1000, 16  # the ledger is a handful of files
 NODE_NAMESPACE = "run it in the node's PID namespace (in a pod: hostPID: true)"
 
 
-def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver silently leaves out processes of other PID namespaces: an empty list would prove nothing."""
     if not facts.guards_nvidia:
         return
@@ -40,7 +40,8 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok(name, "this check sees every process of this node")
 
 
-def _privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The scrub service has the privileges that it needs."""
     service = facts.process
     if not facts.guards_nvidia or isinstance(service, base.CheckFault):  # ``service`` or ``pid-namespace`` says why
         return
@@ -68,7 +69,8 @@ LOSSES = {
 }
 
 
-def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """Control groups show which container a process belongs to."""
     if not facts.guards_nvidia:
         return
     versions = facts.cgroups
@@ -81,7 +83,7 @@ def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
         )
 
 
-def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The service reads XIDs from the kernel's log. Without it, NVML reports only those after the start."""
     if not facts.guards_nvidia:
         return
@@ -94,7 +96,7 @@ def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
     yield base.unseen(name, text, fault, remedy, base.Level.WARNING)
 
 
-def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The clock matters to people who read the ledger; decisions use uptime."""
     remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
     if facts.now < YEAR_2024:
@@ -106,7 +108,8 @@ def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("clock", "the clock is set")
 
 
-def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The ledger has room."""
     room = facts.room
     if facts.status is None or room is None:
         return
@@ -127,7 +130,7 @@ def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("disk", f"the ledger in {place} has room for {left}")
 
 
-def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """A plugin that answers has made its directory, whether or not the doctor may write there."""
     if facts.kubelet_dir.fault is not None:
         return
@@ -139,7 +142,7 @@ def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.warning("plugin-dir", text, f"mount it read-write for `autoclave plugin`; or {base.OTHER_USER}")
 
 
-def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The kubelet uses the plugin that registered last for a resource, and silently drops the other."""
     if facts.kubelet_dir.fault is not None:
         return
@@ -182,6 +185,3 @@ def _other_names(facts: base.NodeFacts) -> Iterator[str]:
         ours = device in known if known is not None else device.startswith(("GPU-", "MIG-"))
         if ours and (len(places) > 1 or any("::" in place for place in places)):
             yield f"the kubelet knows {device} under names that another plugin registered ({', '.join(sorted(places))})"
-
-
-CHECKS = (_pid_namespace, _privileges, _cgroups, _kernel_log, _clock, _disk, _plugin_dir, _rivals)

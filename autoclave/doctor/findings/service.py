@@ -16,7 +16,8 @@ LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begu
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less
 
 
-def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def service(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The scrub service answers."""
     match facts.answer:
         case views.Status(service=it):
             about = f"version {it.version}, backend {it.backend}, policy {it.policy}"
@@ -36,7 +37,7 @@ def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
             yield base.broken("service", text, f"read its log; {RESTART}")
 
 
-def _scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The plugin's socket file may be gone while the operators' socket still answers."""
     if facts.status is None:
         return
@@ -48,7 +49,8 @@ def _scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("scrubber-socket", f"the scrub service accepts connections of the plugin at {it.path}")
 
 
-def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """No other user may enter the run directory."""
     it = facts.run_dir
     if it.fault is not None:
         remedy = f"name the --run-dir of the service, which makes it, or {START}"
@@ -63,7 +65,8 @@ def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("run-dir", f"no other user may enter the run directory {it.path}")
 
 
-def _ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The last write to the ledger succeeded."""
     match facts.answer:
         case views.Status(service=it) if it.ledger_fault:
             why, _, remedy = it.ledger_fault.partition("; ")
@@ -76,7 +79,8 @@ def _ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
             yield base.broken("ledger", f"there is no ledger, so {message}", remedy)
 
 
-def _set_aside(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def set_aside(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """No damaged ledger was set aside."""
     if facts.status is None:
         return
     service = facts.status.service
@@ -92,7 +96,8 @@ def _set_aside(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("ledger-set-aside", "no damaged ledger was set aside")
 
 
-def _policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The newest policy is in force."""
     if facts.status is None:
         return
     service = facts.status.service
@@ -107,7 +112,8 @@ def _policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("policy", f"the newest policy is in force: {service.policy}")
 
 
-def _concessions(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def concessions(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The policy gives up no promise for the devices of this node."""
     if facts.status is None:
         return
     service = facts.status.service
@@ -118,7 +124,8 @@ def _concessions(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("concession", f"policy {service.policy} gives up no promise for the devices of this node")
 
 
-def _devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """Nothing is wrong with any of the GPUs."""
     if facts.status is None:
         return
     devices = facts.status.devices
@@ -164,7 +171,7 @@ def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     yield base.warning("device", text, remedy)
 
 
-def _unlisted(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def unlisted(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Programs of NVIDIA in namespaces that the policy does not name: no scrub passes while one has the GPU open."""
     if facts.status is None:
         return
@@ -174,6 +181,3 @@ def _unlisted(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.warning("bystanders", text, it.remedy)
     if not found:
         yield base.ok("bystanders", "no program of NVIDIA had a GPU open in a namespace that the policy does not name")
-
-
-CHECKS = (_service, _scrubber_socket, _run_dir, _ledger, _set_aside, _policy, _concessions, _unlisted, _devices)
