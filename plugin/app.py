@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
@@ -56,19 +56,21 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
         else:
             if reported is not None:
                 listing.begin_with(reported)
-        async with _metrics_served(chosen, listing, vendors) as counters, asyncio.TaskGroup() as tasks:
+        metrics = CollectorRegistry()
+        counters = PluginCounters(metrics)
+        collector = PluginCollector(listing, counters, chosen.version, vendors)
+        async with collector.served(metrics, chosen.metrics_address), asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
                 if vendors is not None:
                     registrations.create_task(vendors.run(), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
                 gate = Gate(scrubber, listing, in_flight)
-                responses = partial(_responses, chosen, listing, vendors, gate)
                 try:
                     async with asyncio.TaskGroup() as reports:
                         if reporter is not None:
                             reports.create_task(reporter.run(listing), name="reports to the cluster")
-                        await _register(chosen, listing, gate, counters, responses, registrations)
+                        await _register(chosen, listing, gate, counters, vendors, registrations)
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
@@ -83,19 +85,6 @@ def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, 
     offer = VendorOffer()
     listing = Listing(scrubber, offer)
     return listing, VendorDirectory(chosen.vendor_dir, chosen.kubelet_dir, chosen.resource_prefix, offer, listing)
-
-
-def _responses(
-    chosen: Config,
-    listing: Listing,
-    vendors: VendorDirectory | None,
-    gate: Gate,
-    resource: str,
-) -> Responses:
-    """How the containers get the devices of a resource."""
-    if vendors is None:
-        return OwnResponses(chosen.style)
-    return vendor.VendorResponses(resource, vendors, listing, gate, chosen.cdi_dirs)
 
 
 @asynccontextmanager
@@ -119,23 +108,12 @@ async def _sole_instance(chosen: Config, counters: PluginCounters) -> AsyncItera
         os.close(lock)
 
 
-@asynccontextmanager
-async def _metrics_served(
-    chosen: Config, listing: Listing, vendors: VendorDirectory | None
-) -> AsyncIterator[PluginCounters]:
-    """Counters that are served under ``--metrics-address``, if that is set."""
-    metrics = CollectorRegistry()
-    counters = PluginCounters(metrics)
-    async with PluginCollector(listing, counters, chosen.version, vendors).served(metrics, chosen.metrics_address):
-        yield counters
-
-
 async def _register(
     chosen: Config,
     listing: Listing,
     gate: Gate,
     counters: PluginCounters,
-    responses: Callable[[str], Responses],
+    vendors: VendorDirectory | None,
     tasks: asyncio.TaskGroup,
 ) -> None:
     """Register each resource, now and when the service adds one."""
@@ -143,11 +121,11 @@ async def _register(
     while True:
         for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
-            plugin = DevicePlugin(resource, listing, gate, counters, responses(resource))
-            tasks.create_task(_stay_registered(chosen, resource, plugin, counters), name=f"registration of {resource}")
+            responses: Responses = OwnResponses(chosen.style)
+            if vendors is not None:
+                responses = vendor.VendorResponses(resource, vendors, listing, gate, chosen.cdi_dirs)
+            plugin = DevicePlugin(resource, listing, gate, counters, responses)
+            add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
+            registration = kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)
+            tasks.create_task(registration.run(), name=f"registration of {resource}")
         known = listing.resources()
-
-
-async def _stay_registered(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> None:
-    add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
-    await kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record).run()

@@ -18,7 +18,7 @@ Rules that safety requires:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -77,13 +77,12 @@ class Listing:
     def shown(self, resource: str) -> Shown:
         """The list of a resource as the kubelet may see it now, in the order of the node."""
         if resource not in self._shown:  # cached until the next change: every call of the kubelet reads it
-            self._shown[resource] = self._show(resource)
+            devices = [device for (name, _), device in self._known.items() if name == resource]
+            devices.sort(key=lambda device: (device.index, device.uuid))
+            if self._expired:
+                devices = [replace(device, healthy=False, clean=False) for device in devices]
+            self._shown[resource] = tuple(devices)
         return self._shown[resource]
-
-    def _show(self, resource: str) -> Shown:
-        found = [device for (name, _), device in self._known.items() if name == resource]
-        found.sort(key=lambda device: (device.index, device.uuid))
-        return tuple(replace(device, healthy=False, clean=False) if self._expired else device for device in found)
 
     async def until_known(self) -> None:
         """Wait for the first list of the service."""
@@ -124,7 +123,9 @@ class Listing:
         self._streams.add(stream)
         try:
             while True:
-                await self._changed.until(lambda: _differ(stream.sent, self.shown(resource)))
+                await self._changed.until(
+                    lambda: stream.sent is None or _kubelets_part(stream.sent) != _kubelets_part(self.shown(resource))
+                )
                 now = self.shown(resource)
                 yield now
                 stream.sent = now
@@ -134,11 +135,14 @@ class Listing:
 
     async def until_unhealthy(self, resource: str, ids: Collection[str], within: float) -> bool:
         """Wait until every open stream has sent a list in which one of these devices is unhealthy."""
+
+        def shown() -> bool:
+            sent = [stream.sent or () for stream in self._streams_of(resource)]
+            return all(any(device.uuid in ids and not device.healthy for device in devices) for devices in sent)
+
         try:
             async with asyncio.timeout(within):
-                await self._changed.until(
-                    lambda: all(_shows_unhealthy(stream.sent, ids) for stream in self._streams_of(resource))
-                )
+                await self._changed.until(shown)
         except TimeoutError:
             return False
         return True
@@ -212,16 +216,18 @@ class Listing:
         """Show what is offered now, after a change of the service's list or of the offer."""
         if self._stored is None:
             return
-        listed = {(device.resource, device.uuid): device for device in self._offered(self._stored)}
-        before = {key: listed[key] if key in listed else _gone(device) for key, device in self._known.items()}
+        listed: dict[tuple[str, str], Device] = {}
+        for device in self._select(self._stored):
+            key = device.resource, device.uuid
+            # A device that was replaced before this process started would be listed for ever.
+            if not device.replaced or key in self._known:
+                listed[key] = device
+        before = {
+            key: listed[key] if key in listed else replace(device, healthy=False, clean=False, gone=True)
+            for key, device in self._known.items()
+        }
         self._known = before | listed
         self._lists_changed()
-
-    def _offered(self, reported: Iterable[ReportedDevice]) -> Iterator[Device]:
-        """The devices to list. A device that was replaced before this process started would be listed for ever."""
-        for device in self._select(reported):
-            if not device.replaced or (device.resource, device.uuid) in self._known:
-                yield device
 
     def _trust(self) -> None:
         """The service has just sent a list."""
@@ -266,18 +272,6 @@ class Listing:
         return [stream for stream in self._streams if stream.resource == resource]
 
 
-def _gone(device: Device) -> Device:
-    return replace(device, healthy=False, clean=False, gone=True)
-
-
-def _differ(sent: Shown | None, now: Shown) -> bool:
-    return sent is None or _kubelets_part(sent) != _kubelets_part(now)
-
-
 def _kubelets_part(shown: Shown) -> list[tuple[str, bool, int | None, bytes]]:
     """The fields that the kubelet sees: a change of any other field sends no list."""
     return [(device.uuid, device.healthy, device.numa_node, device.entry) for device in shown]
-
-
-def _shows_unhealthy(sent: Shown | None, ids: Collection[str]) -> bool:
-    return sent is not None and any(device.uuid in ids and not device.healthy for device in sent)

@@ -102,7 +102,8 @@ def respond(
     """
     devices = tuple({device.uuid: device for device in devices}.values())
     for device in devices:
-        _demand_id(device)
+        if not DEVICE_ID.fullmatch(device.uuid):
+            raise ValueError(f"cannot hand out {device.uuid!r}: not the UUID of a GPU or a MIG device")
     ids = [device.uuid for device in devices]
     names = [f"{style.cdi_kind}={each}" for each in ids]
     response = wire.ContainerAllocateResponse()
@@ -120,20 +121,11 @@ def respond(
     return response
 
 
-def _demand_id(device: Device) -> None:
-    if not DEVICE_ID.fullmatch(device.uuid):
-        raise ValueError(f"cannot hand out {device.uuid!r}: not the UUID of a GPU or a MIG device")
-
-
 def _device_specs(devices: Sequence[Device], dev_root: str, shared_nodes: Collection[str]) -> Iterator[wire.DeviceSpec]:
     """The shared nodes, then the nodes of each device: for a MIG device its GPU and its two capabilities."""
     nodes = [node for node in SHARED_NODES if node in shared_nodes]
     for device in devices:
         nodes.extend(device.nodes)
     for node in nodes:
-        yield wire.DeviceSpec(container_path=node, host_path=_below(dev_root, node), permissions="rw")
-
-
-def _below(root: str, path: str) -> str:
-    """The path under the root, with one leading slash: POSIX would keep two."""
-    return "/" + posixpath.normpath(f"{root}/{path}").lstrip("/")
+        below = "/" + posixpath.normpath(f"{dev_root}/{node}").lstrip("/")  # one slash at first: POSIX would keep two
+        yield wire.DeviceSpec(container_path=node, host_path=below, permissions="rw")

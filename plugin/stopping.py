@@ -140,17 +140,17 @@ class DaemonThreadExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Run the function in its own daemon thread."""
         future: Future[R] = Future()
-        threading.Thread(target=_run_in_thread, args=(future, fn, args, kwargs), name="look-up", daemon=True).start()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the future raises it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="look-up", daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base class has it
         """Wait for no thread."""
-
-
-def _run_in_thread(future: Future[Any], fn: Callable[..., Any], args: Any, kwargs: Any) -> None:  # noqa: ANN401 - of any function
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(fn(*args, **kwargs))
-    except BaseException as error:  # noqa: BLE001 - the future raises it
-        future.set_exception(error)
