@@ -107,7 +107,10 @@ class ClusterReporter:
             return
         found = node_report.report(self._reports, devices, _steady())
         for event in node_report.node_events(self._reports, found):
-            self._put(event, self._clock())
+            dropped = self._outbox.dropped
+            self._outbox.put(event, self._clock())
+            if self._outbox.dropped and not dropped:
+                logger.warning("Events are dropped, the oldest first: too many wait for the API server")
         self._reports = found
         self._set_content(node_report.condition_content(self._reports))
 
@@ -116,12 +119,6 @@ class ClusterReporter:
             self._since = self._clock()
         self._content = content
         self._changed.notify()
-
-    def _put(self, event: node_report.NodeEvent, now: float) -> None:
-        dropped = self._outbox.dropped
-        self._outbox.put(event, now)
-        if self._outbox.dropped and not dropped:
-            logger.warning("Events are dropped, the oldest first: too many wait for the API server")
 
     def _condition_due(self) -> float:
         if self._content is None:

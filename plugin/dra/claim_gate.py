@@ -99,7 +99,10 @@ class ClaimGate:
 
     def known(self, names: Collection[str]) -> dict[str, Device]:
         """The devices with these names, or an error."""
-        shown = {device_name(device.uuid): device for device in self._devices()}
+        devices = self._listing.current()
+        if devices is None:
+            raise Unreachable(f"the scrub service of this node does not answer: {self._listing.silence_reason()}")
+        shown = {device_name(device.uuid): device for device in devices}
         if unknown := sorted(set(names) - shown.keys()):
             raise InvalidRequest(f"{unknown[0]} is not a device of this node", Reason.UNKNOWN_DEVICE)
         return {name: shown[name] for name in names}
@@ -125,12 +128,6 @@ class ClaimGate:
             for device in devices
             if device.uuid in uuids
         )
-
-    def _devices(self) -> Sequence[Device]:
-        devices = self._listing.current()
-        if devices is None:
-            raise Unreachable(f"the scrub service of this node does not answer: {self._listing.silence_reason()}")
-        return devices
 
     async def _change(self, seen: Sequence[Device] | None, within: float) -> None:
         """Return when a device changes, at the latest after ``within`` seconds."""

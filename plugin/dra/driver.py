@@ -203,7 +203,9 @@ class Driver:
             except (AutoclaveError, Failure) as error:
                 outcome, why = HookOutcome.REFUSED, error.message
                 reason = error.reason.value if isinstance(error, AutoclaveError) else API_SERVER
-                result = answer(error=f"autoclave: {_public(error)}")
+                # What the API server says of its objects is not secret.
+                public = error.for_tenants if isinstance(error, AutoclaveError) else error.message
+                result = answer(error=f"autoclave: {public}")
             except Exception:  # the kubelet gets a short message, the log has the traceback
                 outcome, reason = HookOutcome.FAULT, Reason.INTERNAL.value
                 result = answer(error=f"autoclave: {FAULT}")
@@ -244,11 +246,6 @@ def _health(named: NamedDevice) -> health_wire.DeviceHealth:
     )
 
 
-def _public(error: AutoclaveError | Failure) -> str:
-    """The text for the pod's events. What the API server says of its objects is not secret."""
-    return error.for_tenants if isinstance(error, AutoclaveError) else error.message
-
-
 def _until(left: float | None) -> float:
     """The time of the event loop at which the answer must be there; the kubelet waits for ``left`` seconds."""
     return asyncio.get_running_loop().time() + max(min(CALL_WITHIN if left is None else left, CALL_WITHIN) - MARGIN, 0)
@@ -271,17 +268,13 @@ def handlers(driver: Driver, health: grpc.GenericRpcHandler | None = None) -> tu
     }
     generic = grpc.method_handlers_generic_handler
     services = [generic(f"k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin", calls) for version in ("v1", "v1beta1")]
-    return *services, health or _health_handler(driver)
-
-
-def _health_handler(driver: Driver) -> grpc.GenericRpcHandler:
     stream: Any = grpc.unary_stream_rpc_method_handler  # typed for threads
     watch = stream(
         driver.NodeWatchResources,
         health_wire.NodeWatchResourcesRequest.FromString,
         health_wire.NodeWatchResourcesResponse.SerializeToString,
     )
-    return grpc.method_handlers_generic_handler(HEALTH, {"NodeWatchResources": watch})
+    return *services, health or generic(HEALTH, {"NodeWatchResources": watch})
 
 
 class OwnDevices:
@@ -300,7 +293,15 @@ class OwnDevices:
         self, _claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], _until: float
     ) -> wire.NodePrepareResourceResponse:
         """Each device under its CDI name."""
-        return wire.NodePrepareResourceResponse(devices=[self._device(*each) for each in devices.items()])
+        answer = wire.NodePrepareResourceResponse()
+        for allocated, device in devices.items():
+            answer.devices.add(
+                request_names=[allocated.request],
+                pool_name=allocated.pool,
+                device_name=allocated.name,
+                cdi_device_ids=[f"{self._chosen.cdi_kind}={device.uuid}"],
+            )
+        return answer
 
     async def unprepare(self, _claim: wire.Claim, _until: float) -> wire.NodeUnprepareResourceResponse:
         """Nothing was made for the claim."""
@@ -309,11 +310,3 @@ class OwnDevices:
     async def named(self, shown: Sequence[Device]) -> Iterable[NamedDevice]:
         """All devices. The pool has the name of the node."""
         return [NamedDevice(self._chosen.cluster.node, slices.device_name(device.uuid), device) for device in shown]
-
-    def _device(self, device: AllocatedDevice, ours: Device) -> wire.Device:
-        return wire.Device(
-            request_names=[device.request],
-            pool_name=device.pool,
-            device_name=device.name,
-            cdi_device_ids=[f"{self._chosen.cdi_kind}={ours.uuid}"],
-        )

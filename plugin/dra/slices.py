@@ -134,15 +134,12 @@ def _device(device: Device, driver: str) -> dict[str, Any]:
     if device.memory_bytes:
         listed["capacity"] = {"memory": {"value": str(device.memory_bytes)}}
     if not device.healthy:
-        why = _taint_value(device.reason or ("quarantined" if device.quarantined else "not-clean"))
-        listed["taints"] = [{"key": f"{driver}/{TAINT}", "value": why, "effect": "NoSchedule"}]
+        why = device.reason or ("quarantined" if device.quarantined else "not-clean")
+        # As the value of a label: letters, digits, and ``-`` between them.
+        allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in why)
+        value = allowed[:LONGEST_VALUE].strip("-")
+        listed["taints"] = [{"key": f"{driver}/{TAINT}", "value": value, "effect": "NoSchedule"}]
     return listed
-
-
-def _taint_value(text: str) -> str:
-    """The text as the value of a label, which has letters, digits, and ``-`` between them."""
-    allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text)
-    return allowed[:LONGEST_VALUE].strip("-")
 
 
 # -- the slices of a vendor's driver

@@ -86,7 +86,9 @@ class KubeletRegistration:
         """One registration, from Register to the end of its stream."""
         streams = served.streams
         options = await served.prove()
-        self._demand_kubelet()
+        if (error := unix_sockets.connect_error(self._kubelet_socket)) is not None:
+            text = f"the kubelet does not answer on {self._kubelet_socket}: {error.strerror}"
+            raise NotRegistered(Cause.KUBELET_SILENT, text) from error
         opened, ended = streams.opened, streams.ended  # also notices an older stream that ends during Register
         await self._register(options)
         began = asyncio.get_running_loop().time()
@@ -100,13 +102,6 @@ class KubeletRegistration:
         if asyncio.get_running_loop().time() - began < SETTLED:
             raise NotRegistered(Cause.STREAM_ENDED, f"ListAndWatch ended within {SETTLED:g} s of Register")
         self._state.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
-
-    def _demand_kubelet(self) -> None:
-        error = unix_sockets.connect_error(self._kubelet_socket)
-        if error is not None:
-            raise NotRegistered(
-                Cause.KUBELET_SILENT, f"the kubelet does not answer on {self._kubelet_socket}: {error.strerror}"
-            ) from error
 
     async def _register(self, options: deviceplugin_pb2.DevicePluginOptions) -> None:
         """Use a new channel for each call: gRPC would delay calls to a new kubelet after failures of the last one."""

@@ -220,7 +220,9 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
     def _take(self, resource: str, offered: VendorList | None) -> None:
         """A list has come; None: no further list comes."""
         if offered is None:
-            self._keep(resource)
+            if resource not in self._keeping:
+                loop = asyncio.get_running_loop()
+                self._keeping[resource] = loop.call_later(KEPT, self._expire, resource)
         else:
             self._offer.put(resource, offered)
             if resource in self._keeping:  # until a list can be used, the time to its end runs on
@@ -228,11 +230,6 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
             self._report_refused(resource)
             self._listing.offer_again()
         self._changed.notify()
-
-    def _keep(self, resource: str) -> None:
-        if resource not in self._keeping:
-            loop = asyncio.get_running_loop()
-            self._keeping[resource] = loop.call_later(KEPT, self._expire, resource)
 
     def _expire(self, resource: str) -> None:
         if resource in self._keeping:

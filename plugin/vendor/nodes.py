@@ -111,15 +111,11 @@ def _numbers(node: Mapping[str, Any], host: str) -> Iterator[str]:
 
 def _opens(number: str, kind: _Kind, path: str) -> bool:
     """Whether the number belongs to the driver, and to this node of it."""
+    listed = DRIVERS.read_text().partition("Block devices")[0].splitlines()
+    majors = {line.split()[0] for line in listed if line.split()[1:] == [kind.driver]}
+    if kind.driver == "nvidia":
+        majors.add(str(_NVIDIA))
     major, _, minor = number.partition(":")
     match = kind.paths.fullmatch(path)
     digits = match[1] if match and match.lastindex else kind.minor
-    wanted = minor if digits is None else str(int(digits))
-    return (major, minor) in {(it, wanted) for it in _majors(kind.driver)}
-
-
-def _majors(driver: str) -> set[str]:
-    """The major numbers of a driver of character devices."""
-    listed = DRIVERS.read_text().partition("Block devices")[0].splitlines()
-    majors = {line.split()[0] for line in listed if line.split()[1:] == [driver]}
-    return majors | ({str(_NVIDIA)} if driver == "nvidia" else set())
+    return major in majors and (digits is None or minor == str(int(digits)))

@@ -5,7 +5,6 @@ A device is healthy if both say so. The vendor's entry of a device goes on to th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,10 +12,9 @@ from ground.device_messages import ReportedDevice
 from ground.request_limits import DEVICE
 from plugin.devices import HEALTHY, Device, listed
 from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.response import DEVICE_ID
 
 MOST = 4096  # devices of a resource: the kubelet gets each device that was ever listed with each change
-
-_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]*[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def refusal(name: str, on_node: Collection[ReportedDevice]) -> str:
             f"{name} is a share of a GPU (time slicing or MPS): the data of several pods lies in one memory, so it"
             " cannot be proven clean; turn the sharing off in the vendor's plugin"
         )
-    if not _UUID.fullmatch(name):
+    if not DEVICE_ID.fullmatch(name):
         return f"{name} is not the UUID of a GPU or of a MIG device: it cannot be proven clean"
     if on_node and not any(device.uuid == name for device in on_node):
         return f"the scrub service does not know {name}"
