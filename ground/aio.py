@@ -42,11 +42,7 @@ async def gather(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
     finally:
         for task in tasks:
             task.cancel()
-        await finish(_ended(tasks))
-
-
-async def _ended(tasks: list[asyncio.Task[R]]) -> None:
-    await asyncio.wait(tasks)
+        await finish(asyncio.wait(tasks))
 
 
 class Changed:

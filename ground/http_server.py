@@ -110,21 +110,21 @@ class HttpServer:
                 yield shown
             finally:
                 server.close()
-                await self._close_all()
+                exchanges = tuple(self._exchanges)
+                for exchange in exchanges:
+                    exchange.cancel()
+                await asyncio.gather(*exchanges, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._exchanges) >= MAX_CONNECTIONS:
-            self._abort_oldest()
+            # A good client ends within milliseconds, and the new one may be a probe of the kubelet.
+            oldest = next(iter(self._exchanges))
+            waiting = self._exchanges.pop(oldest)  # at once: other connections may arrive before it has ended
+            waiting.transport.abort()  # a task that has not begun would never run its finally
+            oldest.cancel()
         exchange = asyncio.create_task(self._serve_client(reader, writer))
         self._exchanges[exchange] = writer
         exchange.add_done_callback(lambda done: self._exchanges.pop(done, None))
-
-    def _abort_oldest(self) -> None:
-        """Abort the oldest: a good client ends within milliseconds, and the new one may be a probe of the kubelet."""
-        oldest = next(iter(self._exchanges))
-        writer = self._exchanges.pop(oldest)  # at once: other connections may arrive before it has ended
-        writer.transport.abort()  # a task that has not begun would never run its finally
-        oldest.cancel()
 
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -134,12 +134,6 @@ class HttpServer:
             pass
         finally:
             writer.transport.abort()  # does nothing after a complete answer
-
-    async def _close_all(self) -> None:
-        exchanges = tuple(self._exchanges)
-        for exchange in exchanges:
-            exchange.cancel()
-        await asyncio.gather(*exchanges, return_exceptions=True)
 
     async def _answer_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -171,30 +165,22 @@ class HttpServer:
             case "/healthz":
                 return _Reply(b"ok\n")
             case "/readyz":
-                return self._ready()
+                reasons = "".join(f"not ready: {why}\n" for why in self._obstacles())
+                status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+                return _Reply((reasons or "ready\n").encode(), status)
             case _:
                 return _Reply(b"not found: use /metrics, /healthz or /readyz\n", HTTPStatus.NOT_FOUND)
 
     def _metrics(self, accept: str) -> _Reply:
-        asked, now = kind_of(accept), self._clock()
-        made, reply = self._made.get(asked, (now - CACHE_SECONDS, None))
-        if reply is None or now - made >= CACHE_SECONDS:
-            reply = self._make(asked)
-            self._made[asked] = now, reply
-        return reply
-
-    def _make(self, kind: str) -> _Reply:
-        make: Callable[[CollectorRegistry], bytes] = (
-            openmetrics.generate_latest if kind == OPENMETRICS else text.generate_latest
-        )
+        kind, now = kind_of(accept), self._clock()
+        made, reply = self._made.get(kind, (now - CACHE_SECONDS, None))
+        if reply is not None and now - made < CACHE_SECONDS:
+            return reply
+        make = openmetrics.generate_latest if kind == OPENMETRICS else text.generate_latest
         try:
-            return _Reply(make(self._registry), kind=kind)
+            reply = _Reply(make(self._registry), kind=kind)
         except Exception:  # a fault in the metrics must not stop the program
             logger.exception("cannot make the metrics")
-            return _Reply(b"cannot make the metrics: the log has the error\n", HTTPStatus.INTERNAL_SERVER_ERROR)
-
-    def _ready(self) -> _Reply:
-        reasons = self._obstacles()
-        if not reasons:
-            return _Reply(b"ready\n")
-        return _Reply("".join(f"not ready: {why}\n" for why in reasons).encode(), HTTPStatus.SERVICE_UNAVAILABLE)
+            reply = _Reply(b"cannot make the metrics: the log has the error\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+        self._made[kind] = now, reply
+        return reply

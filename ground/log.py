@@ -91,8 +91,9 @@ class RepeatFilter:
 
     def __call__(self, _logger: object, _method: str, line: EventDict) -> EventDict:
         """The line, or ``DropEvent``."""
+        fields = sorted((key, repr(value)) for key, value in line.items() if key not in OF_THE_MOMENT)
         with self._lock:
-            left_out = self._pass(_sameness(line))
+            left_out = self._pass((_kind(line.get("exc_info")), *fields))
         return {**line, "left_out": left_out} if left_out else line
 
     def _pass(self, same: tuple[object, ...]) -> int:
@@ -106,11 +107,6 @@ class RepeatFilter:
         written.at.append(now)
         left_out, written.left_out = written.left_out, 0
         return left_out
-
-
-def _sameness(line: EventDict) -> tuple[object, ...]:
-    fields = sorted((key, repr(value)) for key, value in line.items() if key not in OF_THE_MOMENT)
-    return (_kind(line.get("exc_info")), *fields)
 
 
 def _kind(fault: object) -> str:

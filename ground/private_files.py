@@ -76,7 +76,10 @@ def opened(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError as error:
-        raise _foreign(path, error) from error
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a pipe or socket, a directory
+            why = _fault(path.lstat(), writing=False) or str(error.strerror)
+            raise ForeignFileError(path, why) from error
+        raise
     fault = _fault(os.fstat(descriptor), writing=bool(flags & _WRITING))
     if fault is None:
         return descriptor
@@ -201,12 +204,6 @@ def _demand(path: Path, fault_of: Callable[[os.stat_result], str | None]) -> Non
     with suppress(FileNotFoundError):
         if (fault := fault_of(path.lstat())) is not None:
             raise ForeignFileError(path, fault)
-
-
-def _foreign(path: Path, error: OSError) -> OSError:
-    if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a pipe or socket, a directory
-        return ForeignFileError(path, _fault(path.lstat(), writing=False) or str(error.strerror))
-    return error
 
 
 def _fault(found: os.stat_result, *, writing: bool) -> str | None:

@@ -47,8 +47,13 @@ class ImpossibleError(ValueError):
 
 def path(loc: Loc) -> str:
     """A location in the notation of messages: ``rules[0].policy.budgets``."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{_key(part)}" for part in loc)
-    return "".join(parts).removeprefix(".")
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part if _PLAIN_KEY.fullmatch(part) else quote(part)}"
+    return text.removeprefix(".")
 
 
 def describe(value: object) -> str:
@@ -76,7 +81,3 @@ def quote(text: str) -> str:
 def safe(text: str, longest: int = 60) -> str:
     """Text on one line, shortened, without control characters for a terminal."""
     return json.dumps(text if len(text) <= longest else f"{text[:longest]}...")[1:-1]
-
-
-def _key(key: str) -> str:
-    return key if _PLAIN_KEY.fullmatch(key) else quote(key)

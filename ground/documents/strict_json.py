@@ -77,11 +77,16 @@ def _built(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - wh
     if is_dataclass(kind):
         return _built_fields(cast("type", kind), value, where)
     if origin in (Union, UnionType):
-        return _built_choice(arguments, value, where)
+        if value is None and type(None) in arguments:
+            return None
+        [other] = [argument for argument in arguments if argument is not type(None)]  # no document has another choice
+        return _built(other, value, where)
     if origin in (tuple, frozenset):
         return origin(_built_items(kind, value, where))
     if origin is not None and issubclass(origin, Mapping):
-        return _built_map(kind, value, where)
+        if not isinstance(value, dict):
+            raise _fault(kind, value, where)
+        return {name: _built(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
     if kind is object or (isinstance(kind, type) and _is_a(kind, value)):
         return value
     if isinstance(kind, EnumType):
@@ -101,14 +106,6 @@ def _built_fields(kind: type, value: object, where: str) -> object:
     return kind(**{name: _built(of, value[name], f"{where}.{name}") for name, of in types.items()})
 
 
-def _built_choice(kinds: tuple[Any, ...], value: object, where: str) -> object:
-    """Null or one other kind: no document has another choice."""
-    if value is None and type(None) in kinds:
-        return None
-    [kind] = [kind for kind in kinds if kind is not type(None)]
-    return _built(kind, value, where)
-
-
 def _built_items(kind: Any, value: object, where: str) -> list[object]:  # noqa: ANN401 - see ``_built``
     if not isinstance(value, list):
         raise _fault(kind, value, where)
@@ -118,12 +115,6 @@ def _built_items(kind: Any, value: object, where: str) -> list[object]:  # noqa:
     if len(of) != len(value):
         raise _fault(kind, value, where)
     return [_built(one, item, f"{where}[{number}]") for number, (one, item) in enumerate(zip(of, value, strict=True))]
-
-
-def _built_map(kind: Any, value: object, where: str) -> dict[str, object]:  # noqa: ANN401 - see ``_built``
-    if not isinstance(value, dict):
-        raise _fault(kind, value, where)
-    return {name: _built(get_args(kind)[1], item, f"{where}.{name}") for name, item in value.items()}
 
 
 def _is_a(kind: type, value: object) -> bool:

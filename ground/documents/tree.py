@@ -95,7 +95,10 @@ def _refusals(text: str, source: str) -> Iterator[DocumentFault]:
             yield from _faults(source, event.start_mark, _refusal(event, depth, documents))
             mark = event.end_mark
     except ReaderError as error:
-        yield _unreadable(text, source, error)
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        what = f"the control character {error.character:#04x}"
+        yield DocumentFault(source, line, column, "", what, "printable text")
     except MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.problem, error.context)))
         yield from _faults(source, error.problem_mark or error.context_mark or mark, _broken(problem))
@@ -129,12 +132,6 @@ def _broken(problem: str) -> tuple[str, str]:
 def _faults(source: str, mark: StreamMark, what: tuple[str, str] | None) -> Iterator[DocumentFault]:
     if what is not None:
         yield DocumentFault(source, mark.line + 1, mark.column + 1, "", *what)
-
-
-def _unreadable(text: str, source: str, error: ReaderError) -> DocumentFault:
-    before = text[: error.position]
-    line, column = before.count("\n") + 1, error.position - before.rfind("\n")
-    return DocumentFault(source, line, column, "", f"the control character {error.character:#04x}", "printable text")
 
 
 class _Builder:

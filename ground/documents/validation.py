@@ -108,14 +108,15 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
     match error["type"]:
         case "extra_forbidden":
             holder = _model_at(model, loc[:-1])
-            near = _nearest(str(loc[-1]), holder, error["input"])
-            expected = f"one of {', '.join(holder.model_fields)}{near}"
+            hint = _nearest(str(loc[-1]), holder, error["input"])
+            expected = f"one of {', '.join(holder.model_fields)}{hint}"
             return Problem(loc, "an unknown key", expected, at_key=True)
         case "missing":
             return Problem(loc, "nothing", f"the key {loc[-1]}", missing=True)
         case "enum":
             words = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            return Problem(loc, found, f"{' or '.join(words)}{_hint(error['input'], words)}")
+            near = difflib.get_close_matches(str(error["input"]), words, n=1)
+            return Problem(loc, found, f"{' or '.join(words)}{f' (did you mean {near[0]}?)' if near else ''}")
         case "value_error" if isinstance(impossible := context["error"], ImpossibleError):
             about = tuple((*loc, *part.split(".")) for part in impossible.about)
             return Problem(loc, impossible.found, impossible.expected, about=about)
@@ -134,11 +135,6 @@ def _bound(kind: str, context: Mapping[str, float], value: object) -> str:
     """A limit in the unit of the input. Only durations are numbers that are written as text."""
     name, words = _BOUNDS[kind]
     return f"{words} {format_duration(context[name]) if isinstance(value, str) else context[name]}"
-
-
-def _hint(wrong: object, right: list[str]) -> str:
-    near = difflib.get_close_matches(str(wrong), right, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _nearest(wrong: str, model: type[BaseModel], value: object) -> str:
