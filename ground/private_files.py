@@ -42,8 +42,8 @@ def is_private(directory: Path, forbidden: int) -> bool:
 
     Users who may write to the directory could replace our files and sockets with their own.
     """
-    found = directory.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & forbidden == 0
+    status = directory.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & forbidden == 0
 
 
 def make_directory(directory: Path, kind: str, forbidden: int) -> None:
@@ -192,7 +192,7 @@ def sync_directory(directory: Path) -> None:
 
 def demand_own(path: Path) -> None:
     """ForeignFileError if the file exists and is not this user's own, for a file that a library opens."""
-    _demand(path, lambda found: _fault(found, writing=True))
+    _demand(path, lambda status: _fault(status, writing=True))
 
 
 def demand_regular(path: Path) -> None:
@@ -206,20 +206,20 @@ def _demand(path: Path, fault_of: Callable[[os.stat_result], str | None]) -> Non
             raise ForeignFileError(path, fault)
 
 
-def _fault(found: os.stat_result, *, writing: bool) -> str | None:
-    irregular = _irregular(found)
+def _fault(status: os.stat_result, *, writing: bool) -> str | None:
+    irregular = _irregular(status)
     if irregular is not None:
         return irregular
-    if found.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {found.st_uid}); {_REMEDY}"
-    if found.st_mode & NOT_TO_CHANGE:
+    if status.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {status.st_uid}); {_REMEDY}"
+    if status.st_mode & NOT_TO_CHANGE:
         return f"other users may write to it; {_REMEDY}"
-    if writing and found.st_nlink > 1:
+    if writing and status.st_nlink > 1:
         return f"it has another name (a hard link); {_REMEDY}"
     return None
 
 
-def _irregular(found: os.stat_result) -> str | None:
-    if stat.S_ISLNK(found.st_mode):
+def _irregular(status: os.stat_result) -> str | None:
+    if stat.S_ISLNK(status.st_mode):
         return f"it is a link; {_REMEDY}"
-    return None if stat.S_ISREG(found.st_mode) else f"it is not a regular file; {_REMEDY}"
+    return None if stat.S_ISREG(status.st_mode) else f"it is not a regular file; {_REMEDY}"

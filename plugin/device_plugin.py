@@ -143,13 +143,13 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         """The gate for a new tenant: all devices of all containers, or none."""
         groups = [list(each.devices_ids) for each in request.container_requests]
         async with self._answered(Hook.ALLOCATE, groups, context, _FINAL) as operation:
-            found = self._gate.find(self._resource, groups)
+            wanted = self._gate.find(self._resource, groups)
 
             async def acquire() -> None:
-                operation.receipt = await self._gate.acquire(self._resource, list(chain(*found)), operation.op)
+                operation.receipt = await self._gate.acquire(self._resource, list(chain(*wanted)), operation.op)
 
-            answer = await self._responses.allocate(request, found, acquire)
-            for container, devices in zip(answer.container_responses, found, strict=True):
+            answer = await self._responses.allocate(request, wanted, acquire)
+            for container, devices in zip(answer.container_responses, wanted, strict=True):
                 container.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
             return answer
 

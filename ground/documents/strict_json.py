@@ -44,10 +44,10 @@ def build(kind: type[T], value: object) -> T:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise ValueError(f"a name occurs twice among {', '.join(name for name, _ in pairs)}")
-    return found
+    return mapping
 
 
 def _number(constant: str) -> float:

@@ -105,13 +105,13 @@ class ClusterReporter:
             self._reports = node_report.after_silence(self._reports)
             self._set_content(node_report.SILENT)
             return
-        found = node_report.report(self._reports, devices, _steady())
-        for event in node_report.node_events(self._reports, found):
+        reports = node_report.report(self._reports, devices, _steady())
+        for event in node_report.node_events(self._reports, reports):
             dropped = self._outbox.dropped
             self._outbox.put(event, self._clock())
             if self._outbox.dropped and not dropped:
                 logger.warning("Events are dropped, the oldest first: too many wait for the API server")
-        self._reports = found
+        self._reports = reports
         self._set_content(node_report.condition_content(self._reports))
 
     def _set_content(self, content: ConditionContent) -> None:

@@ -51,7 +51,7 @@ class ClaimGate:
         held_deadline = min(deadline, clock() + HELD_WITHIN)
         logged: Reason | None = None
         while True:
-            seen = self._listing.current()
+            before = self._listing.current()
             try:
                 devices = self.known(names)
                 uuids = _not_of_another(devices.values(), claim)
@@ -68,22 +68,22 @@ class ClaimGate:
                 if error.reason is not logged:  # each cause once, not each attempt
                     logged = error.reason
                     logger.info("claim waits", op=op, claim=claim, reason=logged.value, error=error.message)
-                await self._change(seen, min(PAUSE, last - clock()))
+                await self._change(before, min(PAUSE, last - clock()))
             else:
-                return devices, {it.device: it for it in granted}
+                return devices, {grant.device: grant for grant in granted}
 
     async def give_back(self, claim: str, deadline: float, op: str) -> frozenset[str]:
         """Give back all devices of a claim, and return their UUIDs. An error says why one of them is not free."""
         clock = asyncio.get_running_loop().time
         while True:
-            seen = self._listing.current()
+            before = self._listing.current()
             try:
                 released = await self._scrubber.release(owner=claim, op=op)
             except AutoclaveError as error:
                 if clock() >= deadline:
                     raise
                 logger.info("not free yet", op=op, claim=claim, reason=error.reason.value, error=error.message)
-                await self._change(seen, min(PAUSE, deadline - clock()))
+                await self._change(before, min(PAUSE, deadline - clock()))
             else:
                 await self._until_shown(claim, released, min(SHOWN_WITHIN, max(deadline - clock(), 0)))
                 return released
@@ -129,11 +129,11 @@ class ClaimGate:
             if device.uuid in uuids
         )
 
-    async def _change(self, seen: Sequence[Device] | None, within: float) -> None:
+    async def _change(self, before: Sequence[Device] | None, within: float) -> None:
         """Return when a device changes, at the latest after ``within`` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                await self._listing.until_differs(tuple(seen) if seen is not None else None)
+                await self._listing.until_differs(tuple(before) if before is not None else None)
 
 
 def _not_of_another(devices: Iterable[Device], claim: str) -> list[str]:

@@ -72,7 +72,7 @@ class ClaimStatusWriter:
     async def _write(self) -> None:
         uid, prepared = next(iter(self._waiting.items()))
         try:
-            found = await self._apply(uid, prepared)
+            applied = await self._apply(uid, prepared)
         except Failure as failure:
             if self._waiting.get(uid) is not prepared:
                 return  # it was given back meanwhile
@@ -86,7 +86,7 @@ class ClaimStatusWriter:
             return
         if self._waiting.get(uid) is prepared:
             del self._waiting[uid]
-        if found is not None and not claims.has_status(found, self._driver):
+        if applied is not None and not claims.has_status(applied, self._driver):
             self._kept = False
             self._waiting.clear()
             logger.warning(

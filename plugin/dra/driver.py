@@ -128,10 +128,10 @@ class Driver:
                     await self._listing.until_differs(shown)
 
     async def _prepare(self, claim: wire.Claim, until: float, op: str) -> wire.NodePrepareResourceResponse:
-        found = await self._read(claim, until)
-        if claims.uid(found) != claim.uid:
+        resource_claim = await self._read(claim, until)
+        if claims.uid(resource_claim) != claim.uid:
             raise InvalidRequest(f"the claim {claim.namespace}/{claim.name} is another one now, with another UID")
-        uuids = await self._devices.uuids(list(claims.allocated(found, self._chosen.driver)), until)
+        uuids = await self._devices.uuids(list(claims.allocated(resource_claim, self._chosen.driver)), until)
         # Admin access takes nothing: the device may belong to another claim.
         wanted = {uuid for it, uuid in uuids.items() if not it.admin}
         devices, granted = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
@@ -141,7 +141,7 @@ class Driver:
         if self._statuses is not None and not answer.error:
             got = {it: granted[devices[uuid].uuid] for it, uuid in uuids.items() if devices[uuid].uuid in granted}
             if not any(grant.receipt and grant.proof is None for grant in got.values()):  # used since: it is written
-                self._statuses.prepared(found, {it: grant for it, grant in got.items() if not it.admin})
+                self._statuses.prepared(resource_claim, {it: grant for it, grant in got.items() if not it.admin})
         return answer
 
     async def _read(self, claim: wire.Claim, until: float) -> Mapping[str, Any]:
@@ -183,8 +183,8 @@ class Driver:
     ) -> dict[str, A]:
         """The answers for all claims of a call, by UID."""
         until = _until(context.time_remaining())
-        found = await asyncio.gather(*(self._answer(call, claim, until, work, answer) for claim in asked))
-        return {claim.uid: each for claim, each in zip(asked, found, strict=True)}
+        answers = await asyncio.gather(*(self._answer(call, claim, until, work, answer) for claim in asked))
+        return {claim.uid: each for claim, each in zip(asked, answers, strict=True)}
 
     async def _answer(self, call: Call, claim: wire.Claim, until: float, work: Work[A], answer: type[A]) -> A:
         """The answer to one call for one claim. Calls for one claim follow each other."""
@@ -225,12 +225,20 @@ def _add_gates(answer: wire.NodePrepareResourceResponse, claim: str, devices: Ma
 
     A vendor's driver may name some of the devices only, as long as the container gets them.
     """
-    for it, device in devices.items():
+    for allocated, device in devices.items():
         if not device.gate or answer.error:
             continue
-        named = [entry for entry in answer.devices if (entry.pool_name, entry.device_name) == (it.pool, it.name)]
+        named = [
+            entry
+            for entry in answer.devices
+            if (entry.pool_name, entry.device_name) == (allocated.pool, allocated.name)
+        ]
         if not named:
-            named = [answer.devices.add(request_names=[it.request], pool_name=it.pool, device_name=it.name)]
+            named = [
+                answer.devices.add(
+                    request_names=[allocated.request], pool_name=allocated.pool, device_name=allocated.name
+                )
+            ]
         for entry in named:
             entry.cdi_device_ids.append(f"{device.gate}.{claim}")
 

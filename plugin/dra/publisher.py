@@ -83,13 +83,13 @@ class SlicePublisher:
         if self._pool is None:
             self._pool = Pool(self._driver, self._node, (await self._server.read()).uid)
         wanted = self._wanted(self._pool)
-        found = await self._server.apply_slice(wanted)
-        if slices.has_taint(wanted) and not slices.has_taint(found):
+        applied = await self._server.apply_slice(wanted)
+        if slices.has_taint(wanted) and not slices.has_taint(applied):
             self._taints = False
             logger.warning(
                 "the API server keeps no device taints: unhealthy devices are left out", gate=slices.TAINTS_GATE
             )
-        self._found, self._read = found, True
+        self._found, self._read = applied, True
         logger.info("slice", devices=len(wanted["spec"].get("devices", ())))
 
     async def _follow_devices(self) -> None:
@@ -107,8 +107,8 @@ class SlicePublisher:
         warned = ""
         while True:
             try:
-                async for found in self._server.slices(slices.slice_name(self._driver, self._node)):
-                    self._found, self._read, warned = found, True, ""
+                async for current in self._server.slices(slices.slice_name(self._driver, self._node)):
+                    self._found, self._read, warned = current, True, ""
                     self._changed.notify()
             except Failure as failure:
                 if failure.message != warned:  # each cause once, not each attempt

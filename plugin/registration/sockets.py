@@ -88,10 +88,10 @@ def publish(path: Path) -> Identity:
         raise FatalError(
             f"cannot use socket path {path}: {error.strerror}; make its directory writable for this user"
         ) from error
-    found = identity(path)
-    if found is None:
+    published = identity(path)
+    if published is None:
         raise FatalError(f"cannot use socket path {path}: another program removed it at once; find that program")
-    return found
+    return published
 
 
 def withdraw(path: Path, ours: Identity) -> None:
@@ -102,23 +102,23 @@ def withdraw(path: Path, ours: Identity) -> None:
 
 def remove_dead(directory: Path, names: str) -> None:
     """Remove the sockets with such names that killed programs left."""
-    for found in directory.glob(names):
-        if isinstance(unix_sockets.connect_error(found), ConnectionRefusedError):
-            found.unlink(missing_ok=True)
+    for path in directory.glob(names):
+        if isinstance(unix_sockets.connect_error(path), ConnectionRefusedError):
+            path.unlink(missing_ok=True)
 
 
 def identity(path: Path) -> Identity | None:
     """What distinguishes a socket from its successor; None without a socket. Inode numbers are reused, hence ctime."""
     try:
-        found = path.stat()  # follows a link: a distribution may keep its sockets elsewhere
+        status = path.stat()  # follows a link: a distribution may keep its sockets elsewhere
     except OSError:
         return None  # absent or inaccessible: either way the plugin cannot connect
-    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return (status.st_dev, status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None
 
 
-def same(found: Identity | None, ours: Identity) -> bool:
+def same(other: Identity | None, ours: Identity) -> bool:
     """Whether it is the plugin's own socket. While it serves, its inode is not reused; its ctime may change."""
-    return found is not None and found[:2] == ours[:2]
+    return other is not None and other[:2] == ours[:2]
 
 
 class FileWatch(Changed):

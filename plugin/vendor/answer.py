@@ -102,12 +102,12 @@ def _device_nodes(
 
 def _cdi_names(response: wire.ContainerAllocateResponse) -> Iterator[str]:
     """The CDI devices. Refused if one is of another kind, or if an annotation says anything else."""
-    found = [device.name for device in response.cdi_devices]
+    names = [device.name for device in response.cdi_devices]
     for key, value in response.annotations.items():
         if not _ANNOTATION.fullmatch(key):
             raise _wrong(f"it sets the annotation {key!r}")
-        found += value.split(",")
-    for name in dict.fromkeys(found):
+        names += value.split(",")
+    for name in dict.fromkeys(names):
         if not _CDI_NAME.fullmatch(name):
             raise _wrong(f"it names the CDI device {name!r}")
         yield name
@@ -117,7 +117,7 @@ def _uuid(text: str, granted: Collection[ReportedDevice], on_node: Collection[Re
     """The granted device that is meant, by UUID or by the index of a whole GPU; Refused if it is another one."""
     for device in on_node:
         if text == device.uuid or (text == str(device.index) and not device.mig):
-            if any(device.uuid == it.uuid for it in granted):
+            if any(device.uuid == other.uuid for other in granted):
                 return device.uuid
             raise _wrong(f"it names {device.uuid}, which was not granted")
     raise _wrong(f"it names {text!r}, which is no GPU of this node")

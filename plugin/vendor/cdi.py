@@ -43,11 +43,11 @@ def check(
     known: Collection[ReportedDevice],
 ) -> list[Edits]:
     """What these CDI devices do; InvalidRequest if one cannot be read, or gives away a device that is not taken."""
-    found = [{"names": list(cdi_ids)}, *_edits(cdi_ids, directories)]
-    for each in found:
+    edits = [{"names": list(cdi_ids)}, *_edits(cdi_ids, directories)]
+    for each in edits:
         if why := fault(each, taken, known):
             raise InvalidRequest(f"a CDI device of the answer {why}")
-    return found
+    return edits
 
 
 def gives(edits: Collection[Edits], device: ReportedDevice) -> bool:
@@ -125,8 +125,8 @@ def _edits(cdi_ids: Collection[str], directories: Iterable[Path]) -> list[Edits]
     for file in sorted(file for directory in directories for file in _files(directory)) if cdi_ids else ():
         try:
             document = _read(file, cdi_ids)
-            devices = [(f"{document['kind']}={_name(it)}", it) for it in document.get("devices") or ()]
-            asked = [(name, _form(it)) for name, it in devices if name in wanted]
+            devices = [(f"{document['kind']}={_name(device)}", device) for device in document.get("devices") or ()]
+            asked = [(name, _form(device)) for name, device in devices if name in wanted]
             found += [_form(document), *(edits for _, edits in asked)] if asked else []
         except FileNotFoundError:
             continue  # of a claim that has just ended
@@ -154,7 +154,7 @@ def _read(file: Path, cdi_ids: Iterable[str]) -> Edits:
     if state.st_size > LARGEST:
         raise OSError(errno.EFBIG, f"it is larger than {LARGEST} bytes")
     text = file.read_bytes()
-    if not any(sign in text for sign in (*_HIDES, *(it.partition("=")[2].encode() for it in cdi_ids))):
+    if not any(sign in text for sign in (*_HIDES, *(cdi_id.partition("=")[2].encode() for cdi_id in cdi_ids))):
         return {}
     folded = _folded(strict_json.parse(text) if file.suffix == ".json" else _yaml(text))
     if not isinstance(folded, Mapping):
@@ -215,4 +215,6 @@ def _form(document: Edits) -> Edits:
 
 
 def _is_flat(value: object) -> bool:
-    return isinstance(value, str | int | None) or (isinstance(value, list) and all(isinstance(it, str) for it in value))
+    return isinstance(value, str | int | None) or (
+        isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    )

@@ -178,9 +178,10 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         """The socket that is meant: in this directory, or in the kubelet's, where some plugins always have it."""
         if name in ("", "kubelet.sock") or "/" in name or name.startswith("."):
             return None
-        found = (directory / name for directory in (self._directory, self._kubelet_dir))
+        paths = (directory / name for directory in (self._directory, self._kubelet_dir))
         return next(
-            (it for it in found if _fits(it) and it.is_socket() and unix_sockets.connect_error(it) is None), None
+            (path for path in paths if _fits(path) and path.is_socket() and unix_sockets.connect_error(path) is None),
+            None,
         )
 
     async def _connect(self, resource: str, path: Path) -> None:
@@ -241,10 +242,10 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
     def _report_refused(self, resource: str) -> None:
         """Log once why devices cannot be proven clean."""
         on_node = self._listing.on_node()
-        found = [why for name in self._offer.ids(resource) if (why := refusal(name, on_node))]
-        if found and self._refused.get(resource) != found[0]:
-            logger.error("devices cannot be proven clean", resource=resource, devices=len(found), error=found[0])
-        self._refused[resource] = found[0] if found else ""
+        reasons = [why for name in self._offer.ids(resource) if (why := refusal(name, on_node))]
+        if reasons and self._refused.get(resource) != reasons[0]:
+            logger.error("devices cannot be proven clean", resource=resource, devices=len(reasons), error=reasons[0])
+        self._refused[resource] = reasons[0] if reasons else ""
 
     # -- the files
 
@@ -268,15 +269,15 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         clock = asyncio.get_running_loop().time
         since: dict[Path, float] = {}
         while True:
-            seen = self._watch.notifications
+            before = self._watch.notifications
             registered = {plugin.path for plugin in self._plugins.values()}
-            found = set(self._kubelet_dir.glob(f"{self._prefix.partition('.')[0]}-*.sock")) - registered
-            since = {it: since.get(it, clock()) for it in found if unix_sockets.connect_error(it) is None}
+            unregistered = set(self._kubelet_dir.glob(f"{self._prefix.partition('.')[0]}-*.sock")) - registered
+            since = {it: since.get(it, clock()) for it in unregistered if unix_sockets.connect_error(it) is None}
             late = sorted(str(path) for path, begun in since.items() if clock() - begun >= BYPASS_AFTER)
             if late and late[0] != self._bypass:
                 logger.error("a vendor's plugin registers with the kubelet itself: nothing is proven", socket=late[0])
             self._bypass = late[0] if late else ""
-            await self._watch.after(seen)
+            await self._watch.after(before)
 
 
 def _fits(path: Path) -> bool:

@@ -98,15 +98,15 @@ def _numbers(node: Mapping[str, Any], host: str) -> Iterator[str]:
     for root in HOSTS:
         file = root / host.lstrip("/")
         try:
-            found = file.stat()  # of what a link leads to: container runtimes follow it
+            status = file.stat()  # of what a link leads to: container runtimes follow it
         except (FileNotFoundError, NotADirectoryError):
             if file.is_symlink():
                 yield "none"
         except OSError:
             yield "none"
         else:
-            is_device = stat.S_ISCHR(found.st_mode)
-            yield f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" if is_device else "none"
+            is_device = stat.S_ISCHR(status.st_mode)
+            yield f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}" if is_device else "none"
 
 
 def _opens(number: str, kind: _Kind, path: str) -> bool:

@@ -89,7 +89,7 @@ class VendorResponses:
             asked = wire.ContainerPreferredAllocationRequest()
             asked.CopyFrom(request)
             del asked.available_deviceIDs[:]
-            asked.available_deviceIDs.extend(it for it in request.available_deviceIDs if it in clean | must)
+            asked.available_deviceIDs.extend(name for name in request.available_deviceIDs if name in clean | must)
             chosen = await self._asked(plugin, asked)
             if len(chosen) == request.allocation_size == len(set(chosen)) and must <= set(chosen) <= clean | must:
                 return chosen

@@ -63,13 +63,13 @@ class VendorRegistry:
             shown: dict[Path, tuple[sockets.Identity, asyncio.Task[None]]] = {}
             while True:
                 self._note_bypass()
-                found = _found(self._directory)
-                for path in [path for path, (identity, _) in shown.items() if found.get(path) != identity]:
+                present = _found(self._directory)
+                for path in [path for path, (identity, _) in shown.items() if present.get(path) != identity]:
                     _, task = shown.pop(path)
                     task.cancel()
                     await asyncio.wait({task})
-                for path in found.keys() - shown.keys():
-                    shown[path] = found[path], tasks.create_task(self._follow(path), name=f"driver at {path.name}")
+                for path in present.keys() - shown.keys():
+                    shown[path] = present[path], tasks.create_task(self._follow(path), name=f"driver at {path.name}")
                 await self._watch.until(
                     lambda: (
                         _found(self._directory) != {it: shown[it][0] for it in shown}
@@ -78,15 +78,15 @@ class VendorRegistry:
                 )
 
     def _note_bypass(self) -> None:
-        found = bypass(self._chosen)
-        if found == self._counters.bypass:
+        socket = bypass(self._chosen)
+        if socket == self._counters.bypass:
             return
-        self._counters.bypass = found
-        if found:
+        self._counters.bypass = socket
+        if socket:
             logger.error(
                 "the kubelet calls the driver without the gate: nothing is proven",
                 driver=self._chosen.driver,
-                socket=str(self._chosen.registry_dir / found),
+                socket=str(self._chosen.registry_dir / socket),
             )
 
     async def _follow(self, path: Path) -> None:
@@ -175,8 +175,8 @@ def bypass(chosen: DraConfig) -> str:
 
 def _found(directory: Path) -> dict[Path, sockets.Identity]:
     """The sockets that the kubelet would find; it ignores names that begin with a dot."""
-    seen = ((path, sockets.identity(path)) for path in directory.glob("[!.]*"))
-    return {path: identity for path, identity in seen if identity is not None}
+    identities = ((path, sockets.identity(path)) for path in directory.glob("[!.]*"))
+    return {path: identity for path, identity in identities if identity is not None}
 
 
 def _ours(info: wire.PluginInfo, service: Path, *, gated: bool) -> wire.PluginInfo:
@@ -186,7 +186,9 @@ def _ours(info: wire.PluginInfo, service: Path, *, gated: bool) -> wire.PluginIn
     shown.endpoint = str(service)
     if gated:
         shown.ClearField("supported_versions")
-        shown.supported_versions.extend([*(it for it in info.supported_versions if it in SERVED), HEALTH])
+        shown.supported_versions.extend(
+            [*(version for version in info.supported_versions if version in SERVED), HEALTH]
+        )
     return shown
 
 
