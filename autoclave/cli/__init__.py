@@ -162,12 +162,8 @@ class Parsed(click.ParamType[Any]):
             self.fail(f"found {value!r}, {error}", param, ctx)
 
 
-def _duration(text: str) -> object:
-    """The seconds. Their parser is imported for a given value only, so that ``--help`` is quick."""
-    return importlib.import_module("ground.documents.units").parse_duration(text)
-
-
-DURATION = Parsed("duration", _duration)
+# The parser is imported for a given value only, so that ``--help`` is quick.
+DURATION = Parsed("duration", lambda text: importlib.import_module("ground.documents.units").parse_duration(text))
 
 
 @click.group(

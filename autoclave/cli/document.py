@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
@@ -60,7 +60,10 @@ def explanation(it: views.Explanation) -> dict[str, object]:
 def emit(document: Mapping[str, object], output: str) -> None:
     """Print the document on stdout."""
     if output == "yaml":
-        _yaml(document, sys.stdout)
+        yaml = importlib.import_module("ruamel.yaml").YAML(pure=True)  # slow to import, and rarely used
+        yaml.explicit_start = True  # so that a watch is a stream of documents
+        yaml.width = 4096  # one line for each value, for grep
+        yaml.dump(document, sys.stdout)
     else:
         click.echo(json.dumps(document, indent=2))
 
@@ -78,13 +81,6 @@ def show_table(headers: Sequence[str], rows: table.Rows) -> None:
         importlib.import_module("autoclave.cli.terminal").show(headers, rows)
     else:
         click.echo(table.plain(headers, rows))
-
-
-def _yaml(document: Mapping[str, object], stream: TextIO) -> None:
-    yaml = importlib.import_module("ruamel.yaml").YAML(pure=True)  # slow to import, and rarely used
-    yaml.explicit_start = True  # so that a watch is a stream of documents
-    yaml.width = 4096  # one line for each value, for grep
-    yaml.dump(document, stream)
 
 
 def _plain(name: str, value: object) -> object:

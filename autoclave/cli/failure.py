@@ -35,7 +35,9 @@ def report(error: Exception) -> int:
         case Unreachable():
             return _print(f"{error.message}; `autoclave doctor` says more", UNREACHABLE)
         case InvalidRequest():
-            return _print(_invalid_request(error), WRONG_USAGE)
+            text = error.message if error.message.startswith("cannot") else f"cannot do that: {error.message}"
+            hint = "; `autoclave status` lists the GPUs" if error.reason is Reason.UNKNOWN_DEVICE else ""
+            return _print(f"{text}{hint}", WRONG_USAGE)
         case FatalError() | DocumentError():
             return _print(str(error), WRONG_USAGE)
         case AutoclaveError(reason=Reason.OTHER_OWNER):
@@ -55,12 +57,6 @@ def _print(message: str, code: int) -> int:
         "\n".join(["autoclave: " + lines[0], *lines[1:]]) if lines else "autoclave: failed without a message", err=True
     )
     return code
-
-
-def _invalid_request(error: InvalidRequest) -> str:
-    """The service's refusal of a request, as a sentence for the person at the shell."""
-    text = error.message if error.message.startswith("cannot") else f"cannot do that: {error.message}"
-    return f"{text}; `autoclave status` lists the GPUs" if error.reason is Reason.UNKNOWN_DEVICE else text
 
 
 def _usage(error: click.UsageError) -> str:

@@ -35,7 +35,18 @@ TRIED_EVERY = 0.05  # seconds
 
 def ask(run_dir: Path, question: Callable[[admin_client.AdminClient], Awaitable[T]]) -> T:
     """The answer. If no process listens on the socket, first wait for a service that starts (``--service-wait``)."""
-    _wait_for_service(paths.admin_socket(run_dir))
+    socket = paths.admin_socket(run_dir)
+    ctx = click.get_current_context(silent=True)  # None for a caller that is no verb: it does not wait
+    within: float = ctx.find_root().params.get("service_wait", 0.0) if ctx is not None else 0.0
+    began, warned = time.monotonic(), False
+    while isinstance(unix_sockets.connect_error(socket), STARTING):
+        waited = time.monotonic() - began
+        if waited >= SAID_AFTER and not warned:
+            human.warn(f"waiting at most {units.format_duration(within)} for the scrub service at {socket}")
+            warned = True
+        if waited >= within:
+            break
+        time.sleep(TRIED_EVERY)
     return ask_now(run_dir, question)
 
 
@@ -57,22 +68,6 @@ async def _explained(kind: Callable[[Path], C], socket: Path, question: Callable
             return await question(connection)
         except Unreachable as error:
             raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
-
-
-def _wait_for_service(socket: Path) -> None:
-    """Return when a process listens on the socket, or when waiting longer is of no use."""
-    ctx = click.get_current_context(silent=True)  # None for a caller that is no verb: it does not wait
-    within: float = ctx.find_root().params.get("service_wait", 0.0) if ctx is not None else 0.0
-    began, said = time.monotonic(), False
-    while isinstance(unix_sockets.connect_error(socket), STARTING):
-        waited = time.monotonic() - began
-        if waited >= SAID_AFTER and not said:
-            longest = units.format_duration(within)
-            human.warn(f"waiting at most {longest} for the scrub service at {socket}")
-            said = True
-        if waited >= within:
-            return
-        time.sleep(TRIED_EVERY)
 
 
 async def find(admin: admin_client.AdminClient, names: Sequence[str]) -> dict[str, views.DeviceStatus]:

@@ -90,20 +90,17 @@ def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
     return [device.name, uuid, device.state, human.span(now - device.since), healthy]
 
 
-def _next(quarantine: views.QuarantineStatus) -> str:
-    match quarantine.next_probe_seconds:
-        case None:
-            return "waits for an operator"
-        case 0.0:
-            return "next probation when the cause is gone"
-        case due:
-            return f"next probation in {human.span(due)}"
-
-
 def note(device: views.DeviceStatus) -> str:
     """The most important fact about a device."""
     if device.quarantine is not None:
-        return f"{device.quarantine.reason}: {device.quarantine.detail}; {_next(device.quarantine)}"
+        match device.quarantine.next_probe_seconds:
+            case None:
+                way_back = "waits for an operator"
+            case 0.0:
+                way_back = "next probation when the cause is gone"
+            case due:
+                way_back = f"next probation in {human.span(due)}"
+        return f"{device.quarantine.reason}: {device.quarantine.detail}; {way_back}"
     if device.job is not None:
         return job(device.job)
     if tenant := device.pod or device.owner:

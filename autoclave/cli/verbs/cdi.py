@@ -89,10 +89,10 @@ def _generated(kind: str, root: Path, driver_root: Path, within: float) -> dict[
 
     nvidia-ctk runs in ``root``, the host's root directory, and ``driver_root`` is a path in it.
     """
-    said = _run(_command(kind, driver_root), root, (*_PLACES, str(driver_root / "usr/bin")), within)
-    if fault := _fault(container_toolkit.specification("", said), kind):
+    output = _run(_command(kind, driver_root), root, (*_PLACES, str(driver_root / "usr/bin")), within)
+    if fault := _fault(container_toolkit.specification("", output), kind):
         raise _refused(f"cannot use the output of nvidia-ctk: {fault}")
-    made: dict[str, Any] = json.loads(said)
+    made: dict[str, Any] = json.loads(output)
     return made
 
 
@@ -218,20 +218,16 @@ def _write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) ->
     count = sum(device["name"] != ALL for device in left)
     try:
         if not count:
-            return _give_way(file, sorted(spec.path for spec in same if _uuids(spec)))
+            done = f"removed {file}" if file.is_file() else "wrote nothing"
+            file.unlink(missing_ok=True)
+            named_by = ", ".join(sorted(spec.path for spec in same if _uuids(spec)))
+            remedy = "generate that again after each driver update, or remove it and run this again"
+            return f"{done}: each GPU is named by UUID in {named_by} already; {remedy}"
         what = f"it names {count} {'device' if count == 1 else 'devices'} by UUID"
         return f"{file} {'is new' if _replaced(file, {**made, 'devices': left}) else 'has not changed'}: {what}"
     except OSError as error:
         remedy = "name a directory that this user can write with --cdi-dir"
         raise FatalError(f"cannot write {file}: {error.strerror}; {remedy}") from error
-
-
-def _give_way(file: Path, named_by: Sequence[str]) -> str:
-    was_there = file.is_file()
-    file.unlink(missing_ok=True)
-    done = f"removed {file}" if was_there else "wrote nothing"
-    remedy = "generate that again after each driver update, or remove it and run this again"
-    return f"{done}: each GPU is named by UUID in {', '.join(named_by)} already; {remedy}"
 
 
 def _replaced(file: Path, document: Mapping[str, Any]) -> bool:

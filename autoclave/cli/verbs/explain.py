@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -51,7 +51,9 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     device = explanation.device
     yield f"GPU {device.name}  {device.device}  {device.model}, {human.size(device.memory_bytes)}"
     yield ""
-    for entry in _without_step_starts(explanation.entries):
+    entries = table.one_for_each_start(explanation.entries)
+    # Without the starts of steps that have ended: ``autoclave history`` lists all entries.
+    for entry in (*(entry for entry in entries[:-1] if entry.kind != "step-started"), *entries[-1:]):
         yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
     yield ""
     when = "last" if service is None else "now "
@@ -64,14 +66,6 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
     for line in broken or explanation.advice or ("nothing to do",):
         yield f"advice  {line}"
-
-
-def _without_step_starts(entries: Sequence[views.HistoryEntry]) -> Iterator[views.HistoryEntry]:
-    """The entries without the starts of steps that have ended. ``autoclave history`` lists all entries."""
-    shown = table.one_for_each_start(entries)
-    for number, entry in enumerate(shown):
-        if entry.kind != "step-started" or number == len(shown) - 1:
-            yield entry
 
 
 def _state(device: views.DeviceStatus) -> Iterator[str]:

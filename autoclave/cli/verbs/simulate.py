@@ -14,7 +14,7 @@ from autoclave.cli import DURATION, ENVIRONMENT, Parsed, human, options, service
 from ground.documents import units
 from ground.errors import InvalidRequest, Reason, Refused
 from policies.hardware import DeviceSign
-from scrubber.core.model import AilmentKind, DeviceInfo
+from scrubber.core.model import AilmentKind
 from scrubber.devices.simulated import drills, layout
 
 
@@ -33,10 +33,15 @@ class DrillTarget:
 
 
 def find_target(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTarget:
-    """The GPU with this name."""
+    """The GPU with this name: its index, UUID, or a unique prefix of its UUID, as for the service."""
     if simulated_dir is not None:
-        found = _match_name(gpu, [place.info() for place in layout.places(simulated_dir)], simulated_dir)
-        return DrillTarget(simulated_dir, found.uuid, found.index)
+        infos = [place.info() for place in layout.places(simulated_dir)]
+        fits = [it for it in infos if gpu == str(it.index) or (gpu and it.uuid.lower().startswith(gpu.lower()))]
+        if len(fits) == 1:
+            return DrillTarget(simulated_dir, fits[0].uuid, fits[0].index)
+        names = ", ".join(f"{it.index} ({it.uuid})" for it in fits or infos) or "nothing"
+        why = f"it could be any of {names}" if fits else f"there is {names} in {simulated_dir}"
+        raise InvalidRequest(f"cannot find GPU {gpu}: {why}")
     status = service_call.ask(run_dir, lambda admin: admin.status([gpu]))
     if not status.service.simulated_dir:
         raise Refused(
@@ -46,16 +51,6 @@ def find_target(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTar
         )
     device = status.devices[0]
     return DrillTarget(Path(status.service.simulated_dir), device.device, device.index)
-
-
-def _match_name(gpu: str, infos: list[DeviceInfo], root: Path) -> DeviceInfo:
-    """By index, UUID, or unique UUID prefix, as the service does."""
-    found = [it for it in infos if gpu == str(it.index) or (gpu and it.uuid.lower().startswith(gpu.lower()))]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(f"{it.index} ({it.uuid})" for it in found or infos) or "nothing"
-    why = f"it could be any of {names}" if found else f"there is {names} in {root}"
-    raise InvalidRequest(f"cannot find GPU {gpu}: {why}")
 
 
 SIZE = Parsed("size", units.parse_size)

@@ -118,14 +118,14 @@ class Selection:
 
     def of(self, devices: Sequence[views.DeviceStatus]) -> tuple[views.DeviceStatus, ...]:
         """The devices that pass all filters, in order."""
-        return tuple(sorted(filter(self._wants, devices), key=ORDERS[self.order]))
-
-    def _wants(self, device: views.DeviceStatus) -> bool:
-        return (
-            (not self.states or device.state in self.states)
+        wanted = [
+            device
+            for device in devices
+            if (not self.states or device.state in self.states)
             and not (self.unhealthy and device.healthy)
             and all(term.fits(device) for term in self.terms)
-        )
+        ]
+        return tuple(sorted(wanted, key=ORDERS[self.order]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,16 @@ def xid(code: int | None, policy: str | None, output: str, run_dir: Path) -> Non
     elif output != "text":
         document.emit(document.single("Xid", _fields(code or 0, chosen)), output)
     elif code is None:
-        document.show_table(("CODE", "POLICY", "ASKS", "MEANING"), list(_rows(chosen)))
+        rows = []
+        for known in xids.ROWS.values():
+            done = {xids.treatment(rules, known.code).value for rules in chosen.rules.values()}
+            does = "by rule" if len(done) > 1 else "".join(done)
+            rows.append([str(known.code), does.replace(" ", "-"), known.action.value, known.description])
+        document.show_table(("CODE", "POLICY", "ASKS", "MEANING"), rows)
     else:
-        human.say(*_story(code, chosen))
+        row = xids.ROWS.get(code)
+        human.say(f"xid {code}  {row.mnemonic if row else 'unknown'}")
+        human.say(*table.plain((), list(_pairs(code, chosen))).splitlines())
 
 
 def _in_force(run_dir: Path) -> XidPolicy:
@@ -97,14 +104,8 @@ def _read(policies: PolicySet, origin: str) -> XidPolicy:
     return XidPolicy(policies.name, origin, rules)
 
 
-def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
-    """The lines: the code, what each policy does about it, and what a person should do."""
-    known = xids.ROWS.get(code)
-    yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
-    yield from table.plain((), list(_pairs(code, chosen))).splitlines()
-
-
 def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
+    """What is known of the code, what each policy does about it, and what a person should do."""
     known = xids.ROWS.get(code)
     if known:
         yield "meaning", known.description
@@ -115,16 +116,12 @@ def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
         yield "note", note
     yield "policy", f"{chosen.name}, {chosen.origin}"
     for rule, rules in chosen.rules.items():
-        yield f"under rule {rule}", _does(rules, code)
+        done = xids.treatment(rules, code)
+        does = done.value
+        if done is not Treatment.QUARANTINE and xids.repeats_count(rules, code):
+            does += f", and quarantine at {xids.REPEATS} within {units.format_duration(xids.REPEATS_WITHIN)}"
+        yield f"under rule {rule}", does
     yield "to do", xids.remedy(code)
-
-
-def _does(rules: Xids, code: int) -> str:
-    """What a policy does when this XID occurs, and how many repeats it tolerates."""
-    done = xids.treatment(rules, code)
-    if done is Treatment.QUARANTINE or not xids.repeats_count(rules, code):
-        return done.value
-    return f"{done.value}, and quarantine at {xids.REPEATS} within {units.format_duration(xids.REPEATS_WITHIN)}"
 
 
 def _note(code: int) -> str:
@@ -143,13 +140,6 @@ def _note(code: int) -> str:
 
 def _presets(code: int) -> dict[str, str]:
     return {it.value: xids.treatment(Xids(preset=it), code).value for it in Preset}
-
-
-def _rows(chosen: XidPolicy) -> Iterator[list[str]]:
-    for known in xids.ROWS.values():
-        done = {xids.treatment(rules, known.code).value for rules in chosen.rules.values()}
-        policy = "by rule" if len(done) > 1 else "".join(done)
-        yield [str(known.code), policy.replace(" ", "-"), known.action.value, known.description]
 
 
 def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
