@@ -42,9 +42,9 @@ def fields(view: DataclassInstance) -> dict[str, object]:
     return {name: _plain(name, value) for name, value in asdict(view).items()}
 
 
-def gpu(it: views.DeviceStatus) -> dict[str, object]:
+def gpu(device: views.DeviceStatus) -> dict[str, object]:
     """Which GPU an item is about."""
-    return {"device": it.device, "index": it.index, "slice": it.slice}
+    return {"device": device.device, "index": device.index, "slice": device.slice}
 
 
 def entry(it: views.HistoryEntry) -> dict[str, object]:

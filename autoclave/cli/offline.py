@@ -52,14 +52,16 @@ class Offline:
     ) -> Sequence[views.HistoryEntry]:
         """The newest events that are asked for, newest last."""
         window = file.Window(kinds=frozenset(which["kinds"]), until=which["until"] or None, warnings=which["warnings"])
-        found: tuple[views.HistoryEntry, ...] = ()
-        while len(found) < limit:
-            older = replace(window, before=found[0].seq if found else None)
-            entries = self._history.entries(gpu, since, limit - len(found), older, without_steps=which["without_steps"])
-            found = (*(page := asyncio.run(entries).entries), *found)
+        events: tuple[views.HistoryEntry, ...] = ()
+        while len(events) < limit:
+            older = replace(window, before=events[0].seq if events else None)
+            entries = self._history.entries(
+                gpu, since, limit - len(events), older, without_steps=which["without_steps"]
+            )
+            events = (*(page := asyncio.run(entries).entries), *events)
             if len(page) < MAX_ENTRIES:
                 break
-        return found
+        return events
 
     def explain(self, gpu: str) -> views.Explanation:
         """The events that led to the last known state. What the service would do next is left out."""

@@ -111,14 +111,14 @@ def note(device: views.DeviceStatus) -> str:
     return "" if device.why == device.state else device.why
 
 
-def job(it: views.JobStatus) -> str:
+def job(status: views.JobStatus) -> str:
     """The progress of a job."""
-    if it.queue_place is not None:
-        return f"waiting for a slot, {human.ordinal(it.queue_place)} ({it.path} path)"
-    share = f"{it.done_bytes / it.total_bytes:.0%}" if it.total_bytes else ""
-    if it.step:
-        return f"{it.path} path: {it.step} {share}".rstrip()
-    return f"{it.path} path: {'between two steps' if share else 'starting'}"
+    if status.queue_place is not None:
+        return f"waiting for a slot, {human.ordinal(status.queue_place)} ({status.path} path)"
+    share = f"{status.done_bytes / status.total_bytes:.0%}" if status.total_bytes else ""
+    if status.step:
+        return f"{status.path} path: {status.step} {share}".rstrip()
+    return f"{status.path} path: {'between two steps' if share else 'starting'}"
 
 
 def results(progress: Sequence[views.ScrubProgress], devices: Mapping[str, views.DeviceStatus]) -> list[list[str]]:

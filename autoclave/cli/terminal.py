@@ -139,11 +139,11 @@ class Screenful(bars.Progress):
             return
         count = Counter(task.fields["phase"] for task in self.tasks)
         totals = ", ".join(f"{count[phase]} {phase}" for phase in PHASES if count[phase])
-        said = Text(f"{len(self.tasks)} GPUs: {totals}; not all fit on this screen")
-        room = self._terminal.height - len(said.wrap(self._terminal, self._terminal.width))
+        line = Text(f"{len(self.tasks)} GPUs: {totals}; not all fit on this screen")
+        room = self._terminal.height - len(line.wrap(self._terminal, self._terminal.width))
         most_telling = sorted(self.tasks, key=lambda task: PHASES.index(task.fields["phase"]))[:room]
         yield self.make_tasks_table(sorted(most_telling, key=lambda task: task.id))
-        yield said
+        yield line
 
 
 class Bars:
@@ -163,9 +163,9 @@ class Bars:
         task = self._tasks[message.device]
         if message.result is not None:
             end = 1 if message.result.clean else 0
-            said = self._said(message.device, message.result.state)
+            description = self._said(message.device, message.result.state)
             self._progress.update(
-                task, description=said, completed=end, total=1, amount="", phase=_phase(message.result)
+                task, description=description, completed=end, total=1, amount="", phase=_phase(message.result)
             )
         elif message.queue_place is not None:
             place = f"for a slot, {human.ordinal(message.queue_place)}"
@@ -173,8 +173,8 @@ class Bars:
         elif message.step:
             if self._steps.get(message.device) != message.step:
                 self._steps[message.device] = message.step
-                said = self._said(message.device, message.step)
-                self._progress.reset(task, description=said, amount="", phase="running")
+                description = self._said(message.device, message.step)
+                self._progress.reset(task, description=description, amount="", phase="running")
             done, total = message.done_bytes, message.total_bytes
             amount = f"{human.size(done)} of {human.size(total)}" if total else ""
             self._progress.update(task, completed=done, total=total or None, amount=amount)

@@ -90,12 +90,12 @@ def _missing_gates(driver: str) -> frozenset[str] | CheckFault:
     """Give the API server a slice with a taint, as a dry run, and see whether it keeps the taint."""
     node = os.environ.get("NODE_NAME", "")
     choice = ReportChoice(Reports.ON, node)
-    found = credentials.find(choice, os.environ)
-    if found is None or not node:
+    file = credentials.find(choice, os.environ)
+    if file is None or not node:
         return CheckFault("there are no credentials, or NODE_NAME is not set")
 
     async def ask() -> frozenset[str]:
-        server = reporter.connect(found, node, API_WITHIN)
+        server = reporter.connect(file, node, API_WITHIN)
         try:
             tried = slices.with_a_taint(Pool(driver, node, (await server.read()).uid))
             kept = slices.has_taint(await server.apply_slice(tried, dry_run=True))
@@ -129,13 +129,13 @@ def _answer(run_dir: Path, ask: Ask) -> views.Status | AutoclaveError:
 
 def _directory(path: Path, *, links: bool) -> base.Directory:
     try:
-        found = path.stat(follow_symlinks=links)
+        status = path.stat(follow_symlinks=links)
     except OSError as error:
         return base.Directory(str(path), safe_read.fault(error))
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return base.Directory(str(path), CheckFault("it is not a directory"))
-    private = stat.S_IMODE(found.st_mode) & 0o077 == 0
-    return base.Directory(str(path), private=private, ours=found.st_uid == os.geteuid())
+    private = stat.S_IMODE(status.st_mode) & 0o077 == 0
+    return base.Directory(str(path), private=private, ours=status.st_uid == os.geteuid())
 
 
 def _last_error(path: Path) -> base.LastError | None:
@@ -155,10 +155,10 @@ def _socket(path: Path) -> base.Socket:
 
 def _plugins(directory: Path, prefix: str = "") -> base.Sockets:
     """The sockets of plugins whose names start with ``prefix``."""
-    found = safe_read.names(directory)
-    if isinstance(found, CheckFault):
-        return base.Sockets(str(directory), fault=found)
-    ours = (name for name in found if name.lower().startswith(prefix) and name.endswith(".sock"))
+    names = safe_read.names(directory)
+    if isinstance(names, CheckFault):
+        return base.Sockets(str(directory), fault=names)
+    ours = (name for name in names if name.lower().startswith(prefix) and name.endswith(".sock"))
     return base.Sockets(str(directory), tuple(_socket(directory / name) for name in ours))
 
 
@@ -180,13 +180,14 @@ def _checkpoint(kubelet_dir: Path) -> Mapping[str, frozenset[str]] | CheckFault:
 
 def _registered(directory: Path) -> dict[str, frozenset[str]] | CheckFault:
     """The healthy devices of each resource. The kubelet rewrites the file at each list that a plugin sends."""
-    said = safe_read.text(directory / checkpoint.NAME)
-    if isinstance(said, CheckFault):
-        return said
+    text = safe_read.text(directory / checkpoint.NAME)
+    if isinstance(text, CheckFault):
+        return text
     try:
-        document = json.loads(said)["Data"]["RegisteredDevices"] or {}
-        found = {str(resource): frozenset(ids or ()) for resource, ids in document.items()}  # Go writes [] as null
+        document = json.loads(text)["Data"]["RegisteredDevices"] or {}
+        registered = {str(resource): frozenset(ids or ()) for resource, ids in document.items()}  # Go writes [] as null
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return CheckFault(f"it does not have the format of a checkpoint ({error!r})")
-    texts = all(isinstance(each, str) for ids in found.values() for each in ids)
-    return found if texts else CheckFault("it does not have the format of a checkpoint (a device id that is not text)")
+    if not all(isinstance(device, str) for ids in registered.values() for device in ids):
+        return CheckFault("it does not have the format of a checkpoint (a device id that is not text)")
+    return registered

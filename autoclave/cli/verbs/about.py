@@ -56,5 +56,5 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     For bash: eval "$(autoclave completion bash)" in ~/.bashrc.
     """
-    found = SHELLS[shell](ctx.find_root().command, {}, "autoclave", "_AUTOCLAVE_COMPLETE")
-    click.echo(found.source_template % found.source_vars())
+    script = SHELLS[shell](ctx.find_root().command, {}, "autoclave", "_AUTOCLAVE_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

@@ -78,8 +78,8 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
         document.emit(document.listing("Release", items), output)
         return
     for uuid, it in devices.items():
-        said = "is given back" if uuid in released else f"was not held, so nothing was given back; it is {it.state}"
-        human.say(f"GPU {it.name} ({uuid}) {said}")
+        result = "is given back" if uuid in released else f"was not held, so nothing was given back; it is {it.state}"
+        human.say(f"GPU {it.name} ({uuid}) {result}")
 
 
 async def _user(refusal: str, admin: admin_client.AdminClient) -> str:

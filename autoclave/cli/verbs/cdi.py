@@ -76,24 +76,16 @@ def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: 
         if spec.fault is not None:
             human.warn(f"cannot use {spec.path}: {spec.fault.text}")
     try:
-        made = _generated(cdi_kind, host_root, driver_root, timeout)
+        # nvidia-ctk runs in ``host_root``, and ``driver_root`` is a path in it.
+        places = (*_PLACES, str(driver_root / "usr/bin"))
+        output = _run(_command(cdi_kind, driver_root), host_root, places, timeout)
     except NotReady as late:
         human.warn(str(late))
         return LATE
-    human.say(_write(file, made, elsewhere))
-    return DONE
-
-
-def _generated(kind: str, root: Path, driver_root: Path, within: float) -> dict[str, Any]:
-    """A specification that names each device by its UUID. Refused or NotReady if there is none.
-
-    nvidia-ctk runs in ``root``, the host's root directory, and ``driver_root`` is a path in it.
-    """
-    output = _run(_command(kind, driver_root), root, (*_PLACES, str(driver_root / "usr/bin")), within)
-    if fault := _fault(container_toolkit.specification("", output), kind):
+    if fault := _fault(container_toolkit.specification("", output), cdi_kind):
         raise _refused(f"cannot use the output of nvidia-ctk: {fault}")
-    made: dict[str, Any] = json.loads(output)
-    return made
+    human.say(_write(file, json.loads(output), elsewhere))
+    return DONE
 
 
 def _run(command: Sequence[str], root: Path, places: Sequence[str], within: float) -> str:
@@ -111,10 +103,10 @@ def _run(command: Sequence[str], root: Path, places: Sequence[str], within: floa
         )
     except OSError as error:
         raise _refused(_failure(_NOT_FOUND, str(error.strerror), places)) from error
-    said, why = _printed(process, within)
+    output, why = _printed(process, within)
     if process.returncode:
         raise _refused(_failure(process.returncode, why, places))
-    return said
+    return output
 
 
 def _printed(process: subprocess.Popen[bytes], within: float) -> tuple[str, str]:
@@ -141,8 +133,8 @@ def _printed(process: subprocess.Popen[bytes], within: float) -> tuple[str, str]
         process.wait(max(deadline - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
         raise _late(process, within) from None
-    said, why = (text.decode(errors="replace") for text in printed.values())
-    return said, why
+    output, why = (text.decode(errors="replace") for text in printed.values())
+    return output, why
 
 
 def _uuids(spec: CdiSpec) -> frozenset[str]:
@@ -178,13 +170,13 @@ def _command(kind: str, driver_root: Path) -> list[str]:
 def _failure(status: int, why: str, places: Iterable[str]) -> str:
     last = (why.strip().splitlines() or ["it said nothing"])[-1]  # before it, what nvidia-ctk tried
     logged = _MESSAGE.search(last)
-    said = plain(logged[1].replace('\\"', '"') if logged else last)[:_LONGEST]
+    message = plain(logged[1].replace('\\"', '"') if logged else last)[:_LONGEST]
     if status == _NOT_FOUND:
         remedy = (
             "install NVIDIA's container toolkit there, or write the specification yourself (without `cdi.generate`)"
         )
-        return f"cannot run nvidia-ctk, which is in none of {', '.join(places)} of the host: {said}; {remedy}"
-    return f"nvidia-ctk failed with status {status}: {said}; nothing was written"
+        return f"cannot run nvidia-ctk, which is in none of {', '.join(places)} of the host: {message}; {remedy}"
+    return f"nvidia-ctk failed with status {status}: {message}; nothing was written"
 
 
 def _late(process: subprocess.Popen[bytes], within: float) -> NotReady:

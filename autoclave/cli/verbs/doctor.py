@@ -145,12 +145,12 @@ def report(findings: Sequence[Finding]) -> dict[str, object]:
     """The stable JSON form: the overall level and every finding."""
     items = [
         {
-            "name": it.name,
-            "level": it.level.value,
-            "text": _printable(it.text),
-            "remedy": _printable(it.remedy),
+            "name": finding.name,
+            "level": finding.level.value,
+            "text": _printable(finding.text),
+            "remedy": _printable(finding.remedy),
         }
-        for it in findings
+        for finding in findings
     ]
     return document.single("DoctorReport", {"level": worst(findings).value, "findings": items})
 
@@ -161,8 +161,8 @@ def _printable(text: str) -> str:
 
 def rows(findings: Sequence[Finding]) -> list[list[str]]:
     """One row for each finding. The remedy is in the last column, the only one that wraps."""
-    sentences = [f"{it.text}; {it.remedy}" if it.remedy else it.text for it in findings]
-    return [[it.level.value, it.name, text] for it, text in zip(findings, sentences, strict=True)]
+    sentences = [f"{finding.text}; {finding.remedy}" if finding.remedy else finding.text for finding in findings]
+    return [[finding.level.value, finding.name, text] for finding, text in zip(findings, sentences, strict=True)]
 
 
 def _status(run_dir: Path) -> views.Status:

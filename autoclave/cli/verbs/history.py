@@ -82,9 +82,9 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 
     async def ask(admin: admin_client.AdminClient) -> None:
         seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows
-        found = await admin.history(gpu, since=since, limit=rows, warn=human.warn, **which)
+        newest_rows = await admin.history(gpu, since=since, limit=rows, warn=human.warn, **which)
         service = (await admin.status([gpu] if gpu else ())).service
-        entries = newest(found, (service.history_since, service.steps_since))
+        entries = newest(newest_rows, (service.history_since, service.steps_since))
         if not follow:
             _show(entries, output)
             return
@@ -95,8 +95,8 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     def newest(entries: Sequence[views.HistoryEntry], kept: tuple[float, float]) -> Sequence[views.HistoryEntry]:
         events = table.one_for_each_start(entries) if merged else entries
         more = len(entries) == rows or len(events) > limit
-        if said := left_out(kept, since, limit if more else None, steps=steps):
-            human.warn(said)
+        if hint := left_out(kept, since, limit if more else None, steps=steps):
+            human.warn(hint)
         return events[-limit:]
 
     try:

@@ -30,17 +30,17 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
     with the first wrong row, when the check fails.
     """
     path = file or paths.ledger(state_dir)
-    found = ledger_file.verify(path)
+    audit = ledger_file.verify(path)
     if output != "text":
-        document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
-    elif found.broken is None:
-        human.say(f"{path} is intact: {_rows(found)}")
-    for name in found.set_aside:
+        document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(audit)}), output)
+    elif audit.broken is None:
+        human.say(f"{path} is intact: {_rows(audit)}")
+    for name in audit.set_aside:
         human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
-    if found.broken is None:
+    if audit.broken is None:
         return 0
-    intact = f"; before it, {_rows(found, ' intact')}" if found.rows else ""
-    human.warn(f"cannot trust the ledger {path}: {found.broken.why}{intact}")
+    intact = f"; before it, {_rows(audit, ' intact')}" if audit.rows else ""
+    human.warn(f"cannot trust the ledger {path}: {audit.broken.why}{intact}")
     return 1
 
 
@@ -56,7 +56,7 @@ def export(file: Path | None, state_dir: Path) -> None:
         document.emit_line(row)
 
 
-def _rows(found: ledger_file.Audit, intact: str = "") -> str:
-    head = f", the last is {found.head.seq} ({found.head.hash[:16]})" if found.head else ""
+def _rows(audit: ledger_file.Audit, intact: str = "") -> str:
+    head = f", the last is {audit.head.seq} ({audit.head.hash[:16]})" if audit.head else ""
     one, many = (f"row is{intact}", f"rows are{intact}") if intact else ("row", "rows")
-    return f"{found.rows} {one if found.rows == 1 else many}{head}"
+    return f"{audit.rows} {one if audit.rows == 1 else many}{head}"

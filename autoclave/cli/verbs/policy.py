@@ -33,13 +33,13 @@ def check(files: tuple[str, ...], output: str) -> int:
     checked = {"stdin" if file == "-" else file: _check(file) for file in files}
     if output != "text":
         document.emit(document.listing("PolicyCheck", map(_item, checked, checked.values())), output)
-    for file, found in checked.items():
-        if isinstance(found, DocumentError):
-            click.echo("\n".join(human.printable(str(fault)) for fault in found.faults), err=True)
+    for file, result in checked.items():
+        if isinstance(result, DocumentError):
+            click.echo("\n".join(human.printable(str(fault)) for fault in result.faults), err=True)
         elif output == "text":
-            rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
-            human.say(f"{file}: policy {found.name} is valid, {rules}")
-    return WRONG_USAGE if any(isinstance(found, DocumentError) for found in checked.values()) else DONE
+            rules = f"{len(result.rules)} {'rule' if len(result.rules) == 1 else 'rules'}"
+            human.say(f"{file}: policy {result.name} is valid, {rules}")
+    return WRONG_USAGE if any(isinstance(result, DocumentError) for result in checked.values()) else DONE
 
 
 def _check(file: str) -> model.PolicySet | DocumentError:
@@ -51,10 +51,10 @@ def _check(file: str) -> model.PolicySet | DocumentError:
         return error
 
 
-def _item(file: str, found: model.PolicySet | DocumentError) -> dict[str, object]:
-    if isinstance(found, DocumentError):
-        return {"file": file, "valid": False, "name": "", "rules": None, "faults": list(map(asdict, found.faults))}
-    return {"file": file, "valid": True, "name": found.name, "rules": len(found.rules), "faults": []}
+def _item(file: str, result: model.PolicySet | DocumentError) -> dict[str, object]:
+    if isinstance(result, DocumentError):
+        return {"file": file, "valid": False, "name": "", "rules": None, "faults": list(map(asdict, result.faults))}
+    return {"file": file, "valid": True, "name": result.name, "rules": len(result.rules), "faults": []}
 
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -88,8 +88,8 @@ def which(gpu: str, policy: str | None, output: str, run_dir: Path) -> None:
     With --policy, say which rule of that policy would apply: nothing is loaded.
     """
     asked = load.load(policy) if policy is not None else None
-    found = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
-    device, rule, reason = found.device, found.device.policy_rule, found.policy_why
+    explanation = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
+    device, rule, reason = explanation.device, explanation.device.policy_rule, explanation.policy_why
     if asked is not None:
         subject = match.Subject(device.device, device.index, device.model, device.mig, device.resource)
         matched = match.resolve(asked, subject)

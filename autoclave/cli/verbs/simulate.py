@@ -36,10 +36,10 @@ def find_target(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTar
     """The GPU with this name: its index, UUID, or a unique prefix of its UUID, as for the service."""
     if simulated_dir is not None:
         infos = [place.info() for place in layout.places(simulated_dir)]
-        fits = [it for it in infos if gpu == str(it.index) or (gpu and it.uuid.lower().startswith(gpu.lower()))]
+        fits = [info for info in infos if gpu == str(info.index) or (gpu and info.uuid.lower().startswith(gpu.lower()))]
         if len(fits) == 1:
             return DrillTarget(simulated_dir, fits[0].uuid, fits[0].index)
-        names = ", ".join(f"{it.index} ({it.uuid})" for it in fits or infos) or "nothing"
+        names = ", ".join(f"{info.index} ({info.uuid})" for info in fits or infos) or "nothing"
         why = f"it could be any of {names}" if fits else f"there is {names} in {simulated_dir}"
         raise InvalidRequest(f"cannot find GPU {gpu}: {why}")
     status = service_call.ask(run_dir, lambda admin: admin.status([gpu]))

@@ -43,7 +43,12 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
         raise click.UsageError("name GPUs or pass --all" + (", not both" if every else ""))
     devices, missing = service_call.ask(run_dir, lambda admin: _wait(admin, gpus, goal, timeout, run_dir))
     if output != "text":
-        items = [_item(device, missing) for device in devices]
+        items = []
+        for device in devices:
+            late = missing.get(device.device)
+            why = "" if late is None else table.note(late) or late.why
+            reached = {"reached": late is None, "state": late.state if late else "", "why": why}
+            items.append(document.gpu(device) | reached)
         document.emit(document.listing("WaitResult", items), output)
     for device in devices:
         if device.device in missing:
@@ -101,9 +106,3 @@ def _is(device: views.DeviceStatus, goal: str) -> bool:
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
     return f"{device.name} is not {goal}; it is {device.state}: {table.note(device) or device.why}"
-
-
-def _item(device: views.DeviceStatus, missing: dict[str, views.DeviceStatus]) -> dict[str, object]:
-    late = missing.get(device.device)
-    why = "" if late is None else table.note(late) or late.why
-    return {**document.gpu(device), "reached": late is None, "state": late.state if late else "", "why": why}

@@ -40,7 +40,7 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     """Codes for the shell."""
     del ctx, param
     rows = xids.ROWS.values()
-    return [CompletionItem(str(it.code), help=it.mnemonic) for it in rows if str(it.code).startswith(incomplete)]
+    return [CompletionItem(str(row.code), help=row.mnemonic) for row in rows if str(row.code).startswith(incomplete)]
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -139,11 +139,12 @@ def _note(code: int) -> str:
 
 
 def _presets(code: int) -> dict[str, str]:
-    return {it.value: xids.treatment(Xids(preset=it), code).value for it in Preset}
+    return {preset.value: xids.treatment(Xids(preset=preset), code).value for preset in Preset}
 
 
 def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
     known = xids.ROWS.get(code)
+    repeats = {"count": xids.REPEATS, "within": xids.REPEATS_WITHIN}
     return {
         "code": code,
         "known": known is not None,
@@ -157,11 +158,13 @@ def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
         "policy": {
             "name": chosen.name,
             "origin": chosen.origin,
-            "rules": [_ruled(rule, rules, code) for rule, rules in chosen.rules.items()],
+            "rules": [
+                {
+                    "rule": rule,
+                    "treatment": xids.treatment(rules, code).value,
+                    "repeats": repeats if xids.repeats_count(rules, code) else None,
+                }
+                for rule, rules in chosen.rules.items()
+            ],
         },
     }
-
-
-def _ruled(rule: str, rules: Xids, code: int) -> dict[str, object]:
-    repeats = {"count": xids.REPEATS, "within": xids.REPEATS_WITHIN} if xids.repeats_count(rules, code) else None
-    return {"rule": rule, "treatment": xids.treatment(rules, code).value, "repeats": repeats}

@@ -38,11 +38,11 @@ def toolkit(root: Path) -> Toolkit:
 
 
 def _config(file: Path) -> ToolkitConfig | None:
-    said = safe_read.text(file)
-    if isinstance(said, CheckFault):
-        return None if said.absent else ToolkitConfig(str(file), fault=said)
+    text = safe_read.text(file)
+    if isinstance(text, CheckFault):
+        return None if text.absent else ToolkitConfig(str(file), fault=text)
     try:
-        document = tomllib.loads(said)
+        document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         return ToolkitConfig(str(file), fault=CheckFault(f"it is not valid TOML: {error}"))
     environment, mounts = document.get(_ENVIRONMENT, True), document.get(_MOUNTS, False)  # the toolkit's defaults
@@ -61,12 +61,12 @@ def cdi(root: Path) -> tuple[CdiSpec, ...]:
 
 def specifications(directory: Path) -> Iterator[CdiSpec]:
     """The specifications in a directory, also those that cannot be used."""
-    found = safe_read.names(directory)
-    if isinstance(found, CheckFault):
-        if not found.absent:
-            yield CdiSpec(str(directory), fault=found)
+    names = safe_read.names(directory)
+    if isinstance(names, CheckFault):
+        if not names.absent:
+            yield CdiSpec(str(directory), fault=names)
         return
-    for name in found:
+    for name in names:
         read = READERS.get(Path(name).suffix)
         if read is not None:
             file = directory / name

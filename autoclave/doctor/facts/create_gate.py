@@ -20,23 +20,23 @@ Hook = tuple[str, str, str]  # its device, its program, and where the program as
 def look(specification: Path, root: Path) -> CreateGate:
     """The gate of this specification. ``root``: where the root directory of the host is."""
     hooks = _hooks(specification)
-    found = () if isinstance(hooks, CheckFault) else hooks
+    readable = () if isinstance(hooks, CheckFault) else hooks
     return CreateGate(
         covered=hooks if isinstance(hooks, CheckFault) else frozenset(device for device, _, _ in hooks),
-        programs={program: _program(Path(program)) for program in {program for _, program, _ in found}},
-        sockets={path: _socket(path) for path in {path for _, _, path in found}},
+        programs={program: _program(Path(program)) for program in {program for _, program, _ in readable}},
+        sockets={path: _socket(path) for path in {path for _, _, path in readable}},
         without_cdi=_without_cdi(root / RUNTIME),
     )
 
 
 def _hooks(specification: Path) -> tuple[Hook, ...] | CheckFault:
-    said = safe_read.text(specification)
-    if isinstance(said, CheckFault):
-        return said
+    text = safe_read.text(specification)
+    if isinstance(text, CheckFault):
+        return text
     try:
         return tuple(
             (str(device["name"]), str(hook["path"]), str(hook["args"][1]))
-            for device in json.loads(said)["devices"]
+            for device in json.loads(text)["devices"]
             for hook in device["containerEdits"]["hooks"]
         )
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -61,17 +61,17 @@ def _socket(path: str) -> CheckFault | None:
             asking.settimeout(ANSWERS_WITHIN)
             asking.connect(path)
             asking.sendall(b"\n")
-            said = asking.recv(1024)
+            answer = asking.recv(1024)
     except OSError as error:
         return safe_read.fault(error)
-    return None if said.startswith(f"{installation.VERSION} no ".encode()) else CheckFault("the service says nothing")
+    return None if answer.startswith(f"{installation.VERSION} no ".encode()) else CheckFault("the service says nothing")
 
 
 def _without_cdi(config: Path) -> str:
     """The configuration of containerd, if it switches CDI off; empty if that is not known."""
-    said = safe_read.text(config)
+    text = safe_read.text(config)
     try:
-        document = tomllib.loads(said) if isinstance(said, str) else {}
+        document = tomllib.loads(text) if isinstance(text, str) else {}
     except (ValueError, RecursionError):
         return ""
     plugins = document.get("plugins")

@@ -24,30 +24,30 @@ _DRIVER_ROOTS = ("", "run/nvidia/driver")  # the node's own, and that of a drive
 
 def driver(root: Path) -> str | CheckFault:
     """The version of the loaded driver, from the kernel's file or else from the driver's."""
-    said = safe_read.text(root / "sys/module/nvidia/version")
-    if isinstance(said, str):
-        return said.strip()
+    version = safe_read.text(root / "sys/module/nvidia/version")
+    if isinstance(version, str):
+        return version.strip()
     text = safe_read.text(root / "proc/driver/nvidia/version")
     if isinstance(text, CheckFault):
-        return text if said.absent else said
-    found = _VERSION.search(text)
-    return found[0] if found else CheckFault(f"{root / 'proc/driver/nvidia/version'} names no version")
+        return text if version.absent else version
+    match = _VERSION.search(text)
+    return match[0] if match else CheckFault(f"{root / 'proc/driver/nvidia/version'} names no version")
 
 
 def libraries(root: Path) -> tuple[str, ...]:
     """The versions of the driver's library in the usual directories, without duplicates."""
     directories = [root / driver_root / place for driver_root in _DRIVER_ROOTS for place in _LIBRARIES]
     listed = [names for names in map(safe_read.names, directories) if not isinstance(names, CheckFault)]
-    found = [_LIBRARY.fullmatch(name) for names in listed for name in names]
-    return tuple(sorted({match[1] for match in found if match}))
+    matches = [_LIBRARY.fullmatch(name) for names in listed for name in names]
+    return tuple(sorted({match[1] for match in matches if match}))
 
 
 def options(root: Path) -> dict[str, str] | CheckFault:
     """The options that the driver was loaded with, without quotation marks."""
-    said = safe_read.text(root / "proc/driver/nvidia/params")
-    if isinstance(said, CheckFault):
-        return said
-    pairs = (line.partition(":") for line in said.splitlines() if ":" in line)
+    text = safe_read.text(root / "proc/driver/nvidia/params")
+    if isinstance(text, CheckFault):
+        return text
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name.strip(): value.strip().strip('"') for name, _, value in pairs}
 
 
@@ -110,9 +110,9 @@ def numa_gpus(root: Path) -> tuple[str, ...] | CheckFault:
     addresses = safe_read.names(folder)
     if isinstance(addresses, CheckFault):
         return () if addresses.absent else addresses
-    found = {address: safe_read.there(folder / address / "numa_status") for address in addresses}
-    faults = [it for it in found.values() if isinstance(it, CheckFault)]
-    return faults[0] if faults else tuple(address for address, there in found.items() if there)
+    is_node = {address: safe_read.there(folder / address / "numa_status") for address in addresses}
+    faults = [answer for answer in is_node.values() if isinstance(answer, CheckFault)]
+    return faults[0] if faults else tuple(address for address, there in is_node.items() if there)
 
 
 def persistenced(root: Path) -> bool | CheckFault:
@@ -127,28 +127,28 @@ def persistenced(root: Path) -> bool | CheckFault:
 
 def cgroups(root: Path) -> str | CheckFault:
     """The version of control groups in use, in words; both versions can be in use."""
-    place = root / "sys/fs/cgroup"
-    found = safe_read.names(place)
-    if isinstance(found, CheckFault):
-        return found
-    if "cgroup.controllers" in found:
+    folder = root / "sys/fs/cgroup"
+    names = safe_read.names(folder)
+    if isinstance(names, CheckFault):
+        return names
+    if "cgroup.controllers" in names:
         return "version 2"
-    beside = safe_read.there(place / "unified/cgroup.controllers")
+    beside = safe_read.there(folder / "unified/cgroup.controllers")
     if isinstance(beside, CheckFault):
         return beside
-    first = bool({"memory", "pids", "systemd"} & set(found))
+    first = bool({"memory", "pids", "systemd"} & set(names))
     if not first:
-        return CheckFault(f"{place} is empty") if not beside else "version 2, below unified"
+        return CheckFault(f"{folder} is empty") if not beside else "version 2, below unified"
     return "versions 1 and 2 side by side" if beside else "version 1"
 
 
 def room(directory: Path) -> Room | CheckFault:
     """The free space and inodes of a file system, without the reserve of root."""
     try:
-        found = os.statvfs(directory)
+        system = os.statvfs(directory)
     except OSError as error:
         return safe_read.fault(error)
-    return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+    return Room(system.f_bavail * system.f_frsize, system.f_favail if system.f_files else None)
 
 
 def kernel_log(root: Path) -> CheckFault | None:

@@ -58,16 +58,16 @@ def server(path: Path, proc: Path) -> Process | CheckFault:
         return safe_read.fault(error)
     if pid == 0:
         return CheckFault("its process is not visible in this PID namespace")
-    seen = sees_all(proc, str(pid))
+    sees = sees_all(proc, str(pid))
     status = safe_read.text(proc / str(pid) / "status")
-    if isinstance(seen, CheckFault):
-        return seen
+    if isinstance(sees, CheckFault):
+        return sees
     if isinstance(status, CheckFault):
         return status
     capabilities = _CAPABILITIES.search(status)
     if capabilities is None:
         return CheckFault(f"{proc / str(pid) / 'status'} shows no capabilities")
-    return Process(seen, int(capabilities[1], 16))
+    return Process(sees, int(capabilities[1], 16))
 
 
 def pids(path: Path) -> tuple[int, ...]:
@@ -95,9 +95,11 @@ def openers(
     if not files:
         return {}
     search = Processes(proc, Containers(proc).of, whole_node=False)
-    found = search.holders(files, ours, within=_WITHIN)
+    holders_by_gpu = search.holders(files, ours, within=_WITHIN)
     return {
-        uuid: tuple(it for it in holders if it.command != _CLOSES_ITSELF and not search.descends(it.pid, ours))
-        for uuid, holders in found.items()
+        uuid: tuple(
+            holder for holder in holders if holder.command != _CLOSES_ITSELF and not search.descends(holder.pid, ours)
+        )
+        for uuid, holders in holders_by_gpu.items()
         if holders is not None
     }

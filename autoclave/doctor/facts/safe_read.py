@@ -51,5 +51,5 @@ def there(path: Path) -> bool | CheckFault:
 
 def fault(error: OSError) -> CheckFault:
     """The CheckFault of an OSError."""
-    said = (error.strerror or str(error)).lower()
-    return CheckFault(said, isinstance(error, FileNotFoundError), isinstance(error, PermissionError))
+    why = (error.strerror or str(error)).lower()
+    return CheckFault(why, isinstance(error, FileNotFoundError), isinstance(error, PermissionError))

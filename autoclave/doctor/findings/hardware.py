@@ -53,9 +53,9 @@ def scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if isinstance(options, base.CheckFault):
         yield base.unseen(name, "cannot tell which options the driver was loaded with", options, HOST_ROOT)
         return
-    found = [*_zeroing_off(options), *_too_old(facts)]
-    yield from found
-    if not found:
+    findings = [*_zeroing_off(options), *_too_old(facts)]
+    yield from findings
+    if not findings:
         yield base.ok(name, "no option of the driver turns off the zeroing of freed memory")
 
 
@@ -180,11 +180,13 @@ def mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """CUDA's multi-process service does not run."""
     if not facts.guards_nvidia or facts.sees_all is False:  # ``pid-namespace`` then says why
         return
-    found = facts.mps
-    if isinstance(found, base.CheckFault):
-        yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", found, base.OTHER_USER)
-    elif found:
-        text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that no scrub clears"
+    processes = facts.mps
+    if isinstance(processes, base.CheckFault):
+        yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", processes, base.OTHER_USER)
+    elif processes:
+        text = (
+            f"CUDA's multi-process service runs ({', '.join(processes)}): its clients share memory that no scrub clears"
+        )
         remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and make sure that it is not started again"
         yield base.broken("mps", text, remedy)
     else:
@@ -212,9 +214,9 @@ def toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
     name, toolkit = "container-toolkit", facts.toolkit
-    found = [finding for config in toolkit.configs for finding in _toolkit_config(config)]
-    yield from found
-    if toolkit.configs and not found:
+    findings = [finding for config in toolkit.configs for finding in _toolkit_config(config)]
+    yield from findings
+    if toolkit.configs and not findings:
         yield base.ok(name, "no container can get a GPU by naming it in an environment variable")
     elif not toolkit.configs and toolkit.installed:
         text = f"the container toolkit has no configuration, and {ENVIRONMENT} is true by default: {_ANY_POD}"
@@ -303,13 +305,13 @@ def resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """What would refuse a reset now. GPUs with the same obstacle share a finding."""
     if not facts.guards_nvidia or facts.status is None:
         return
-    found: dict[tuple[str, str], list[str]] = {}
+    obstacles: dict[tuple[str, str], list[str]] = {}
     for device in facts.status.devices:
         for obstacle in _obstacles(device, facts):
-            found.setdefault(obstacle, []).append(device.name)
-    for (why, remedy), gpus in found.items():
+            obstacles.setdefault(obstacle, []).append(device.name)
+    for (why, remedy), gpus in obstacles.items():
         yield base.warning("reset", f"no reset of GPU {', '.join(gpus)} is possible: {why}", remedy)
-    if not found:
+    if not obstacles:
         yield base.ok("reset", "nothing stands in the way of a reset of a GPU")
 
 
@@ -323,9 +325,9 @@ def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tu
     if holders is None:
         yield "the processes that have it open cannot be found", "run the doctor as root, where it sees all processes"
         return
-    others = tuple(it for it in holders if it.container is None or it.container != device.owner)
+    others = tuple(holder for holder in holders if holder.container is None or holder.container != device.owner)
     if others:
-        names = ", ".join(process_names.describe(it.command, it.pid) for it in others)
+        names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in others)
         yield f"it is open in {names}", f"{_WHEN}; then {nvidia_advice.how_to_stop(others)}"
 
 
@@ -341,8 +343,8 @@ _AMD_FROM, _AMD_UNTIL = (6, 10, 0), (6, 15, 9)  # releases of the kernel
 
 def memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Memory that one tenant can change, or read, for another, whatever a scrub does."""
-    if found := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.amdgpu):
-        kernel = (int(found[1]), int(found[2]), int(found[3] or 0))
+    if release := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.amdgpu):
+        kernel = (int(release[1]), int(release[2]), int(release[3] or 0))
         if _AMD_FROM <= kernel < _AMD_UNTIL:
             text = f"AMD's GPU driver of kernel {facts.amdgpu} may hand out the bytes of another process"
             remedy = "use kernel 6.15.9, 6.16 or later, or one with that fix; Autoclave does not guard AMD GPUs"

@@ -65,8 +65,8 @@ def _in_force(status: views.Status, now: float) -> base.Finding:
     A restart of the runtime ends what is known, also while containers run that have passed the gate.
     """
     here, since = set(status.service.gate_in_force), max(status.service.started, now - in_force.LASTS)
-    used = [it.name for it in status.devices if it.state == State.IN_USE.value and it.since > since]
-    unasked = [it.name for it in status.devices if it.name in used and it.device not in here]
+    used = [device.name for device in status.devices if device.state == State.IN_USE.value and device.since > since]
+    unasked = [device.name for device in status.devices if device.name in used and device.device not in here]
     if unasked:
         text = f"GPU {', '.join(unasked)} is in use, and the create gate is not in force on it"
         return base.warning(GATE, text, f"{RESTARTED}; otherwise {SWITCH_ON}")
@@ -78,24 +78,24 @@ def _in_force(status: views.Status, now: float) -> base.Finding:
 
 def kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The kubelet's directory can be used."""
-    it = facts.kubelet_dir
-    if it.fault is not None:
-        text = f"cannot use the kubelet's directory {it.path}: {it.fault.text}"
-        yield base.broken("kubelet-dir", text, base.as_root(it.fault, OTHER_DIRECTORY))
+    directory = facts.kubelet_dir
+    if directory.fault is not None:
+        text = f"cannot use the kubelet's directory {directory.path}: {directory.fault.text}"
+        yield base.broken("kubelet-dir", text, base.as_root(directory.fault, OTHER_DIRECTORY))
     else:
-        yield base.ok("kubelet-dir", f"the kubelet's directory is {it.path}")
+        yield base.ok("kubelet-dir", f"the kubelet's directory is {directory.path}")
 
 
 def kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The kubelet accepts connections."""
     if facts.kubelet_dir.fault is not None:
         return
-    it = facts.kubelet
-    if it.fault is None:
-        yield base.ok("kubelet", f"the kubelet accepts connections at {it.path}")
+    socket = facts.kubelet
+    if socket.fault is None:
+        yield base.ok("kubelet", f"the kubelet accepts connections at {socket.path}")
         return
-    text = f"the kubelet accepts no connections at {it.path}: {it.fault.text}"
-    yield base.broken("kubelet", text, base.as_root(it.fault, "start the kubelet, or read its log if it runs"))
+    text = f"the kubelet accepts no connections at {socket.path}: {socket.fault.text}"
+    yield base.broken("kubelet", text, base.as_root(socket.fault, "start the kubelet, or read its log if it runs"))
 
 
 def checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -123,8 +123,8 @@ def double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.kubelet_dir.fault is not None or isinstance(facts.checkpoint, base.CheckFault):
         return
     # Other resources may share an id. While our devices are not known, all entries count.
-    known = facts.checkpoint.keys() if facts.status is None else {it.device for it in facts.status.devices}
-    double = [(device, pods) for device, pods in facts.checkpoint.items() if device in known and len(pods) > 1]
+    ours = facts.checkpoint.keys() if facts.status is None else {device.device for device in facts.status.devices}
+    double = [(device, pods) for device, pods in facts.checkpoint.items() if device in ours and len(pods) > 1]
     for device, pods in sorted(double):
         text = f"the kubelet gave {device} to several pods at once: {', '.join(sorted(pods))}"
         yield base.broken(
@@ -140,17 +140,17 @@ def plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """A device plugin of ours serves."""
     if facts.kubelet_dir.fault is not None:
         return
-    it = facts.plugin
-    if it.fault is not None and not it.fault.absent:
-        text = f"cannot list the sockets in {it.directory}: {it.fault.text}"
-        yield base.broken("plugin", text, base.as_root(it.fault, OTHER_DIRECTORY))
+    sockets = facts.plugin
+    if sockets.fault is not None and not sockets.fault.absent:
+        text = f"cannot list the sockets in {sockets.directory}: {sockets.fault.text}"
+        yield base.broken("plugin", text, base.as_root(sockets.fault, OTHER_DIRECTORY))
         return
-    if not it.found:
-        text = f"no device plugin serves in {it.directory}: no pod gets a GPU through Autoclave"
+    if not sockets.found:
+        text = f"no device plugin serves in {sockets.directory}: no pod gets a GPU through Autoclave"
         yield base.broken("plugin", text, "start `autoclave plugin`")
         return
-    alive = any(socket.fault is None for socket in it.found)
-    for socket in it.found:
+    alive = any(socket.fault is None for socket in sockets.found)
+    for socket in sockets.found:
         if socket.fault is None:
             yield base.ok("plugin", f"the device plugin accepts connections at {socket.path}")
             continue

@@ -113,21 +113,21 @@ def disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
     room = facts.room
     if facts.status is None or room is None:
         return
-    place = facts.status.service.state_dir
+    directory = facts.status.service.state_dir
     if isinstance(room, base.CheckFault):
-        text, remedy = f"cannot tell how much room there is in {place}", "run this check where the service runs"
+        text, remedy = f"cannot tell how much room there is in {directory}", "run this check where the service runs"
         yield base.unseen("disk", text, room, remedy, base.Level.WARNING)
         return
     files = float("inf") if room.free_files is None else room.free_files
     left = f"{room.free_bytes // 2**20} MiB" + ("" if room.free_files is None else f" and {room.free_files} files")
-    remedy = f"make room in {place}, or move it with --state-dir"
+    remedy = f"make room in {directory}, or move it with --state-dir"
     if room.free_bytes < FEW_BYTES or files < FEW_FILES:
-        text = f"the ledger in {place} has room for only {left}: if the next write fails, nothing is handed out"
+        text = f"the ledger in {directory} has room for only {left}: if the next write fails, nothing is handed out"
         yield base.broken("disk", text, remedy)
     elif room.free_bytes < LOW_BYTES or files < LOW_FILES:
-        yield base.warning("disk", f"the ledger in {place} has room for only {left}", remedy)
+        yield base.warning("disk", f"the ledger in {directory} has room for only {left}", remedy)
     else:
-        yield base.ok("disk", f"the ledger in {place} has room for {left}")
+        yield base.ok("disk", f"the ledger in {directory} has room for {left}")
 
 
 def plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -155,10 +155,14 @@ def rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
         text = f"cannot tell whether another plugin serves in {sockets.directory}"
         yield base.unseen("rival-plugin", text, sockets.fault, "name the kubelet's directory with --kubelet-dir")
         return
-    hidden = [(it.path, it.fault) for it in sockets.found if it.fault is not None and not it.fault.dead]
+    hidden = [
+        (socket.path, socket.fault) for socket in sockets.found if socket.fault is not None and not socket.fault.dead
+    ]
     for path, fault in hidden:
         yield base.unseen("rival-plugin", f"cannot tell whether another plugin serves at {path}", fault, REMOVE_OTHER)
-    texts = [f"another plugin for NVIDIA GPUs serves at {it.path}" for it in sockets.found if it.fault is None]
+    texts = [
+        f"another plugin for NVIDIA GPUs serves at {socket.path}" for socket in sockets.found if socket.fault is None
+    ]
     texts += list(_other_names(facts))
     for text in texts:
         yield base.broken("rival-plugin", f"{text}: the GPUs that it hands out are not proven clean", REMOVE_OTHER)
@@ -178,10 +182,10 @@ def _other_names(facts: base.NodeFacts) -> Iterator[str]:
         return
     names: dict[str, set[str]] = defaultdict(set)
     for resource, ids in registered.items():
-        for each in ids:
-            names[each.partition("::")[0]].add(f"{resource} as {each}")
-    known = None if facts.status is None else {device.device for device in facts.status.devices}
+        for name in ids:
+            names[name.partition("::")[0]].add(f"{resource} as {name}")
+    ours_by_uuid = None if facts.status is None else {device.device for device in facts.status.devices}
     for device, places in sorted(names.items()):
-        ours = device in known if known is not None else device.startswith(("GPU-", "MIG-"))
+        ours = device in ours_by_uuid if ours_by_uuid is not None else device.startswith(("GPU-", "MIG-"))
         if ours and (len(places) > 1 or any("::" in place for place in places)):
             yield f"the kubelet knows {device} under names that another plugin registered ({', '.join(sorted(places))})"

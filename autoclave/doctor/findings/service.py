@@ -41,28 +41,28 @@ def scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The plugin's socket file may be gone while the operators' socket still answers."""
     if facts.status is None:
         return
-    it = facts.scrubber_socket
-    if it.fault is not None:
-        text = f"the plugin cannot ask the scrub service at {it.path}: {it.fault.text}"
+    socket = facts.scrubber_socket
+    if socket.fault is not None:
+        text = f"the plugin cannot ask the scrub service at {socket.path}: {socket.fault.text}"
         yield base.broken("scrubber-socket", text, RESTART)
     else:
-        yield base.ok("scrubber-socket", f"the scrub service accepts connections of the plugin at {it.path}")
+        yield base.ok("scrubber-socket", f"the scrub service accepts connections of the plugin at {socket.path}")
 
 
 def run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """No other user may enter the run directory."""
-    it = facts.run_dir
-    if it.fault is not None:
+    directory = facts.run_dir
+    if directory.fault is not None:
         remedy = f"name the --run-dir of the service, which makes it, or {START}"
-        text = f"cannot use the run directory {it.path}: {it.fault.text}"
-        yield base.broken("run-dir", text, base.as_root(it.fault, remedy))
-    elif not it.ours:
-        yield base.broken("run-dir", f"the run directory {it.path} belongs to another user", base.OTHER_USER)
-    elif not it.private:
-        text = f"other users may write to the run directory {it.path}, and could replace the socket by their own"
-        yield base.broken("run-dir", text, f"find out what changed its mode; `chmod 0700 {it.path}`")
+        text = f"cannot use the run directory {directory.path}: {directory.fault.text}"
+        yield base.broken("run-dir", text, base.as_root(directory.fault, remedy))
+    elif not directory.ours:
+        yield base.broken("run-dir", f"the run directory {directory.path} belongs to another user", base.OTHER_USER)
+    elif not directory.private:
+        text = f"other users may write to the run directory {directory.path}, and could replace the socket by their own"
+        yield base.broken("run-dir", text, f"find out what changed its mode; `chmod 0700 {directory.path}`")
     else:
-        yield base.ok("run-dir", f"no other user may enter the run directory {it.path}")
+        yield base.ok("run-dir", f"no other user may enter the run directory {directory.path}")
 
 
 def ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -129,12 +129,12 @@ def devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.status is None:
         return
     devices = facts.status.devices
-    found = [finding for device in devices for finding in _device(device, facts.now)]
-    yield from found
+    findings = [finding for device in devices for finding in _device(device, facts.now)]
+    yield from findings
     if not devices:
         remedy = "check that the driver is loaded and sees the GPUs; the service then finds them by itself"
         yield base.warning("device", "the scrub service sees no GPU on this node", remedy)
-    elif not found:
+    elif not findings:
         yield base.ok("device", f"nothing is wrong with any of the {len(devices)} GPUs")
 
 
@@ -175,9 +175,11 @@ def unlisted(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Programs of NVIDIA in namespaces that the policy does not name: no scrub passes while one has the GPU open."""
     if facts.status is None:
         return
-    found = facts.status.service.unlisted
-    for it in found:
-        text = f"{it.program} had a GPU open in the namespace {it.namespace}, which the policy does not name"
-        yield base.warning("bystanders", text, it.remedy)
-    if not found:
+    bystanders = facts.status.service.unlisted
+    for bystander in bystanders:
+        text = (
+            f"{bystander.program} had a GPU open in the namespace {bystander.namespace}, which the policy does not name"
+        )
+        yield base.warning("bystanders", text, bystander.remedy)
+    if not bystanders:
         yield base.ok("bystanders", "no program of NVIDIA had a GPU open in a namespace that the policy does not name")
