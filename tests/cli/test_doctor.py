@@ -18,8 +18,9 @@ from ruamel.yaml import YAML
 
 from autoclave.cli import INTERRUPTED, NOT_CLEAN
 from autoclave.cli.verbs import doctor
-from autoclave.doctor import findings, gathering
+from autoclave.doctor import gathering
 from autoclave.doctor.facts import process_facts
+from autoclave.doctor.findings import roster
 from demo import stage
 from demo.standins import checkpoint
 from demo.standins.api_server import ApiServer
@@ -36,7 +37,7 @@ NVIDIA = {
     "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
 SOMETIMES = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name
-EVERYTHING = {*findings.NAMES} - NVIDIA - SOMETIMES
+EVERYTHING = {*roster.NAMES} - NVIDIA - SOMETIMES
 ALONE = {"run-dir", "clock"}  # neither of the service nor of the kubelet
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
 SEEN_WITHOUT_SERVICE = KUBELET | (NVIDIA - {"privileges", "reset", "ecc"}) | ALONE | {"service"}
@@ -487,7 +488,7 @@ async def api(short_tmp, monkeypatch):
 async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
     def gates() -> dict[str, str]:
         facts = gathering.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.dev", ask=doctor._status)
-        return {it.text: it.level.value for it in findings.judge(facts) if it.name == "feature-gates"}
+        return {it.text: it.level.value for it in roster.judge(facts) if it.name == "feature-gates"}
 
     assert list((await asyncio.to_thread(gates)).values()) == ["ok"]
     api.keeps_taints = False
@@ -502,4 +503,4 @@ async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
 
 def test_every_check_stands_in_its_page():
     page = PAGE.read_text()
-    assert sorted(name for name in findings.NAMES if f"| `{name}` |" not in page) == []
+    assert sorted(name for name in roster.NAMES if f"| `{name}` |" not in page) == []

@@ -1,7 +1,8 @@
 """A node with a GPU of NVIDIA on which all is well, to be spoilt in one place by each test."""
 
-from autoclave.doctor import base, findings
+from autoclave.doctor import base
 from autoclave.doctor.base import Capability, CheckFault, Level
+from autoclave.doctor.findings import roster
 from scrubber.core import views
 
 NOW = 1_800_000_000.0
@@ -56,6 +57,6 @@ FACTS = base.NodeFacts(
 
 def finding_of(facts, name):
     """The findings of one check. Each finding that is not OK names a remedy."""
-    found = [it for it in findings.judge(facts) if it.name == name]
+    found = [it for it in roster.judge(facts) if it.name == name]
     assert [it for it in found if bool(it.remedy) is (it.level is Level.OK)] == []
     return found

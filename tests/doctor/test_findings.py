@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from autoclave.doctor import base, findings
+from autoclave.doctor import base
 from autoclave.doctor.base import Capability, CheckFault, Level
-from autoclave.doctor.findings import node
+from autoclave.doctor.findings import node, roster
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from scrubber.core import views
 from scrubber.core.model import Holder
@@ -287,11 +287,11 @@ def test_each_state_of_the_node_has_its_finding(name, facts, level, words):
 
 
 def test_a_healthy_node_gets_one_ok_finding_of_each_check():
-    found = findings.judge(FACTS)
+    found = roster.judge(FACTS)
     assert sorted(it.name for it in found) == sorted({it.name for it in found})
-    assert len(found) == len(findings.CHECKS)
-    assert findings.worst(found) is OK
-    assert findings.worst([]) is BROKEN
+    assert len(found) == len(roster.CHECKS)
+    assert roster.worst(found) is OK
+    assert roster.worst([]) is BROKEN
 
 
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
@@ -299,13 +299,13 @@ def test_a_node_with_other_gpus_skips_the_nvidia_checks():
         "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit",
         "cdi", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
     }  # fmt: skip
-    everything = {it.name for it in findings.judge(FACTS)}
-    assert everything - {it.name for it in findings.judge(of_others(kernel_log=ABSENT))} == nvidias
+    everything = {it.name for it in roster.judge(FACTS)}
+    assert everything - {it.name for it in roster.judge(of_others(kernel_log=ABSENT))} == nvidias
 
 
 def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
     unguarded = stands(answer=said(backend="simulated"))
-    assert {it.name for it in findings.judge(unguarded)} - {it.name for it in findings.judge(of_others())} == {"driver"}
+    assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
     [found] = finding_of(unguarded, "driver")
     assert (found.level, found.text.endswith("(580.142), but the scrub service uses another backend")) == (
         WARNING,
@@ -336,7 +336,7 @@ def test_what_another_finding_explains_is_not_judged(facts, names):
 
 @pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True)])
 def test_without_a_service_nvidia_checks_need_a_loaded_driver(driver, judged):
-    names = {it.name for it in findings.judge(alone(driver=driver))}
+    names = {it.name for it in roster.judge(alone(driver=driver))}
     assert ("mps" in names, "driver" in names) == (judged, judged)
 
 
@@ -365,7 +365,7 @@ DENIABLE = (
 def test_if_access_is_denied_the_remedy_is_another_user(name):
     fact = getattr(FACTS, name)
     spoilt = stands(**{name: replace(fact, fault=DENIED) if hasattr(fact, "fault") else DENIED})
-    assert {it.remedy for it in findings.judge(spoilt) if it.level is not OK} == {base.OTHER_USER}
+    assert {it.remedy for it in roster.judge(spoilt) if it.level is not OK} == {base.OTHER_USER}
 
 
 @pytest.mark.parametrize(

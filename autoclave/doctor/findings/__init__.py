@@ -4,53 +4,6 @@ Rule 1: a finding is OK only when the facts show it. A fact that could not be re
         another broken finding already says why it could not be read.
 Rule 2: each check that was made has a finding, also when all is well: a report shows what was checked.
 
-A new check is a function in one of these files and a name in ``CHECKS``. The caller gathers what it needs, as a field
-of ``NodeFacts``; checks read nothing themselves.
+A new check is a function in one of these files and a name in ``roster.CHECKS``. The caller gathers what it needs, as a
+field of ``NodeFacts``; checks read nothing themselves.
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
-
-from autoclave.doctor.base import Finding, Level, NodeFacts
-from autoclave.doctor.findings import hardware, kubelet, node, service
-
-CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
-    service.service, service.scrubber_socket, service.run_dir, service.ledger, service.set_aside, service.policy,
-    service.concessions, service.unlisted, service.devices,
-    hardware.driver, hardware.cupy, hardware.scrub_on_free, hardware.coherent, hardware.guests, hardware.mps,
-    hardware.persistence, hardware.toolkit, hardware.cdi, hardware.resets, hardware.memory,
-    node.pid_namespace, node.privileges, node.cgroups, node.kernel_log, node.clock, node.disk, node.plugin_dir,
-    node.rivals,
-    kubelet.create_gate, kubelet.kubelet_dir, kubelet.kubelet, kubelet.checkpoint, kubelet.double_allocation,
-    kubelet.plugin, kubelet.feature_gates,
-)  # fmt: skip
-"""All checks, in the order of a report."""
-
-NAMES = (
-    "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "bystanders",
-    "device", "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-    "container-toolkit", "cdi", "reset", "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups", "kernel-log",
-    "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet", "checkpoint",
-    "double-allocation", "plugin", "feature-gates",
-)  # fmt: skip
-"""The names of findings, to select some of them."""
-
-OF_KUBERNETES = frozenset(
-    {
-        "container-toolkit", "cdi", "create-gate", "plugin-dir", "kubelet-dir", "kubelet", "checkpoint",
-        "double-allocation", "plugin", "feature-gates",
-    }
-)  # fmt: skip
-"""The names of findings about the kubelet, our device plugin, and how pods get GPUs."""
-
-
-def judge(facts: NodeFacts) -> tuple[Finding, ...]:
-    """All findings, in the order of ``CHECKS``."""
-    return tuple(finding for check in CHECKS for finding in check(facts))
-
-
-def worst(findings: Iterable[Finding]) -> Level:
-    """The worst level of a report. A report without findings has checked nothing, so it counts as broken."""
-    levels = {finding.level for finding in findings}
-    return next((level for level in (Level.BROKEN, Level.WARNING, Level.OK) if level in levels), Level.BROKEN)
