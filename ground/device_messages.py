@@ -1,4 +1,4 @@
-"""What the scrub service says to its clients about devices: its list, and its grants.
+"""What the scrub service says to its clients about devices: their names, its list, and its grants.
 
 Field names are those of ``scrub.proto``.
 """
@@ -6,6 +6,11 @@ Field names are those of ``scrub.proto``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+def device_name(index: int, number: int | None) -> str:
+    """The name of a device: its index, and for a slice its number on that GPU, as in ``0:1``."""
+    return str(index) if number is None else f"{index}:{number}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ground.device_messages import device_name
 from policies.plain import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
 from policies.plain import Xid as Xid  # noqa: PLC0414 - the same
 from policies.plain import most_thorough as most_thorough  # noqa: PLC0414 - the same
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
-from scrubber.core.names import device_name
 
 
 class State(Enum):
@@ -155,6 +155,14 @@ class DeviceInfo:
     def name(self) -> str:
         """The name that people use, such as ``0`` or ``0:1``."""
         return device_name(self.index, self.slice)
+
+
+CONTAINER = "container:"  # prefix for the id of a container that is in no pod
+
+
+def is_pod(name: str) -> bool:
+    """Whether this name of an owner is the UID of a pod."""
+    return not name.startswith(CONTAINER)
 
 
 @dataclass(frozen=True, slots=True)

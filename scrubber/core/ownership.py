@@ -18,8 +18,7 @@ from enum import Enum
 
 from ground import process_names
 from scrubber.core import events as ev
-from scrubber.core import names
-from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, Record
+from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, Record, is_pod
 
 CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
 STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few
@@ -195,7 +194,7 @@ def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
     if grant is None or owner is None or owner.container is None or not owner.unannounced or facts.holders != ():
         return False
     proven = grant.announced and grant.receipt is not None and grant.epoch == facts.epoch
-    return proven and names.is_pod(owner.container) and assigned is not None and owner.container not in assigned
+    return proven and is_pod(owner.container) and assigned is not None and owner.container not in assigned
 
 
 def needs_checkpoint(owner: Owner | None, facts: Facts) -> bool:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ground.device_messages import device_name
 from ground.errors import Reason
 from scrubber.core.measurements import Measurements
-from scrubber.core.names import device_name
 
 HANDED_OUT = frozenset({"granted", "in_use"})
 """The states of a device that belongs to somebody."""

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from scrubber.core import names
+from scrubber.core.model import CONTAINER, is_pod
 from scrubber.node.proc import DEAD, ENDED, BlindError, pids, sees_all, status
 
 _UID = r"([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"  # 32 digits: a static pod
@@ -65,7 +65,7 @@ def paths(text: str) -> Iterator[str]:
 def place(text: str) -> str | None:
     """The pod or container that the text of /proc/PID/cgroup names. Cgroup v1 has a line for each hierarchy."""
     found = [name for name in map(_place, paths(text)) if name is not None]
-    return next(filter(names.is_pod, found), None) or next(iter(found), None)
+    return next(filter(is_pod, found), None) or next(iter(found), None)
 
 
 def _place(path: str) -> str | None:
@@ -73,7 +73,7 @@ def _place(path: str) -> str | None:
     if pod is not None and _kubelets(path[: pod.start()]):
         return next(uid for uid in pod.groups() if uid is not None).replace("_", "-")
     outermost = next(iter(_containers(path)), None)
-    return None if outermost is None else f"{names.CONTAINER}{outermost[:_SHOWN]}"
+    return None if outermost is None else f"{CONTAINER}{outermost[:_SHOWN]}"
 
 
 def _kubelets(above: str) -> bool:
@@ -109,7 +109,7 @@ class Containers:
             return None
         except OSError as error:
             raise BlindError(f"cannot find the container of process {pid}: {error.strerror}") from error
-        if name is not None and names.is_pod(name):
+        if name is not None and is_pod(name):
             self._pods.pop(name, None)
             self._pods[name] = None
             if len(self._pods) > _REMEMBERED:

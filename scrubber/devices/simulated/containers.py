@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from scrubber.core import names
+from scrubber.core.model import is_pod
 from scrubber.devices import shortage
 from scrubber.node.cgroups import Containers, runs, threads
 from scrubber.node.proc import ENDED, BlindError, of_kernel, pids
@@ -27,7 +27,7 @@ def of(pid: int, pods: Containers = PODS) -> str | None:
     """The container of a process; None if it is in none or has ended. BlindError if that cannot be told."""
     pod = pods.of(pid)
     # The pod in which the service itself runs does not count: the demo may run in a pod.
-    if pod is not None and names.is_pod(pod) and pod != _own_pod(os.getpid()):
+    if pod is not None and is_pod(pod) and pod != _own_pod(os.getpid()):
         return pod
     marked = _marked(pid)
     return None if marked is None or pods.has_group(marked) else marked
