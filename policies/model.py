@@ -19,7 +19,7 @@ from ground.documents.faults import ImpossibleError
 from ground.documents.units import format_duration
 from policies.base import Duration, Model, Word
 from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
-from policies.plain import ScrubPath
+from policies.values import ScrubPath
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

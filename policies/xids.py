@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ground.documents.units import format_duration
 from policies.base import Model, Word
-from policies.plain import Xid
+from policies.values import Xid
 from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
 
 __all__ = [

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ground.device_messages import device_name
-from policies.plain import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
-from policies.plain import Xid as Xid  # noqa: PLC0414 - the same
-from policies.plain import most_thorough as most_thorough  # noqa: PLC0414 - the same
+from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
+from policies.values import Xid as Xid  # noqa: PLC0414 - the same
+from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - the same
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 
 

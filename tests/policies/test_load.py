@@ -13,7 +13,7 @@ from ground.documents.faults import DocumentError, quote
 from policies import load
 from policies.hardware import WhenReset
 from policies.model import Mode, PolicySet
-from policies.plain import ScrubPath
+from policies.values import ScrubPath
 
 
 def faults(text):

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 from policies import load
 from policies.hardware import Clocks, SettingsPolicy
 from policies.model import Clear, Eviction, Mode, OnChip, OnSick, Passes, Paths, Policy, Proof, Selftest, concessions
-from policies.plain import ScrubPath
+from policies.values import ScrubPath
 
 NAMES = ("default", "fast", "observe", "strict")
 DEFAULT = load.load("default").defaults

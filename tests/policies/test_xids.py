@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ground.documents import validation
 from policies import load, xids
-from policies.plain import Xid
+from policies.values import Xid
 from policies.xids import ROWS, Action, Preset, Treatment, XidFinding, Xids, XidScope
 
 QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT

@@ -284,5 +284,5 @@ def test_a_worker_loads_no_heavy_library(program: str) -> None:
     assert f"scrubber.workers.{program}" in loaded
     heavy = {"pydantic", "grpc", "asyncio", "rich", "structlog", "click", "ruamel", "google", "sqlite3"}
     assert heavy.isdisjoint(loaded)
-    assert {name for name in loaded if name.startswith("policies")} <= {"policies", "policies.plain"}
+    assert {name for name in loaded if name.startswith("policies")} <= {"policies", "policies.values"}
     assert {"cupy", "numpy"}.isdisjoint(loaded)

@@ -1,4 +1,4 @@
-"""The names of the scrub paths, and driver errors. Workers load this module, and it loads no pydantic."""
+"""The values that policies and decisions share: scrub paths and driver errors. Workers load them without pydantic."""
 
 from __future__ import annotations
 
