@@ -39,8 +39,8 @@ from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
+from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
-from scrubber.service.service import Service
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment, Prepare
 from scrubber.workers.worker import BrokenError, Worker

@@ -24,8 +24,8 @@ from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.file import Window
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
-from scrubber.service.service import Service
 
 logger = log.get("api")
 

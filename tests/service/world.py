@@ -36,8 +36,8 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.handover import Handover
 from scrubber.service.monitor import Monitor
 from scrubber.service.operations import Operations
+from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
-from scrubber.service.service import Service
 from scrubber.service.upkeep import Upkeep
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
