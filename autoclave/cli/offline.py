@@ -14,7 +14,7 @@ from ground import paths
 from ground.errors import AutoclaveError, FatalError, Unreachable
 from policies.model import Policy
 from scrubber.api import admin_client
-from scrubber.core import device_status, views
+from scrubber.core import device_status, presence, views
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
 from scrubber.ledger import file
@@ -65,7 +65,7 @@ class Offline:
 
     def explain(self, gpu: str) -> views.Explanation:
         """The events that led to the last known state. What the service would do next is left out."""
-        uuid = self._history.find(gpu)
+        uuid = presence.find(self._file.records, gpu)
         record = self._file.records[uuid]
         status = device_status.device_status(record, NO_ANSWER, "", Policy(), Moment(time.time(), 0.0), (0, 0), None)
         if status.quarantine is not None:

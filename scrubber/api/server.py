@@ -19,7 +19,7 @@ from ground.device_messages import ReportedDevice, ReportedDevices
 from ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, Request, abort, answered, logged, plain
-from scrubber.core import device_status, views
+from scrubber.core import device_status, presence, views
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.file import Window
@@ -135,7 +135,8 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """See ``scrub.proto``."""
         async with answered(context, "scrub") as asked:
             names = request_limits.devices(request.gpus, needed=not request.all)
-            uuids = [self._reporter.history.find(name) for name in names] or sorted(self._reporter.listed())
+            records = self._service.context.ledger.records
+            uuids = [presence.find(records, name) for name in names] or sorted(self._reporter.listed())
             path = _path(request.path)
             asked.quiet = True  # each device has its own line
         scrub = partial(self._service.operations.scrub, path=path, op=asked.op)
@@ -147,7 +148,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
         """See ``scrub.proto``."""
         async with answered(context, "quarantine") as asked:
-            uuid = self._reporter.history.find(request_limits.devices([request.gpu])[0])
+            uuid = presence.find(self._service.context.ledger.records, request_limits.devices([request.gpu])[0])
             asked.devices = [uuid]
             reason = request_limits.one_line(request.reason, "the reason", needed=True)
             by = request_limits.one_line(request.by, "the name of the caller")
@@ -160,7 +161,8 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """See ``scrub.proto``."""
         async with answered(context, "reinstate") as asked:
-            uuids = [self._reporter.history.find(name) for name in request_limits.devices(request.gpus)]
+            records = self._service.context.ledger.records
+            uuids = [presence.find(records, name) for name in request_limits.devices(request.gpus)]
             reason = request_limits.one_line(request.reason, "the reason")
             by = request_limits.one_line(request.by, "the name of the caller") or "an operator"
             asked.quiet = True  # each device has its own line

@@ -1,14 +1,37 @@
-"""Whether a device is still there, what is in its place, and which other devices a reset takes down with it."""
+"""Which device a name means, whether it is still there, what is in its place, and what a reset takes down with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ground.errors import InvalidRequest, Reason
 from scrubber.core.model import AilmentKind, Record, Step, Vitals
 
 TAKEN_AWAY = frozenset({AilmentKind.REPLACED, AilmentKind.RELAID})  # on purpose: no person waits for the device
 GONE = TAKEN_AWAY | {AilmentKind.LOST}
+
+
+def find(records: Mapping[str, Record], name: str) -> str:
+    """The UUID of the one device with this index, UUID or unique prefix; InvalidRequest when none or several have it.
+
+    An index stands for all slices of its GPU. A replaced device may have the same index as the one in its place.
+    """
+    if name in records:
+        return name
+    if name.replace(":", "", 1).isdecimal():
+        named = [record for record in records.values() if name in (record.device.name, str(record.device.index))]
+        candidates = [record for record in named if not is_gone(record)] or named
+    else:
+        begin = name.lower()
+        candidates = [record for uuid, record in records.items() if uuid.lower().startswith(begin)] if name else []
+    if len(candidates) == 1:
+        return candidates[0].device.uuid
+    choice = sorted(f"{record.device.name} ({record.device.uuid})" for record in candidates)
+    why = f"it could be any of {', '.join(choice)}" if candidates else "no device has this name"
+    raise InvalidRequest(
+        f"cannot find device {name}: {why}", Reason.INVALID_REQUEST if candidates else Reason.UNKNOWN_DEVICE
+    )
 
 
 def is_gone(record: Record) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ground.errors import InvalidRequest, Reason
+from ground.errors import InvalidRequest
 from scrubber.core import event_text, presence, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
@@ -19,31 +19,10 @@ EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
 class History:
-    """Finds devices by index, UUID or unique prefix, and their events."""
+    """Finds the events of devices."""
 
     def __init__(self, ledger: Ledger | LedgerFile) -> None:
         self._ledger = ledger
-
-    def find(self, gpu: str) -> str:
-        """The UUID of the one device with this name; InvalidRequest when no device or several devices have it."""
-        records = self._ledger.records
-        if gpu in records:
-            return gpu
-        if gpu.replace(":", "", 1).isdecimal():  # an index stands for all slices of its GPU
-            named = [record for record in records.values() if gpu in (record.device.name, str(record.device.index))]
-            present = [
-                record for record in named if not presence.is_gone(record)
-            ]  # a replaced device may have the same index
-            found = present or named
-        else:
-            found = [record for uuid, record in records.items() if uuid.lower().startswith(gpu.lower())] if gpu else []
-        if len(found) == 1:
-            return found[0].device.uuid
-        choice = sorted(f"{record.device.name} ({record.device.uuid})" for record in found)
-        why = f"it could be any of {', '.join(choice)}" if found else "no device has this name"
-        raise InvalidRequest(
-            f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE
-        )
 
     async def entries(
         self, gpu: str, since: float, limit: int, window: Window = EVERYTHING, *, without_steps: bool = False
@@ -52,7 +31,7 @@ class History:
 
         ``without_steps``: a scrub is the row of its end.
         """
-        device = self.find(gpu) if gpu else None
+        device = presence.find(self._ledger.records, gpu) if gpu else None
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
         if unknown := sorted(window.kinds - chain.CLASSES.keys()):

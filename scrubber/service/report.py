@@ -57,7 +57,7 @@ class StatusReporter:
 
     async def status(self, gpus: Sequence[str]) -> views.Status:
         """The named devices, or all ``listed`` ones, by index, with their pods."""
-        uuids = [self.history.find(gpu) for gpu in gpus] or self.listed()
+        uuids = [presence.find(self._context.ledger.records, gpu) for gpu in gpus] or self.listed()
         about = self.about()  # first: a client waits for rows after ``ledger_rows``, and must miss none
         devices = await self._with_pods(uuids)
         return views.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
@@ -123,7 +123,7 @@ class StatusReporter:
 
     async def explain(self, gpu: str) -> views.Explanation:
         """How a device came into its state: its newest events, back to a grant or to its discovery."""
-        uuid = self.history.find(gpu)
+        uuid = presence.find(self._context.ledger.records, gpu)
         record = self._context.ledger.records[uuid]
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
