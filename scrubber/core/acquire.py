@@ -111,11 +111,19 @@ def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action:
         return answers.in_reset(action, record)
     match record.state:
         case State.CLEAN:
-            return _from_clean(record, facts, policy, now, action)
+            if facts.holders is None:
+                return answers.holders_unknown(action, record, facts)
+            if not proof.is_valid(record.receipt, facts, policy, now):
+                return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
+            return answers.HandOut()
         case State.GRANTED if _reusable(record, facts, policy, now):
             return answers.HandOut()
         case State.GRANTED | State.IN_USE:
-            return _from_tenancy(record, facts, now, action)
+            sighting = ownership.unannounced_use(record, facts, now) or ownership.first_seen(record, facts)
+            if sighting is not None:
+                return answers.RecordFirst(sighting)
+            gone = answers.RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
+            return still_in_use(action, record, facts, now) or gone
         case State.DIRTY | State.UNKNOWN:
             return _from_dirty(record, facts, policy, action)
 
@@ -129,22 +137,6 @@ def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool
     if grant is None or record.owner is not None or not proof.is_valid(record.receipt, facts, policy, now):
         return False
     return grant.announced and grant.epoch == facts.epoch and facts.holders == () and not proof.leaked_bytes(facts)
-
-
-def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
-    if facts.holders is None:
-        return answers.holders_unknown(action, record, facts)
-    if not proof.is_valid(record.receipt, facts, policy, now):
-        return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
-    return answers.HandOut()
-
-
-def _from_tenancy(record: Record, facts: Facts, now: Moment, action: Action) -> answers.Wait | answers.RecordFirst:
-    seen = ownership.unannounced_use(record, facts, now) or ownership.first_seen(record, facts)
-    if seen is not None:
-        return answers.RecordFirst(seen)
-    gone = answers.RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
-    return still_in_use(action, record, facts, now) or gone
 
 
 def _from_dirty(

@@ -40,15 +40,15 @@ def without_programs(vitals: Vitals | None, pids: Collection[int]) -> Vitals | N
 
 def diagnose(vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Ailment | None:
     """The worst new ailment of a device. None if there is none, or if the device was not asked."""
-    return worst(_found(vitals, baseline, policy)) if vitals is not None else None
+    return worst(_ailments(vitals, baseline, policy)) if vitals is not None else None
 
 
-def worst(found: Iterable[Ailment]) -> Ailment | None:
+def worst(candidates: Iterable[Ailment]) -> Ailment | None:
     """The ailment that needs the strongest remedy, because it covers the weaker ones. Of equals, the first."""
-    return max(found, key=rank, default=None)
+    return max(candidates, key=rank, default=None)
 
 
-def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailment]:
+def _ailments(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailment]:
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
     worst_xid = xids.worst_finding(policy.quarantine.xids, vitals.xids, new_errors(vitals, baseline))
     reported = [Ailment(AilmentKind.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
@@ -66,7 +66,11 @@ def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailme
         yield Ailment(AilmentKind.RESET_REQUIRED, "the driver asks for a reset")
     if vitals.remap_pending:
         yield Ailment(AilmentKind.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
-    yield from _serious_signs(vitals, policy)
+    if vitals.signs:  # seldom, and this runs in every round
+        serious = {AilmentKind(sign.value) for sign in policy.quarantine.signs}
+        for sign in sorted(vitals.signs, key=lambda it: WORST_FIRST.index(it.kind)):
+            if sign.kind in serious:
+                yield Ailment(sign.kind, sign.detail)
 
 
 def unreachable(vitals: Vitals) -> Ailment:
@@ -77,16 +81,6 @@ def unreachable(vitals: Vitals) -> Ailment:
         return Ailment(AilmentKind.LOST, "the device has fallen off its bus")
     why = f": {vitals.why}" if vitals.why else ""
     return Ailment(AilmentKind.UNRESPONSIVE, f"the driver does not answer for this device{why}")
-
-
-def _serious_signs(vitals: Vitals, policy: Policy) -> Iterator[Ailment]:
-    """The signs that lead to a quarantine under this policy, worst first."""
-    if not vitals.signs:  # the usual case, in every round
-        return
-    serious = {AilmentKind(sign.value) for sign in policy.quarantine.signs}
-    for sign in sorted(vitals.signs, key=lambda it: WORST_FIRST.index(it.kind)):
-        if sign.kind in serious:
-            yield Ailment(sign.kind, sign.detail)
 
 
 def next_baseline(vitals: Vitals | None, before: Baseline) -> Baseline:

@@ -6,7 +6,7 @@ from ground.documents.units import format_size
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.measurements import Uncovered
-from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult
+from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult
 
 
 def tell(event: ev.Event) -> str:
@@ -31,7 +31,9 @@ def tell(event: ev.Event) -> str:
         case ev.Released(why):
             return f"released: {why}"
         case ev.Soiled(why, holders):
-            return f"no longer clean: {why}{_by(holders)}" + (": unauthorised use" if holders else "")
+            return f"no longer clean: {why}" + (
+                f" by {ownership.holder_names(holders)}: unauthorised use" if holders else ""
+            )
         case ev.PastGate(pod, unproven):
             proven = f"NOT PROVEN CLEAN ({unproven})" if unproven else "proven clean"
             return f"a container of pod {pod} started past the create gate, on a GPU that was {proven}"
@@ -80,10 +82,6 @@ def _announced(grant: Grant) -> str:
     return "" if grant.announced else ", its start will not be announced"
 
 
-def _by(holders: tuple[Holder, ...]) -> str:
-    return f" by {ownership.holder_names(holders)}" if holders else ""
-
-
 def _xids(codes: tuple[tuple[int, int], ...]) -> str:
     return ", ".join(f"xid {code}" + (f" {count} times" if count > 1 else "") for code, count in codes)
 
@@ -96,7 +94,13 @@ def _step(result: StepResult) -> str:
     findings = result.findings
     notes = [f"ran {', '.join(findings.tests)}"] if findings.tests else []
     notes += [result.detail] if result.detail else []
-    notes += _measured(findings)
+    if findings.residue_bytes:
+        first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
+        notes.append(f"{findings.residue_bytes} bytes were not zero before{first}")
+    if findings.uncovered:
+        notes.append(f"not covered: {_parts(findings.uncovered)}")
+    if findings.units_reached is not None:
+        notes.append(f"{findings.units_reached} of {findings.units} units")
     if findings.holders:
         notes.append(f"found {ownership.holder_names(findings.holders)}")
     if findings.terminated:
@@ -107,21 +111,9 @@ def _step(result: StepResult) -> str:
         notes.append(f"{wrong}, {at.count} byte(s) wrong in all")
     if findings.drift:
         notes.append(f"restored {', '.join(findings.drift)}")
-    said = f": {'; '.join(notes)}" if notes else ""
+    noted = f": {'; '.join(notes)}" if notes else ""
     mark = "" if result.outcome is Outcome.PASSED else " - not clean"
-    return f"{result.step.value} {result.outcome.value} in {result.seconds:.3f} s{said}{mark}"
-
-
-def _measured(findings: Findings) -> list[str]:
-    notes: list[str] = []
-    if findings.residue_bytes:
-        first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
-        notes.append(f"{findings.residue_bytes} bytes were not zero before{first}")
-    if findings.uncovered:
-        notes.append(f"not covered: {_parts(findings.uncovered)}")
-    if findings.units_reached is not None:
-        notes.append(f"{findings.units_reached} of {findings.units} units")
-    return notes
+    return f"{result.step.value} {result.outcome.value} in {result.seconds:.3f} s{noted}{mark}"
 
 
 def _parts(uncovered: tuple[Uncovered, ...]) -> str:

@@ -152,7 +152,9 @@ def _from_grant(
         return answers.holders_unknown(Action.START_ON, record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
         return answers.RecordFirst(ev.Released("its proof ended before a container started on it"))
-    if why_clean is not None and _may_have_run(record, facts):
+    # Containers may start without this decision after a restart of the kubelet.
+    may_have_run = bool(facts.holders) or record.grant is None or record.grant.epoch != facts.epoch
+    if why_clean is not None and may_have_run:
         return answers.busy(Action.START_ON, record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
     return _admit(facts, pod, now)
 
@@ -205,11 +207,6 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.
         return _admit(facts, pod, now)
     used = acquire.still_in_use(Action.START_ON, record, facts, now)
     return used or answers.RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))
-
-
-def _may_have_run(record: Record, facts: Facts) -> bool:
-    """Whether a container may have run before. After a kubelet restart, containers may start without this decision."""
-    return bool(facts.holders) or record.grant is None or record.grant.epoch != facts.epoch
 
 
 def _owned_by(record: Record, pod: str) -> bool:

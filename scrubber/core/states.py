@@ -46,7 +46,6 @@ from scrubber.core.model import (
     Job,
     Moment,
     Passage,
-    Receipt,
     Record,
     ScrubPath,
     State,
@@ -205,7 +204,12 @@ def guard(record: Record, event: ev.Event) -> None:
             _demand_job(record, event.job)
         case ev.ScrubPassed(job, receipt):
             _demand_job(record, job)
-            _demand_receipt(record, receipt)
+            _demand(receipt.device == record.device.uuid, "the receipt is for another device")
+            _demand(receipt.incarnation == record.incarnation, "the receipt is of another boot or driver")
+            _demand(receipt.previous == record.last_receipt, "the receipt does not follow the one before")
+            was_reset = any(step is Step.RESET for step, _ in receipt.steps)
+            met = was_reset or record.due_path is not ScrubPath.RESET
+            _demand(met, "the device needs a reset, and the receipt names none")
         case ev.ScrubFailed() | ev.ScrubInterrupted():
             _demand_job(record, event.job)
             _demand(record.quarantine is None, "the job of a quarantined device ends clean or in quarantine")
@@ -235,14 +239,6 @@ def _demand_job(record: Record, job: str) -> None:
     _demand(record.job is not None and job == record.job.id, "the event is about another job")
 
 
-def _demand_receipt(record: Record, receipt: Receipt) -> None:
-    _demand(receipt.device == record.device.uuid, "the receipt is for another device")
-    _demand(receipt.incarnation == record.incarnation, "the receipt is of another boot or driver")
-    _demand(receipt.previous == record.last_receipt, "the receipt does not follow the one before")
-    was_reset = any(step is Step.RESET for step, _ in receipt.steps)
-    _demand(was_reset or record.due_path is not ScrubPath.RESET, "the device needs a reset, and the receipt names none")
-
-
 def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call reads as a sentence
     if not holds:
         raise IllegalEventError(f"cannot happen: {why_not}")
@@ -270,10 +266,12 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             return replace(record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False)
         case ev.Released():
             handouts = record.handouts if event.restart else _unused_handouts(record)
-            ended, last = _ended(record, at), record.last_owner if event.restart else _last_owner(record)
+            last = record.last_owner
+            if not event.restart and record.owner is not None and leftover.start_admitted(record):
+                last = record.owner.container
             return replace(
-                record, grant=None, owner=None, receipt=None, tenancy_ended=ended, handouts=handouts, last_owner=last,
-                left_by=_left_by(record),
+                record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at), handouts=handouts,
+                last_owner=last, left_by=_left_by(record),
             )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
@@ -342,12 +340,6 @@ def _unused_handouts(record: Record) -> int:
     return 0 if leftover.start_admitted(record) else record.handouts
 
 
-def _last_owner(record: Record) -> str | None:
-    """The last owner, after a release: the present one, if its start was admitted."""
-    owner = record.owner
-    return owner.container if owner is not None and leftover.start_admitted(record) else record.last_owner
-
-
 def _left_by(record: Record) -> str:
     """Who the device was acquired for, at the end of the tenancy. Without a grant, no tenancy ends."""
     return record.grant.owner if record.grant is not None else record.left_by
@@ -396,10 +388,6 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     )
 
 
-def _counts_as_flap(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.ailment.kind not in ailments.BLAMELESS
-
-
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     """Clean: the receipt is valid from now on. It ends the quarantine, the setback and the tenancy."""
     returns, took = record.returns, record.fast_seconds
@@ -409,7 +397,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         # A reinstatement clears the returns: maintenance is no flapping.
         by_itself = _job(record).trigger is Trigger.PROBATION
         returns = record.returns if by_itself else ()
-        if by_itself and _counts_as_flap(record):
+        if by_itself and record.quarantine.ailment.kind not in ailments.BLAMELESS:
             returns = (*returns[-9:], at.wall)
     return replace(
         record,

@@ -73,7 +73,10 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         facts = replace(facts, vitals=replace(facts.vitals, relaid=False))
     ailment = _new_ailment(record, facts, policy)
     if ailment is not None:
-        return _ailment_found(record, ailment, facts.vitals, policy, now, chance)
+        if record.state in (State.GRANTED, State.IN_USE):
+            return answers.RecordFirst(ev.AilmentFound(ailment))
+        by = "an operator" if ailment.kind is AilmentKind.OPERATOR else "autoclave"
+        return answers.RecordFirst(quarantine(record, ailment, by, facts.vitals, policy, now, chance))
     noted = _harmless_errors(record, facts.vitals, now)
     if noted is not None:
         return answers.RecordFirst(noted)
@@ -96,7 +99,20 @@ def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment, chance
     if proof.reset_forbidden(record, policy):
         needed = Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
         return answers.RecordFirst(quarantine(record, needed, "autoclave", facts.vitals, policy, now, chance))
-    return _tend_idle(record, facts, policy, now)
+    if record.state is State.CLEAN:
+        if facts.holders is None:
+            return answers.Blocked(answers.why_unknown_for_operators(facts))
+        if proof.is_valid(record.receipt, facts, policy, now):
+            return answers.Proceed()
+        return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
+    failed = record.setback
+    if failed is not None and now.uptime - failed.at.uptime < pauses.until_retry(failed):
+        return answers.Proceed()
+    if proof.all_terminable(record, facts, policy):
+        return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
+    if facts.holders is None:
+        return answers.Blocked(answers.why_unknown_for_operators(facts))
+    return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
 
 
 def quarantine(
@@ -113,18 +129,18 @@ def quarantine(
         detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
     before, probes = record.quarantine, _probations(record)
-    found = ailment
+    newest = ailment
     if before is not None and _keeps_reason(before, ailment):
         ailment = before.ailment
     pause = pauses.until_probation(rules, probes, chance)
     # A device that waits for a person goes on waiting: a failed reinstatement must not start a probation.
     sticky = _needs_person(ailment) or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
-    last_try = found.detail if before is not None and record.job is not None else ""
+    last_try = newest.detail if before is not None and record.job is not None else ""
     since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
     entered = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
     # An operator's quarantine judges no errors: errors since the present baseline still count as new.
-    if found.kind is AilmentKind.OPERATOR:
+    if newest.kind is AilmentKind.OPERATOR:
         return ev.Quarantined(entered)
     judged = errors_to_note(record.baseline, vitals)
     codes = judged.codes if judged is not None else ()
@@ -181,8 +197,8 @@ def _worse(present: Ailment, record: Record, vitals: Vitals | None, policy: Poli
 
     It decides whether a container may start again on a device in use, and when a quarantined device is tested.
     """
-    found = diagnose(vitals, record.baseline, policy)
-    return found if found is not None and ailments.rank(found) > ailments.rank(present) else None
+    ailment = diagnose(vitals, record.baseline, policy)
+    return ailment if ailment is not None and ailments.rank(ailment) > ailments.rank(present) else None
 
 
 def _harmless_errors(record: Record, vitals: Vitals | None, now: Moment) -> ev.ErrorsNoted | None:
@@ -209,15 +225,6 @@ def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) ->
         return None
     new = new_errors(vitals, baseline)
     return replace(noted, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, new) is not None)
-
-
-def _ailment_found(
-    record: Record, ailment: Ailment, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
-) -> answers.RecordFirst:
-    if record.state in (State.GRANTED, State.IN_USE):
-        return answers.RecordFirst(ev.AilmentFound(ailment))
-    by = "an operator" if ailment.kind is AilmentKind.OPERATOR else "autoclave"
-    return answers.RecordFirst(quarantine(record, ailment, by, vitals, policy, now, chance))
 
 
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
@@ -303,25 +310,21 @@ def _tend_quarantined(
     record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
 ) -> answers.RecordFirst | answers.StartProbation | answers.Proceed:
     """No probation while the ailment lasts or the device is gone: it could only fail."""
-    found = _gone(record, facts) or _worse_in_quarantine(record, facts.vitals, policy)
-    if found is not None:
-        return answers.RecordFirst(quarantine(record, found, "autoclave", facts.vitals, policy, now, chance))
+    ailment = _gone(record, facts) or _worse_in_quarantine(record, facts.vitals, policy)
+    if ailment is not None:
+        return answers.RecordFirst(quarantine(record, ailment, "autoclave", facts.vitals, policy, now, chance))
     due = probation(record, policy, now)
-    seen = facts.vitals  # None while another device is reset
-    if due is None or seen is None or seen.lost or seen.unresponsive or seen.partial:
+    vitals = facts.vitals  # None while another device is reset
+    if due is None or vitals is None or vitals.lost or vitals.unresponsive or vitals.partial:
         return answers.Proceed()
-    lasts = record.quarantine is not None and _lasts(record.quarantine.ailment, facts, seen)
+    if record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS:
+        lasts = facts.holders != ()
+    else:
+        lasts = record.quarantine is not None and ailments.persists(record.quarantine.ailment, vitals)
     if lasts or not proof.all_terminable(record, facts, policy):
         return answers.Proceed()
-    before = errors_to_note(record.baseline, seen)  # the probation judges only later errors
+    before = errors_to_note(record.baseline, vitals)  # the probation judges only later errors
     return due if before is None else answers.RecordFirst(before)
-
-
-def _lasts(ailment: Ailment, facts: Facts, vitals: Vitals) -> bool:
-    """Whether the ailment is still reported, or the stuck process still holds the device."""
-    if ailment.kind is AilmentKind.STUCK_PROCESS:
-        return facts.holders != ()
-    return ailments.persists(ailment, vitals)
 
 
 def _gone(record: Record, facts: Facts) -> Ailment | None:
@@ -333,7 +336,12 @@ def _gone(record: Record, facts: Facts) -> Ailment | None:
         return None
     reason = record.quarantine.ailment.kind
     if facts.vitals.relaid:
-        return _relaid(record.quarantine, facts)
+        if facts.domain_resetting or reason is AilmentKind.RELAID:  # the layout is not known while a sibling is reset
+            return None
+        relaid = unreachable(facts.vitals)
+        if record.quarantine.next_probe is not None:
+            return relaid
+        return replace(relaid, detail=f"{relaid.detail}; it was quarantined before: {record.quarantine.ailment.detail}")
     if record.device.parent is not None:
         return None
     if facts.successor is not None:
@@ -346,37 +354,10 @@ def _gone(record: Record, facts: Facts) -> Ailment | None:
     return lost if reason not in presence.GONE or reason is AilmentKind.RELAID else None
 
 
-def _relaid(quarantined: Quarantine, facts: Facts) -> Ailment | None:
-    """The ailment of a slice whose GPU has another layout now. While a sibling is reset, the layout is not known."""
-    if facts.vitals is None or facts.domain_resetting or quarantined.ailment.kind is AilmentKind.RELAID:
-        return None
-    relaid = unreachable(facts.vitals)
-    if quarantined.next_probe is not None:
-        return relaid
-    return replace(relaid, detail=f"{relaid.detail}; it was quarantined before: {quarantined.ailment.detail}")
-
-
 def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
     if vitals is None or vitals.lost or record.quarantine is None or record.quarantine.next_probe is None:
         return None  # a device that is not there gets no worse
     return _worse(record.quarantine.ailment, record, vitals, policy)
-
-
-def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
-    if record.state is State.CLEAN:
-        if facts.holders is None:
-            return answers.Blocked(answers.why_unknown_for_operators(facts))
-        if proof.is_valid(record.receipt, facts, policy, now):
-            return answers.Proceed()
-        return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
-    failed = record.setback
-    if failed is not None and now.uptime - failed.at.uptime < pauses.until_retry(failed):
-        return answers.Proceed()
-    if proof.all_terminable(record, facts, policy):
-        return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
-    if facts.holders is None:
-        return answers.Blocked(answers.why_unknown_for_operators(facts))
-    return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
 
 
 def _idle_trigger(record: Record) -> Trigger:

@@ -214,13 +214,9 @@ def measured(measurements: Measurements) -> dict[str, Any]:
 
 def digest_of(receipt: Receipt) -> str:
     """The digest over all fields of a receipt except its id and digest."""
-    said = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=_word)
+    content = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=lambda word: str(word.value))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _word(value: Enum) -> str:
-    return str(value.value)
 
 
 def failed(step: Step, blame: Blame, detail: str, ailment: Ailment | None = None) -> Failed:
@@ -313,7 +309,8 @@ def _too_little(done: Done, policy: Policy) -> Failed | None:
         covered = done[step].findings.covered_bytes or 0
         if covered + allowed >= least * allocatable:
             continue
-        short = f"{step.value} covered {_percent(covered, allocatable)}, the policy wants {least:.2%}"
+        percent = f"{covered * 10_000 // allocatable / 100:.2f}%"  # rounded down: too little never reads as enough
+        short = f"{step.value} covered {percent}, the policy wants {least:.2%}"
         if allowed:
             short += f" with {format_size(allowed)} of its own memory"
         if step is not Step.CLEAR or covered + own < least * allocatable:
@@ -378,6 +375,10 @@ def _measurements(job: Job, done: Done) -> Measurements:
     clear, covered, allocatable = done[Step.CLEAR].findings, _covered(done), _allocatable(done)
     scratch, selftest = done.get(Step.SCRATCH), done.get(Step.SELFTEST)
     holders = {(holder.pid, holder.started) for result in job.results for holder in result.findings.holders}
+    uncovered = tuple(part for part in clear.uncovered if part.bytes)
+    unexplained = allocatable - covered - sum(part.bytes for part in uncovered)
+    if unexplained:
+        uncovered = (*uncovered, Uncovered(UNEXPLAINED, unexplained))
     return Measurements(
         covered_bytes=covered,
         allocatable_bytes=allocatable,
@@ -385,7 +386,7 @@ def _measurements(job: Job, done: Done) -> Measurements:
         processes_found=len(holders),
         processes_terminated=sum(len(result.findings.terminated) for result in job.results),
         residue_at=tuple(sorted({at for result in job.results for at in result.findings.residue_at})),
-        uncovered=_remainder(clear.uncovered, allocatable - covered),
+        uncovered=uncovered,
         patterns=clear.patterns,
         units=scratch.findings.units if scratch else None,
         units_reached=scratch.findings.units_reached if scratch else None,
@@ -404,17 +405,5 @@ def _allocatable(done: Done) -> int:
     return max(done[step].findings.allocatable_bytes or 0 for step in MEASURED)
 
 
-def _percent(part: int, whole: int) -> str:
-    """Rounded down, so that too little never reads as enough."""
-    return f"{part * 10_000 // whole / 100:.2f}%"
-
-
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names) or "nothing"
-
-
-def _remainder(explained: tuple[Uncovered, ...], rest: int) -> tuple[Uncovered, ...]:
-    """All uncovered bytes: those with a cause, and the rest as unexplained."""
-    left = rest - sum(part.bytes for part in explained)
-    named = tuple(part for part in explained if part.bytes)
-    return (*named, Uncovered(UNEXPLAINED, left)) if left else named
