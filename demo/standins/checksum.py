@@ -2,7 +2,7 @@
 
 The printed form is that of the Go library spew (``%#v``, keys sorted) for the kubelet's types; see
 ``pkg/util/hash``, ``pkg/kubelet/checkpointmanager/checksum`` and ``DM/checkpoint/checkpoint.go``. It reproduces the
-checksums of files from real kubelets: tests/standins/test_checkpoint.py.
+checksums of files from real kubelets: tests/standins/test_standins.py.
 """
 
 from __future__ import annotations
