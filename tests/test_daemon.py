@@ -160,23 +160,6 @@ def test_a_proof_ends_when_the_service_was_away(service):
     assert service.settled(0, "clean").receipt.id != before
 
 
-def test_a_pod_keeps_its_device_when_the_service_restarts(service):
-    uuid = service.settled(0, "clean").device
-    acquire(service, uuid)
-    pid = drills.occupy(service.simulated_dir, uuid, b"still mine", f"pod-{uuid}")
-    try:
-        service.settled(0, "in_use")
-        service.kill()
-        service.start()
-        assert device(service).state == "in_use"
-        with pytest.raises(AutoclaveError) as refusal:
-            acquire(service, uuid)
-        assert refusal.value.reason is Reason.IN_USE
-        assert drills.scan(service.simulated_dir, uuid, b"still mine") > 0
-    finally:
-        os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize("how", ["written", "renamed", "hangup"])
 def test_only_a_policy_file_without_faults_replaces_the_policy(short_tmp, how):
     file = short_tmp / "site.yaml"
@@ -482,11 +465,3 @@ def test_two_services_never_share_a_set_of_gpus(shared, short_tmp):
     run = shared.popen("scrubber", *flags, "--state-dir", other / "state", stderr=-1)
     assert "another autoclave scrubber uses the GPUs" in run.communicate(timeout=WITHIN)[1]
     assert run.returncode == 2
-
-
-def test_the_log_names_each_incident_of_a_device(shared):
-    uuid = shared.settled(1, "clean").device
-    service_call.ask(shared.run_dir, lambda admin: admin.quarantine(uuid, "smells", "user ann (uid 7)"))
-    said = shared.hear("quarantined by")
-    assert (said["level"], said["device"]) == ("warning", uuid)
-    assert "smells" in said["event"]

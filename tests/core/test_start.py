@@ -248,6 +248,8 @@ def test_processes_that_policy_protects_block_a_restart():
 CLAIMS = rows(
     ("one pod", {"GPU-1": {"a"}, "GPU-2": {"a"}}, "a"),
     ("nobody", {"GPU-1": set()}, Reason.OWNER_UNKNOWN),
+    ("one of two is nobody's", {"GPU-1": {"a"}, "GPU-2": set()}, Reason.OWNER_UNKNOWN),
+    ("two pods on one of two devices", {"GPU-1": {"a"}, "GPU-2": {"a", "b"}}, Reason.OWNER_AMBIGUOUS),
     ("R8 two pods on one device", {"GPU-1": {"a", "b"}}, Reason.OWNER_AMBIGUOUS),
     ("two devices of two pods", {"GPU-1": {"a"}, "GPU-2": {"b"}}, Reason.OWNER_AMBIGUOUS),
 )

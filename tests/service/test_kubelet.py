@@ -25,25 +25,6 @@ def gated(world):
 # -- whose devices
 
 
-@pytest.mark.parametrize(
-    ("pods", "reason"),
-    [
-        ({}, Reason.OWNER_UNKNOWN),
-        ({"pod": [0]}, Reason.OWNER_UNKNOWN),
-        ({"pod": [0, 1], "other": [1]}, Reason.OWNER_AMBIGUOUS),
-        ({"pod": [0], "other": [1]}, Reason.OWNER_AMBIGUOUS),
-    ],
-    ids=["nobody", "one of two is nobody's", "R8: one has two owners", "two pods"],
-)
-async def test_a_start_without_exactly_one_owner_is_refused(world, pods, reason):
-    await world.acquire("pod", *world.uuids, announced=True)
-    written_down(world, **{pod: [world.uuids[at] for at in devices] for pod, devices in pods.items()})
-    with pytest.raises(NotReady) as refused:
-        await world.handover.start(world.uuids, None)
-    assert refused.value.reason is reason
-    assert not any(rows(world, ev.PutInUse, device) for device in world.uuids)
-
-
 async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)

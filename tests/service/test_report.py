@@ -9,7 +9,7 @@ import pytest
 
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import presence
-from scrubber.core.model import ScrubPath, State
+from scrubber.core.model import ScrubPath
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.node.checkpoint import CheckpointEntry
 from scrubber.node.pods import Tenants
@@ -81,25 +81,6 @@ async def test_status_shows_the_progress_of_a_job(world, reporter):
     await running.finished.wait()
     assert reporter.device("GPU-0000").job is None
     assert reporter.device("GPU-0000").receipt.path == "slow"
-
-
-async def test_history_is_bounded_and_ends_with_the_newest_row(reporter):
-    everything = (await reporter.history.entries("", 0.0, 0)).entries
-    assert [entry.seq for entry in everything] == sorted(entry.seq for entry in everything)
-    assert {entry.device for entry in everything} == {"GPU-0000", "GPU-0001"}
-    newest = (await reporter.history.entries("1", 0.0, 3)).entries
-    assert [entry.device for entry in newest] == ["GPU-0001"] * 3
-    assert newest[-1].kind
-    assert newest[-1].text
-
-
-async def test_an_explanation_ends_with_the_current_state(world, reporter):
-    await world.operations.quarantine("GPU-0000", "it smells of smoke", "ann")
-    reported = await reporter.explain("GPU-0000")
-    assert reported.device.state == State.QUARANTINED.value
-    assert "it smells of smoke" in reported.entries[-1].text
-    assert reported.advice
-    assert reported.policy_why
 
 
 @pytest.mark.parametrize("sick", [False, True], ids=["in use", "quarantined"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
+from ground.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
@@ -31,22 +31,14 @@ async def in_use(world, device):
 # -- memory in use
 
 
-async def test_w1_a_second_pod_gets_no_device_in_use(world):
+async def test_w2_a_request_waits_for_a_force_deleted_pods_end(world):
     device = world.uuids[0]
     tenant, before, began = await in_use(world, device), len(jobs(world, device)), world.loop.time()
     with pytest.raises(NotReady) as refused:
         await world.acquire("second", device)
     assert refused.value.reason is Reason.IN_USE
     assert world.loop.time() - began == pytest.approx(3.5, abs=0.1)
-    assert len(jobs(world, device)) == before
-    assert world.node.gpus[device].users()[0].name == tenant
-
-
-async def test_w2_a_request_waits_for_a_force_deleted_pods_end(world):
-    device = world.uuids[0]
-    tenant = await in_use(world, device)
-    with pytest.raises(NotReady):
-        await world.acquire("second", device)
+    assert (len(jobs(world, device)), world.node.gpus[device].users()[0].name) == (before, tenant)
     asking = world.spawn(world.acquire("third", device))
     await asyncio.sleep(2.2)  # the kubelet kills 2 s after a force delete, and the container runtime takes its time
     world.node.end_container(tenant)
@@ -134,29 +126,6 @@ async def test_s16_the_history_follows_the_uuid(world):
 
 
 # -- how long a proof is valid
-
-
-async def test_a_restart_ends_a_proof_unless_the_policy_keeps_it(begin):
-    for policy, path in (("default", 2), ("fast", 1)):
-        world = await begin(policy=policy)
-        await world.die()
-        await asyncio.sleep(60)
-        await world.start()
-        await world.acquire("pod", world.uuids[0])
-        assert len(jobs(world, world.uuids[0])) == path
-
-
-async def test_observe_refuses_only_quarantined_devices(build):
-    world = build(policy="observe")
-    await world.start()
-    device = world.uuids[0]
-    grant = (await world.acquire("pod", device))[0]
-    assert (grant.receipt, grant.proof) == ("", None)
-    assert rows(world, ev.GrantedUnproven, device)
-    assert rows(world, ev.StepStarted) == []
-    await world.operations.quarantine(world.uuids[1], "smells", "ops")
-    with pytest.raises(Refused):
-        await world.acquire("pod", world.uuids[1])
 
 
 async def test_a_driver_reload_ends_every_proof(world):

@@ -91,16 +91,6 @@ async def test_an_owner_of_one_device_is_refused_both(world):
     assert list(await world.handover.acquire([two], announced=False, exclusive=True, owner="job 7")) == [two]
 
 
-async def test_a_release_by_owner_takes_back_the_owners_devices_only(world):
-    one, two = world.uuids
-    await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
-    await world.handover.acquire([two], announced=False, exclusive=True)
-    assert await world.handover.release(owner="job 8") == ()
-    assert await world.handover.release(owner="job 7") == (one,)
-    assert await world.handover.release(owner="job 7") == ()
-    assert [world.record(device).grant is None for device in (one, two)] == [True, False]
-
-
 async def test_a_release_of_no_device_and_no_owner_is_refused(world):
     """A claim without a UID must not give back the devices that were acquired without an owner."""
     await world.handover.acquire(world.uuids, announced=False, exclusive=True)

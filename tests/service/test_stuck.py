@@ -11,7 +11,6 @@ from scrubber.core.model import AilmentKind, State
 from tests.service.asking import healthy, let_on, written_down
 
 GIVE_UP = 600.0  # of the default policy
-LAST_TRY = 70.0  # seconds at most from then to the end of the scrub that finds it: a pause, and the scrub
 LONG = 1000.0
 INTERVAL = 3.0  # of the monitor: the tests mostly wait for what must not happen
 
@@ -20,35 +19,6 @@ INTERVAL = 3.0  # of the monitor: the tests mostly wait for what must not happen
 async def world(begin):
     """Two clean devices under policy ``default``."""
     return await begin(interval=INTERVAL)
-
-
-async def left_behind(world):
-    """A device whose tenant is gone, but for a process."""
-    device = world.uuids[0]
-    tenant = await world.tenancy(device)
-    await asyncio.sleep(5)
-    [process] = world.node.gpus[device].users()
-    process.stuck = True
-    world.node.end_container(tenant, leaving=True)
-    return device, process
-
-
-async def test_an_unkillable_leftover_quarantines_the_device_in_the_end(world):
-    device, process = await left_behind(world)
-    await asyncio.sleep(GIVE_UP - 5)
-    assert world.state(device) is not State.QUARANTINED
-    assert world.record(device).setback.count > 5, "it was told to end again and again"
-    await asyncio.sleep(LAST_TRY)
-    out = world.record(device).quarantine
-    assert (out.ailment.kind, out.by, out.next_probe is None) == (AilmentKind.STUCK_PROCESS, "autoclave", False)
-    assert process.alive
-    rows = len(world.truth.entries)
-    await asyncio.sleep(LONG)
-    assert [it for it in world.truth.entries[rows:] if it.device == device] == [], "nothing is tried while it is there"
-    world.node.leave(process)
-    await world.clean(device)
-    assert (world.record(device).returns, world.record(device).setback) == ((), None)
-    await world.tenancy(device)
 
 
 # -- in its pod's control group still, so that the pod counts as alive

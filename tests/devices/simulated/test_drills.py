@@ -58,12 +58,6 @@ def test_faults_add_up_and_are_healed_together(bank) -> None:
     assert layout.read(bank.place(bank.first).faults, layout.Faults) == layout.Faults()
 
 
-@pytest.mark.parametrize("unit", [-1, 8])
-def test_a_unit_that_is_not_there_cannot_be_broken(bank, unit: int) -> None:
-    with pytest.raises(DeviceError, match=f"cannot break unit {unit}: the GPU has units 0 to 7"):
-        drills.bad_compute(bank.root, bank.first, unit)
-
-
 @pytest.mark.parametrize(("offset", "bit"), [(-1, 0), (2**40, 0), (0, 8), (0, -1)])
 def test_a_bit_that_is_not_there_cannot_be_broken(bank, offset: int, bit: int) -> None:
     with pytest.raises(DeviceError, match="cannot break bit"):
