@@ -243,8 +243,17 @@ def test_a_damaged_ledger_is_set_aside_and_logged(service):
     assert "(first-look) started" in events[1]
 
 
+def address_of(service):
+    """Where the service shows its metrics and answers probes."""
+    return next(json.loads(line)["address"] for line in reversed(service.log_lines) if "showing metrics" in line)
+
+
 def test_a_full_disk_grants_nothing_until_it_has_room(service):
-    uuid = service.settled(0, "clean").device
+    service.stop()
+    service.command += ["--metrics-address", "127.0.0.1:0"]
+    service.start()
+    uuid, address = service.settled(0, "clean").device, address_of(service)
+    assert fetch(address, "/readyz") == (200, "ready\n")
     # A limit on the size of files: every write beyond it fails, and it can be lifted again.
     limit = (service.root / "state/ledger.db-wal").stat().st_size
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -254,6 +263,9 @@ def test_a_full_disk_grants_nothing_until_it_has_room(service):
     assert "cannot write to the ledger" in refusal.value.message
     shown = device(service)
     assert (shown.state, shown.healthy, shown.why) == ("clean", False, "the ledger cannot be written")
+    assert fetch(address, "/readyz") == (503, "not ready: the ledger cannot be written\n")
+    assert fetch(address, "/healthz") == (200, "ok\n")
+    assert {"autoclave_ready 0.0", "autoclave_ledger_fault 1.0"} <= {*metrics(address).splitlines()}
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     async def until_healthy(admin: admin_client.AdminClient) -> None:
@@ -271,6 +283,7 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
     systemd.bind(f"{service.root}/notify")
     monkeypatch.setenv("NOTIFY_SOCKET", f"{service.root}/notify")
     service.stop()
+    service.command += ["--metrics-address", "127.0.0.1:0"]
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
     try:
@@ -284,6 +297,10 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
     with pytest.raises(AutoclaveError) as refusal:
         device(service)
     assert refusal.value.reason is Reason.LEDGER_UNAVAILABLE
+    address = address_of(service)
+    assert fetch(address, "/healthz") == (200, "ok\n")
+    status, why = fetch(address, "/readyz")
+    assert (status, why.startswith("not ready: cannot "), "ledger" in why) == (503, True, True)
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, previous)
     service.hear("serving")
     assert device(service).state in {"clean", "scrubbing"}

@@ -1,10 +1,9 @@
-"""What the running service shows at its metrics address: after a story, while it starts, when it cannot record."""
+"""What the running service shows at its metrics address after a story."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import resource
 
 import pytest
 
@@ -96,32 +95,3 @@ def test_the_metric_of_free_gpus_needs_no_process_search(service, running_pod):
     asyncio.run(hand_over())
     assert service.settled(0, "in_use").owner == uid
     assert scrape(service).one("autoclave_process_passes_total") == 0
-
-
-def test_a_service_that_cannot_record_is_not_ready(service):
-    uuid = service.settled(0, "clean").device
-    address = address_of(service)
-    assert fetch(address, "/readyz") == (200, "ready\n")
-    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # every write fails
-    with pytest.raises(AutoclaveError):
-        acquire(service, uuid)
-    assert fetch(address, "/readyz") == (503, "not ready: the ledger cannot be written\n")
-    assert fetch(address, "/healthz") == (200, "ok\n")
-    shown = scrape(service)
-    assert (shown.one("autoclave_ready"), shown.one("autoclave_ledger_fault")) == (0, 1)
-
-
-def test_a_service_without_a_ledger_is_alive(service):
-    service.stop()
-    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
-    try:
-        service.start(until="no ledger: nothing is granted")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
-    address = address_of(service)
-    assert fetch(address, "/healthz") == (200, "ok\n")
-    status, why = fetch(address, "/readyz")
-    assert status == 503
-    assert why.startswith("not ready: cannot ")
-    assert "ledger" in why
