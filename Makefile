@@ -81,12 +81,11 @@ kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels
 	@PYTHONPATH=build/kernels $(BIN)/python -m deploy.compile_kernels
 
-docs: $(READY) ## write the generated pages anew: commands, also of runbooks, metrics, policy schema, alert manifest, computed figures
+docs: $(READY) ## write the generated pages anew: commands, metrics, policy schema, alert manifest, computed figures
 	@$(BIN)/python -m deploy.manual > docs/cli.md
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
 	@$(BIN)/python -m dashboards.prometheusrule > dashboards/kubernetes/prometheusrule.yaml
-	@$(BIN)/python -m dashboards.runbooks docs/runbooks
 	@$(BIN)/python -m benchmarks.computed > docs/measurements/computed.md
 
 dashboards: $(READY) ## write the committed dashboards anew
