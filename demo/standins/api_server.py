@@ -1,6 +1,6 @@
 """An API server for tests: nodes, ResourceSlices and ResourceClaims, over HTTP on the loopback.
 
-It has the verbs that a DRA driver, its kubelet and the resource claim controller use. docs/kubelet-stand-in.md says
+It has the verbs that a DRA driver, its kubelet and the resource claim controller use. README.md says
 what it copies. It checks no schema, no rights and no admission policy.
 """
 

@@ -7,7 +7,7 @@
     await kubelet.run(pod)                        # GetPreferredAllocation, Allocate, PreStartContainer
     await kubelet.delete(pod)
 
-docs/kubelet-stand-in.md lists what is copied, from which source of the kubelet, and what is not.
+README.md lists what is copied, from which source of the kubelet, and what is not.
 """
 
 from __future__ import annotations
