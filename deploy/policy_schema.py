@@ -19,6 +19,8 @@ from pydantic_core import core_schema
 from ground.documents.units import DURATION, format_duration
 from policies.model import PolicySet
 
+LONG = 5  # items of a list; a longer one stands in the shipped file only
+
 _KINDS = {
     "boolean": "`true`, `false`",
     "integer": "whole number",
@@ -89,7 +91,14 @@ def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
 
 
 def _written(field: dict[str, Any]) -> str:
-    return "`" + json.dumps(field["default"]).strip('"') + "`" if "default" in field else ""
+    """The default as a file writes it. ``autoclave policy show default`` has the long lists."""
+    match field.get("default"):
+        case None:
+            return ""
+        case list() as items if len(items) > LONG:
+            return f"{len(items)} items"
+        case default:
+            return "`" + json.dumps(default).strip('"') + "`"
 
 
 def _accepts(field: dict[str, Any]) -> str:
