@@ -1,9 +1,8 @@
-"""The manual: every ``--help`` on one page. ``python -m deploy.manual > docs/cli.md`` writes it."""
+"""The manual: what ``--help`` says of the programs of a node. ``python -m deploy.manual > docs/cli.md`` writes it."""
 
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Iterator
 
 import click
@@ -12,27 +11,23 @@ from autoclave import cli
 from autoclave.cli import document
 
 WIDTH = 80
-SHARED = 3  # an option that this many commands have, with the same words, stands once
+PROGRAMS = ("scrubber", "plugin", "dra")  # whose flags stand in units and manifests, which are read without a shell
 
 TITLE = """\
 # The command line
 
-This page is made from `autoclave --help` and its verbs (`make docs`); change those, not this. Options that several
-verbs share stand [once, below](#options-of-several-verbs); `autoclave VERB --help` shows all options of a verb.
+This page is made from `autoclave --help` (`make docs`); change that, not this. `autoclave VERB --help` shows the flags
+of a verb; here are only those of the programs of a node.
 """
-
-Option = tuple[str, str]
 
 
 def text() -> str:
     """The whole page."""
-    verbs = list(commands())
-    users = Counter(option for verb in verbs for option in _options(verb))
-    shared = [option for option, count in users.items() if count >= SHARED]
+    root, *verbs = commands()
+    programs = [verb for verb in verbs if verb.info_name in PROGRAMS]
     sections = [
         TITLE,
-        *(_section(verb, shared) for verb in verbs if _says_more(verb, shared)),
-        f"## Options of several verbs\n\n```text\n{_definitions(verbs[0], shared)}\n```\n",
+        *(_section(ctx) for ctx in (root, *programs)),
         f"## For programs\n\n{inspect.cleandoc(document.__doc__ or '')}\n",
     ]
     return "\n".join(sections)
@@ -53,41 +48,10 @@ def _with_verbs(ctx: click.Context) -> Iterator[click.Context]:
                 yield from _with_verbs(click.Context(verb, parent=ctx, info_name=name))
 
 
-def _options(verb: click.Context) -> list[Option]:
-    given = verb.command.get_params(verb)
-    records = (option.get_help_record(verb) for option in given if isinstance(option, click.Option))
-    return [record for record in records if record is not None]
-
-
-def _says_more(verb: click.Context, shared: list[Option]) -> bool:
-    """Whether a command below a verb says more than its line in the list of that verb."""
-    below_a_verb = verb.command_path.count(" ") > 1
-    only_one_sentence = verb.command.get_short_help_str(limit=1000) == (verb.command.help or "").strip()
-    return not below_a_verb or not only_one_sentence or any(option not in shared for option in _options(verb))
-
-
-def _section(verb: click.Context, shared: list[Option]) -> str:
-    own = [option for option in _options(verb) if option not in shared]
-    parts = verb.make_formatter()
-    verb.command.format_usage(verb, parts)
-    verb.command.format_help_text(verb, parts)
-    if own:
-        parts.write_paragraph()
-        parts.write(f"Options:\n{_definitions(verb, own)}\n")
-    if isinstance(verb.command, click.Group):
-        verb.command.format_commands(verb, parts)
-    verb.command.format_epilog(verb, parts)
-    level = min(verb.command_path.count(" ") + 2, 4)
+def _section(ctx: click.Context) -> str:
     # Trailing spaces are click's, where a verb of the list needs a second line.
-    usage = "\n".join(line.rstrip() for line in parts.getvalue().rstrip("\n").splitlines())
-    return f"{'#' * level} {verb.command_path}\n\n```text\n{usage}\n```\n"
-
-
-def _definitions(ctx: click.Context, records: list[Option]) -> str:
-    parts = ctx.make_formatter()
-    with parts.indentation():
-        parts.write_dl(records)
-    return parts.getvalue().rstrip("\n")
+    usage = "\n".join(line.rstrip() for line in ctx.get_help().splitlines())
+    return f"## {ctx.command_path}\n\n```text\n{usage}\n```\n"
 
 
 if __name__ == "__main__":
