@@ -7,6 +7,8 @@ ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin
 READY := .venv/.ready
+# The compiled kernels: not committed, needed by tests of the GPU code and by a real GPU. The last file that is written.
+KERNELS := scrubber/cuda/kernels/scrub.ptx
 # The programs of a node: Kubernetes says its version, and NVIDIA's plugin finds NVML when it runs.
 GO_BUILD = CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' nice -n 19 go build -p 2 -trimpath \
   -buildvcs=false -tags no_btrfs,no_devmapper,no_zfs \
@@ -35,7 +37,7 @@ observe: $(READY) ## a bad day in a loop, with metrics and a Prometheus on the l
 check: $(READY) ## the tests of most changes, in under a minute: linters, core, policies, service, api
 	@$(PYTEST) tests/house/test_lint.py tests/house/test_contracts.py tests/core tests/policies tests/service tests/api $(ARGS)
 
-test: $(READY) ## the gate: linters, and every test that shows a promise
+test: $(READY) $(KERNELS) ## the gate: linters, and every test that shows a promise
 	@$(PYTEST) $(ARGS)
 
 lint: $(READY) ## the linters alone
@@ -47,16 +49,16 @@ format: $(READY) ## fix what the linters can fix
 bench: $(READY) ## measure, and print the figures
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-trial: $(READY) ## try everything on this machine's NVIDIA GPU, in nine minutes; resets nothing, changes no setting
+trial: $(READY) $(KERNELS) ## try everything on this machine's NVIDIA GPU, in nine minutes; resets nothing, changes no setting
 	@$(BIN)/python -m benchmarks.trial $(ARGS)
 
-mutate: $(READY) ## every mutant of the core; the gate runs the planted ones only
+mutate: $(READY) $(KERNELS) ## every mutant of the core; the gate runs the planted ones only
 	@$(PYTEST) --night --timeout 1200 tests/house/test_mutations.py $(ARGS)
 
-night: $(READY) ## the gate, and the tests marked night: many random examples, every mutant, a short soak
+night: $(READY) $(KERNELS) ## the gate, and the tests marked night: many random examples, every mutant, a short soak
 	@$(PYTEST) --night --timeout 1200 $(ARGS)
 
-soak: $(READY) ## ten minutes of the campaign with new seeds, and 1,000 pods in a row
+soak: $(READY) $(KERNELS) ## ten minutes of the campaign with new seeds, and 1,000 pods in a row
 	@$(BIN)/python -m pytest -q --soak tests/soak $(ARGS)
 
 node: ## build the programs of a real Kubernetes node into build/node; needs Go, takes half an hour once
@@ -66,7 +68,7 @@ node: ## build the programs of a real Kubernetes node into build/node; needs Go,
 
 # BIN: the node's programs
 cluster: BIN = build/node
-cluster: $(READY) ## the tests on a real Kubernetes node, as root; its programs are those of make node, or of BIN=DIR
+cluster: $(READY) $(KERNELS) ## the tests on a real Kubernetes node, as root; its programs are those of make node, or of BIN=DIR
 	@.venv/bin/python -m tests.cluster.isolated .venv/bin/python -m pytest -q -m cluster tests/cluster --programs $(BIN) $(ARGS)
 
 proto: $(READY) ## regenerate the committed stubs from the .proto files
@@ -77,11 +79,17 @@ proto: $(READY) ## regenerate the committed stubs from the .proto files
 gate: ## compile the create gate into build/autoclave-gate; needs a C compiler
 	@mkdir -p build && $(CC) -static -O2 -s -std=c11 -Wall -Wextra -Werror -o build/autoclave-gate scrubber/create_gate/autoclave-gate.c
 
-kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
-	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels
-	@PYTHONPATH=build/kernels $(BIN)/python -m deploy.compile_kernels
+# uv takes a quarter of pip's time; where it finds no package index, pip may know one.
+kernels: $(READY) ## compile the GPU kernels, once; needs no GPU and no toolkit (ARGS=--accept after a change of their source)
+	@test -d build/nvrtc || $(BIN)/uv pip install -q --python $(BIN)/python --target build/nvrtc --group kernels 2>/dev/null || \
+	  $(BIN)/python -m pip install -qq --target build/nvrtc --group kernels
+	@PYTHONPATH=build/nvrtc $(BIN)/python -m deploy.compile_kernels $(ARGS)
+	@touch $(KERNELS)
 
-docs: $(READY) ## write the generated pages anew: commands, metrics, policy schema, alert manifest, computed figures
+$(KERNELS): scrubber/cuda/kernels/scrub.cu scrubber/cuda/kernels/machine.cuh scrubber/cuda/kernels/manifest.json
+	@$(MAKE) -s kernels ARGS=
+
+docs: $(READY) $(KERNELS) ## write the generated pages anew: commands, metrics, policy schema, alert manifest, computed figures
 	@$(BIN)/python -m deploy.manual > docs/cli.md
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
@@ -108,7 +116,7 @@ lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases
 	@$(BIN)/uv pip compile -q $(IMAGE) --extra cuda13 $(ARGS) pyproject.toml -o deploy/requirements/cuda13.lock
 
 clean: ## remove the environment and everything that was made
-	@rm -rf .venv build dist .*_cache .hypothesis
+	@rm -rf .venv build dist .*_cache .hypothesis scrubber/cuda/kernels/*.cubin scrubber/cuda/kernels/*.ptx
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml requirements.lock

@@ -1,11 +1,13 @@
-"""Compile the kernels for each architecture; run ``make kernels``, which calls this module.
+"""Compile the kernels for each architecture; ``make kernels`` and the build of a wheel call this module.
 
 It needs the compiler library (NVRTC), but no toolkit and no GPU. Use a 12.x compiler: drivers of 12.x and 13.x load its
-output. The same source always gives the same bytes, so it can be checked that the shipped files come from the source.
+output. The same source always gives the same bytes. The committed manifest has their hashes, and other bytes are
+refused: only ``--accept`` writes the manifest.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import hashlib
 import json
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scrubber.cuda.images import FOLDER, OLDEST, PORTABLE, binary
 
@@ -114,14 +117,36 @@ def _checked(status: int, why: str) -> None:
         raise CompilingError(f"cannot compile the kernels{why or f': NVRTC says {status}'}")
 
 
-def main(folder: Path = FOLDER) -> None:
-    """Compile all kernels and write them next to the sources."""
+def build(folder: Path = FOLDER, *, accept: bool = False) -> None:
+    """Compile the images into the folder of the sources, unless they are there.
+
+    CompilingError if they are not what the manifest says. ``accept`` writes the manifest instead.
+    """
+    manifest = folder / MANIFEST
+    if not accept and _complete(folder, json.loads(manifest.read_bytes())):
+        return
+    made = compiled(library(map(Path, sys.path)), read_sources(folder))
+    if not accept and made[MANIFEST] != manifest.read_bytes():
+        why = "source, compiler or images are not those of their manifest"
+        remedy = "after a change of the source, run make kernels ARGS=--accept"
+        raise CompilingError(f"cannot ship the kernels: {why}; {remedy}")
+    for name in (MANIFEST, *(target.name for target in TARGETS)):
+        (folder / name).write_bytes(made[name])
+
+
+def _complete(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    digests = manifest["sources"] | {name: image["sha256"] for name, image in manifest["images"].items()}
+    return all((file := folder / name).is_file() and _digest(file.read_bytes()) == digests[name] for name in digests)
+
+
+def main() -> None:
+    """Build the images."""
+    parser = argparse.ArgumentParser(prog="make kernels", description="Compile the GPU kernels.")
+    parser.add_argument("--accept", action="store_true", help="write the manifest anew, after a change of the source")
     try:
-        made = compiled(library(map(Path, sys.path)), read_sources(folder))
+        build(accept=parser.parse_args().accept)
     except CompilingError as error:
         raise SystemExit(str(error)) from error
-    for name, data in made.items():
-        (folder / name).write_bytes(data)
 
 
 if __name__ == "__main__":

@@ -171,6 +171,7 @@ class NodeFacts:
     options: Mapping[str, str] | CheckFault  # the options with which the driver says it was loaded
     shared_with_guests: tuple[str, ...] | CheckFault  # the signs that virtual machines share GPUs
     cupy: Python  # whether CuPy is installed for the Python of the doctor
+    kernels: bool = True  # whether the installation of the doctor has compiled kernels
     mps: tuple[str, ...] | CheckFault  # the processes of CUDA's multi-process service
     persistenced: bool | CheckFault
     toolkit: Toolkit

@@ -1,8 +1,12 @@
-"""Choose the compiled kernels for a device: those for its architecture, or the portable form."""
+"""Choose the compiled kernels for a device: those for its architecture, or the portable form.
+
+A wheel and the image have them. In a checkout, ``make kernels`` compiles them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "kernels"
@@ -11,7 +15,13 @@ OLDEST = (7, 5)  # Turing: older GPUs have no tensor instructions and no current
 
 def image_for(capability: tuple[int, int]) -> Path:
     """The file to load on a device with this compute capability."""
-    return FOLDER / chosen(capability, (path.name for path in FOLDER.glob("scrub.*")))
+    return FOLDER / chosen(capability, present())
+
+
+@cache
+def present() -> frozenset[str]:
+    """The names of the compiled files of this installation."""
+    return frozenset(path.name for path in FOLDER.glob("scrub.*") if path.suffix in {".cubin", ".ptx"})
 
 
 def chosen(capability: tuple[int, int], names: Iterable[str]) -> str:
@@ -20,6 +30,8 @@ def chosen(capability: tuple[int, int], names: Iterable[str]) -> str:
     if capability < OLDEST:
         raise ValueError(f"no kernels for compute capability {major}.{minor}: Turing (7.5) or newer is needed")
     present = set(names)
+    if not present:
+        raise ValueError("its kernels are not compiled in this checkout; run make kernels")
     fitting = [name for lower in range(minor, -1, -1) if (name := binary(major, lower)) in present]
     if fitting:
         return fitting[0]

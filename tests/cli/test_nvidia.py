@@ -71,7 +71,7 @@ def test_the_index_of_a_sliced_gpu_selects_its_slices(autoclave):
     assert re.search(r"it could be any of 2:0 \(MIG-[-0-9a-f]+\), 2:1 \(MIG-[-0-9a-f]+\)$", said.stderr)
 
 
-OLD = "cannot clear its memory: compute capability 7.0 is older than 7.5, which the kernels need"
+OLD = "cannot clear its memory: no kernels for compute capability 7.0: Turing (7.5) or newer is needed"
 
 
 def test_a_gpu_too_old_for_the_kernels_is_not_offered(service, autoclave):

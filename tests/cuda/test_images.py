@@ -1,4 +1,4 @@
-"""The compiled kernels that are shipped: whole, made from the source beside them, and the right one for each GPU."""
+"""The compiled kernels that are shipped: as their manifest says, and the right one for each GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESERVED_SHARED = 1024  # bytes a block that newer architectures keep for themse
 
 def nvrtc() -> Path | None:
     try:
-        return compile_kernels.library([*map(Path, sys.path), ROOT / "build" / "kernels"])
+        return compile_kernels.library([*map(Path, sys.path), ROOT / "build" / "nvrtc"])
     except CompilingError:
         return None
 
@@ -55,7 +55,7 @@ def digest(path: Path) -> str:
 
 
 def test_the_manifest_is_of_the_source_as_it_is():
-    """Red? Then the kernels were changed and not compiled: make kernels."""
+    """Red? Then the kernels were changed: make kernels ARGS=--accept."""
     sources = {path.name: digest(path) for path in FOLDER.iterdir() if path.suffix in {".cu", ".cuh"}}
     assert MANIFEST["sources"] == sources
     assert MANIFEST["options"] == list(compile_kernels.OPTIONS)
@@ -123,16 +123,41 @@ def test_another_compiler_warns_of_nothing_and_spills_nothing(tmp_path):
     assert sorted(spills) == sorted((name, "0", "0") for name in KERNELS)
 
 
-@needs_nvrtc
-def test_the_shipped_images_match_their_source(tmp_path):
-    """Compiled at another time, in another place, by a process of its own."""
-    shutil.copytree(FOLDER, tmp_path / "b", ignore=shutil.ignore_patterns("*.cubin", "*.ptx", "*.json"))
-    lines = "from pathlib import Path; from deploy import compile_kernels; compile_kernels.main(Path())"
+@pytest.fixture
+def folder(tmp_path):
+    """Sources and manifest, in another place."""
+    return shutil.copytree(FOLDER, tmp_path / "kernels", ignore=shutil.ignore_patterns("*.cubin", "*.ptx"))
+
+
+def made_in(folder, *, accept=False):
+    """Compile in a process of its own."""
+    lines = f"from deploy import compile_kernels as it; from pathlib import Path; it.build(Path(), accept={accept})"
     assert NVRTC
     env = {"PYTHONPATH": f"{ROOT}:{NVRTC.parents[3]}"}
-    subprocess.run([sys.executable, "-c", lines], cwd=tmp_path / "b", env=env, check=True)
-    made, shipped = ({path.name: digest(path) for path in folder.iterdir()} for folder in (tmp_path / "b", FOLDER))
-    assert made == shipped
+    command = [sys.executable, "-c", lines]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+@needs_nvrtc
+def test_the_same_source_gives_the_same_bytes(folder):
+    assert made_in(folder, accept=True).returncode == 0
+    assert {path.name: digest(path) for path in folder.iterdir()} == {
+        path.name: digest(path) for path in FOLDER.iterdir()
+    }
+
+
+@needs_nvrtc
+def test_other_images_than_those_of_the_manifest_are_not_built(folder):
+    manifest = folder / compile_kernels.MANIFEST
+    manifest.write_text(manifest.read_text().replace(MANIFEST["images"][PORTABLE]["sha256"], "0" * 64))
+    refused = made_in(folder)
+    assert "are not those of their manifest" in refused.stderr
+    assert list(folder.glob("scrub.*")) == [folder / compile_kernels.SOURCE]
+
+
+def test_a_checkout_without_images_says_how_to_compile_them():
+    with pytest.raises(ValueError, match="its kernels are not compiled in this checkout; run make kernels"):
+        chosen((9, 0), [])
 
 
 @needs_nvrtc

@@ -157,6 +157,7 @@ DRIVERS = [
     ("driver", alone(driver=ABSENT, on_bus=("0000:17:00.0",)), BROKEN, "the NVIDIA driver is not loaded: no such file"),
     ("cupy", service(cupy="", lacks="CuPy is installed but cannot be loaded"), BROKEN, "no GPU: CuPy is installed"),
     ("cupy", service(cupy="", lacks=""), BROKEN, "not loaded yet"),
+    ("kernels", stands(kernels=False), BROKEN, "the GPU kernels are not compiled in this checkout"),
     ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), BROKEN, "the memory of GPU 0009:01:00.0 is a NUMA node"),
     ("coherent-memory", FACTS, OK, "the memory of no GPU is a NUMA node"),
     ("coherent-memory", stands(numa_gpus=DENIED), BROKEN, "cannot tell whether the memory of a GPU is a NUMA node"),
@@ -296,8 +297,8 @@ def test_a_healthy_node_gets_one_ok_finding_of_each_check():
 
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
     nvidias = {
-        "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit",
-        "cdi", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
+        "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
+        "container-toolkit", "cdi", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
     }  # fmt: skip
     everything = {it.name for it in roster.judge(FACTS)}
     assert everything - {it.name for it in roster.judge(of_others(kernel_log=ABSENT))} == nvidias

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from autoclave.doctor import base
 from ground import process_names
+from ground.errors import RESTART
 from scrubber.core import nvidia_advice, views
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
@@ -136,6 +137,17 @@ def cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
             others = [f", as would {other}" for other in works if other != extra]
             text += f"; it works with the driver {driver}{''.join(others)}"
         yield base.ok("cupy", text)
+
+
+def kernels(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """A wheel and the image have compiled kernels; a checkout has none before ``make kernels``."""
+    if not facts.guards_nvidia:
+        return
+    if facts.kernels:
+        yield base.ok("kernels", "the GPU kernels are compiled")
+    else:
+        text = "the GPU kernels are not compiled in this checkout: no memory can be overwritten, no GPU is handed out"
+        yield base.broken("kernels", text, f"run make kernels, then {RESTART}")
 
 
 def _install(works: tuple[str, ...], driver: str) -> str:

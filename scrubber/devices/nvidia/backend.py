@@ -13,7 +13,7 @@ import pynvml
 from ground.documents import strict_json
 from scrubber.core.model import DeviceInfo, Sign, Vitals
 from scrubber.cuda import warmth
-from scrubber.cuda.images import OLDEST
+from scrubber.cuda.images import image_for
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
 from scrubber.devices.nvidia import boards, holders, locks, pending_restore
 from scrubber.devices.nvidia.address import WorkerTarget
@@ -84,9 +84,12 @@ class Nvidia:
         """CuPy, checked without loading it, or kernels for this GPU. A GPU of unknown compute capability may try."""
         if self._missing is not None or device.compute is None:
             return self._missing
-        if tuple(map(int, device.compute.split("."))) >= OLDEST:
-            return None
-        return f"compute capability {device.compute} is older than {OLDEST[0]}.{OLDEST[1]}, which the kernels need"
+        major, minor = map(int, device.compute.split("."))
+        try:
+            image_for((major, minor))
+        except ValueError as error:
+            return str(error)
+        return None
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """Every GPU, or the slices of a sliced GPU, that is present or was seen before."""

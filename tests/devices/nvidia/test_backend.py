@@ -23,7 +23,7 @@ HANDLING = DeviceHandling({"compute_mode": "default"})
 @pytest.mark.parametrize(
     ("major", "minor", "lacks"),
     [
-        (7, 0, "compute capability 7.0 is older than 7.5, which the kernels need"),
+        (7, 0, "no kernels for compute capability 7.0: Turing (7.5) or newer is needed"),
         (7, 5, None),
         (10, 0, None),
         (None, None, None),
