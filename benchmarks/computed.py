@@ -61,7 +61,7 @@ GPUS = (Gpu("H100 80 GB (SXM)", 81559, 2619, 5120, 132), Gpu("H200 141 GB (SXM)"
 TEXT = """# Computed figures
 
 **Nothing on this page was measured.** It is computed from the shipped kernels and from the [inputs](#inputs) below.
-`make docs` writes it anew, and a test compares it with the kernels. [The trial](../nvidia.md#trying-it-on-hardware)
+`make docs` writes it anew, and a test compares it with the kernels. [The trial](../../benchmarks/trial/README.md)
 prints what it measures beside what is computed here.
 
 ## Registers and shared memory

@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 LIST = Path(__file__).with_name("packages.txt")
-HOW = "carry the packages of benchmarks/trial/packages.txt to this machine, as docs/nvidia.md says"
+HOW = "carry the packages of benchmarks/trial/packages.txt to this machine, as benchmarks/trial/README.md says"
 
 
 def pinned() -> dict[str, str]:
