@@ -9,6 +9,8 @@ BIN ?= .venv/bin
 READY := .venv/.ready
 # The compiled kernels: not committed, needed by tests of the GPU code and by a real GPU. The last file that is written.
 KERNELS := scrubber/cuda/kernels/scrub.ptx
+# No package of Python carries the program itself; Go compares it with its database of checksums.
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 # The programs of a node: Kubernetes says its version, and NVIDIA's plugin finds NVML when it runs.
 GO_BUILD = CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' nice -n 19 go build -p 2 -trimpath \
   -buildvcs=false -tags no_btrfs,no_devmapper,no_zfs \
@@ -23,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster proto gate kernels docs dashboards deploy preview image lock clean
+.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster actionlint proto gate kernels docs dashboards deploy preview image lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +72,9 @@ node: ## build the programs of a real Kubernetes node into build/node; needs Go,
 cluster: BIN = build/node
 cluster: $(READY) $(KERNELS) ## the tests on a real Kubernetes node, as root; its programs are those of make node, or of BIN=DIR
 	@.venv/bin/python -m tests.cluster.isolated .venv/bin/python -m pytest -q -m cluster tests/cluster --programs $(BIN) $(ARGS)
+
+actionlint: ## build the checker of the workflows into build/tools; needs Go. Without it, one test is skipped
+	@GOBIN=$(CURDIR)/build/tools nice -n 19 go install -trimpath $(ACTIONLINT)
 
 proto: $(READY) ## regenerate the committed stubs from the .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \

@@ -1,5 +1,8 @@
 """The linters are tests: ``make test`` is the whole gate, and this is the one place that says how each is called."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+WORKFLOWS = ROOT / ".github" / "workflows"
 
 LINTERS = {
     "ruff": ["ruff", "check", "--quiet", "."],
     "format": ["ruff", "format", "--check", "--quiet", "."],
     "mypy": ["mypy", "--no-error-summary"],
     "imports": ["lint-imports", "--no-cache", "--no-logo"],
+    "zizmor": ["zizmor", "--offline", "--quiet", "--persona", "pedantic", ".github"],
 }
 
 
@@ -22,3 +27,24 @@ def test_the_tree_passes(command):
     run = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         pytest.fail(f"{' '.join(command)}\n{run.stdout}{run.stderr}", pytrace=False)
+
+
+def test_actionlint_accepts_the_workflows():
+    path = os.pathsep.join([str(ROOT / "build" / "tools"), str(BIN), os.environ["PATH"]])  # BIN has its shellcheck
+    program = shutil.which("actionlint", path=path)
+    if program is None:
+        pytest.skip("actionlint is not here: make actionlint builds it, with Go")
+    command: list[str | Path] = [program, "-no-color", *sorted(WORKFLOWS.iterdir())]
+    run = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_each_action_is_pinned_by_a_commit_and_its_release():
+    lines = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(WORKFLOWS.iterdir())
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert lines
+    assert [line for line in lines if not re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
