@@ -8,7 +8,7 @@ The ids are those of the cases in which a naive implementation skips a needed sc
   simulated GPUs do not have.
 * S11: ``test_s11_a_device_with_leaked_memory_is_not_clean``. S15:
   ``test_s15_less_coverage_than_the_policy_orders_fails_the_job``. S16: ``test_s16_the_history_follows_the_uuid``. S17:
-  ``test_s17_the_age_of_a_proof_ignores_the_wall_clock``.
+  ``test_a_proof_is_valid_while_it_is_young_and_observed``.
 """
 
 from __future__ import annotations

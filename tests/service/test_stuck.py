@@ -1,4 +1,4 @@
-"""A process that no signal ends quarantines its device in the end. A process that may stay never does."""
+"""A killed pod that hangs makes its device sick in the end. A process that may stay never does."""
 
 from __future__ import annotations
 
