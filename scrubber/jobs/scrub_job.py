@@ -202,7 +202,7 @@ class ScrubJob:
         following = dict(pairwise(plan))
         for _, together in groupby(plan, BRIEF_ON_DRIVER.__contains__):
             steps = tuple(together)
-            async with AsyncExitStack() as until_worker_ends, self._worker() as worker:
+            async with AsyncExitStack() as until_worker_ends, own_worker(self._observer, self._spawn) as worker:
                 for step in steps:
                     if step is Step.CLEAR:
                         await until_worker_ends.enter_async_context(self._context.slots.at_memory(self.device, steps))
@@ -238,9 +238,11 @@ class ScrubJob:
         doing = asyncio.create_task(self._run_watched(worker, step, order))
         try:
             fenced = self._fence(step, await self._observe())
-            if fenced is not None and await _has_died(doing, self._context.watch_every):
-                # The dying worker may have disturbed the first observation: observe again.
-                fenced = self._fence(step, await self._observe())
+            if fenced is not None:
+                await asyncio.wait({doing}, timeout=self._context.watch_every)
+                if doing.done() and doing.result().outcome is Outcome.DIED:
+                    # The dying worker may have disturbed the first observation: observe again.
+                    fenced = self._fence(step, await self._observe())
             return await doing if fenced is None else self._aborted(step, fenced)
         finally:
             doing.cancel()
@@ -498,17 +500,10 @@ class ScrubJob:
 
     # -- the worker
 
-    @asynccontextmanager
-    async def _worker(self) -> AsyncIterator[StartingWorker]:
-        """A worker of this job; it is gone when the block ends, whatever happened."""
-
-        async def spawn() -> Worker:
-            worker = await self._context.spawn(self.device, self._policy)
-            self._workers.append(worker.pid)
-            return worker
-
-        async with own_worker(self._observer, spawn) as worker:
-            yield worker
+    async def _spawn(self) -> Worker:
+        worker = await self._context.spawn(self.device, self._policy)
+        self._workers.append(worker.pid)
+        return worker
 
     def _progress(self, done: int, total: int) -> None:
         self.bytes_done, self.bytes_total = done, total
@@ -553,11 +548,6 @@ async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[Worker]])
                 await worker.kill()
             finally:
                 observer.holders.disown(worker.pid)  # a worker that is still there now must be seen as a holder
-
-
-async def _has_died(doing: asyncio.Task[StepResult], within: float) -> bool:
-    await asyncio.wait({doing}, timeout=within)
-    return doing.done() and doing.result().outcome is Outcome.DIED
 
 
 def _under_reset(facts: Facts) -> Facts:

@@ -28,7 +28,7 @@ class DriverCalls:
         self.resetting: set[str] = set()  # the devices that the service resets itself, and their siblings
         self.releases = 0  # releases of the driver that are in force: the driver is not reacquired yet
         self._boot_id = boot_id
-        self._incarnation = Shared(self._find_incarnation)
+        self._incarnation = Shared(lambda _asked: self.caller.ask("driver", self.read_incarnation, self.patience))
 
     async def inventory(self) -> tuple[DeviceInfo, ...]:
         """All devices; raises DeviceError when they cannot be listed."""
@@ -41,9 +41,6 @@ class DriverCalls:
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
         return await self._incarnation.ask()
-
-    async def _find_incarnation(self, _asked: frozenset[str]) -> Incarnation:
-        return await self.caller.ask("driver", self.read_incarnation, self.patience)
 
     # -- in a thread
 

@@ -131,16 +131,12 @@ class HolderSearch:
         else:
             self.took = self.took if follow_up else asyncio.get_running_loop().time() - began
         if search.held_up:
-            self._log_slowest()
+            seconds, pid = self._processes.slowest()
+            if pid != self._logged_pid:  # once for each process
+                self._logged_pid = pid
+                logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
         opened = frozenset(uuid for uuid, pids in known.items() if pids - workers)
         return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened, last_uses=uses)
-
-    def _log_slowest(self) -> None:
-        """Log which process holds up the search, once for each process."""
-        seconds, pid = self._processes.slowest()
-        if pid != self._logged_pid:
-            self._logged_pid = pid
-            logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
 
     async def _list_holders(self, uuid: str) -> tuple[frozenset[int] | None, float]:
         """The holders that the driver lists, and ``last_use``. A released driver lists no holder.
@@ -178,13 +174,11 @@ class HolderSearch:
             found |= self._processes.holders(
                 files, workers, is_bystander=ignored, listed=listed, within=left, follow_up=follow_up
             )
-            held_up = self._describe_slowest() if self._processes.gave_up else held_up
+            if self._processes.gave_up:
+                seconds, pid = self._processes.slowest()
+                name = ownership.holder_names(self._processes.process(pid)) or f"pid {pid}"
+                held_up = f"{name} took {seconds:.1f} s to read"
         return SearchResult(found, held_up)
-
-    def _describe_slowest(self) -> str:
-        seconds, pid = self._processes.slowest()
-        name = ownership.holder_names(self._processes.process(pid)) or f"pid {pid}"
-        return f"{name} took {seconds:.1f} s to read"
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
         """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""

@@ -52,8 +52,13 @@ class History:
 
     async def of_present_state(self, uuid: str) -> tuple[views.HistoryEntry, ...]:
         """How a device came into its state: its newest events, back to a grant or to its discovery."""
-        rows = (await self._ledger.history(uuid, None, EXPLAINED)).entries
-        return tuple(map(self._entry, _since_last_grant(rows, self._ledger.records[uuid].state)))
+        entries = (await self._ledger.history(uuid, None, EXPLAINED)).entries
+        begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
+        starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
+        # How a device that is granted or in use became clean stands before its grant: begin one grant earlier.
+        wanted = 2 if self._ledger.records[uuid].state in (State.GRANTED, State.IN_USE) else 1
+        first = starts[-min(wanted, len(starts))] if starts else 0
+        return tuple(map(self._entry, entries[first:]))
 
     def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:
         kind, body = chain.encode(entry.event)
@@ -61,11 +66,3 @@ class History:
         index, number = (record.device.index, record.device.slice) if record else (-1, None)
         text = event_text.tell(entry.event)
         return views.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)
-
-
-def _since_last_grant(entries: tuple[LedgerEntry, ...], state: State) -> tuple[LedgerEntry, ...]:
-    """The entries since the last grant. For a device that is granted or in use, they begin one grant earlier."""
-    begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
-    starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
-    wanted = 2 if state in (State.GRANTED, State.IN_USE) else 1
-    return entries[starts[-min(wanted, len(starts))] :] if starts else entries

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ground import log
 from ground.errors import AutoclaveError, LedgerUnavailable
@@ -73,7 +73,11 @@ class Monitor:
 
     async def round(self, stagger: float = 0.0) -> None:
         """Observe the devices and reconcile those that need an action. A failing device delays no other."""
-        errors = [await _attempt(work) for work in (self._upkeep.try_ledger, *self._node_work())]
+        errors = [await _attempt(self._upkeep.try_ledger)]
+        now = asyncio.get_running_loop().time()
+        if now >= self._inventory_due:
+            self._inventory_due = now + OBSERVED_WITHIN - self._interval / 2
+            errors += [await _attempt(work) for work in (self._register_all, self._context.jobs.start_restores)]
         if any(errors):
             self._inventory_due = 0.0
         due = self._due()
@@ -141,14 +145,6 @@ class Monitor:
     def _since(self, device: str) -> Moment | None:
         record = self._context.ledger.records.get(device)
         return record.since if record is not None else None
-
-    def _node_work(self) -> Iterable[Callable[[], Awaitable[None]]]:
-        """Reading the inventory and starting pending restores, when they are due."""
-        now = asyncio.get_running_loop().time()
-        if now < self._inventory_due:
-            return ()
-        self._inventory_due = now + OBSERVED_WITHIN - self._interval / 2
-        return self._register_all, self._context.jobs.start_restores
 
     async def _register_all(self) -> None:
         incarnation = await self._observer.driver.incarnation()

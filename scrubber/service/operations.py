@@ -112,7 +112,12 @@ class Operations:
             context.require_clearable(device, "reinstate")
             device_policy = context.active_policy.device_policy(record.device)
             _require_free(*await context.observe(device, op, follow_up=True), device_policy.policy)
-            await self._note_earlier_errors(device, op)
+            # The errors that the device reported before the person decided are noted: only newer ones count.
+            vitals = await context.observer.health.vitals(device)
+            policy = context.device_policy(device).policy
+            earlier = upkeep.earlier_errors(context.record(device).baseline, vitals, policy)
+            if earlier is not None:
+                await context.ledger.append(op, (device, earlier))
             if without_proof:
                 await context.ledger.append(op, (device, ev.Reinstated(who)))
             path = proof.next_path(context.record(device), device_policy.policy)
@@ -123,14 +128,6 @@ class Operations:
             return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op, who)
 
     reinstate_without_proof = partialmethod(reinstate, without_proof=True)
-
-    async def _note_earlier_errors(self, device: str, op: str) -> None:
-        """Record the errors that the device reported before the person decided, so that only newer errors count."""
-        context = self._context
-        vitals = await context.observer.health.vitals(device)
-        before = upkeep.earlier_errors(context.record(device).baseline, vitals, context.device_policy(device).policy)
-        if before is not None:
-            await context.ledger.append(op, (device, before))
 
 
 def _require_free(record: Record, facts: Facts, policy: Policy) -> None:

@@ -168,6 +168,8 @@ class StatusReporter:
     def about(self) -> views.ServiceStatus:
         """The facts about the service itself, such as version, start and policy."""
         ledger, active_policy, now = self._context.ledger, self._context.active_policy, self._context.now()
+        in_force = map(self._policy, ledger.records.values())
+        sentences = dict.fromkeys(sentence for policy in in_force for sentence in concessions(policy))  # each once
         return replace(
             self._fixed,
             policy=active_policy.name,
@@ -175,7 +177,7 @@ class StatusReporter:
             ledger_head=ledger.head.hash,
             ledger_fault=ledger.fault or "",
             policy_fault=active_policy.fault,
-            concessions=self._concessions(),
+            concessions=tuple(sentences),
             cupy=self._cupy().cupy or "",
             lacks=self._cupy().lacks,
             history_since=ledger.kept.since,
@@ -196,11 +198,6 @@ class StatusReporter:
             and it.exe in evict.operator_programs
             and it.namespace not in evict.operator_namespaces
         )
-
-    def _concessions(self) -> tuple[str, ...]:
-        """The concessions of all policies in force for a device, each sentence once."""
-        policies = map(self._policy, self._context.ledger.records.values())
-        return tuple(dict.fromkeys(sentence for policy in policies for sentence in concessions(policy)))
 
 
 def _ailment(record: Record) -> str:
