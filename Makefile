@@ -107,7 +107,7 @@ dashboards: $(READY) ## write the committed dashboards anew
 preview: $(READY) ## pictures of the dashboards, with the data of make observe; needs npm and chromium
 	@$(BIN)/python -m dashboards.preview $(or $(ARGS),http://127.0.0.1:19477 build/pictures --last 15m)
 
-deploy: $(READY) ## write anew what is made of the chart, and what the chart is made of
+deploy: $(READY) ## write anew what is made of the chart: the table of its values, and kustomize
 	@$(BIN)/python -m deploy.generate
 
 image: $(READY) ## build the image with docker, podman or buildah; without a registry, on a base made here (ARGS="--cuda none" for simulated GPUs)

@@ -70,8 +70,11 @@ class Page:
         )
 
     def text(self) -> str:
-        """The dashboard as committed JSON."""
-        return json.dumps(self.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        """The dashboard as committed JSON: a panel is a line."""
+        page = json.loads(json.dumps(self.build(), cls=JSONEncoder, sort_keys=True))
+        panels = ",\n".join(json.dumps(panel, ensure_ascii=False) for panel in page.pop("panels"))
+        rest = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in page.items())
+        return f'{{\n{rest},\n"panels": [\n{panels}\n]\n}}\n'
 
     def _variables(self) -> Iterator[grafana.VariableModel]:
         yield grafana.VariableModel(

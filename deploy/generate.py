@@ -1,7 +1,8 @@
 """What in here is made of something else: ``python -m deploy.generate`` (``make deploy``).
 
-The chart's copies of dashboards and alerts, the table of values in its README, and all of kustomize, which is the chart
-rendered: the base as it is, and each overlay as the difference between the base and the chart with other values.
+The table of values in the chart's README, and all of kustomize, which is the chart rendered: the base as it is, and
+each overlay as the difference between the base and the chart with other values. Dashboards and alerts are links in the
+chart, which Helm follows.
 """
 
 from __future__ import annotations
@@ -179,26 +180,16 @@ def readme() -> str:
     return _TABLE.sub(lambda found: f"{found[1]}{table}{found[2]}", text)
 
 
-def copies() -> Iterator[tuple[str, bytes]]:
-    """What the chart carries of the dashboards: a chart can hold nothing from outside its directory."""
-    yield "files/prometheusrule.yaml", (ROOT / "dashboards/kubernetes/prometheusrule.yaml").read_bytes()
-    for page in sorted((ROOT / "dashboards/grafana").glob("*.json")):
-        yield f"files/dashboards/{page.name}", page.read_bytes()
-
-
 def everything() -> dict[Path, bytes]:
-    """All files that are made, copies first: the chart is rendered from what is there."""
-    made = {CHART / path: content for path, content in copies()}
-    made[CHART / README] = readme().encode()
-    return made | {KUSTOMIZE / path: text.encode() for path, text in kustomize()}
+    """All files that are made."""
+    return {CHART / README: readme().encode()} | {KUSTOMIZE / path: text.encode() for path, text in kustomize()}
 
 
 def write() -> None:
     """Write them all, and take away what is not made any more."""
     made = everything()
-    for folder in (KUSTOMIZE, CHART / "files"):
-        for path in [path for path in folder.rglob("*") if path.is_file() and path not in made]:
-            path.unlink()
+    for path in [path for path in KUSTOMIZE.rglob("*") if path.is_file() and path not in made]:
+        path.unlink()
     for path, content in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -22,7 +22,7 @@ def stamped(response: scrub_pb2.WatchResponse) -> bytes:
 def write(path: Path, content: bytes) -> None:
     """Replace the file, or remove it and raise OSError."""
     try:
-        private_files.replace(path, content)
+        private_files.replace(path, content, durable=False)  # of no use after a boot
     except OSError:
         path.unlink(missing_ok=True)
         raise

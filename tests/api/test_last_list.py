@@ -84,7 +84,7 @@ def test_a_list_that_cannot_be_replaced_is_removed(file, monkeypatch):
     def full(_descriptor) -> Never:
         raise OSError("no space left")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fchmod", full)
     with pytest.raises(OSError, match="no space left"):
         last_list.write(file, b"")
     assert not list(file.parent.iterdir())
