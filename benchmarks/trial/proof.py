@@ -59,7 +59,7 @@ def _scrubbed(where: Where, names: Sequence[str]) -> Scrubbed:
     allocatable, uncovered = holding.account()
     found = [
         one(f"{about}: driver and context", 1000 * took, "ms"),
-        one(f"{about}: allocation, census and clear", 1000 * cleared, "ms", f"{1 + 2 * len(names)} passes"),
+        one(f"{about}: allocation, census and clear", 1000 * cleared, "ms", f"{2 * len(names)} passes"),
         one(f"{about}: verify", 1000 * verified, "ms", "1 pass"),
         one(f"{about}: bytes that were not zero before it", done.residue_bytes or 0, "bytes"),
         one(f"{about}: covered", read.covered_bytes or 0, "bytes", f"{len(whole.spans)} allocations"),

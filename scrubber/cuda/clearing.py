@@ -17,17 +17,14 @@ from scrubber.cuda.memory import GpuMemory, counted, mismatch
 PLACES = 8  # the most offsets of old data that are reported
 
 
-def clear(
-    memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress, census: int = 1, *, confirm: bool = True
-) -> Findings:
-    """Look for old data, then write each pattern in order and read it back.
+def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress, census: int = 1) -> Findings:
+    """Look for old data, then write each pattern in order and read back each but the last.
 
-    ``census``: one stretch in so many is searched for old data. ``confirm``: read the last pattern back too. Covered
-    are the bytes that were written, and that the device counted in each comparison; none without a pattern.
+    ``census``: one stretch in so many is searched for old data. Covered are the bytes that were written, and that the
+    device counted in each comparison; none without a pattern.
     """
     chosen = [patterns.by_name(name, key) for name in names]
-    passes = 2 * len(chosen) - (not confirm and bool(chosen))
-    step = counted(progress, memory.expected * passes)
+    step = counted(progress, memory.expected * max(0, 2 * len(chosen) - 1))
     first = patterns.keyed(key, "census").first if key else 0
     residue: list[Found] = []
 
@@ -39,7 +36,7 @@ def clear(
     for number, pattern in enumerate(chosen):
         memory.write(pattern, step, look if number == 0 else lambda _span: None)
         covered = memory.size
-        if confirm or pattern is not chosen[-1]:
+        if pattern is not chosen[-1]:
             found = memory.compare(pattern, step)
             wrong, covered = joined(wrong, mismatch(found, pattern)), _covered(found)
     old = [found for found in residue if found.count]

@@ -188,13 +188,11 @@ class Gpu(Protocol):
     def prepare(self) -> None:
         """Open what the steps on memory need, ahead of them. Runs nothing on the device."""
 
-    def clear(
-        self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1, *, confirm: bool = True
-    ) -> Findings:
-        """Count the bytes that are not zero, then write and read back each pattern; ``key`` makes the random data.
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1) -> Findings:
+        """Count the bytes that are not zero, then write each pattern; ``key`` makes the random data.
 
-        ``census``: at least one part in so many is searched. Without ``confirm``, the last pattern is written only:
-        ``verify`` reads it back.
+        Each pattern but the last is read back; ``verify`` reads the last one. ``census``: at least one part in so many
+        is searched.
         """
 
     def verify(self, progress: Progress) -> Findings:

@@ -522,7 +522,6 @@ def order(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | No
         patience=policy.budgets.owner_wait,
         seconds=policy.selftest.time,
         census=CENSUS if path is ScrubPath.FAST else 1,
-        confirm=False,
     )
 
 

@@ -25,7 +25,6 @@ class Order:
     patience: float = 0.0  # evict: seconds to wait for processes that may not be ended
     seconds: float = 60.0  # selftest: how long it may test
     census: int = 1  # clear: at least one part in so many is searched for residue
-    confirm: bool = True  # clear: read the last pattern back too, besides verify
 
     def key_for(self, purpose: str) -> bytes:
         """The key of the job for one purpose, so that no step accepts what another step wrote."""

@@ -17,12 +17,12 @@ def reset(_order: Order, context: StepContext) -> Report:
 
 
 def clear(order: Order, context: StepContext) -> Report:
-    """Overwrite all of the memory, and read back what was written; the last pattern may be left to ``verify``.
+    """Overwrite all of the memory, and read back each pattern but the last, which is left to ``verify``.
 
     Passes when bytes were written, and all that was read back was as written.
     """
     key = bytes.fromhex(order.key)
-    cleared = context.gpu.clear(key, order.patterns, context.progress, order.census, confirm=order.confirm)
+    cleared = context.gpu.clear(key, order.patterns, context.progress, order.census)
     if (wrong := cleared.mismatch) is not None:
         detail = (
             f"memory does not hold what is written to it: {wrong.count} bytes differ, the first at offset "

@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_trusted_is_not_read(file, fault):
 
 
 def test_a_list_that_cannot_be_replaced_is_removed(file, monkeypatch):
-    def full(_descriptor) -> Never:
+    def full(_descriptor, _mode) -> Never:
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fchmod", full)

@@ -65,8 +65,8 @@ def test_verify_fails_on_a_skipped_clear(bank) -> None:
     drills.occupy(bank.root, bank.first, SECRET, "pod-a")
     drills.release(bank.root, bank.first)
     drills.skip_clears(bank.root, bank.first)
-    unread = Order(patterns=("zero",), confirm=False)
-    assert roster.perform(Step.CLEAR, unread, bench(bank.gpu(bank.first))).outcome is Outcome.PASSED
+    zeros = Order(patterns=("zero",))
+    assert roster.perform(Step.CLEAR, zeros, bench(bank.gpu(bank.first))).outcome is Outcome.PASSED
     verified = perform(Step.VERIFY, bank)
     assert (verified.outcome, verified.blame) == (Outcome.FAILED, Blame.DEVICE)
     assert verified.findings.mismatch == Mismatch(0, 0, SECRET[0], 3 * len(SECRET))
@@ -81,7 +81,7 @@ def test_reaching_no_memory_is_no_pass(step: Step) -> None:
 
 def test_bad_memory_fails_the_clear_and_says_where(bank) -> None:
     drills.bad_memory(bank.root, bank.first, offset=0x1234, bit=7)
-    report = roster.perform(Step.CLEAR, Order(), bench(bank.gpu(bank.first)))
+    report = roster.perform(Step.CLEAR, Order(patterns=("zero", "zero")), bench(bank.gpu(bank.first)))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.DEVICE)
     assert "offset 0x1234 (wrote 0x00, read 0x80)" in report.detail
     assert report.findings.mismatch == Mismatch(0x1234, 0, 0x80, 1)
@@ -170,13 +170,13 @@ def test_a_self_test_with_one_test_names_the_others(covered) -> None:
 
 def test_each_step_derives_a_key_of_its_own(bank) -> None:
     gpu = Mock(wraps=bank.gpu(bank.first))
-    order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5, census=16, confirm=False)
+    order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5, census=16)
     for step in (Step.CLEAR, Step.SCRATCH, Step.SELFTEST):
         roster.perform(step, order, bench(gpu))
-    (key, _, _, census), confirm = gpu.clear.call_args.args, gpu.clear.call_args.kwargs
+    key, _, _, census = gpu.clear.call_args.args
     (of_test, seconds, _), (of_scratch,) = gpu.selftest.call_args.args, gpu.scratch.call_args.args
     assert (len({key, of_test, of_scratch}), {len(it) for it in (key, of_test, of_scratch)}) == (3, {16})
-    assert (seconds, census, confirm) == (7.5, 16, {"confirm": False})
+    assert (seconds, census) == (7.5, 16)
     assert order.key_for("scratch") != Order(key="00fe" * 8).key_for("scratch")
 
 

@@ -62,14 +62,12 @@ class NvidiaGpu:
         with self._closed_after():
             self._holding.prepare()
 
-    def clear(
-        self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1, *, confirm: bool = True
-    ) -> Findings:
-        """Look for residue, then write each pattern over all of the memory and read it back."""
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1) -> Findings:
+        """Look for residue, then write each pattern over all of the memory and read back each but the last."""
         with self._closed_after():
             memory = self._holding.memory()
             with cuda_errors_translated():
-                done = clearing.clear(memory, key, tuple(patterns), progress, census, confirm=confirm)
+                done = clearing.clear(memory, key, tuple(patterns), progress, census)
             # A mismatch is reported even if another process used memory meanwhile.
             allocatable, uncovered = self._holding.account() if done.mismatch else self._holding.undisturbed()
         restored = self._holding.restored

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import zip_longest
+from itertools import pairwise
 from pathlib import Path
 
 from ground import private_files
@@ -58,24 +58,22 @@ class SimulatedGpu:
     def prepare(self) -> None:
         """Do nothing: a simulated GPU needs no context."""
 
-    def clear(
-        self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1, *, confirm: bool = True
-    ) -> Findings:
-        """Count the old data, cut it off, write each pattern and read it back, but the last one only to confirm."""
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1) -> Findings:
+        """Count the old data, cut it off, write each pattern, and read back each but the last."""
         chosen = tuple(by_name(name, key) for name in patterns)
         faults = self._answer()
         with opened_memory(self._place, faults.stuck_bits, writes=not faults.skip_clears) as cells:
             # A stalled clear stops when it has taken away a half of the old data: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
-            step = _counted(stalling, cells.size * (1 + len(chosen) + confirm))
+            step = _counted(stalling, cells.size * (1 + len(chosen)))
             residue, begins = cells.residue(step, cut=bool(chosen))
             if chosen:
                 cells.fill(chosen[0], step)
             mismatch: Mismatch | None = None
-            for pattern, *then in zip_longest(chosen if confirm else chosen[:-1], chosen[1:]):
+            for pattern, following in pairwise(chosen):
                 self._answer()
                 layout.stall(self._place, lambda: step(0))
-                mismatch = joined(mismatch, cells.compare(pattern, step, *then))
+                mismatch = joined(mismatch, cells.compare(pattern, step, following))
             if mismatch is not None and cells.holds(mismatch):
                 raise NotNowError("another process wrote to the memory during the clear; the memory itself is good")
             covered = cells.size if chosen else 0
