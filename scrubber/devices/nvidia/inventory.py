@@ -182,7 +182,11 @@ class Inventory:
                 yield replace(self._seen(info, board, known[place]), instance=place.gpu_instance)
 
     def _seen(self, info: DeviceInfo, board: Board, partition: Partition | None = None) -> Seen:
-        return Seen(info, _files(self._host, board, partition), self._remembered.driver)
+        # The files that a holder has open. For a slice without the GPU's node, which all its slices share.
+        files: tuple[str, ...] = (str(self._host.dev / board.node),)
+        if partition is not None:
+            files = *(str(self._host.dev / node) for node in partition.nodes), *map(str, partition.access)
+        return Seen(info, files, self._remembered.driver)
 
 
 @contextmanager
@@ -227,10 +231,3 @@ def _slice_info(index: int, board: Board, place: Placement, partition: Partition
         parent=board.uuid,
         slice=place.number,
     )
-
-
-def _files(host: Host, board: Board, partition: Partition | None) -> tuple[str, ...]:
-    """The files that a holder has open. For a slice without the GPU's node, which all its slices share."""
-    if partition is None:
-        return (str(host.dev / board.node),)
-    return (*(str(host.dev / node) for node in partition.nodes), *map(str, partition.access))

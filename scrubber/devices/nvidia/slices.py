@@ -190,7 +190,12 @@ def lay_out(session: Session, gpu: str, target: Layout) -> None:
     for one in target:
         if absent := [part for part in one.parts if (one.profile, one.start, part.profile, part.start) not in present]:
             device = session.handle(gpu)
-            _create_parts(session, _found(session, device, one) or _created(session, device, one), absent)
+            instance = _without_parts(session, device, one)
+            if instance is None:
+                place = byref(pynvml.c_nvmlGpuInstancePlacement_t(one.start, one.size))
+                create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+                instance = session.ask(create, device, one.profile, place)
+            _create_parts(session, instance, absent)
     if missing := sorted(uuids(target) - uuids(layout(session, gpu))):
         raise DeviceError(f"{', '.join(missing)} did not come back: lay the slices of {gpu} out again")
 
@@ -210,21 +215,15 @@ def _part(session: Session, instance: Handle, slice_: Handle) -> Part:
     return Part(uuid, info.profileId, info.placement.start, info.placement.size)
 
 
-def _found(session: Session, device: Handle, one: Instance) -> Handle | None:
+def _without_parts(session: Session, device: Handle, one: Instance) -> Handle | None:
     """The instance, if only its parts are missing, because a worker was killed before it created them."""
-    found, count = (pynvml.c_nvmlGpuInstance_t * _MOST_INSTANCES)(), c_uint(_MOST_INSTANCES)
-    if session.ask_optional(pynvml.nvmlDeviceGetGpuInstances, device, one.profile, found, byref(count)) is None:
+    instances, count = (pynvml.c_nvmlGpuInstance_t * _MOST_INSTANCES)(), c_uint(_MOST_INSTANCES)
+    if session.ask_optional(pynvml.nvmlDeviceGetGpuInstances, device, one.profile, instances, byref(count)) is None:
         return None
-    return next((it for it in found[: count.value] if _start(session, it) == one.start), None)
-
-
-def _start(session: Session, instance: Handle) -> int:
-    return int(session.ask(pynvml.nvmlGpuInstanceGetInfo, instance).placement.start)
-
-
-def _created(session: Session, device: Handle, one: Instance) -> Handle:
-    place = byref(pynvml.c_nvmlGpuInstancePlacement_t(one.start, one.size))
-    return session.ask(pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, one.profile, place)
+    for instance in instances[: count.value]:
+        if session.ask(pynvml.nvmlGpuInstanceGetInfo, instance).placement.start == one.start:
+            return instance
+    return None
 
 
 def _create_parts(session: Session, instance: Handle, parts: Iterable[Part]) -> None:
