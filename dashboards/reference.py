@@ -39,7 +39,8 @@ a scrub service is not ready any more; a plugin stays ready.
 Each program also serves the metrics of its process: `process_cpu_seconds_total`, `process_open_fds`,
 `process_resident_memory_bytes` and so on.
 
-**Names.** `gpu` is the index of a device (`0`, and `0:1` for a slice); `uuid` is its permanent name.
+**Names.** A name ends with its unit, that of a counter with `_total` after the unit. `/metrics` shows the buckets of a
+histogram. `gpu` is the index of a device (`0`, and `0:1` for a slice); `uuid` is its permanent name.
 `autoclave_device_info` has the other properties; join it on `uuid`. Autoclave sets no label `node`: the scrape
 configuration adds it. No label holds a pod, a process or a receipt, so the number of series depends on the hardware
 and not on tenants.
@@ -63,24 +64,16 @@ def text() -> str:
 
 
 def _section(title: str, table: Iterable[Row]) -> Iterator[str]:
-    rows = tuple(table)
     yield f"## {title}\n"
-    yield "| name | kind | unit | labels | |"
-    yield "|---|---|---|---|---|"
-    yield from map(_line, rows)
-    yield ""
-    yield from map(_buckets, (row for row in rows if row.buckets))
+    yield "| name | kind | labels | |"
+    yield "|---|---|---|---|"
+    yield from map(_line, table)
     yield ""
 
 
 def _line(row: Row) -> str:
     labels = ", ".join(f"`{label}`" for label in row.all_labels if label != "le")
-    return f"| `{row.name}` | {row.kind.value} | {row.unit} | {labels} | {row.help} |"
-
-
-def _buckets(row: Row) -> str:
-    bounds = ", ".join(f"{bound:g}" for bound in row.buckets)
-    return f"* `{row.name}`: buckets up to {bounds} {row.unit}, and +Inf."
+    return f"| `{row.name}` | {row.kind.value} | {labels} | {row.help} |"
 
 
 if __name__ == "__main__":

@@ -90,13 +90,12 @@ def lines(call: ast.Call, names: dict[str, str], scope: ast.AST, where: str) -> 
 
 
 def listed() -> dict[tuple[str, str], set[str]]:
-    """Room, event and levels of each row of the page's tables."""
+    """Room, event and levels of each item of the page's lists."""
     found: dict[tuple[str, str], set[str]] = {}
     for part in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
         where = part.split("`")[1]
-        for event, level in re.findall(r"^\| `?([^|`]+?)`? \| ([^|]+?) \|", part, re.MULTILINE):
-            if event not in ("event", "---"):
-                found[where, event] = set(level.split(", "))
+        for event, level in re.findall(r"^\* `?([^`]+?)`? \(([^()]+)\): ", part, re.MULTILINE):
+            found[where, event] = set(level.split(", "))
     return found
 
 
