@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster actionlint proto gate kernels docs dashboards deploy preview image lock clean
+.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster actionlint proto gate kernels docs dashboards deploy preview image release lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -112,6 +112,9 @@ deploy: $(READY) ## write anew what is made of the chart: the table of its value
 
 image: $(READY) ## build the image with docker, podman or buildah; without a registry, on a base made here (ARGS="--cuda none" for simulated GPUs)
 	@$(BIN)/python -m deploy.image $(ARGS)
+
+release: $(READY) ## make all that a tag publishes into build/release, and try each part in a clean place
+	@$(BIN)/python -m deploy.release $(ARGS)
 
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \

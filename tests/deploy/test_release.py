@@ -1,0 +1,87 @@
+"""`make release`: what it makes is whole, refused where it must be, and the same each time."""
+
+import gzip
+import hashlib
+import tarfile
+
+import pytest
+import yaml
+
+from deploy import release
+from scrubber import __version__
+
+HOME = "https://home.example/team/autoclave"
+REPOSITORY = "registry.example/team/autoclave"
+CHART = f"autoclave-{__version__}.tgz"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("release")
+    release.make(out, home=HOME, repository=REPOSITORY, tag=None)
+    return out
+
+
+def test_two_runs_make_the_same_bytes(made, tmp_path):
+    release.make(tmp_path / "again", home=HOME, repository=REPOSITORY, tag=None)
+    first, second = ({path.name: path.read_bytes() for path in out.iterdir()} for out in (made, tmp_path / "again"))
+    assert first.keys() == second.keys() > {release.NOTES, CHART, "autoclave.krew.yaml"}
+    assert [name for name, content in first.items() if second[name] != content] == []
+
+
+def test_the_sdist_builds_the_wheel_of_the_release(made):
+    release.try_sdist(made)
+
+
+def test_the_packed_chart_renders_as_the_chart_in_the_tree(made):
+    release.try_chart(made, REPOSITORY)
+    with tarfile.open(made / CHART) as packed:
+        chart = yaml.safe_load(packed.extractfile("autoclave/Chart.yaml"))
+    assert (chart["home"], chart["sources"], chart["version"]) == (HOME, [HOME], __version__)
+
+
+def test_a_packed_chart_that_renders_otherwise_is_refused(made, tmp_path):
+    altered = gzip.decompress((made / CHART).read_bytes()).replace(b"hostPID: true", b"hostPID: null")
+    (tmp_path / CHART).write_bytes(gzip.compress(altered))
+    with pytest.raises(release.CannotReleaseError, match="renders nvidia in another way"):
+        release.try_chart(tmp_path, REPOSITORY)
+
+
+@pytest.mark.parametrize("name", release.USUAL)
+def test_a_manifest_has_its_namespace_and_the_named_image(made, name):
+    objects = list(yaml.safe_load_all((made / f"autoclave-{__version__}-{name}.yaml").read_text()))
+    assert (objects[0]["kind"], objects[0]["metadata"]["name"]) == ("Namespace", "autoclave")
+    sets = [thing["spec"]["template"]["spec"] for thing in objects if thing["kind"] == "DaemonSet"]
+    images = {part["image"].partition(":")[0] for pod in sets for part in pod["containers"]}
+    assert images == {REPOSITORY}
+
+
+def test_the_plugin_of_kubectl_runs_and_krew_has_its_digest(made):
+    release.try_kubectl_plugin(made)
+    manifest = yaml.safe_load((made / "autoclave.krew.yaml").read_text())
+    [platform] = manifest["spec"]["platforms"]
+    archive = made / platform["uri"].rpartition("/")[2]
+    assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert platform["uri"].startswith(f"{HOME}/releases/download/v{__version__}/")
+
+
+def test_a_tag_of_another_version_is_refused(tmp_path):
+    with pytest.raises(release.CannotReleaseError, match=r"cannot release v9\.9\.9"):
+        release.make(tmp_path, home=HOME, repository=REPOSITORY, tag="v9.9.9")
+
+
+def test_a_tag_needs_its_section_in_the_changelog():
+    unreleased = "# Changelog\n\n## [Unreleased]\n\n- New.\n\n## [0.0.1] - 2020-01-01\n\n- Old.\n"
+    assert release.notes(unreleased, tag=None) == "- New.\n"
+    with pytest.raises(release.CannotReleaseError, match=rf"\[{__version__}\] in CHANGELOG"):
+        release.notes(unreleased, tag=f"v{__version__}")
+    assert release.notes(unreleased.replace("0.0.1", __version__), tag=f"v{__version__}") == "- Old.\n"
+
+
+def test_the_checksums_name_every_file_but_their_own(tmp_path):
+    (tmp_path / "b").write_bytes(b"b")
+    (tmp_path / "a").write_bytes(b"a")
+    for _ in range(2):
+        release.write_sums(tmp_path)
+    digests = [hashlib.sha256(name.encode()).hexdigest() for name in "ab"]
+    assert (tmp_path / release.SUMS).read_text() == f"{digests[0]}  a\n{digests[1]}  b\n"
