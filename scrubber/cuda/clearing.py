@@ -36,7 +36,7 @@ def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progres
     for number, pattern in enumerate(chosen):
         memory.write(pattern, step, look if number == 0 else lambda _span: None)
         covered = memory.size
-        if pattern is not chosen[-1]:
+        if number < len(chosen) - 1:
             found = memory.compare(pattern, step)
             wrong, covered = joined(wrong, mismatch(found, pattern)), _covered(found)
     old = [found for found in residue if found.count]

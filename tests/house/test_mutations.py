@@ -139,7 +139,7 @@ PLANTED = [
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=IN_VERDICT),
     Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,", tests=COVERAGE),
     Mutant(VERDICT, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
-    Mutant("scrubber/cuda/clearing.py", "pattern is not chosen[-1]", "False", tests="tests/cuda/test_clearing.py"),
+    Mutant("scrubber/cuda/clearing.py", "number < len(chosen) - 1", "False", tests="tests/cuda/test_clearing.py"),
     Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),
     Mutant(VERDICT, "if not found.tests", "if not found.units", tests=COVERAGE),
     Mutant(VERDICT, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
