@@ -113,7 +113,7 @@ deploy: $(READY) ## write anew what is made of the chart: the table of its value
 image: $(READY) ## build the image with docker, podman or buildah; without a registry, on a base made here (ARGS="--cuda none" for simulated GPUs)
 	@$(BIN)/python -m deploy.image $(ARGS)
 
-release: $(READY) ## make all that a tag publishes into build/release, and try each part in a clean place
+release: $(READY) $(KERNELS) ## make all that a tag publishes into build/release, and try each part in a clean place
 	@$(BIN)/python -m deploy.release $(ARGS)
 
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)

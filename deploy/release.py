@@ -179,7 +179,8 @@ def try_sdist(out: Path) -> None:
             sdist.extractall(folder, filter="data")
         build: Command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
         tree = Path(folder) / f"autoclave-{__version__}"
-        _run(build, cwd=tree, env=os.environ | {"SOURCE_DATE_EPOCH": epoch()})
+        compiler = str(ROOT / "build/nvrtc")  # the sdist has no compiled kernels: pip would fetch it
+        _run(build, cwd=tree, env=os.environ | {"SOURCE_DATE_EPOCH": epoch(), "PYTHONPATH": compiler})
         if (Path(folder) / wheel.name).read_bytes() != wheel.read_bytes():
             raise CannotReleaseError("cannot release the sdist: the wheel that is built from it has other bytes")
 
