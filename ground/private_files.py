@@ -63,10 +63,11 @@ def make_directory(directory: Path, kind: str, forbidden: int) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder in the state directory; ForeignFileError if another user may change it."""
     folder.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-    _demand_folder(folder)
+    demand_folder(folder)
 
 
-def _demand_folder(folder: Path) -> None:
+def demand_folder(folder: Path) -> None:
+    """ForeignFileError if another user may change the folder, or if it is a link."""
     if not is_private(folder, NOT_TO_CHANGE):
         raise ForeignFileError(folder, "other users may write to it, or it is a link; find out who made it, remove it")
 
@@ -158,9 +159,11 @@ def replacing(path: Path, content: bytes, mode: int = PRIVATE_FILE, *, durable: 
 def beside(path: Path, content: bytes, mode: int = PRIVATE_FILE, *, durable: bool = True) -> Iterator[Path]:
     """Write the content to a new file next to ``path``, and remove that at the end. The folder must be there.
 
-    Its name begins with a dot: a container runtime reads no such file.
+    The folder of a private file must be ours; that of a readable one may be a link, or belong to others. The name of
+    the new file begins with a dot: a container runtime reads no such file.
     """
-    _demand_folder(path.parent)
+    if mode & NOT_TO_ENTER == 0:
+        demand_folder(path.parent)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     aside.unlink(missing_ok=True)
     try:
@@ -183,7 +186,7 @@ def remove_leftovers(path: Path) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Make new, replaced and removed names in a directory survive a power loss. Raises OSError."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:

@@ -33,7 +33,7 @@ from tests.patience import WITHIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 NVIDIA = {
-    "driver", "cupy", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi",
+    "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi",
     "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
 SOMETIMES = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name

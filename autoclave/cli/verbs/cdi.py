@@ -228,5 +228,6 @@ def _replaced(file: Path, document: Mapping[str, Any]) -> bool:
     if safe_read.text(file) == text:
         return False
     file.parent.mkdir(parents=True, exist_ok=True)
+    private_files.demand_folder(file.parent)
     private_files.replace(file, text.encode(), private_files.READABLE_FILE)
     return True
