@@ -239,7 +239,7 @@ def _loops(code: _Code) -> Iterator[_Code]:
 
 
 def _target(line: sass.Instruction | str) -> str:
-    """The label that an instruction may jump to; empty if it is no jump."""
+    """The label that an instruction may jump to; empty if it is not a jump."""
     if isinstance(line, str) or not line.name.startswith("BRA"):
         return ""
     found = re.search(sass.JUMP, line.operands[-1])

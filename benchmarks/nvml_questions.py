@@ -1,4 +1,4 @@
-"""Every question that the service asks of an NVIDIA GPU through NVML, and a guard against questions that are none."""
+"""Every question that the service asks of an NVIDIA GPU through NVML, and a guard against other calls."""
 
 from __future__ import annotations
 

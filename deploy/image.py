@@ -193,7 +193,7 @@ def build(builder: Builder, base: str, cuda: str, tag: str) -> None:
 
 
 def _git(*arguments: str) -> str:
-    """Nothing, where this is no checkout: the Dockerfile has defaults."""
+    """Nothing, where this is not a checkout: the Dockerfile has defaults."""
     run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return run.stdout.strip()
 

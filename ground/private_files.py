@@ -103,7 +103,7 @@ def try_lock(path: Path) -> int | None:
 
 @contextmanager
 def locked(directory: Path, within: float = math.inf) -> Iterator[None]:
-    """Hold the lock of a directory, which only one block on this machine holds at a time. The directory is no link.
+    """Hold the lock of a directory, which only one block on this machine holds at a time. It must not be a link.
 
     TimeoutError if another block holds the lock for longer than ``within`` seconds.
     """

@@ -139,7 +139,7 @@ def _clashes(root: tree.YamlNode) -> Iterator[validation.Problem]:
 
 
 def _rules(document: object) -> Iterator[dict[str, Any]]:
-    """The rules as written. An entry that is no mapping becomes an empty mapping, so that the numbers stay."""
+    """The rules as written. An entry that is not a mapping becomes an empty mapping, so that the numbers stay."""
     rules = document.get("rules") if isinstance(document, dict) else None
     for rule in rules[:MOST_RULES] if isinstance(rules, list) else ():
         yield rule if isinstance(rule, dict) else {}

@@ -68,7 +68,7 @@ ELSEWHERE = {
     "uncordon": "reinstate",
     "unquarantine": "reinstate",
 }
-"""Words of other programs, and the command that does it here. They are answered, but they are no second names."""
+"""Words of other programs, and the command that does it here. They get an answer, and do not work as second names."""
 
 ENVIRONMENT = {"auto_envvar_prefix": "AUTOCLAVE"}
 """``--run-dir`` is AUTOCLAVE_RUN_DIR for every verb; without this, click would call it AUTOCLAVE_STATUS_RUN_DIR."""

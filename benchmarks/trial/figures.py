@@ -78,7 +78,7 @@ class Part:
 
 
 class NotDone(Exception):
-    """A part cannot be measured here, which is no failure. The message says why."""
+    """A part cannot be measured here. This does not count as a failure. The message says why."""
 
 
 class Unproven(Exception):

@@ -38,7 +38,7 @@ HEARD = 0.5  # seconds until the kernel's log has what the driver says
 
 STATUS = Question("CUDA's status", 719, 719, "", "a trap ends the context with a failed launch, in newer drivers too")
 CALLED = Question("until the call that waits returns", 0.1, 500, "ms", "the driver stops the channel")
-OPEN = Question("a worker leaves open whose fault it is", 1, 1, "", "719 alone is no sign against a GPU")
+OPEN = Question("a worker leaves open whose fault it is", 1, 1, "", "719 alone does not count against a GPU")
 GRAVE = Question("XIDs for which the usual policy quarantines", 0, 0, "", "13, 31, 43 and 45 are a program's own fault")
 ENDED = Question("from SIGKILL to the end of the process", 5, 2500, "ms", "the driver stops a kernel that does not end")
 LINES = Question("lines in the kernel's log for each refusal", 1, 6, "", "the driver reports each check that fails")

@@ -120,7 +120,7 @@ listed() {
     }
     /^[0-9]+$/ { if (!seen[$0 + 0]++) print $0 + 0; next }
     /^(GPU|MIG)-[0-9A-Za-z-]+$/ { if (!seen[$0]++) print; next }
-    { exit 1 }' || { say "cannot tell the job's GPUs: '$1' is no list of them"; return 1; }
+    { exit 1 }' || { say "cannot tell the job's GPUs: '$1' is not a list of them"; return 1; }
 }
 
 # Convert numbers to UUIDs with the driver's files. Simulated GPUs have none; there, autoclave knows the numbers itself.

@@ -14,7 +14,7 @@ fi
 worst=0
 failed=
 note() { # CODE GPU...
-  # 4: a GPU belongs to another job, to which only a clean GPU is given. The commands leave it alone; it is no fault of the node.
+  # 4: a GPU belongs to another job, to which only a clean GPU is given. The commands leave it alone; it is not a fault of the node.
   if [ "$1" -eq 0 ] || [ "$1" -eq 4 ]; then return; fi
   [ "$1" -le "$worst" ] || worst=$1
   shift

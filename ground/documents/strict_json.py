@@ -53,7 +53,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _number(constant: str) -> float:
     """Infinity stands for a time that has no end. NaN compares as no other number does, so no check would find it."""
     if constant == "NaN":
-        raise ValueError("NaN is no number")
+        raise ValueError("NaN is not a number")
     return float(constant)
 
 

@@ -73,7 +73,7 @@ class YamlNode:
 
 
 def parse(text: str, source: str) -> tuple[YamlNode, tuple[DocumentFault, ...]]:
-    """The tree of a text, with the faults of its structure. Text that is no plain YAML raises DocumentError."""
+    """The tree of a text, with the faults of its structure. Text that is not plain YAML raises DocumentError."""
     refusals = tuple(_refusals(text, source))
     if refusals:
         raise DocumentError(*refusals)

@@ -74,7 +74,7 @@ def fault(edits: Edits, taken: Collection[ReportedDevice], known: Collection[Rep
     for mount in edits.get("mounts") or ():
         path = str(mount.get("hostpath") or "")
         if not (nodes.plain(path) and (_of_driver(path) or path.endswith(simulated))):
-            return f"mounts {path!r}, which is no file of NVIDIA's driver"
+            return f"mounts {path!r}, which is not a file of NVIDIA's driver"
     return ""
 
 
@@ -194,7 +194,7 @@ def _folded(value: object) -> object:
 
 
 def _name(device: Edits) -> str:
-    """The name of a device; TypeError if it is no text: runtimes and our parser would read it differently."""
+    """The name of a device; TypeError if it is not text: runtimes and our parser would read it differently."""
     if not isinstance(device["name"], str):
         raise TypeError
     return device["name"]

@@ -169,7 +169,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         resource = request.resource_name
         domain, _, name = resource.partition("/")
         if domain != self._prefix or not _NAME.fullmatch(name):
-            return f"{resource[:LONGEST]!r} is no name of a resource below {self._prefix}/; see --resource-prefix"
+            return f"{resource[:LONGEST]!r} is not a name of a resource below {self._prefix}/; see --resource-prefix"
         if not _fits(self._kubelet_dir / sockets.endpoint(resource)):
             return f"the name {resource} is too long for the path of a socket in {self._kubelet_dir}"
         return ""

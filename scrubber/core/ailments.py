@@ -163,7 +163,7 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate {gpu}` when your work on the GPU is done"),
 }
 
-# These ailments are no faults of the device: a return from one of them does not count as flapping.
+# These ailments are not faults of the device: a return from one of them does not count as flapping.
 BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 
 _ASKED = {

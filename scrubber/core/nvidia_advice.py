@@ -27,7 +27,7 @@ _UNITS = {"nv-hostengine": "nvidia-dcgm", "nvidia-persistenced": "nvidia-persist
 
 
 def extras(driver: str) -> tuple[str, ...]:
-    """Those of our extras whose CuPy works with this version of the driver; all if the version is no number."""
+    """Those of our extras whose CuPy works with this version of the driver; all if the version is not a number."""
     release = driver.partition(".")[0]
     return tuple(extra for extra, since in SINCE.items() if not release.isdecimal() or int(release) >= since)
 

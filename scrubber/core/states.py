@@ -394,7 +394,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     if event.receipt.path is ScrubPath.FAST:
         took = (*took[1 - REMEMBERED :], at.uptime - _job(record).started.uptime)
     if record.quarantine is not None:
-        # A reinstatement clears the returns: maintenance is no flapping.
+        # A reinstatement clears the returns: maintenance does not count as flapping.
         by_itself = _job(record).trigger is Trigger.PROBATION
         returns = record.returns if by_itself else ()
         if by_itself and record.quarantine.ailment.kind not in ailments.BLAMELESS:

@@ -285,7 +285,7 @@ def _not_measured(done: Done) -> Failed | None:
 
 
 def _miscounted(clear: Findings) -> Failed | None:
-    """The uncovered parts must not contradict the coverage. Bytes without a cause are no contradiction."""
+    """The uncovered parts must not contradict the coverage. Bytes without a cause do not contradict it."""
     rest = (clear.allocatable_bytes or 0) - (clear.covered_bytes or 0)
     explained = sum(part.bytes for part in clear.uncovered)
     if explained <= rest and all(part.bytes >= 0 for part in clear.uncovered):

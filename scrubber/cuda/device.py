@@ -253,7 +253,7 @@ class CudaCard:
             self._ran(program, 0)
 
     def _written(self, pattern: Pattern, spans: Iterable[Span], step: Step) -> tuple[Found, ...]:
-        """Ask for each span while the device writes to the last one. A comparison that is made meanwhile is no harm."""
+        """Ask for each span while the device writes to the last one. A comparison meanwhile does no harm."""
         written = []
         for span in spans:
             self._begin(Sweep.WRITE, pattern, span, 0)

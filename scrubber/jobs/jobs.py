@@ -120,7 +120,7 @@ class Jobs:
             await job.ended()
 
     async def stop(self) -> None:
-        """Cancel all jobs and restores: the service stops. That is no failure of a device."""
+        """Cancel all jobs and restores: the service stops. That is not a failure of a device."""
         self.stopping = True
         restores = tuple(self._restoring.values())
         for restore in restores:

@@ -16,7 +16,7 @@ time of a short path. The result of such a step counts only if the fence then al
 
 A path has two workers, one after the other: one up to the last step on memory, one for the rest. The steps on memory
 share a worker, because one step reads what another step wrote. The first worker opens the device only before ``clear``:
-until then it is no holder. It has ended, and the device has its memory back, before the second one begins.
+until then it does not hold it. It has ended, and the device has its memory back, before the second one begins.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class ScrubJob:
     async def _change(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run a step after the observation. A reset needs the driver released first.
 
-        While the service cannot release the driver, the reset does not begin. That is no fault of the device.
+        While the service cannot release the driver, the reset does not begin. That is not a fault of the device.
         """
         if step is Step.CLEAR:
             await (await worker).prepare()  # known as ours by now: the observation does not take it for a holder

@@ -1,1 +1,1 @@
-"""The ledger: events are legal before they are durable, and durable before they are true. A start replays them."""
+"""The ledger: it stores legal events. Nothing acts on one before it is on the disk. A start replays them."""

@@ -130,7 +130,7 @@ class Window:
     after: int = 0
     kinds: frozenset[str] = frozenset()
     until: float | None = None  # a wall time
-    warnings: bool = False  # leave out evidence that is no warning; the caller leaves out other rows
+    warnings: bool = False  # leave out evidence that is not a warning; the caller leaves out other rows
 
 
 EVERYTHING = Window()
@@ -204,7 +204,7 @@ class HeadFiles:
     is missing.
 
     The files are written in place after each commit and not forced to the disk: that costs microseconds, and the
-    content survives a crash of the service. After a power loss a file may be behind the ledger, which is no error: the
+    content survives a crash of the service. After a power loss a file may be behind the ledger, not an error: the
     boot id has changed by then, so no proof in the ledger counts any more.
     """
 
@@ -276,7 +276,7 @@ def _make_durable(connection: sqlite3.Connection) -> None:
 
 
 def _checkpoint(connection: sqlite3.Connection) -> None:
-    """Move the write-ahead log into the database file on the disk. A concurrent reader is no error."""
+    """Move the write-ahead log into the database file on the disk. A concurrent reader does no harm."""
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 

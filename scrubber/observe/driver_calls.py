@@ -18,7 +18,7 @@ class DriverCalls:
     """The questions of the service to one driver. ``patience``: the seconds that an answer may take.
 
     ``resetting`` and ``releases`` are kept by ``jobs.driver_release``. While the service resets a device itself, the
-    driver is released, and what it does not answer is no sign of a fault.
+    driver is released, and a missing answer does not show a fault.
     """
 
     def __init__(self, backend: Backend, boot_id: str, *, patience: float = 2.0, caller: Caller | None = None) -> None:
@@ -76,7 +76,7 @@ class DriverCalls:
         return isinstance(error, DriverOpeningError) or (isinstance(error, DriverClosedError) and self.releases > 0)
 
     def says_nothing(self, error: DeviceError) -> bool:
-        """Whether the error is no sign: the driver is away, or the service or its node lacks something."""
+        """Whether the device is not the cause: the driver is away, or the service or its node lacks something."""
         return isinstance(error, ShortageError) or self.caused_by_release(error)
 
 

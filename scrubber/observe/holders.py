@@ -39,7 +39,7 @@ class SearchResult:
 
 
 class HolderSearch:
-    """Searches for holders. The processes of the service's own workers are none."""
+    """Searches for holders. The service's own workers do not count as holders."""
 
     def __init__(self, driver: DriverCalls, processes: Processes, bystanders: Callable[[str], IsBystander]) -> None:
         """``bystanders``: for each device, which holders do not count."""

@@ -28,7 +28,7 @@ class Assignment:
     address: Address
     files: tuple[str, ...]
     whole_node: bool
-    service: int  # the pid of the service, which may have the device open and is no holder
+    service: int  # the pid of the service, which may have the device open and is not a holder
     reach: tuple[str, ...] = ()  # the files of all devices that a reset takes down
     bystanders: tuple[str, ...] = ()  # the programs that may have the device open
     pod_logs: str = "/var/log/pods"  # where the kubelet keeps a directory for each pod

@@ -67,7 +67,7 @@ class Child:
     """A child process on three pipes, for one event loop.
 
     The child belongs to the zygote. The service holds the child by its pidfd, and the zygote reports how the child
-    ended. If the zygote cannot report it, the ending is unknown, which is no success. A child that is stuck in a driver
+    ended. If the zygote cannot report it, the ending is unknown, not a success. A child that is stuck in a driver
     cannot be killed, and the service does not wait for it. Its pipes are closed as soon as the child has ended.
     """
 
@@ -228,7 +228,7 @@ class Worker:
     """A child that handles one device for one job.
 
     A step always ends with a result, in time. Only a report that the child itself sends can be PASSED. A child that is
-    late, dies, or sends a line that is no frame is killed, and that is the result.
+    late, dies, or sends a line that is not a frame is killed, and that is the result.
     """
 
     def __init__(self, child: Child, assignment: wire.Assignment, describe: Describe | None = None) -> None:
@@ -238,7 +238,7 @@ class Worker:
         """
         self._child = child
         self._describe_device = describe
-        self.pid = child.pid  # the child is no holder of the device, although it has the device open
+        self.pid = child.pid  # not a holder of the device, although it has the device open
         self._tell(assignment)
 
     async def prepare(self) -> None:
@@ -299,7 +299,7 @@ class Worker:
             try:
                 answer = strict_json.decode(wire.Answer, line)
             except ValueError as error:  # without its words: they may quote what was on the device
-                raise BrokenError("the worker sent a line that is no frame") from error
+                raise BrokenError("the worker sent a line that is not a frame") from error
             if (answer.progress is None) == (answer.report is None):
                 raise BrokenError("the worker sent neither progress nor a report")
             if answer.report is not None:

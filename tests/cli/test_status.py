@@ -59,8 +59,8 @@ def test_a_selector_chooses_gpus_as_in_kubectl(selector, chosen):
         ("index in (1,)", "a value of index is missing"),
         ("index in (1", "expected KEY=VALUE"),
         ("!model", "expected KEY=VALUE"),
-        ("vendor=x", "vendor is no key of a selector; the keys are index, model, resource"),
-        ("index=one", "one is no index"),
+        ("vendor=x", "vendor is not a key of a selector; the keys are index, model, resource"),
+        ("index=one", "one is not an index"),
     ],
 )
 def test_a_malformed_selector_is_refused_with_what_is_allowed(selector, why):
@@ -245,7 +245,7 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     [
         (["--state", "ill"], "'ill' is not one of 'clean', 'granted', 'in_use', 'scrubbing', 'dirty', "),
         (["--sort-by", "age"], "'age' is not one of 'trouble', 'gpu', 'state', "),
-        (["-l", "vendor=x"], "vendor is no key of a selector; the keys are index, model, resource"),
+        (["-l", "vendor=x"], "vendor is not a key of a selector; the keys are index, model, resource"),
         (["-o", "name"], "'name' is not one of 'table', 'wide', 'json', 'yaml';"),
     ],
 )

@@ -275,7 +275,7 @@ def test_an_unanswered_check_drains_the_node(tmp_path, slurmd, script):
     ended(slurmd.run(script, 49, 99), 2)
     assert slurmd.output()[-1] == "reason=autoclave: job 49: unknown to the scrub service, or named wrongly: GPUs 99"
     ended(slurmd.run(script, 49, "0,x"), 2)
-    assert "is no list of them" in slurmd.run(script, 49, "0,x", AUTOCLAVE_SLURM_DRAIN="no").stderr
+    assert "is not a list of them" in slurmd.run(script, 49, "0,x", AUTOCLAVE_SLURM_DRAIN="no").stderr
 
 
 def test_a_job_without_gpus_asks_no_service(tmp_path):

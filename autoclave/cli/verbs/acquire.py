@@ -52,7 +52,7 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
 
     The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
     left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
-    neither granted nor in use stays as it is, and is no failure.
+    neither granted nor in use stays as it is, and the exit code is 0.
     """
     if not gpus and owner is None:
         raise click.UsageError("name GPUs, or pass --owner for all GPUs of an owner")

@@ -73,12 +73,12 @@ def _term(text: str) -> Term:
         raise ValueError(f"expected KEY=VALUE, KEY!=VALUE, KEY in (A,B) or KEY notin (A,B); the keys are {keys}")
     key, sign, value, word, several = match.groups()
     if key not in KEYS:
-        raise ValueError(f"{key} is no key of a selector; the keys are {keys}")
+        raise ValueError(f"{key} is not a key of a selector; the keys are {keys}")
     values = tuple(it.strip() for it in (value or several).split(","))
     if not all(values):
         raise ValueError(f"a value of {key} is missing")
     if key == "index" and (wrong := [it for it in values if not _NAME.fullmatch(it)]):
-        raise ValueError(f"{wrong[0]} is no index; an index is a number, or GPU:SLICE for a MIG slice")
+        raise ValueError(f"{wrong[0]} is not an index; an index is a number, or GPU:SLICE for a MIG slice")
     return Term(key, values, wanted=(sign or word) in {"=", "==", "in"})
 
 

@@ -328,7 +328,7 @@ def resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tuple[str, str]]:
-    """Each with its remedy. The owner of a device is none, because a device in use is not reset."""
+    """Each with its remedy. The owner of a device is not in the way, because a device in use is not reset."""
     if device.model == _T4:
         yield "a Tesla T4 has no function-level reset", _REBOOTS
     if _VGPU.search(device.model):

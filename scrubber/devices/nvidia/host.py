@@ -69,7 +69,7 @@ class Host:
         A proof is valid for one instance of the driver. The version does not identify an instance, because the same
         version can be loaded again. The inode number of the module's directory in sysfs does: the kernel counts these
         numbers up, keeps the number while the directory exists, and repeats one only after two thousand million others.
-        The times of the directory are no use: they change when the kernel drops the inode from its cache and creates it
+        Its times do not help: they change when the kernel drops the inode from its cache and creates it
         again.
         """
         try:

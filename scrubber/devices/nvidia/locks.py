@@ -22,7 +22,7 @@ from ground import private_files
 from scrubber.devices.base import DeviceError, NotNowError
 
 FOLDER = "resets"  # of the locks, in the state directory
-_OF_SLICES = ".slices"  # not .lock, because this lock is no reset
+_OF_SLICES = ".slices"  # not .lock, because this lock is not of a reset
 _CHECK_SECONDS = 0.25  # seconds to retry, because a check whether a lock is held takes it for a moment
 _POLL_SECONDS = 0.01
 

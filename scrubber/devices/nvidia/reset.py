@@ -223,7 +223,7 @@ def _demand_not_replaced(session: Session, target: ResetTarget) -> None:
 def run_tool(uuid: str, within: float, *held: int) -> None:
     """Have the tool reset one device only; returns when it reports a reset. ``held``: open files that it inherits.
 
-    NotNowError if the tool did nothing, which is no fault of the device. After any other DeviceError, what the attempt
+    NotNowError if the tool did nothing, not a fault of the device. After any other DeviceError, what the attempt
     did to the device is not known.
     """
     try:

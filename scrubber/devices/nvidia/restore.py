@@ -13,7 +13,7 @@ for operators. Only a change of MIG mode that waits for a reset is reverted. Eve
 
 A setting that the policy leaves (``settings.leave``) is neither changed nor judged.
 
-A setting that the device does not support cannot have drifted. A policy that names it is no fault of the device: the
+A setting that the device does not support cannot have drifted. A policy that names it is not a fault of the device: the
 setting is reported and left out. A setting that is refused for another reason is an error.
 """
 
@@ -98,7 +98,7 @@ class Restorer:
     def restore(self) -> Findings:
         """Restore what has drifted. Return the changes, and what the policy names and the device does not support.
 
-        DeviceError if a setting stays; NotNowError if only rights are missing, which is no fault of the device.
+        DeviceError if a setting stays; NotNowError if only rights are missing, which is not a fault of the device.
         """
         changes: list[str] = []
         unsupported: list[str] = []
@@ -175,7 +175,7 @@ class Restorer:
         return self._policy.accounting is None and ACCOUNTING.name not in self._policy.left
 
     def _keep_accounts(self) -> Iterable[str]:
-        """Switch the accounting mode on, for ``holders.Accounts``. A device that refuses is no less clean for it."""
+        """Switch the accounting mode on, for ``holders.Accounts``. A device that refuses is as clean as any other."""
         try:
             if self._read(ACCOUNTING) is False:
                 self.write(ACCOUNTING, True)  # noqa: FBT003 - a value, not a flag

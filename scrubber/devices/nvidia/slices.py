@@ -166,7 +166,7 @@ Layout = tuple[Instance, ...]
 
 
 def layout(session: Session, gpu: str) -> Layout:
-    """The layout now, without GPU instances that have no part, because they are no device."""
+    """The layout now, without GPU instances that have no part, because they are not devices."""
     device = session.handle(gpu)
     found: dict[int, list[Handle]] = {}
     for _, slice_ in _numbered(session, device, session.ask_optional):

@@ -54,7 +54,7 @@ def test_a_time_without_an_end_is_kept():
 
 
 def test_nan_is_no_number():
-    with pytest.raises(ValueError, match="NaN is no number"):
+    with pytest.raises(ValueError, match="NaN is not a number"):
         strict_json.decode(Whole, strict_json.encode(Whole(Part(1), share=math.nan)))
 
 

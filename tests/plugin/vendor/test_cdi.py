@@ -36,7 +36,7 @@ def edits(**more):
 @pytest.mark.parametrize("path", ["/s/gpu1/memory", "/s/gpu0/memory/", "/s/gpu0/../gpu1/memory", "/s/gpu0/events"])
 def test_the_files_of_another_simulated_gpu_are_refused(tmp_path, path):
     specify(tmp_path, containerEdits=edits(mounts=[{"hostPath": path}]))
-    with pytest.raises(InvalidRequest, match="which is no file of"):
+    with pytest.raises(InvalidRequest, match="which is not a file of"):
         check(tmp_path)
 
 

@@ -132,7 +132,7 @@
   {{- end -}}
 {{- end -}}
 {{- if and $v.serviceMonitor.enabled (not (regexMatch "^[a-z]" (include "autoclave.fullname" .))) -}}
-{{- fail (printf "serviceMonitor.enabled: %s is no beginning of a Service's name; set fullnameOverride to one that begins with a letter" (include "autoclave.fullname" .)) -}}
+{{- fail (printf "serviceMonitor.enabled: %s is not the beginning of a Service's name; set fullnameOverride to one that begins with a letter" (include "autoclave.fullname" .)) -}}
 {{- end -}}
 {{- include "autoclave.checks.places" . -}}
 {{- end -}}

@@ -232,7 +232,7 @@ def read_fabric(nvml: Session, gpu: Handle) -> FabricReading:
 def judge_fabric(reading: FabricReading, *, joined_before: bool) -> Sign | None:
     """A GPU has left its fabric if it was in one since the node booted, and is not, or does not report it any more.
 
-    A GPU that was never in a fabric is no fault: a virtual machine may have none. If there should be one, CUDA does not
+    A GPU that was never in a fabric is well: a virtual machine may have none. If there should be one, CUDA does not
     start, so the GPU is never proven clean.
     """
     if not reading.joined:

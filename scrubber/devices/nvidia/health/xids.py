@@ -64,7 +64,7 @@ class SwitchError:
 
 
 def read(text: str) -> GpuError | SwitchError | None:
-    """The error in a kernel message; None if it is no error of the driver, or an error that a switch survives."""
+    """The error in a kernel message; None if it is not an error of the driver, or an error that a switch survives."""
     if "Xid" not in text:
         return None
     if found := _XID.fullmatch(text):
