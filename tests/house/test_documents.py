@@ -8,9 +8,12 @@ import pytest
 
 from scrubber.core import events, states
 from scrubber.core.model import State
+from tests.house.sources import FENCED
 
 ROOT = Path(__file__).parents[2]
 STATES = (ROOT / "docs" / "states.md").read_text()
+WIDTH = 120
+WHOLE = re.compile(r"`[^`]*`|\]\([^)]*\)")  # code and targets of links, which a line break would damage
 STAND_IN = ROOT / "demo" / "standins" / "README.md"
 DRAWN = re.compile(r"<!-- drawn from the table: begin -->\n(.*)<!-- drawn from the table: end -->", re.DOTALL)
 
@@ -70,3 +73,10 @@ def test_pages_name_only_tests_that_exist(page):
     assert [it for it in re.findall(r"`(test_\w+\.py)`", text) if it not in files] == []
     begun = re.findall(r"`(test_\w+?)_*\.\.\.`", text)
     assert [it for it in begun if not any(name.startswith(it) for name in names)] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_prose_wraps_at_one_width(page):
+    lines = FENCED.sub("", page.read_text()).splitlines()
+    prose = [line for line in lines if not line.lstrip().startswith(("|", "#", "!", "<"))]
+    assert [line for line in prose if len(WHOLE.sub("", line)) > WIDTH] == []
