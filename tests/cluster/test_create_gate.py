@@ -1,4 +1,4 @@
-"""The create gate on the real node: the container runtime asks, also where the kubelet does not."""
+"""The create gate on the real node: the container runtime asks even if the kubelet did not."""
 
 import asyncio
 from pathlib import Path
