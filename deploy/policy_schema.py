@@ -1,6 +1,7 @@
 """The shape of a policy file: ``schema.json`` for editors, and the tables of ``docs/policies.md``.
 
-Both are generated from the model: ``python -m deploy.policy_schema > policies/schema.json``.
+Both are generated from the model: ``python -m deploy.policy_schema > policies/schema.json``, and
+``python -m deploy.policy_schema docs/policies.md`` writes the tables of that page.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -19,6 +22,7 @@ from pydantic_core import core_schema
 from ground.documents.units import DURATION, format_duration
 from policies.model import PolicySet
 
+HEADER = "| field | accepts | default | what it does |"
 LONG = 5  # items of a list; a longer one stands in the shipped file only
 
 _KINDS = {
@@ -77,7 +81,13 @@ def render() -> str:
 def table(name: str) -> str:
     """The fields of a model and of its inner models, as a Markdown table in the order of the file."""
     models = json.loads(render())["$defs"]
-    return "\n".join(("| field | accepts | default | what it does |", "|---|---|---|---|", *_rows(models, name, "")))
+    return "\n".join((HEADER, "|---|---|---|---|", *_rows(models, name, "")))
+
+
+def with_tables(page: str) -> str:
+    """The page with its two tables as the model has them now."""
+    made = iter([table("Match"), table("Policy")])
+    return re.sub(rf"^{re.escape(HEADER)}\n(?:\|.*\n)+", lambda _: f"{next(made)}\n", page, flags=re.MULTILINE)
 
 
 def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
@@ -113,4 +123,8 @@ def _accepts(field: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    if sys.argv[1:]:
+        page = Path(sys.argv[1])
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        sys.stdout.write(render())
