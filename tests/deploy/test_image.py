@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy import leave_out
+from deploy import debian_packages, leave_out
 from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +96,37 @@ def test_copied_files_exist_and_are_not_ignored():
     assert [path for path in copied if not (ROOT / path).exists()] == []
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert set(wheel["packages"]) | {PROJECT["readme"], *PROJECT["license-files"]} <= copied
+
+
+def test_the_bill_of_materials_names_installed_debian_packages(tmp_path, monkeypatch):
+    status = """Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Source: gcc-12 (12.2.0-14)
+Version: 1:12.2.0-14+b1
+Description: a library
+ with more: words
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: all
+Version: 1
+"""
+    (tmp_path / "status").write_text(status)
+    (tmp_path / "release").write_text('ID=debian\nVERSION_ID="12"\n')
+    monkeypatch.setattr(debian_packages, "STATUS", tmp_path / "status")
+    monkeypatch.setattr(debian_packages, "RELEASE", tmp_path / "release")
+    bill = tmp_path / "sbom.cdx.json"
+    bill.write_text('{"components": [{"name": "grpcio"}]}')
+    debian_packages.main(bill)
+    [kept, added] = json.loads(bill.read_text())["components"]
+    assert (kept["name"], added["name"], added["version"]) == ("grpcio", "libstdc++6", "1:12.2.0-14+b1")
+    assert added["purl"] == (
+        "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14%2Bb1?arch=amd64&distro=debian-12&upstream=gcc-12%4012.2.0-14"
+    )
+    (tmp_path / "status").write_text("")
+    with pytest.raises(SystemExit, match="names none"):
+        debian_packages.main(bill)
 
 
 @pytest.mark.parametrize("variant", EXTRAS)
