@@ -21,6 +21,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import helm_python
@@ -50,8 +51,12 @@ def write_packages(out: Path) -> None:
     )
 
 
+@cache
 def epoch() -> str:
-    """The time that all files get: that of the commit, so that the same commit gives the same bytes."""
+    """The time that all files get: that of the commit, so that the same commit gives the same bytes.
+
+    It is asked once: a commit during a long build must not give the wheel two times.
+    """
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return given
     run = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
