@@ -7,7 +7,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -135,8 +134,11 @@ async def _stand_by(run_dir: Path, pool: WorkerPool, metrics: _Metrics) -> int:
 
 @contextmanager
 def _exit_on_stop() -> Iterator[None]:
-    """SIGTERM and SIGINT end the process at once with exit code 0 within the context."""
-    before = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in STOPS}
+    """SIGTERM and SIGINT end the process at once with exit code 0 within the context.
+
+    An exception would end it only after the tasks, and may be lost: the signal can arrive anywhere.
+    """
+    before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in STOPS}
     try:
         yield
     finally:
