@@ -21,7 +21,8 @@ def _overview() -> Section:
         (4, stat("Drivers", "DRA drivers that Prometheus scrapes.",
                  f"count({largest(SCOPE.of(plugin.DRA_BUILD), *PLACE)})", empty=NO_DRIVER)),
         (4, stat("Silent drivers", "Drivers that are down or unreachable, or were scraped in the last 6 hours and are "
-                 "no target now.", SCOPE.or_zero(f"count({SCOPE.silent(plugin.DRA_BUILD)})", alive=plugin.DRA_BUILD),
+                 "not scraped any more.",
+                 SCOPE.or_zero(f"count({SCOPE.silent(plugin.DRA_BUILD)})", alive=plugin.DRA_BUILD),
                  levels=SHOULD_BE_ZERO, empty=NO_DRIVER)),
         (4, stat("Drivers not ready", "Drivers that cannot serve claims. The /readyz of the driver says why.",
                  _drivers_without(plugin.DRA_READY), levels=SHOULD_BE_ZERO, empty=NO_DRIVER)),
