@@ -30,8 +30,15 @@ def of(error: BaseException) -> str | None:
     The errors that led to the error tell, whatever they were turned into. Libraries do not say why they fail, so a
     shortage that this process has just now counts as well.
     """
-    found = (_lack_behind(each) for each in _causes(error))
-    return next((lack for lack in found if lack is not None), None) or _present()
+    for cause in _causes(error):
+        lack = _lack_behind(cause)
+        if lack is not None:
+            return lack
+    try:
+        os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
+    except OSError as present:
+        return _lack_behind(present)
+    return None
 
 
 def judged(error: BaseException) -> BaseException:
@@ -77,12 +84,4 @@ def _lack_behind(error: BaseException) -> str | None:
             return f"a file of the scrub service is not its own: {error.filename}: {error.strerror}"
         case OSError():
             return _LACKS.get(error.errno or 0)
-    return None
-
-
-def _present() -> str | None:
-    try:
-        os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
-    except OSError as error:
-        return _lack_behind(error)
     return None

@@ -81,27 +81,24 @@ def sliced(nvml: Session, handle: Handle) -> bool:
 
 def readings(nvml: Session, in_reset: Callable[[str], bool]) -> dict[str, Readings]:
     """The sensors of all GPUs by UUID. A GPU that is ``in_reset`` is not asked; one that cannot be read is left out."""
-    found: dict[str, Readings] = {}
+    by_uuid: dict[str, Readings] = {}
     for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
         with suppress(DeviceError):
             gpu = nvml.gpu(index)
             uuid: str = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
-            if not in_reset(uuid):
-                found[uuid] = _readings(nvml, gpu, index)
-    return found
-
-
-def _readings(nvml: Session, gpu: Handle, index: int) -> Readings:
-    slowdown = nvml.ask_optional(
-        pynvml.nvmlDeviceGetTemperatureThreshold, gpu, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-    )
-    milliwatts = nvml.ask_optional(pynvml.nvmlDeviceGetPowerUsage, gpu)
-    return Readings(
-        index=index,
-        celsius=_celsius(nvml, gpu),
-        slowdown_celsius=slowdown,
-        watts=None if milliwatts is None else milliwatts / _MILLI,
-    )
+            if in_reset(uuid):
+                continue
+            slowdown = nvml.ask_optional(
+                pynvml.nvmlDeviceGetTemperatureThreshold, gpu, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            )
+            milliwatts = nvml.ask_optional(pynvml.nvmlDeviceGetPowerUsage, gpu)
+            by_uuid[uuid] = Readings(
+                index=index,
+                celsius=_celsius(nvml, gpu),
+                slowdown_celsius=slowdown,
+                watts=None if milliwatts is None else milliwatts / _MILLI,
+            )
+    return by_uuid
 
 
 def _celsius(nvml: Session, gpu: Handle) -> int | None:

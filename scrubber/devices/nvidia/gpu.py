@@ -122,7 +122,15 @@ class NvidiaGpu:
         is reset, because a reset needs a GPU without holders.
         """
         with self._closed_after():
-            self._apply_pending()
+            notes, lock = self._place.notes, self._place.lock
+            if notes.read():  # an interrupted reset took something
+                # No reset and no other worker may create slices meanwhile.
+                with (
+                    locks.claimed(lock, shared=True),
+                    locks.claimed(locks.of_slices(lock)),
+                    self._library.session() as session,
+                ):
+                    pending_restore.apply_all(session, notes)
             if self._place.restore_only:
                 return Findings()
             with self._library.session() as session:
@@ -179,27 +187,7 @@ class NvidiaGpu:
         def before(session: Session) -> None:
             self._restorer(session, first).before_reset()
 
-        reset.reset(self._target(), before, after)
-        if self._place.parent is not None:
-            self._demand_slice(self._place.parent)
-
-    def _apply_pending(self) -> None:
-        """Restore what an interrupted reset took. No reset and no other worker may create slices meanwhile."""
-        notes, lock = self._place.notes, self._place.lock
-        if not notes.read():
-            return
-        with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock)), self._library.session() as session:
-            pending_restore.apply_all(session, notes)
-
-    def _first(self, session: Session) -> StoredSettings:
-        """The settings that the whole GPU was first seen with."""
-        return settings.baseline(Path(self._place.baseline), session, self._place.gpu)
-
-    def _restorer(self, session: Session, first: StoredSettings) -> Restorer:
-        return Restorer(session, self._place.gpu, first, self._place.settings)
-
-    def _target(self) -> ResetTarget:
-        return ResetTarget(
+        target = ResetTarget(
             self._place,
             self._reset_holders,
             self._library,
@@ -207,11 +195,19 @@ class NvidiaGpu:
             preconditions.Patience.within(self._place.reset_seconds),
             self._daemon_runs,
         )
-
-    def _demand_slice(self, parent: str) -> None:
-        """DeviceLostError if the slice is gone: a GPU that did not answer before its reset has no known layout."""
+        reset.reset(target, before, after)
+        if (parent := self._place.parent) is None:
+            return
+        # A GPU that did not answer before its reset has no known layout, so its slice may be gone.
         with self._library.session() as session:
             if self._place.uuid in slices.uuids(slices.layout(session, parent)):
                 return
         why = f"it did not come back with its GPU: lay the slices of {parent} out again"
         raise DeviceLostError(f"cannot reset {self._place.uuid}: {why}")
+
+    def _first(self, session: Session) -> StoredSettings:
+        """The settings that the whole GPU was first seen with."""
+        return settings.baseline(Path(self._place.baseline), session, self._place.gpu)
+
+    def _restorer(self, session: Session, first: StoredSettings) -> Restorer:
+        return Restorer(session, self._place.gpu, first, self._place.settings)

@@ -61,7 +61,8 @@ class Usage:
 def read_usage(nvml: Session, handle: Handle, is_running: IsRunning) -> Usage:
     """Read the lists and the memory in use; for a slice by its own handle. Ended processes do not count."""
     before = boards.memory(nvml, handle).used
-    listed = _any([_lists_process(nvml, handle, question, is_running) for question in LISTS])
+    lists = [_lists_process(nvml, handle, question, is_running) for question in LISTS]
+    listed = any(lists) or (None if None in lists else False)
     after = boards.memory(nvml, handle).used
     return Usage(listed, min(before, after), max(before, after))
 
@@ -141,12 +142,6 @@ def idle_at_most(model: str) -> int:
     return SLICED_IDLE_AT_MOST if any(profile in model for profile in _WHOLE) else IDLE_AT_MOST
 
 
-def _any(lists: list[bool | None]) -> bool | None:
-    if any(lists):
-        return True
-    return None if None in lists else False
-
-
 def _listed(nvml: Session, handle: Handle, question: Callable[..., Any]) -> Sequence[Any]:
     """The processes on one list.
 
@@ -155,16 +150,13 @@ def _listed(nvml: Session, handle: Handle, question: Callable[..., Any]) -> Sequ
     try:
         return nvml.ask(question, handle)  # type: ignore[no-any-return] # pynvml has no types
     except ArgumentError as error:
-        if question is not _MPS or not _is_slice(nvml, handle):
+        parent = None
+        if question is _MPS:
+            with suppress(ArgumentError):  # only the handle of a slice that still exists has a parent
+                parent = nvml.ask_optional(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+        if parent is None:
             raise
         raise NotSupportedError(str(error)) from error
-
-
-def _is_slice(nvml: Session, handle: Handle) -> bool:
-    """Whether the handle is of a slice that still exists: only such a handle has a parent."""
-    with suppress(ArgumentError):
-        return nvml.ask_optional(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) is not None
-    return False
 
 
 def _lists_process(nvml: Session, handle: Handle, question: Callable[..., Any], is_running: IsRunning) -> bool | None:

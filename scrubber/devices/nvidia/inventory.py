@@ -139,30 +139,27 @@ class Inventory:
             self.neighbours = Neighbours()
         if (self._remembered.driver, self._remembered.opening) != (instance, nvml.opening):
             self._remembered = _Remembered(instance, nvml.opening)
-        found = _Listing()
+        listing = _Listing()
         for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
-            with _noting(found.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
-                self._gpu(nvml, index, found)
+            with _noting(listing.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
+                handle = nvml.gpu(index)
+                uuid: str = nvml.ask(pynvml.nvmlDeviceGetUUID, handle)
+                if uuid not in self._remembered.boards:
+                    self._remembered.boards[uuid] = boards.read(nvml, self._host, handle, uuid)
+                board = self._remembered.boards[uuid]
+                sliced = boards.sliced(nvml, handle)
+                self.neighbours.observe(nvml, handle, board, sliced=sliced)
+                listing.present.append((index, handle, board, sliced))
         islands = self.neighbours.islands()
-        for index, handle, board, sliced in found.present:
+        for index, handle, board, sliced in listing.present:
             island = islands.get(board.uuid)
             domain = self.neighbours.domain(board, island)
             if not sliced:
-                found.seen.append(self._seen(_gpu_info(index, board, island, domain), board))
+                listing.seen.append(self._seen(_gpu_info(index, board, island, domain), board))
                 continue
-            with _noting(found.notes, f"cannot read the slices of GPU {index}, so no new one is offered"):
-                found.seen += self._slices(nvml, (index, handle, board), domain, found.notes)
-        return found
-
-    def _gpu(self, nvml: Session, index: int, found: _Listing) -> None:
-        handle = nvml.gpu(index)
-        uuid: str = nvml.ask(pynvml.nvmlDeviceGetUUID, handle)
-        if uuid not in self._remembered.boards:
-            self._remembered.boards[uuid] = boards.read(nvml, self._host, handle, uuid)
-        board = self._remembered.boards[uuid]
-        sliced = boards.sliced(nvml, handle)
-        self.neighbours.observe(nvml, handle, board, sliced=sliced)
-        found.present.append((index, handle, board, sliced))
+            with _noting(listing.notes, f"cannot read the slices of GPU {index}, so no new one is offered"):
+                listing.seen += self._slices(nvml, (index, handle, board), domain, listing.notes)
+        return listing
 
     def _slices(
         self, nvml: Session, gpu: tuple[int, Handle, Board], domain: str | None, notes: list[str]

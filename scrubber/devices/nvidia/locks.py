@@ -55,8 +55,11 @@ def _claimed(path: Path, *, shared: bool) -> Iterator[int]:
     except OSError as error:
         raise DeviceError(f"cannot lock {path}: {error.strerror}") from error
     try:
-        if not _taken(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-            raise NotNowError(f"a reset of it is still under way: another process holds {path}")
+        until = time.monotonic() + _CHECK_SECONDS
+        while not _locked(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            if time.monotonic() >= until:
+                raise NotNowError(f"a reset of it is still under way: another process holds {path}")
+            time.sleep(_POLL_SECONDS)
         yield descriptor
     finally:
         os.close(descriptor)  # not unlocked: a tool that cannot be killed keeps the lock
@@ -91,15 +94,6 @@ def wait(folder: Path, within: float) -> bool:
             time.sleep(_CHECK_SECONDS)
     except DeviceError:
         return False
-    return True
-
-
-def _taken(descriptor: int, path: Path, how: int) -> bool:
-    until = time.monotonic() + _CHECK_SECONDS
-    while not _locked(descriptor, path, how):
-        if time.monotonic() >= until:
-            return False
-        time.sleep(_POLL_SECONDS)
     return True
 
 

@@ -125,14 +125,12 @@ class Neighbours:
         switches = any(known.links.switched for known in self._known.values())
         domain = reset_domain(board.architecture, island, switches=switches)
         if domain is not None and board.uuid not in self._domains:
-            self._domains[board.uuid] = self._name_of_island(board.uuid, domain)
+            # GPUs of the same island may have a domain name already.
+            islands = self.islands()
+            own = islands.get(board.uuid)
+            others = sorted(other for other in self._domains if own is not None and islands.get(other) == own)
+            self._domains[board.uuid] = self._domains[others[0]] if others else domain
         return self._domains.get(board.uuid)
-
-    def _name_of_island(self, gpu: str, domain: str) -> str:
-        """The domain name that GPUs of the same island have already, or ``domain``."""
-        islands = self.islands()
-        others = sorted(other for other in self._domains if gpu in islands and islands.get(other) == islands[gpu])
-        return self._domains[others[0]] if others else domain
 
     def down_with(self, gpu: str) -> frozenset[str]:
         """Every GPU that a reset of it takes down, itself included, and the name of the domain."""

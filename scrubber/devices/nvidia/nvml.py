@@ -151,7 +151,11 @@ class Library:
                 raise DriverClosedError("the driver is not asked while a device is being reset")
             self._active.append(threading.current_thread().name)
         try:
-            self._make_ready()
+            with self._opening:
+                # If the driver was unloaded, close NVML first, unless another session is active. A new one waits here.
+                if self._broken and len(self._active) == 1:
+                    self._close()
+                self._open_it()
             if not self.wait_until_set_up(SOON) and time.monotonic() < self._opened_at + SET_UP_WITHIN:
                 raise DriverOpeningError("the driver sets up its GPUs; it is asked as soon as each GPU has answered")
             yield Session(self, self._openings)
@@ -203,13 +207,6 @@ class Library:
     def renew(self) -> None:
         """Open NVML again as soon as no session is active: an open NVML does not see a device that returns."""
         self._broken = True
-
-    def _make_ready(self) -> None:
-        """Open NVML. If the driver was unloaded, close NVML first, unless another session is active."""
-        with self._opening:
-            if self._broken and len(self._active) == 1:  # a new session waits for this lock
-                self._close()
-            self._open_it()
 
     def _open_it(self) -> None:
         if self._open:

@@ -136,7 +136,8 @@ def _fabric(session: Session, target: ResetTarget) -> str | None:
         return None
     if not target.function.exists():
         return f"it is unknown whether NVSwitches connect it: mount the node's {target.place.host.sys_pci}"
-    if not _has_switches(target.place.host):
+    functions = target.place.host.sys_pci.glob("*")  # also of NVSwitches whose links are down
+    if not any(_read(at / "vendor") == _NVIDIA and _read(at / "class").startswith(_OTHER_BRIDGE) for at in functions):
         return None
     if target.daemon_runs is None:
         return "NVSwitches connect it and it is unknown whether the fabric manager runs: reboot the node instead"
@@ -156,12 +157,6 @@ def _model(target: ResetTarget) -> str | None:
     if (_read(target.function / "vendor"), _read(target.function / "device")) != (_NVIDIA, _TESLA_T4):
         return None
     return "a Tesla T4 has no function-level reset: reboot the node instead"
-
-
-def _has_switches(host: Host) -> bool:
-    """Whether this node has NVSwitches, also while their links are down."""
-    functions = host.sys_pci.glob("*")
-    return any(_read(at / "vendor") == _NVIDIA and _read(at / "class").startswith(_OTHER_BRIDGE) for at in functions)
 
 
 def _read(path: Path) -> str:

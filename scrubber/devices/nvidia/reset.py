@@ -94,27 +94,26 @@ def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_
             joined = unless_silent(lambda: vitals.read_fabric(session, session.handle(gpu)).joined, otherwise=False)
             before(session)
             mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
-            pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
+            # What to restore: the state now, which an operator may have chosen, and what earlier resets left.
+            persistence = mode == pynvml.NVML_FEATURE_ENABLED
+            now = PendingRestore(persistence, unless_silent(lambda: slices.layout(session, gpu), ()))
+            pending = pending_restore.merged((now, *target.place.notes.read().values()))
+            if pending:
+                target.place.notes.write(target.place.notes.file(), pending)
         try:
             _reset_closed(target, held, mode)
             wait_until_back(target, joined=joined)
         except (DeviceLostError, ResetStuckError):
             raise  # NVML cannot be asked now: the pending restore stays stored
         except DeviceError as error:
-            _restore_after(error, target, pending)
+            try:
+                _restore(target, pending)
+            except DeviceError as second:
+                raise DeviceError(f"{error}; {second}") from error
             raise
         _restore(target, pending)
         with target.library.session() as session:
             after(session)
-
-
-def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) -> PendingRestore:
-    """Store and return what to restore: the state now, which an operator may have chosen, plus earlier restores."""
-    now = PendingRestore(persistence, unless_silent(lambda: slices.layout(session, target.place.gpu), ()))
-    pending = pending_restore.merged((now, *target.place.notes.read().values()))
-    if pending:
-        target.place.notes.write(target.place.notes.file(), pending)
-    return pending
 
 
 def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> None:
@@ -124,22 +123,14 @@ def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> None:
             pending_restore.persist(session, target.place.gpu, pynvml.NVML_FEATURE_DISABLED)
     target.library.release_driver()
     try:
-        # The persistence daemon gets a moment to close the GPU.
-        if fault := _wait_for_none(lambda: preconditions.open_holders(target.holders()), target.patience.leaving):
-            raise NotNowError(f"cannot reset: {fault}")
+        until = monotonic() + target.patience.leaving  # the persistence daemon gets a moment to close the GPU
+        while (fault := preconditions.open_holders(target.holders())) is not None:
+            if monotonic() >= until:
+                raise NotNowError(f"cannot reset: {fault}")
+            sleep(_POLL_SECONDS)
         run_tool(target.place.gpu, target.patience.tool, *held)
     finally:
         target.library.reacquire_driver()
-
-
-def _wait_for_none(check: Callable[[], str | None], within: float) -> str | None:
-    """Poll until ``check`` finds no fault; the fault after the time limit."""
-    until = monotonic() + within
-    while (fault := check()) is not None:
-        if monotonic() >= until:
-            break
-        sleep(_POLL_SECONDS)
-    return fault
 
 
 def _restore(target: ResetTarget, pending: PendingRestore) -> None:
@@ -153,14 +144,6 @@ def _restore(target: ResetTarget, pending: PendingRestore) -> None:
     except DeviceError as error:
         raise DeviceError(f"cannot reset: {error}") from error
     target.place.notes.drop(target.place.notes.read())
-
-
-def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRestore) -> None:
-    """Restore after a failed reset; if this fails as well, raise both errors."""
-    try:
-        _restore(target, pending)
-    except DeviceError as second:
-        raise DeviceError(f"{error}; {second}") from error
 
 
 def wait_until_back(target: ResetTarget, *, joined: bool) -> None:
@@ -239,15 +222,15 @@ def run_tool(uuid: str, within: float, *held: int) -> None:
     except OSError as error:
         raise NotNowError(f"{_FAILED}: it cannot be started ({error.strerror})") from error
     try:
-        said, _ = process.communicate(timeout=within)
+        output, _ = process.communicate(timeout=within)
     except subprocess.TimeoutExpired:
         _kill(process, within)
-    check(process.returncode, said.decode(errors="replace"))
+    check(process.returncode, output.decode(errors="replace"))
 
 
-def check(status: int, said: str) -> None:
+def check(status: int, output: str) -> None:
     """Raise what exit status and output mean. The output alone can say in use; a reset needs both."""
-    words = said.lower()
+    words = output.lower()
     if any(fragment in words for fragment in _IN_USE):
         why = "the driver knows a client that no observation shows: find it, or reboot the node"
         raise NotNowError(f"{_FAILED}: {why}")
@@ -257,13 +240,10 @@ def check(status: int, said: str) -> None:
         raise NotNowError(f"{_FAILED}: it takes root and CAP_SYS_ADMIN")
     if status == _STATUS_UNSUPPORTED or any(fragment in words for fragment in _UNSUPPORTED):
         raise NotNowError(f"{_FAILED}: it says that this device cannot be reset")
-    raise DeviceError(f"{_FAILED}: {_failure(status, said)}")
-
-
-def _failure(status: int, said: str) -> str:
     meaning = f" ({_STATUSES[status]})" if status in _STATUSES else ""
-    printable = "".join(letter if letter.isprintable() else " " for letter in said)
-    return f"it ended with status {status}{meaning}: {' '.join(printable.split())[:_LONGEST] or 'it said nothing'}"
+    printable = "".join(letter if letter.isprintable() else " " for letter in output)
+    output = " ".join(printable.split())[:_LONGEST] or "it said nothing"
+    raise DeviceError(f"{_FAILED}: it ended with status {status}{meaning}: {output}")
 
 
 def _kill(process: subprocess.Popen[bytes], within: float) -> NoReturn:

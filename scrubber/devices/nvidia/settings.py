@@ -37,10 +37,6 @@ def on_or_off(value: object) -> str:
     return "on" if value else "off"
 
 
-def _no_default(_session: Session, _device: Handle) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Knob:
     """One setting. ``read`` and ``default`` return None if the device has none."""
@@ -48,7 +44,7 @@ class Knob:
     name: str
     read: Read
     write: Callable[[Session, Handle, Any], None]
-    default: Read = _no_default
+    default: Read = lambda _session, _device: None
     word: Callable[[Any], str] = on_or_off
     in_force: Read | None = None  # for settings that change at the next reset
 

@@ -55,9 +55,20 @@ def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[
 
     A slice that cannot be read ends the listing with an error: it may share the memory of any other slice.
     """
-    found = [(_place(nvml, handle, number), handle) for number, handle in _numbered(nvml, gpu, nvml.ask)]
-    slices_of_instance = Counter(place.gpu_instance for place, _ in found)
-    for place, handle in found:
+    placed = [
+        (
+            Placement(
+                uuid=nvml.ask(pynvml.nvmlDeviceGetUUID, handle),
+                number=number,
+                gpu_instance=nvml.ask(pynvml.nvmlDeviceGetGpuInstanceId, handle),
+                compute_instance=nvml.ask(pynvml.nvmlDeviceGetComputeInstanceId, handle),
+            ),
+            handle,
+        )
+        for number, handle in _numbered(nvml, gpu, nvml.ask)
+    ]
+    slices_of_instance = Counter(place.gpu_instance for place, _ in placed)
+    for place, handle in placed:
         if slices_of_instance[place.gpu_instance] == 1:
             yield place, handle
         else:
@@ -93,15 +104,6 @@ def _numbered(nvml: Session, gpu: Handle, ask: Callable[..., Any]) -> Iterator[t
         yield number, found
 
 
-def _place(nvml: Session, handle: Handle, number: int) -> Placement:
-    return Placement(
-        uuid=nvml.ask(pynvml.nvmlDeviceGetUUID, handle),
-        number=number,
-        gpu_instance=nvml.ask(pynvml.nvmlDeviceGetGpuInstanceId, handle),
-        compute_instance=nvml.ask(pynvml.nvmlDeviceGetComputeInstanceId, handle),
-    )
-
-
 def _capability(file: Path) -> int:
     try:
         found = _MINOR.search(file.read_text())
@@ -126,20 +128,15 @@ def _attributes(nvml: Session, gpu: Handle, place: Placement) -> str:
     info = None if instance is None else nvml.ask_optional(pynvml.nvmlGpuInstanceGetInfo, instance)
     if info is None:
         return ""
-    names = (name for number, name in _profiles(nvml, gpu) if number == info.profileId)
-    found = _PROFILE.search(next(names, ""))
-    return found[2] if found else ""
-
-
-def _profiles(nvml: Session, gpu: Handle) -> Iterator[tuple[int, str]]:
-    """The GPU instance profiles of a GPU: number and name."""
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             profile = nvml.ask_optional(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number)
         except ArgumentError:
             continue  # this driver has fewer profiles
-        if profile is not None:
-            yield profile.id, profile.name
+        if profile is not None and profile.id == info.profileId:
+            match = _PROFILE.search(profile.name)
+            return match[2] if match else ""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +200,14 @@ def lay_out(session: Session, gpu: str, target: Layout) -> None:
 def _instance(session: Session, device: Handle, number: int, slices: Iterable[Handle]) -> Instance:
     instance = session.ask(pynvml.nvmlDeviceGetGpuInstanceById, device, number)
     info = session.ask(pynvml.nvmlGpuInstanceGetInfo, instance)
-    parts = tuple(_part(session, instance, one) for one in slices)
-    return Instance(info.profileId, info.placement.start, info.placement.size, parts)
-
-
-def _part(session: Session, instance: Handle, slice_: Handle) -> Part:
-    number = session.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
-    part = session.ask(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, number)
-    info = session.ask(pynvml.nvmlComputeInstanceGetInfo_v2, part)
-    uuid = session.ask(pynvml.nvmlDeviceGetUUID, slice_)
-    return Part(uuid, info.profileId, info.placement.start, info.placement.size)
+    parts = []
+    for slice_ in slices:
+        part_number = session.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
+        part = session.ask(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, part_number)
+        own = session.ask(pynvml.nvmlComputeInstanceGetInfo_v2, part)
+        uuid = session.ask(pynvml.nvmlDeviceGetUUID, slice_)
+        parts.append(Part(uuid, own.profileId, own.placement.start, own.placement.size))
+    return Instance(info.profileId, info.placement.start, info.placement.size, tuple(parts))
 
 
 def _without_parts(session: Session, device: Handle, one: Instance) -> Handle | None:

@@ -23,7 +23,12 @@ def main(memory: str, chip: str, manner: str, *offsets: str) -> None:
     for offset in offsets:
         if os.pwrite(handle, secret, int(offset)) != len(secret):
             raise OSError(f"cannot write {len(secret)} bytes at offset {offset}")
-    _leave_on(chip, secret)
+    on_chip = os.open(chip, os.O_RDWR | os.O_CLOEXEC)
+    size = os.fstat(on_chip).st_size
+    data = secret[: size // 2]
+    os.pwrite(on_chip, data, 0)
+    os.pwrite(on_chip, data, size - len(data))
+    os.close(on_chip)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.write(1, f"{os.getpid()}\n".encode())
@@ -31,15 +36,6 @@ def main(memory: str, chip: str, manner: str, *offsets: str) -> None:
     os.dup2(nowhere, 2)
     while True:
         signal.pause()
-
-
-def _leave_on(chip: str, secret: bytes) -> None:
-    handle = os.open(chip, os.O_RDWR | os.O_CLOEXEC)
-    size = os.fstat(handle).st_size
-    data = secret[: size // 2]
-    os.pwrite(handle, data, 0)
-    os.pwrite(handle, data, size - len(data))
-    os.close(handle)
 
 
 if __name__ == "__main__":

@@ -282,19 +282,25 @@ class NvmlEvents:
             except DeviceError:
                 self._end(nvml)
                 raise
-            return () if data is None else (self._xid(nvml, current, data),)
+            if data is None:
+                return ()
+            if data.eventType != _XID:
+                return (None,)
+            place = current.places.get(_pointer(data.device)) or _place(nvml, data.device)
+            instance = None if data.gpuInstanceId == _NO_INSTANCE else data.gpuInstanceId
+            return (GpuError(place, data.eventData, instance),)
 
     def _begin(self, nvml: Session) -> _EventSet:
-        found = self._set
-        if found is None or found.opening != nvml.opening:  # NVML was closed, which freed the set
+        current = self._set
+        if current is None or current.opening != nvml.opening:  # NVML was closed, which freed the set
             self._set = None
-            self._set = found = _EventSet(nvml.opening, nvml.events())
-            self._register(nvml, found)
-        elif time.monotonic() > found.ask_again_at:
-            self._register(nvml, found)
-        if not found.places:
+            self._set = current = _EventSet(nvml.opening, nvml.events())
+            self._register(nvml, current)
+        elif time.monotonic() > current.ask_again_at:
+            self._register(nvml, current)
+        if not current.places:
             raise NotSupportedError("no GPU reports events")
-        return found
+        return current
 
     def _end(self, nvml: Session) -> None:
         ended, self._set = self._set, None  # even if freeing fails: the next call creates a new set
@@ -315,13 +321,6 @@ class NvmlEvents:
         for note in sorted(notes - self._logged_notes):
             logger.warning(note)
         self._logged_notes = self._logged_notes | notes if notes else frozenset()
-
-    def _xid(self, nvml: Session, current: _EventSet, data: pynvml.c_nvmlEventData_t) -> GpuError | None:
-        if data.eventType != _XID:
-            return None
-        place = current.places.get(_pointer(data.device)) or _place(nvml, data.device)
-        instance = None if data.gpuInstanceId == _NO_INSTANCE else data.gpuInstanceId
-        return GpuError(place, data.eventData, instance)
 
 
 def _add(nvml: Session, current: _EventSet, gpu: Handle) -> None:

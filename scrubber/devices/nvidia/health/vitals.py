@@ -56,7 +56,12 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         gpu = _gpu(nvml, uuid, handle)
         if gpu is handle and boards.sliced(nvml, gpu):
             return Vitals(lost=True, relaid=True), None
-        pending, failed = _remaps(nvml, gpu)
+        # Remapped rows. GPUs before Ampere retire pages instead; with MIG on, neither is reported.
+        rows = nvml.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu)
+        if rows is None:
+            pending, failed = nvml.ask_optional(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu), False
+        else:
+            _, _, pending, failed = rows
         action = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         usage = holders.read_usage(nvml, handle, is_running)
         kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
@@ -65,8 +70,8 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         found = Vitals(
             # 0 for a GPU without ECC, or with ECC off
             ecc_uncorrectable=nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0,
-            remap_pending=pending,
-            remap_failed=failed,
+            remap_pending=bool(pending),
+            remap_failed=bool(failed),
             reset_required=action not in {None, RecoveryAction.NONE, *_REBOOT},
             signs=(*reboots, *signs(gpu)),
         )
@@ -125,15 +130,6 @@ def _gpu(nvml: Session, uuid: str, handle: Handle) -> Handle:
     if not uuid.startswith(SLICE):
         return handle
     return nvml.ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
-
-
-def _remaps(nvml: Session, gpu: Handle) -> tuple[bool, bool]:
-    """Remaps pending and failed. GPUs before Ampere retire pages instead; with MIG on, neither is reported."""
-    rows = nvml.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu)
-    if rows is None:
-        return bool(nvml.ask_optional(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu)), False
-    _, _, pending, failed = rows
-    return bool(pending), bool(failed)
 
 
 def at_once(nvml: Session, gpu: Handle, links_before: frozenset[int]) -> tuple[Sign, ...]:

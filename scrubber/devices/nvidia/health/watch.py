@@ -81,7 +81,13 @@ class BestSeenFile:
         best = before.with_(seen)
         if best != before:
             self._known[gpu] = best
-            self._keep(gpu, best)
+            try:
+                private_files.make_folder(self._folder)
+                private_files.replace(self._file(gpu), strict_json.encode(_Stored(self._boot_id(), best)))
+            except OSError as error:
+                logger.warning(
+                    "cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error)
+                )
         return best
 
     def _file(self, gpu: str) -> Path:
@@ -97,13 +103,6 @@ class BestSeenFile:
             shortage.demand_none(error)  # the file is well: without its values a fault would not show
             logger.warning("cannot read the best values of a GPU: its values now count", gpu=gpu, error=str(error))
             return Best()
-
-    def _keep(self, gpu: str, best: Best) -> None:
-        try:
-            private_files.make_folder(self._folder)
-            private_files.replace(self._file(gpu), strict_json.encode(_Stored(self._boot_id(), best)))
-        except OSError as error:
-            logger.warning("cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error))
 
 
 class _GpuSigns:
@@ -126,20 +125,17 @@ class _GpuSigns:
             if self._opening != nvml.opening:  # perhaps after a reset, when links are still trained
                 self._since.pop(AilmentKind.LINKS, None)
             if self._opening != nvml.opening or now - self._read_at >= EVERY:
-                self._read(nvml, gpu, now, whole=whole)
+                self._note(AilmentKind.HEAT, now, lambda: vitals.heat(nvml, gpu))
+                self._note(AilmentKind.PCIE, now, lambda: self._pcie(nvml, gpu, now))
+                self._note(AilmentKind.SRAM, now, lambda: vitals.sram(nvml, gpu))
+                if whole:
+                    self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
+                    self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
                 self._opening, self._read_at = nvml.opening, now
             unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
             used = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
-            now, since = self._read_at, self._since
-            return tuple(sign for sign in used if now - since.get(sign.kind, now) >= LASTS[sign.kind])
-
-    def _read(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> None:
-        self._note(AilmentKind.HEAT, now, lambda: vitals.heat(nvml, gpu))
-        self._note(AilmentKind.PCIE, now, lambda: self._pcie(nvml, gpu, now))
-        self._note(AilmentKind.SRAM, now, lambda: vitals.sram(nvml, gpu))
-        if whole:
-            self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
-            self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
+            read_at, since = self._read_at, self._since
+            return tuple(sign for sign in used if read_at - since.get(sign.kind, read_at) >= LASTS[sign.kind])
 
     def _note(self, kind: AilmentKind, now: float, read: Callable[[], Sign | None]) -> None:
         try:
