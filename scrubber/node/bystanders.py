@@ -104,26 +104,20 @@ class Bystanders:
         return roots and os.path.samestat(mounts, (self._proc / "1/ns/mnt").stat()) and self._started_by_root(process)
 
     def _started_by_root(self, process: str) -> bool:
-        """Whether root started it, or its parent is root's and runs the same program.
-
-        nvidia-container-cli opens the devices in a child that has given up the rights of root.
-        """
+        """Whether it is root's, runs in its own system service, or its parent is root's and runs the same program."""
+        if _of_root(process):
+            return True
+        # nvidia-persistenced runs in the system service with the program's name.
+        service = f"/system.slice/{os.readlink(f'{process}/exe').rpartition('/')[2]}.service"  # noqa: PTH115 -- see above
+        groups = cgroups.paths(Path(f"{process}/cgroup").read_text(errors="replace"))
+        if service in {_WAY_UP.sub("", group) for group in groups}:
+            return True
+        # nvidia-container-cli opens the devices in a child that has given up the rights of root.
         parent = f"{self._proc}/{status(process).parent}"
-        return (
-            _of_root(process)
-            or _in_own_service(process)
-            or (_of_root(parent) and Path(f"{process}/exe").samefile(f"{parent}/exe"))
-        )
+        return _of_root(parent) and Path(f"{process}/exe").samefile(f"{parent}/exe")
 
 
 def _of_root(process: str) -> bool:
     """Whether its real user is root: a program with the setuid bit that a user starts is not of root."""
     user = _REAL_USER.search(Path(f"{process}/status").read_text(errors="replace"))
     return user is not None and user[1] == _ROOT
-
-
-def _in_own_service(process: str) -> bool:
-    """Whether it runs in the system service with the program's name, as nvidia-persistenced does."""
-    service = f"/system.slice/{os.readlink(f'{process}/exe').rpartition('/')[2]}.service"  # noqa: PTH115 -- see above
-    groups = cgroups.paths(Path(f"{process}/cgroup").read_text(errors="replace"))
-    return service in {_WAY_UP.sub("", group) for group in groups}

@@ -64,21 +64,18 @@ def paths(text: str) -> Iterator[str]:
 @lru_cache(4096)
 def place(text: str) -> str | None:
     """The pod or container that the text of /proc/PID/cgroup names. Cgroup v1 has a line for each hierarchy."""
-    found = [name for name in map(_place, paths(text)) if name is not None]
-    return next(filter(is_pod, found), None) or next(iter(found), None)
+    names = [name for name in map(_place, paths(text)) if name is not None]
+    return next(filter(is_pod, names), None) or next(iter(names), None)
 
 
 def _place(path: str) -> str | None:
     pod = _POD.search(path)
-    if pod is not None and _kubelets(path[: pod.start()]):
+    above = "" if pod is None else path[: pod.start()]
+    # A kubelet creates no group below a container or a user's slice.
+    if pod is not None and _USERS not in f"{above}/" and not _containers(above):
         return next(uid for uid in pod.groups() if uid is not None).replace("_", "-")
     outermost = next(iter(_containers(path)), None)
     return None if outermost is None else f"{CONTAINER}{outermost[:_SHOWN]}"
-
-
-def _kubelets(above: str) -> bool:
-    """Whether a kubelet may have created the groups below this path: not below a container or a user's slice."""
-    return _USERS not in f"{above}/" and not _containers(above)
 
 
 def _containers(path: str) -> list[str]:

@@ -61,23 +61,19 @@ def _is_open(path: str, beside: Beside) -> bool | None:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
             return None
         with private_files.locked(Path(path).parent, LOCKED_WITHIN):
-            return _asked(path, beside)
+            # O_NONBLOCK: do not wait for a process that has a lease, which is a holder. To read only: a tenant may
+            # have taken away the right to write.
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                held = _others_have(handle)
+                if held is not True or not beside:
+                    return held
+                identity = os.fstat(handle)
+            finally:
+                os.close(handle)
+            return _held_besides(identity, beside)
     except OSError as error:
         return _refused(error)
-
-
-def _asked(path: str, beside: Beside) -> bool | None:
-    # O_NONBLOCK: do not wait for a process that has a lease, which is a holder. To read only: a tenant may have taken
-    # away the right to write.
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        held = _others_have(handle)
-        if held is not True or not beside:
-            return held
-        identity = os.fstat(handle)
-    finally:
-        os.close(handle)
-    return _held_besides(identity, beside)
 
 
 def _others_have(handle: int) -> bool:

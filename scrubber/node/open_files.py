@@ -79,7 +79,16 @@ class Search:
             except OSError:
                 self.unknown |= {device}  # holders of a file without a known identity cannot be found
                 continue
-            self._add(device, path, found)
+            name = frozenset({device})
+            identity = _identity(found)
+            self._opened[identity] = self._opened.get(identity, _NONE) | name
+            if stat.S_ISCHR(found.st_mode):
+                self._nodes = True
+                continue
+            # By path too: overlayfs and btrfs show another device number in maps than stat does.
+            place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino}".encode()
+            for key in (place, os.fsencode(os.path.realpath(path))):
+                self._mapped[key] = self._mapped.get(key, _NONE) | name
         self.files = frozenset((device, file) for file, devices in self._opened.items() for device in devices)
 
     def held_by(self, task: str, timer: Timer, *, mapped: bool = True) -> frozenset[str]:
@@ -88,30 +97,17 @@ class Search:
         PermissionError if we may not read it, TooSlowError if that takes too long. Its open files are read first: it
         may map a file and close it meanwhile. ``mapped``: whether to read its mappings at all.
         """
-        found = self._open_in(task, timer)
-        return found | self._mapped_in(task, timer) if mapped else found
-
-    def _add(self, device: str, path: str, found: os.stat_result) -> None:
-        name = frozenset({device})
-        identity = _identity(found)
-        self._opened[identity] = self._opened.get(identity, _NONE) | name
-        if stat.S_ISCHR(found.st_mode):
-            self._nodes = True
-            return
-        # By path too: overlayfs and btrfs show another device number in maps than stat does.
-        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino}".encode()
-        for key in (place, os.fsencode(os.path.realpath(path))):
-            self._mapped[key] = self._mapped.get(key, _NONE) | name
-
-    def _open_in(self, task: str, timer: Timer) -> frozenset[str]:
+        devices = _NONE
         try:
             directory = os.open(f"{task}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except ENDED:
-            return _NONE
-        try:
-            return self._open_below(directory, timer)
-        finally:
-            os.close(directory)
+            pass  # it has no file open any more
+        else:
+            try:
+                devices = self._open_below(directory, timer)
+            finally:
+                os.close(directory)
+        return devices | self._mapped_in(task, timer) if mapped else devices
 
     def _open_below(self, directory: int, timer: Timer) -> frozenset[str]:
         devices, seen = _NONE, frozenset[str]()

@@ -122,13 +122,13 @@ class Processes:
 
     def open_states(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> dict[str, bool | None]:
         """Whether a process has each device open, as the kernel says; None if it cannot tell. No pass over /proc."""
-        return {device: self._open_state(paths, dict.fromkeys(exclude)) for device, paths in files.items()}
-
-    def _open_state(self, paths: Sequence[str], beside: open_check.Beside) -> bool | None:
-        try:
-            return self._is_open(paths, beside)
-        except open_check.RefusedError:
-            return None
+        states: dict[str, bool | None] = {}
+        for device, paths in files.items():
+            try:
+                states[device] = self._is_open(paths, dict.fromkeys(exclude))
+            except open_check.RefusedError:
+                states[device] = None
+        return states
 
     def _may_be_open(self, paths: Sequence[str], beside: open_check.Beside) -> bool:
         """Whether a process may have files open that a pass did not find open. Of device nodes, the pass tells it."""
@@ -166,10 +166,15 @@ class Processes:
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
         bystanders: dict[int, float] = {}
-        named = _by_pid({device: listed.get(device, ()) for device in files})
+        named: dict[int, frozenset[str]] = {}
+        for device in files:
+            named |= {user: named.get(user, frozenset()) | {device} for user in listed.get(device, ())}
         for pid in self._pids({os.getpid(), *exclude}):
             listing = named.get(pid, frozenset())
-            before = None if listing else _usable(earlier.get(pid), search)
+            before = None if listing else earlier.get(pid)
+            # It proves something only if it was read for all these devices, and held none of them.
+            if before is not None and (not before.files >= search.files or before.held & search.devices):
+                before = None
             if before is not None and before.ran == processor_time(pid):
                 seen[pid] = before
                 continue
@@ -304,7 +309,11 @@ class Processes:
         """The process as a holder. The state is that of the thread that holds the files."""
         process = f"{self._proc}/{pid}"
         started, state = status(process).started, status(task).state
-        return Holder(pid, started, _command(process), self._container_of(pid), state)
+        # The name alone: a command line may hold passwords, and would stay in the ledger for ever.
+        name = Path(f"{process}/comm").read_bytes().decode(errors="replace").strip()
+        # A process chooses its name: remove control characters, which would act on an operator's terminal.
+        command = "".join(letter if letter.isprintable() else "?" for letter in name)
+        return Holder(pid, started, command, self._container_of(pid), state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,24 +346,3 @@ class _Earlier:
     ran: int  # nanoseconds of processor time, before it was read: no other process with this pid has the same
     held: frozenset[str]  # devices
     files: frozenset[tuple[str, Identity]]  # that were searched for, with their devices
-
-
-def _usable(earlier: _Earlier | None, search: Search) -> _Earlier | None:
-    """What says whether the process held one of these devices, if it held none of them."""
-    if earlier is None or not earlier.files >= search.files or earlier.held & search.devices:
-        return None
-    return earlier
-
-
-def _by_pid(listed: Mapping[str, Collection[int]]) -> dict[int, frozenset[str]]:
-    found: dict[int, frozenset[str]] = {}
-    for device, users in listed.items():
-        found |= {pid: found.get(pid, frozenset()) | {device} for pid in users}
-    return found
-
-
-def _command(process: str) -> str:
-    """The name alone: a command line may hold passwords, and would stay in the ledger for ever."""
-    text = Path(f"{process}/comm").read_bytes().decode(errors="replace").strip()
-    # A process chooses its name: remove control characters, which would act on an operator's terminal.
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
