@@ -69,13 +69,22 @@ def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, 
         "lastTransitionTime": api_objects.time(proof.finished if proof is not None else written),
     }
     ready = condition | {"status": "True", "reason": "Prepared", "lastTransitionTime": api_objects.time(written)}
-    return {
+    entry: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
         "device": device.name,
         "conditions": [{"type": "Ready", **ready}, {"type": scrubbed(driver), **condition}],
-        **({"data": _proof(granted)} if proven else {}),
     }
+    if proven:
+        data: dict[str, Any] = {"receipt": granted.receipt}
+        if proof is not None:
+            data["path"] = proof.path
+            data["scrubbed"] = api_objects.time(proof.finished)
+            data["coveredBytes"] = proof.covered_bytes
+            data["allocatableBytes"] = proof.allocatable_bytes
+            data["policy"] = proof.policy
+        entry["data"] = data
+    return entry
 
 
 def with_status(claim: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -92,14 +101,3 @@ def with_status(claim: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) 
 def has_status(claim: Mapping[str, Any], driver: str) -> bool:
     """Whether the status of a claim has an entry of this driver."""
     return any(entry["driver"] == driver for entry in (claim.get("status") or {}).get("devices") or ())
-
-
-def _proof(granted: GrantedDevice) -> dict[str, Any]:
-    shown: dict[str, Any] = {"receipt": granted.receipt}
-    if proof := granted.proof:
-        shown["path"] = proof.path
-        shown["scrubbed"] = api_objects.time(proof.finished)
-        shown["coveredBytes"] = proof.covered_bytes
-        shown["allocatableBytes"] = proof.allocatable_bytes
-        shown["policy"] = proof.policy
-    return shown

@@ -73,17 +73,13 @@ class SlicePublisher:
 
     async def _write(self) -> None:
         try:
-            await self._apply()
+            if self._pool is None:
+                self._pool = Pool(self._driver, self._node, (await self._server.read()).uid)
+            wanted = self._wanted(self._pool)
+            applied = await self._server.apply_slice(wanted)
         except Failure as failure:
             self._counters.slice_written(failure)
             raise
-        self._counters.slice_written(None)
-
-    async def _apply(self) -> None:
-        if self._pool is None:
-            self._pool = Pool(self._driver, self._node, (await self._server.read()).uid)
-        wanted = self._wanted(self._pool)
-        applied = await self._server.apply_slice(wanted)
         if slices.has_taint(wanted) and not slices.has_taint(applied):
             self._taints = False
             logger.warning(
@@ -91,6 +87,7 @@ class SlicePublisher:
             )
         self._found, self._read = applied, True
         logger.info("slice", devices=len(wanted["spec"].get("devices", ())))
+        self._counters.slice_written(None)
 
     async def _follow_devices(self) -> None:
         await self._listing.until_known()

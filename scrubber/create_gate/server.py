@@ -173,19 +173,17 @@ class GateServer:
         until = loop_time() + asked.seconds * (1 - BEFORE)
         while True:
             try:
-                await self._ask(asked, op, until - loop_time())
+                within = until - loop_time()
+                if asked.claim:
+                    await self._handover.create_in_claim(asked.device, asked.claim, op, within)
+                else:
+                    await self._handover.start([asked.device], asked.pod, op=op, within=within, creating=asked.called)
             except NotReady as error:
                 if error.reason is Reason.SHUTTING_DOWN or loop_time() + PAUSE >= until:
                     raise
                 await asyncio.sleep(PAUSE)
             else:
                 return
-
-    async def _ask(self, asked: Creation, op: str, within: float) -> None:
-        if asked.claim:
-            await self._handover.create_in_claim(asked.device, asked.claim, op, within)
-        else:
-            await self._handover.start([asked.device], asked.pod, op=op, within=within, creating=asked.called)
 
 
 async def _question(reader: asyncio.StreamReader) -> Creation:

@@ -221,7 +221,13 @@ class CudaCard:
         with self._translated(f"run {program.value} on"):
             for _ in range(TRIES):
                 for unit in self._ran(program, number):
-                    seen[unit.number] = _merged(seen.get(unit.number), unit)
+                    before = seen.get(unit.number)
+                    if before is None:
+                        seen[unit.number] = unit
+                        continue
+                    # Two different digests of one multiprocessor count as one wrong word.
+                    wrong = before.wrong + unit.wrong + (before.digest != unit.digest)
+                    seen[unit.number] = Unit(unit.number, wrong, unit.digest)
                 if len(seen) >= self.units:
                     break
         return tuple(seen[number] for number in sorted(seen))
@@ -383,10 +389,3 @@ def _memory_of_host(manager: MemoryManager, *, integrated: bool, tables: bool) -
 def _plain(pci_address: str) -> str:
     """Lower case, without leading zeros of the domain, which not all tools print."""
     return pci_address.lower().lstrip("0")
-
-
-def _merged(before: Unit | None, now: Unit) -> Unit:
-    """The results of several runs on a multiprocessor; two different digests count as one wrong word."""
-    if before is None:
-        return now
-    return Unit(now.number, before.wrong + now.wrong + (before.digest != now.digest), now.digest)

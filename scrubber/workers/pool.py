@@ -175,31 +175,28 @@ class _Zygote:
         if not packet:
             self._discard("it closed its socket")
             return
-        said = strict_json.decode(wire.Packet, packet)
-        if len(files) != (said.forked is not None):
+        message = strict_json.decode(wire.Packet, packet)
+        if len(files) != (message.forked is not None):
             self._discard("a child's pidfd did not come through: too many files are open")
             return
-        if said.ready is not None:
-            self._note_ready(said.ready)
-        elif said.ended is not None:
-            pid, status = said.ended
+        if message.ready is not None:
+            seconds = round(asyncio.get_running_loop().time() - self._began, 3)
+            logger.info("zygote ready", pid=self._process.pid, cupy=message.ready.cupy, seconds=seconds)
+            if message.ready.lacks:
+                logger.error("no memory of a real GPU can be cleared", why=message.ready.lacks)
+            self._on_ready(message.ready)
+            self._ready.set_result(None)
+        elif message.ended is not None:
+            pid, status = message.ended
             self._children.pop(pid).reaped(status)
         else:
             asked, pipes = self._asked.popleft()
-            if said.forked is None:
+            if message.forked is None:
                 pipes.close()
-                asked.set_exception(BrokenError(f"cannot start a worker: {said.failed}"))
+                asked.set_exception(BrokenError(f"cannot start a worker: {message.failed}"))
                 return
-            child = self._children[said.forked] = Child(said.forked, files[0], pipes)
+            child = self._children[message.forked] = Child(message.forked, files[0], pipes)
             asked.set_result(child)
-
-    def _note_ready(self, ready: wire.Ready) -> None:
-        seconds = round(asyncio.get_running_loop().time() - self._began, 3)
-        logger.info("zygote ready", pid=self._process.pid, cupy=ready.cupy, seconds=seconds)
-        if ready.lacks:
-            logger.error("no memory of a real GPU can be cleared", why=ready.lacks)
-        self._on_ready(ready)
-        self._ready.set_result(None)
 
     def _discard(self, why: str) -> None:
         """Kill a zygote that cannot be trusted any more."""

@@ -322,7 +322,12 @@ class Worker:
 
     def _blame(self, step: Step, ending: Ending | None) -> Blame:
         """Whose fault it is that a worker ended without a report, or was killed and has not ended."""
-        if self._child.orphaned or (ending is not None and not _crashed_in_driver(ending)):
+        if self._child.orphaned:
+            return Blame.SERVICE
+        # A failure of a device arrives as a report, unless the worker crashes in the library of the driver. A worker
+        # that exits without a report has met a fault of the service or of the node: the kernel sends SIGKILL when
+        # memory is short, a device does not.
+        if ending is not None and (ending.status is None or -ending.status not in _CRASHES):
             return Blame.SERVICE
         return _blame(step)
 
@@ -331,15 +336,6 @@ def _blame(step: Step) -> Blame:
     """Whose fault it is that a step has no end."""
     # Evict waits for processes, not for the device: a process on a dead file system, for example, cannot end.
     return Blame.TENANT if step is Step.EVICT else Blame.DEVICE
-
-
-def _crashed_in_driver(ending: Ending) -> bool:
-    """Whether a worker crashed in the library of the driver.
-
-    Every other failure of a device arrives as a report. A worker that exits without a report has met a fault of the
-    service or of the node: the kernel sends SIGKILL when memory is short, a device does not.
-    """
-    return ending.status is not None and -ending.status in _CRASHES
 
 
 def _pipe(made: ExitStack) -> tuple[FileIO, FileIO]:

@@ -52,6 +52,7 @@ class Zygote:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
 
     def _turn(self) -> bool:
+        """Report the children that have ended, and answer a request; False when the service has closed the socket."""
         for ready, _ in self._poll.poll():
             if ready in self._children:
                 pid = self._children.pop(ready)
@@ -59,19 +60,14 @@ class Zygote:
                 os.close(ready)
                 _, status = os.waitpid(pid, 0)
                 self._send(wire.Packet(ended=(pid, os.waitstatus_to_exitcode(status))))
-            elif not self._answer():
+                continue
+            request, files = wire.receive(self._line, _STANDARD)
+            if not request:
                 return False
-        return True
-
-    def _answer(self) -> bool:
-        """Answer a request; False when the service has closed the socket."""
-        request, files = wire.receive(self._line, _STANDARD)
-        if not request:
-            return False
-        packet, held = self._fork(files)
-        for file in files:
-            os.close(file)  # before the answer: the service must see the end of the pipes when the child ends
-        self._send(packet, *held)
+            packet, held = self._fork(files)
+            for file in files:
+                os.close(file)  # before the answer: the service must see the end of the pipes when the child ends
+            self._send(packet, *held)
         return True
 
     def _fork(self, files: Sequence[int]) -> tuple[wire.Packet, Sequence[int]]:
@@ -85,9 +81,6 @@ class Zygote:
         if pid == 0:
             self._line.detach()  # its number becomes the stdin of the child
             _run(files, parent, self._run_child)
-        return self._hold(pid)
-
-    def _hold(self, pid: int) -> tuple[wire.Packet, Sequence[int]]:
         try:
             handle = os.pidfd_open(pid)
         except OSError as error:
@@ -139,21 +132,18 @@ def _detach(files: Sequence[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _warmed() -> wire.Ready:
-    """Load CuPy. A CuPy that cannot be loaded is reported, and steps that do not need CuPy still run."""
-    roster.load_nvidia()
-    try:
-        return wire.Ready(warmth.warm())
-    except warmth.UnusableError as error:
-        return wire.Ready(lacks=str(error))
-
-
 def main() -> NoReturn:
     """Load all modules, then serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a process that ignores SIGCHLD cannot learn how its children end
     end_with_parent()
-    ready = _warmed() if "--warm-cuda" in sys.argv else wire.Ready()
+    ready = wire.Ready()
+    if "--warm-cuda" in sys.argv:
+        roster.load_nvidia()
+        try:
+            ready = wire.Ready(warmth.warm())
+        except warmth.UnusableError as error:  # steps that do not need CuPy still run
+            ready = wire.Ready(lacks=str(error))
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise SystemExit("cannot fork workers: a library has started a thread while it was loaded")
     Zygote(worker.main).serve(ready)
