@@ -14,7 +14,7 @@ from ground.device_messages import ReportedDevice
 from ground.errors import InvalidRequest, Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.response import MOUNTED, MOUNTS, VARIABLE
-from plugin.vendor import cdi, nodes
+from plugin.vendor import cdi, device_nodes
 
 MOST = 1024  # mounts, device nodes, or CDI devices of one container: a request has at most 256 devices
 
@@ -55,12 +55,12 @@ def _check_container(
     if (count := max(len(response.mounts), len(response.devices), len(names))) > MOST:
         raise _wrong(f"it has {count} parts of one kind, and at most {MOST} are allowed")
     named = {_uuid(text, granted, on_node) for text in (*_in_variables(response), *_in_mounts(response))}
-    device_nodes = list(_device_nodes(response, granted))
+    nodes = list(_device_nodes(response, granted))
     try:
         edits = cdi.check(names, cdi_dirs, granted, on_node)
     except InvalidRequest as error:
         raise _wrong(error.message) from error
-    for way in ([{"devicenodes": device_nodes}], edits):
+    for way in ([{"devicenodes": nodes}], edits):
         named |= {device.uuid for device in granted if cdi.gives(way, device)}
     if missing := sorted({device.uuid for device in granted} - named):
         raise _wrong(f"it does not name {missing[0]}, which was granted")
@@ -95,7 +95,7 @@ def _device_nodes(
         node = {"path": each.container_path, "hostpath": each.host_path}
         if each.permissions != "rw":
             raise _wrong(f"it gives {each.container_path!r} the permissions {each.permissions!r}, and not 'rw'")
-        if why := nodes.fault(node, granted):
+        if why := device_nodes.fault(node, granted):
             raise _wrong(f"it {why}")
         yield node
 

@@ -19,7 +19,7 @@ from ground.device_messages import ReportedDevice
 from ground.documents import strict_json
 from ground.errors import InvalidRequest
 from plugin.devices import pci_bus_id
-from plugin.vendor import nodes
+from plugin.vendor import device_nodes
 
 LARGEST = 2**20  # bytes of a specification: those of NVIDIA's programs have some ten thousand
 LONGEST = 4096  # characters of a text: the longest path of the kernel
@@ -65,15 +65,15 @@ def fault(edits: Edits, taken: Collection[ReportedDevice], known: Collection[Rep
     for text in _texts(edits):
         if len(text) > LONGEST:
             return f"has a text of {len(text)} characters, and the longest allowed has {LONGEST}"
-        if found := _foreign(text, taken, words) or _foreign(nodes.shortest(text), taken, words):
+        if found := _foreign(text, taken, words) or _foreign(device_nodes.shortest(text), taken, words):
             return f"names {found}, which was not granted"
     for node in edits.get("devicenodes") or ():
-        if why := nodes.fault(node, taken):
+        if why := device_nodes.fault(node, taken):
             return why
     simulated = tuple(f"/gpu{device.index}/{file}" for device in taken for file in ("memory", "scratch"))
     for mount in edits.get("mounts") or ():
         path = str(mount.get("hostpath") or "")
-        if not (nodes.plain(path) and (_of_driver(path) or path.endswith(simulated))):
+        if not (device_nodes.plain(path) and (_of_driver(path) or path.endswith(simulated))):
             return f"mounts {path!r}, which is not a file of NVIDIA's driver"
     return ""
 

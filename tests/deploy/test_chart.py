@@ -14,7 +14,7 @@ from autoclave import cli
 from autoclave.doctor.findings import roster
 from dashboards import runbooks
 from deploy import generate, image
-from plugin.vendor import nodes
+from plugin.vendor import device_nodes
 from tests.deploy import manifests
 from tests.deploy.manifests import MATRIX
 
@@ -190,7 +190,7 @@ def test_cdi_directories_are_mounted_for_cdi_strategies_only(case):
 
 def test_the_plugin_in_front_sees_which_device_a_node_opens():
     mounts = {it["name"]: it["mountPath"] for it in manifests.container("plugin in front", "plugin")["volumeMounts"]}
-    assert Path(mounts["host-dev"], "..").resolve() in nodes.HOSTS
+    assert Path(mounts["host-dev"], "..").resolve() in device_nodes.HOSTS
     assert "host-dev" not in {it["name"] for it in manifests.container("default", "plugin")["volumeMounts"]}
 
 

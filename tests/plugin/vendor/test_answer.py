@@ -13,7 +13,7 @@ import pytest
 from ground.device_messages import ReportedDevice
 from ground.errors import Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.vendor import answer, nodes
+from plugin.vendor import answer, device_nodes
 
 RECORDED = json.loads(Path(__file__).with_name("nvidia_answers.json").read_text())
 KIND = "k8s.device-plugin.nvidia.com"
@@ -53,8 +53,8 @@ def cdi_dir(tmp_path, monkeypatch):
     for device, numbers in ((GRANTED, "0"), (OTHER, "1")):
         for name in (f"card{numbers}", f"renderD12{8 + int(numbers)}"):
             (tmp_path / f"pci/0000:{device.index + 1}b:00.0/drm/{name}").mkdir(parents=True)
-    monkeypatch.setattr(nodes, "DRIVERS", tmp_path / "devices")
-    monkeypatch.setattr(nodes, "PCI", tmp_path / "pci")
+    monkeypatch.setattr(device_nodes, "DRIVERS", tmp_path / "devices")
+    monkeypatch.setattr(device_nodes, "PCI", tmp_path / "pci")
     folder = tmp_path / "cdi"
     folder.mkdir()
     for files in RECORDED["specifications"].values():
@@ -229,7 +229,7 @@ def test_a_specification_of_another_form_is_refused(edits, why, cdi_dir):
 @pytest.mark.parametrize("way", ["deviceNodes", "devices"])
 def test_a_link_to_another_device_is_refused(way, in_pod, cdi_dir, tmp_path, monkeypatch):
     """Container runtimes follow links. Here the link leads to /dev/null."""
-    monkeypatch.setattr(nodes, "HOSTS", (tmp_path / "empty", tmp_path if in_pod else Path("/")))
+    monkeypatch.setattr(device_nodes, "HOSTS", (tmp_path / "empty", tmp_path if in_pod else Path("/")))
     host = "/dev/nvidia0" if in_pod else f"{tmp_path}/dev/nvidia0"
     answers = {
         "deviceNodes": described(cdi_dir, deviceNodes=[MINE | {"hostPath": host}]),
