@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from scrubber.core import ailments, leftover, ownership, pauses
 from scrubber.core import events as ev
@@ -224,15 +225,15 @@ def guard(record: Record, event: ev.Event) -> None:
             _demand(
                 ownership.legal(record.owner, owner), "nothing that can be found out leads from its owner to this one"
             )
-        case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.Released() | ev.Soiled():
-            pass
         case ev.QuarantineWithdrawn():
             asked = record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR
             _demand(asked, "no operator has asked for its quarantine")
+        case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.Released() | ev.Soiled() | ev.PastGate():
+            pass
         case ev.ProbationStarted() | ev.AilmentFound() | ev.Quarantined() | ev.ErrorsNoted() | ev.Reinstated():
             pass
-        case ev.PastGate():
-            pass
+        case _:
+            assert_never(event)
 
 
 def _demand_job(record: Record, job: str) -> None:
