@@ -80,9 +80,14 @@ def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Pla
     model: str = nvml.ask(pynvml.nvmlDeviceGetName, handle)
     instance = host.proc_driver / f"capabilities/gpu{board.minor}/mig/gi{place.gpu_instance}"
     access = instance / "access", instance / f"ci{place.compute_instance}/access"
+    match = _PROFILE.search(model)
+    if match is None:
+        raise DeviceError(f"cannot tell the MIG profile of {model!r}")
+    size, attributes = match.groups()  # of a name such as "NVIDIA H200 MIG 1g.18gb"
+    profile = f"{size}{attributes or _attributes(nvml, gpu, place)}"
     return Partition(
         model=model,
-        resource=f"nvidia.com/mig-{_profile(nvml, gpu, place, model).replace('+', '.')}",
+        resource=f"nvidia.com/mig-{profile.replace('+', '.')}",
         memory_bytes=boards.memory(nvml, handle).total,
         nodes=tuple(f"nvidia-caps/nvidia-cap{_capability(file)}" for file in access),
         access=access,
@@ -114,16 +119,8 @@ def _capability(file: Path) -> int:
     return int(found[1])
 
 
-def _profile(nvml: Session, gpu: Handle, place: Placement, model: str) -> str:
-    """The profile from a name such as "NVIDIA H200 MIG 1g.18gb"; attributes may come from the GPU instance."""
-    found = _PROFILE.search(model)
-    if found is None:
-        raise DeviceError(f"cannot tell the MIG profile of {model!r}")
-    size, attributes = found.groups()
-    return f"{size}{attributes or _attributes(nvml, gpu, place)}"
-
-
 def _attributes(nvml: Session, gpu: Handle, place: Placement) -> str:
+    """The attributes of the profile of a slice's GPU instance, for a name of the slice that has none."""
     instance = nvml.ask_optional(pynvml.nvmlDeviceGetGpuInstanceById, gpu, place.gpu_instance)
     info = None if instance is None else nvml.ask_optional(pynvml.nvmlGpuInstanceGetInfo, instance)
     if info is None:
@@ -165,10 +162,22 @@ Layout = tuple[Instance, ...]
 def layout(session: Session, gpu: str) -> Layout:
     """The layout now, without GPU instances that have no part, because they are not devices."""
     device = session.handle(gpu)
-    found: dict[int, list[Handle]] = {}
+    by_instance: dict[int, list[Handle]] = {}
     for _, slice_ in _numbered(session, device, session.ask_optional):
-        found.setdefault(session.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_), []).append(slice_)
-    return tuple(_instance(session, device, number, parts) for number, parts in sorted(found.items()))
+        by_instance.setdefault(session.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_), []).append(slice_)
+    instances = []
+    for number, slices in sorted(by_instance.items()):
+        instance = session.ask(pynvml.nvmlDeviceGetGpuInstanceById, device, number)
+        whole = session.ask(pynvml.nvmlGpuInstanceGetInfo, instance)
+        parts = []
+        for slice_ in slices:
+            part_number = session.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
+            part = session.ask(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, part_number)
+            info = session.ask(pynvml.nvmlComputeInstanceGetInfo_v2, part)
+            uuid = session.ask(pynvml.nvmlDeviceGetUUID, slice_)
+            parts.append(Part(uuid, info.profileId, info.placement.start, info.placement.size))
+        instances.append(Instance(whole.profileId, whole.placement.start, whole.placement.size, tuple(parts)))
+    return tuple(instances)
 
 
 def uuids(instances: Layout) -> frozenset[str]:
@@ -195,19 +204,6 @@ def lay_out(session: Session, gpu: str, target: Layout) -> None:
             _create_parts(session, instance, absent)
     if missing := sorted(uuids(target) - uuids(layout(session, gpu))):
         raise DeviceError(f"{', '.join(missing)} did not come back: lay the slices of {gpu} out again")
-
-
-def _instance(session: Session, device: Handle, number: int, slices: Iterable[Handle]) -> Instance:
-    instance = session.ask(pynvml.nvmlDeviceGetGpuInstanceById, device, number)
-    info = session.ask(pynvml.nvmlGpuInstanceGetInfo, instance)
-    parts = []
-    for slice_ in slices:
-        part_number = session.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
-        part = session.ask(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, part_number)
-        own = session.ask(pynvml.nvmlComputeInstanceGetInfo_v2, part)
-        uuid = session.ask(pynvml.nvmlDeviceGetUUID, slice_)
-        parts.append(Part(uuid, own.profileId, own.placement.start, own.placement.size))
-    return Instance(info.profileId, info.placement.start, info.placement.size, tuple(parts))
 
 
 def _without_parts(session: Session, device: Handle, one: Instance) -> Handle | None:

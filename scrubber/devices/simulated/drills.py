@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -164,10 +165,14 @@ def zombie(root: Path, uuid: str, secret: bytes = b"") -> int:
 def release(root: Path, uuid: str) -> tuple[int, ...]:
     """End the container processes that hold a GPU, as a container runtime does; returns their pids."""
     search = Search({uuid: [str(layout.find(root, uuid).memory)]})
-    ended = tuple(pid for pid, _ in containers.members() if _holds(pid, search))
-    for pid in ended:
+    holders: list[int] = []
+    for pid, _ in containers.members():
+        with suppress(PermissionError):  # another user's process: not ours to end
+            if search.held_by(f"/proc/{pid}", Timer()):
+                holders.append(pid)
+    for pid in holders:
         _end(pid, signal.SIGTERM, lambda it: containers.of(it) is not None)
-    return ended
+    return tuple(holders)
 
 
 def kill(pid: int) -> None:
@@ -200,13 +205,6 @@ def _start(
     if not done.stdout.strip().isdigit():
         raise DeviceError(f"cannot start a process: {done.stderr.decode(errors='replace').strip() or 'no output'}")
     return int(done.stdout)
-
-
-def _holds(pid: int, search: Search) -> bool:
-    try:
-        return bool(search.held_by(f"/proc/{pid}", Timer()))
-    except PermissionError:
-        return False  # another user's process: not ours to end
 
 
 def _end(pid: int, number: signal.Signals, ours: Callable[[int], bool]) -> None:

@@ -208,12 +208,17 @@ class MemoryFile:
 
         ``then`` overwrites each chunk after the comparison.
         """
-        found: Mismatch | None = None
+        mismatch: Mismatch | None = None
         for number, chunk in self._chunks(step, then):
             expected = pattern(number, len(chunk))
-            if chunk != expected:
-                found = joined(found, _difference(number * CHUNK, expected, chunk))
-        return found
+            if chunk == expected:
+                continue
+            # Compare two long integers: a Python loop over the bytes takes a second for each bad chunk.
+            wrong = (int.from_bytes(expected) ^ int.from_bytes(chunk)).to_bytes(len(chunk))
+            first = len(chunk) - len(wrong.lstrip(b"\0"))
+            bad_bytes = len(chunk) - wrong.count(0)
+            mismatch = joined(mismatch, Mismatch(number * CHUNK + first, expected[first], chunk[first], bad_bytes))
+        return mismatch
 
     def write_and_compare(self, pattern: Pattern, step: Step) -> Mismatch | None:
         """Write a pattern to all memory and read it back."""
@@ -248,18 +253,13 @@ class MemoryFile:
     def _write(self, offset: int, data: memoryview) -> None:
         if not self.writes:
             return
-        if os.pwrite(self.handle, self._as_held(offset, data), offset) != len(data):
+        held: memoryview | bytearray = data
+        if stuck := [bit for bit in self.stuck_bits if offset <= bit.offset < offset + len(data)]:
+            held = bytearray(data)  # the cells hold the data with the stuck bits set
+            for bit in stuck:
+                held[bit.offset - offset] |= 1 << bit.bit
+        if os.pwrite(self.handle, held, offset) != len(data):
             raise DeviceError(f"cannot write memory at offset {offset}: only a part was written")
-
-    def _as_held(self, offset: int, data: memoryview) -> memoryview | bytearray:
-        """The data that the cells hold after a write: the data with the stuck bits set."""
-        stuck = [bit for bit in self.stuck_bits if offset <= bit.offset < offset + len(data)]
-        if not stuck:
-            return data
-        held = bytearray(data)
-        for bit in stuck:
-            held[bit.offset - offset] |= 1 << bit.bit
-        return held
 
 
 @contextmanager
@@ -277,14 +277,6 @@ def opened_memory(place: GpuFiles, stuck_bits: tuple[StuckBit, ...], *, writes: 
 def _pieces(size: int) -> Iterator[tuple[int, int, int]]:
     for number, offset in enumerate(range(0, size, CHUNK)):
         yield number, offset, min(CHUNK, size - offset)
-
-
-def _difference(base: int, expected: memoryview, got: bytearray) -> Mismatch:
-    # Compare two long integers: a Python loop over the bytes takes a second for each bad chunk.
-    length = len(got)
-    wrong = (int.from_bytes(expected) ^ int.from_bytes(got)).to_bytes(length)
-    first = length - len(wrong.lstrip(b"\0"))
-    return Mismatch(base + first, expected[first], got[first], length - wrong.count(0))
 
 
 def zero(_number: int, length: int) -> memoryview:
