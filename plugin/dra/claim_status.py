@@ -64,10 +64,9 @@ class ClaimStatusWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        await RetryLoop("the status of claims", self._due, self._write, self._changed, self._pace).run()
-
-    def _due(self) -> float:
-        return 0.0 if self._waiting else NEVER
+        await RetryLoop(
+            "the status of claims", lambda: 0.0 if self._waiting else NEVER, self._write, self._changed, self._pace
+        ).run()
 
     async def _write(self) -> None:
         uid, prepared = next(iter(self._waiting.items()))

@@ -308,7 +308,11 @@ class CudaCard:
         if (ran := sum(rounds for _, rounds, _, _, _ in reports)) != self.units:
             ended = f"{ran} of {self.units} blocks came to their end"
             raise CudaError(f"cannot run {program.value} on {self.name}: {ended}")
-        due = self._due(program)
+        due = None  # the number of words that a block must read back, by the memory that it was granted
+        if program is KernelProgram.SCRATCH:
+            due = _TWICE * self._granted[program] // _WORD
+        elif program is KernelProgram.REGISTERS:
+            due = _TWICE * _KEPT * THREADS
         for place, rounds, _, _, compared in reports:
             if due is not None and compared != rounds * due:
                 counted = f"{compared} of {rounds * due} words were read back from multiprocessor {place}"
@@ -327,12 +331,6 @@ class CudaCard:
             self._launch(program, words, smaller)
         else:
             self._granted[program] = size
-
-    def _due(self, program: KernelProgram) -> int | None:
-        """The number of words that a block must read back, by the memory that it was granted; None: unknown."""
-        if program is KernelProgram.SCRATCH:
-            return _TWICE * self._granted[program] // _WORD
-        return _TWICE * _KEPT * THREADS if program is KernelProgram.REGISTERS else None
 
     def _kernel(self, name: str) -> Kernel:
         """Get a kernel when it is first used: the driver loads it then, which takes memory."""

@@ -133,15 +133,20 @@ class Containers:
         None proves nothing: the kubelet may create its groups at an unusual place. ``living`` goes through all
         processes.
         """
-        found: list[tuple[float, int]] = []
-        for pid in (pid for group in self._groups_of(pod) for pid in _processes(group)):
-            process = f"{self._proc}/{pid}"
+        members: list[tuple[float, int]] = []
+        for group in self._groups_of(pod):
             try:
-                if self.of(pid) == pod and runs(process):
-                    found.append((status(process).started, pid))
-            except (BlindError, *ENDED):
-                continue
-        return min(found)[1] if found else None
+                listed = [int(pid) for pid in Path(group, "cgroup.procs").read_text().split()]
+            except OSError:
+                continue  # the group was removed
+            for pid in listed:
+                process = f"{self._proc}/{pid}"
+                try:
+                    if self.of(pid) == pod and runs(process):
+                        members.append((status(process).started, pid))
+                except (BlindError, *ENDED):
+                    continue
+        return min(members)[1] if members else None
 
     def has_group(self, pod: str) -> bool:
         """Whether the pod has a control group at a usual place, or had one in which a process was found."""
@@ -188,14 +193,6 @@ def runs(process: str) -> bool:
         except ENDED:
             continue
     return False
-
-
-def _processes(group: str) -> list[int]:
-    """The processes of a control group; none if it was removed."""
-    try:
-        return [int(pid) for pid in Path(group, "cgroup.procs").read_text().split()]
-    except OSError:
-        return []
 
 
 def threads(process: str) -> list[str]:
