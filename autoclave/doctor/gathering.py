@@ -25,7 +25,7 @@ from plugin.dra import slices
 from plugin.dra.slices import Pool
 from plugin.registration import sockets
 from scrubber.core import views
-from scrubber.cuda import images, warmth
+from scrubber.cuda import cupy_loading, images
 from scrubber.node import checkpoint
 
 PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host
@@ -60,7 +60,7 @@ def gather(
         libraries=posture.libraries(host_root),
         options=posture.options(host_root),
         shared_with_guests=posture.shared_with_guests(host_root),
-        cupy=base.Python(sys.executable, warmth.missing() or "", warmth.installed()),
+        cupy=base.Python(sys.executable, cupy_loading.missing() or "", cupy_loading.installed()),
         kernels=bool(images.present()),
         mps=process_facts.mps(PROC),
         persistenced=posture.persistenced(host_root),

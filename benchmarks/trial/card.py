@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.trial.driver import MeasuringDriver
-from scrubber.cuda import device, memory, warmth
+from scrubber.cuda import cupy_loading, device, memory
 from scrubber.cuda.card import Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.coverage import Account
 from scrubber.cuda.device import KERNELS, CudaCard
@@ -159,7 +159,7 @@ def opened(where: Where) -> MeasuredCard:
 def opened_as(kind: type[C], where: Where) -> C:
     """The same, with a card of this kind."""
     device.only(where.uuid)
-    card = kind(MeasuringDriver(warmth.load()), where.uuid, where.limit)
+    card = kind(MeasuringDriver(cupy_loading.load()), where.uuid, where.limit)
     card.begin(where.pci_address, manager=target(where).host.memory_manager(where.pci_address))
     card.ready()
     card.runs = 0  # without the runs that loaded the programs

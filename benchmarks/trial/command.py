@@ -38,7 +38,7 @@ from benchmarks.trial.idle import Idle, InUse
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, time_for
 from benchmarks.trial.records import Records
 from benchmarks.trial.running import run
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
@@ -100,7 +100,7 @@ def _records(options: argparse.Namespace, about: dict[str, object]) -> Records:
 
 
 def _idle_one(idle: Idle, name: str) -> Board:
-    if (lacks := warmth.missing()) is not None:
+    if (lacks := cupy_loading.missing()) is not None:
         raise DeviceError(lacks)
     board = idle.board(name)
     idle.expect_nobody(board)

@@ -14,7 +14,7 @@ from benchmarks.trial import needs
 from benchmarks.trial.card import Where
 from benchmarks.trial.driver import MeasuringDriver
 from benchmarks.trial.figures import Measured, Unproven, remark
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 
 OURS = ("autoclave.__main__", "scrubber.daemon", "scrubber.workers.zygote", "tests.gpu.inside")
 PROGRAMS = ("ncu", "compute-sanitizer", "cuobjdump")
@@ -44,7 +44,7 @@ def pidfd_refused() -> str | None:
 
 def _cupy() -> str:
     """CuPy with the CUDA that it was built for and the newest that the driver knows; no device is opened."""
-    cupy = warmth.load()
+    cupy = cupy_loading.load()
     built, knows = cupy.cuda.driver.get_build_version(), MeasuringDriver(cupy).version()
     return f"{cupy.__version__}, built for CUDA {built}, CUDA of the driver {knows}"
 

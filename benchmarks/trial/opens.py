@@ -18,7 +18,7 @@ from benchmarks.trial.card import Where
 from benchmarks.trial.driver import MeasuringDriver
 from benchmarks.trial.figures import Measured, Question, remark, rounds
 from benchmarks.trial.forks import in_a_fork
-from scrubber.cuda import device, warmth
+from scrubber.cuda import cupy_loading, device
 from scrubber.devices.nvidia.nvml import Library
 
 MOST = 3  # rounds
@@ -88,7 +88,7 @@ def _asked(where: Where) -> Times:
 
 def _started(where: Where) -> Times:
     device.only(where.uuid)
-    driver = MeasuringDriver(warmth.load())
+    driver = MeasuringDriver(cupy_loading.load())
     began = time.perf_counter()
     driver.devices()
     started = time.perf_counter()

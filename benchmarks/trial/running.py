@@ -28,7 +28,7 @@ from benchmarks.trial.card import Where
 from benchmarks.trial.figures import NotDone, Part, Unproven
 from benchmarks.trial.parts import GRACE, PARTS
 from benchmarks.trial.records import Records, Writer
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.workers.zygote import end_with_parent
 
 ROOT = Path(__file__).parents[2]
@@ -136,10 +136,10 @@ def _measure(name: str) -> None:
     where = Where(**json.load(sys.stdin))
     why, not_done, measure = "", "", PARTS[name].measure
     try:
-        warmth.warm()  # as in a worker, and in the processes that are forked from here
+        cupy_loading.warm()  # as in a worker, and in the processes that are forked from here
         for figure in measure(where):
             writer.add(figure)
-    except (Unproven, warmth.UnusableError) as error:
+    except (Unproven, cupy_loading.UnusableError) as error:
         why = str(error)
     except NotDone as error:
         not_done = str(error)

@@ -15,7 +15,7 @@ from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, unheard, zeroed
 from benchmarks.trial.figures import Measured, one, rounds
 from benchmarks.trial.forks import Fork, say
-from scrubber.cuda import device, memory, warmth
+from scrubber.cuda import cupy_loading, device, memory
 from scrubber.cuda.card import Span
 from scrubber.cuda.driver import CudaDriver
 from scrubber.cuda.memory import GpuMemory
@@ -51,7 +51,7 @@ def life(where: Where, mark: Callable[[str], None]) -> None:
     library.close()
     mark("NVML: open, read the memory in use, close")
     device.only(where.uuid)
-    driver = CudaDriver(warmth.load())
+    driver = CudaDriver(cupy_loading.load())
     mark("import of CuPy")
     driver.devices()
     mark("the driver")

@@ -1,1 +1,1 @@
-"""Code that runs only in a worker child with one GPU. The service only calls ``warmth.missing``."""
+"""Code that runs only in a worker child with one GPU. The service only calls ``cupy_loading.missing``."""

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from scrubber.core import nvidia_advice
 from scrubber.core.model import MemoryManager
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.cuda.card import (
     NOWHERE,
     CardBusyError,
@@ -126,8 +126,8 @@ def opened(uuid: str, pci_address: str, manager: MemoryManager = MemoryManager.U
 def driver_of(uuid: str) -> CudaDriver:
     """The driver; CardBusyError if its library or CuPy is missing or too old."""
     try:
-        return CudaDriver(warmth.load())
-    except warmth.UnusableError as error:
+        return CudaDriver(cupy_loading.load())
+    except cupy_loading.UnusableError as error:
         raise CardBusyError(f"cannot open {uuid}: {error}") from error
     except (OSError, AttributeError) as error:  # the library, or one of its functions, is missing
         raise CardBusyError(f"cannot open {uuid}: {error}; {_FITTING}") from error

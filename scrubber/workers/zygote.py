@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ground.documents import strict_json
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.devices import roster
 from scrubber.workers import __main__ as worker
 from scrubber.workers import wire
@@ -141,8 +141,8 @@ def main() -> NoReturn:
     if "--warm-cuda" in sys.argv:
         roster.load_nvidia()
         try:
-            ready = wire.Ready(warmth.warm())
-        except warmth.UnusableError as error:  # steps that do not need CuPy still run
+            ready = wire.Ready(cupy_loading.warm())
+        except cupy_loading.UnusableError as error:  # steps that do not need CuPy still run
             ready = wire.Ready(lacks=str(error))
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise SystemExit("cannot fork workers: a library has started a thread while it was loaded")

@@ -27,7 +27,7 @@ from demo.standins.api_server import ApiServer
 from demo.standins.holdings import DeviceHolding
 from ground import unix_sockets
 from plugin.dra import slices
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from tests.live import Service
 from tests.patience import WITHIN
 
@@ -119,7 +119,7 @@ def driven(node, monkeypatch):
     (node.root / "proc/self").symlink_to("/proc/self")
     (node.root / "proc" / str(os.getpid())).symlink_to("/proc/self")
     monkeypatch.setattr(gathering, "PROC", node.root / "proc")
-    monkeypatch.setattr(warmth, "missing", lambda: None)
+    monkeypatch.setattr(cupy_loading, "missing", lambda: None)
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
     for name, text in FILES.items():
         write(node.host / name, text)

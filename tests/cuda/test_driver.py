@@ -23,7 +23,7 @@ nvml_build, stage = fixtures.nvml_build, fixtures.stage
 
 KEY = b"k" * 16
 OF_CUPY = ("cuModuleLoad", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuLaunchKernel")
-RUNTIME = "from scrubber.cuda import warmth; warmth.load().cuda.runtime.getDeviceCount()"
+RUNTIME = "from scrubber.cuda import cupy_loading; cupy_loading.load().cuda.runtime.getDeviceCount()"
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_scrub_never_reaches_the_runtime_of_cuda(cuda, gpu):
 @pytest.mark.parametrize("home", ["/dev/null", "/", ""])
 def test_cupy_loads_without_a_home_or_threads(home):
     count = "import os; print(len(os.listdir('/proc/self/task')))"
-    program = f"from scrubber.cuda import warmth; warmth.warm(); {count}"
+    program = f"from scrubber.cuda import cupy_loading; cupy_loading.warm(); {count}"
     output = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "HOME": home}, stdout=subprocess.PIPE, text=True, check=True
     )

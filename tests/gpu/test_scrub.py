@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.trial.card import Where
 from benchmarks.trial.idle import Idle, InUse
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.boards import Board
@@ -46,7 +46,7 @@ def idle(host, library) -> Idle:
 @pytest.fixture
 def board(idle, library) -> Iterator[Board]:
     """That GPU, without a holder before and after."""
-    if (lacks := warmth.missing()) is not None:
+    if (lacks := cupy_loading.missing()) is not None:
         pytest.skip(lacks)
     try:
         found = idle.board(os.environ.get("GPU_UUID", "0"))

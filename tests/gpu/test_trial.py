@@ -329,7 +329,7 @@ def test_a_gpu_in_use_is_not_measured(stage, small, tmp_path) -> None:
 
 
 def test_without_cupy_the_trial_reports_it_and_stops(monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.setattr("scrubber.cuda.warmth.missing", lambda: "CuPy is not installed")
+    monkeypatch.setattr("scrubber.cuda.cupy_loading.missing", lambda: "CuPy is not installed")
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert command.main(["--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("cannot begin: CuPy is not installed; ")

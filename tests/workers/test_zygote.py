@@ -15,7 +15,7 @@ import pytest
 
 from ground.documents import strict_json
 from scrubber.core.model import Outcome, ScrubPath, Step
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.steps.base import Order
 from scrubber.workers import wire
 from scrubber.workers.worker import BrokenError
@@ -270,19 +270,19 @@ async def test_a_cupy_that_cannot_be_forked_ends_its_zygote(make: MakePool, cupy
 
 
 def test_a_node_without_cupy_is_reported(monkeypatch) -> None:
-    monkeypatch.setattr(warmth, "_CUPY", "no_such_package")
-    with pytest.raises(warmth.UnusableError, match=r"CuPy is not installed: install autoclave\[cuda12\]"):
-        warmth.warm()
+    monkeypatch.setattr(cupy_loading, "_CUPY", "no_such_package")
+    with pytest.raises(cupy_loading.UnusableError, match=r"CuPy is not installed: install autoclave\[cuda12\]"):
+        cupy_loading.warm()
 
 
 def test_an_empty_folder_named_cupy_is_not_cupy(monkeypatch, tmp_path: File) -> None:
     (tmp_path / "no_such_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(warmth, "_CUPY", "no_such_package")
-    assert "not installed" in str(warmth.missing())
+    monkeypatch.setattr(cupy_loading, "_CUPY", "no_such_package")
+    assert "not installed" in str(cupy_loading.missing())
     (tmp_path / "no_such_package" / "__init__.py").touch()
     importlib.invalidate_caches()
-    assert warmth.missing() is None
+    assert cupy_loading.missing() is None
 
 
 async def test_a_child_is_reaped_though_sigchld_was_ignored(make: MakePool) -> None:

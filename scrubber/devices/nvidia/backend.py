@@ -12,7 +12,7 @@ import pynvml
 
 from ground.documents import strict_json
 from scrubber.core.model import DeviceInfo, Sign, Vitals
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.cuda.images import image_for
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
 from scrubber.devices.nvidia import boards, holders, locks, pending_restore
@@ -51,7 +51,7 @@ class Nvidia:
         ``settings`` is the folder where workers store the settings that each GPU was first seen with. The folder of
         reset locks is next to it. ``whole`` says which XIDs concern every slice of a GPU, even if they name one slice.
         """
-        self._missing = warmth.missing()
+        self._missing = cupy_loading.missing()
         self._host = host
         self._containers = containers
         self._settings = settings

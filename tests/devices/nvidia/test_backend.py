@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from ground.documents import strict_json
-from scrubber.cuda import warmth
+from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
@@ -30,7 +30,7 @@ HANDLING = DeviceHandling({"compute_mode": "default"})
     ],
 )
 def test_a_gpu_too_old_for_the_kernels_is_not_scrubbed(rig, monkeypatch, major, minor, lacks) -> None:
-    monkeypatch.setattr(warmth, "missing", lambda: None)
+    monkeypatch.setattr(cupy_loading, "missing", lambda: None)
     rig.gpu(0).set({"compute.major": major, "compute.minor": minor})
     backend = rig.backend()
     old, other, *_ = backend.inventory()
@@ -38,7 +38,7 @@ def test_a_gpu_too_old_for_the_kernels_is_not_scrubbed(rig, monkeypatch, major, 
 
 
 def test_without_cupy_no_gpu_is_scrubbed(rig, monkeypatch) -> None:
-    monkeypatch.setattr(warmth, "missing", lambda: "CuPy is not installed")
+    monkeypatch.setattr(cupy_loading, "missing", lambda: "CuPy is not installed")
     backend = rig.backend()
     assert {backend.lacks(device) for device in backend.inventory()} == {"CuPy is not installed"}
 
