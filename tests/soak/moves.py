@@ -187,7 +187,7 @@ class Moves:
         device = await self._stage.settled(self._stage.uuids.index(gpu), _left_alone, NOTICED_WITHIN)
         with closing(file.connect(self._stage.ledger, "mode=ro")) as connection:
             since = {row.kind for row in file.rows(connection, before + 1) if row.device == gpu}
-        return _left_alone(device) and not {"granted", "in_use"} & since and not self._is_held(gpu)
+        return _left_alone(device) and not {"granted", "in-use"} & since and not self._is_held(gpu)
 
     def _is_held(self, gpu: str) -> bool:
         """Whether a pod has the GPU, as far as the kubelet remembers; a dead kubelet remembers nothing."""
