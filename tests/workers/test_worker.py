@@ -210,11 +210,11 @@ def printed(progress: object, report: object, end: str = "\n") -> str:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("print('hello')", "no frame"),
+        ("print('hello')", "not a frame"),
         (printed(None, None), "neither progress nor a report"),
-        (printed([1], None), "no frame"),
-        (printed(None, {}), "no frame"),
-        (printed(None, PASSED | {"outcome": "fine"}), "no frame"),
+        (printed([1], None), "not a frame"),
+        (printed(None, {}), "not a frame"),
+        (printed(None, PASSED | {"outcome": "fine"}), "not a frame"),
         (printed([1, 2], PASSED), "neither progress nor a report"),
         (printed(None, PASSED, end=""), "closed its output"),
         ("print('x' * 2**21)", "more than"),
