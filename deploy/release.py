@@ -180,8 +180,7 @@ def try_sdist(out: Path) -> None:
     """Build a wheel from the sdist: it must be the wheel of the release."""
     (wheel,) = out.glob("*.whl")
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(out / f"autoclave-{__version__}.tar.gz") as sdist:
-            sdist.extractall(folder, filter="data")
+        _run(["tar", "-xzf", out / f"autoclave-{__version__}.tar.gz", "-C", folder])
         build: Command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
         tree = Path(folder) / f"autoclave-{__version__}"
         compiler = str(ROOT / "build/nvrtc")  # the sdist has no compiled kernels: pip would fetch it
@@ -204,8 +203,7 @@ def try_chart(out: Path, repository: str) -> None:
 def try_kubectl_plugin(out: Path) -> None:
     """Unpack the plugin of kubectl, and ask for its help."""
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(out / f"kubectl-autoclave-{__version__}.tar.gz") as packed:
-            packed.extractall(folder, filter="data")
+        _run(["tar", "-xzf", out / f"kubectl-autoclave-{__version__}.tar.gz", "-C", folder])
         kubectl = Path(folder) / "kubectl"  # the plugin wants one in PATH, also for its help
         kubectl.symlink_to("/bin/true")
         path = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
