@@ -122,6 +122,9 @@ def build(folder: Path = FOLDER, *, accept: bool = False) -> None:
 
     CompilingError if they are not what the manifest says. ``accept`` writes the manifest instead.
     """
+    for image in (*folder.glob("*.cubin"), *folder.glob("*.ptx")):
+        if image.name not in {target.name for target in TARGETS}:
+            image.unlink()  # of another release: git ignores it, a wheel would carry it
     manifest = folder / MANIFEST
     if not accept and _complete(folder, json.loads(manifest.read_bytes())):
         return

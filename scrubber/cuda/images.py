@@ -29,13 +29,13 @@ def chosen(capability: tuple[int, int], names: Iterable[str]) -> str:
     major, minor = capability
     if capability < OLDEST:
         raise ValueError(f"no kernels for compute capability {major}.{minor}: Turing (7.5) or newer is needed")
-    present = set(names)
-    if not present:
-        raise ValueError("its kernels are not compiled in this checkout; run make kernels")
-    fitting = [name for lower in range(minor, -1, -1) if (name := binary(major, lower)) in present]
+    compiled = set(names)
+    if not compiled:
+        raise ValueError("the kernels are not compiled in this checkout; run make kernels")
+    fitting = [name for lower in range(minor, -1, -1) if (name := binary(major, lower)) in compiled]
     if fitting:
         return fitting[0]
-    if PORTABLE in present:
+    if PORTABLE in compiled:
         return PORTABLE
     raise ValueError(f"no kernels for compute capability {major}.{minor}: this installation lacks {PORTABLE}")
 

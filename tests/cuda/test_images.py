@@ -155,8 +155,19 @@ def test_other_images_than_those_of_the_manifest_are_not_built(folder):
     assert list(folder.glob("scrub.*")) == [folder / compile_kernels.SOURCE]
 
 
+def test_an_image_of_another_release_is_removed(folder):
+    """A wheel would carry it, and its architecture would run it."""
+    for name in MANIFEST["images"]:
+        shutil.copy(FOLDER / name, folder)
+    other = folder / binary(8, 7)
+    other.write_bytes(b"of an earlier release")
+    compile_kernels.build(folder)
+    assert not other.exists()
+    assert {path.name for path in folder.iterdir()} == {path.name for path in FOLDER.iterdir()}
+
+
 def test_a_checkout_without_images_says_how_to_compile_them():
-    with pytest.raises(ValueError, match="its kernels are not compiled in this checkout; run make kernels"):
+    with pytest.raises(ValueError, match="the kernels are not compiled in this checkout; run make kernels"):
         chosen((9, 0), [])
 
 
