@@ -37,6 +37,7 @@ class ReportedDevice:
     waits: bool = False  # a pod may be given the device before it is clean: its containers wait for the proof
     past_gate: float = 0.0  # uptime; a container lately started past the gate on it while it was not proven; 0: none
     gate: str = ""  # the CDI name that makes the container runtime ask for each container; empty: it does not ask
+    receipts: str = ""  # the node's directory with the receipt of the next hand-over; empty: containers get none
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Proof:
     covered_bytes: int
     allocatable_bytes: int
     policy: str
+    envelope: str = ""  # the receipt as a signed document; empty: not signed
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,11 @@ def last_error(run_dir: Path) -> Path:
     return run_dir / "last-error"
 
 
+def receipts(state_dir: Path) -> Path:
+    """The directory with the receipts of the present hand-overs, which containers get."""
+    return state_dir / "receipts"
+
+
 def ledger(state_dir: Path) -> Path:
     """The ledger in a state directory."""
     return state_dir / "ledger.db"

@@ -122,11 +122,14 @@ class Proof(_message.Message):
     COVERED_BYTES_FIELD_NUMBER: _builtins.int
     ALLOCATABLE_BYTES_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    ENVELOPE_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     finished: _builtins.float
     covered_bytes: _builtins.int
     allocatable_bytes: _builtins.int
     policy: _builtins.str
+    envelope: _builtins.str
+    """The receipt as a signed document (DSSE). Empty: it is not signed."""
     def __init__(
         self,
         *,
@@ -135,10 +138,11 @@ class Proof(_message.Message):
         covered_bytes: _builtins.int = ...,
         allocatable_bytes: _builtins.int = ...,
         policy: _builtins.str = ...,
+        envelope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocatable_bytes", b"allocatable_bytes", "covered_bytes", b"covered_bytes", "finished", b"finished", "path", b"path", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocatable_bytes", b"allocatable_bytes", "covered_bytes", b"covered_bytes", "envelope", b"envelope", "finished", b"finished", "path", b"path", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -363,6 +367,7 @@ class ReportedDevice(_message.Message):
     GATE_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
     PAST_GATE_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
@@ -393,6 +398,8 @@ class ReportedDevice(_message.Message):
     """Uptime in seconds: when a container started past the create gate while the device was not proven clean. 0: none
     did in the last 10 minutes.
     """
+    receipts: _builtins.str
+    """The directory of the node with the receipt of the next hand-over, for the container. Empty: it gets none."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The device nodes that belong to this device only."""
@@ -420,10 +427,11 @@ class ReportedDevice(_message.Message):
         gate: _builtins.str = ...,
         waits: _builtins.bool = ...,
         past_gate: _builtins.float = ...,
+        receipts: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "gate", b"gate", "healthy", b"healthy", "index", b"index", "island", b"island", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "nodes", b"nodes", "numa_node", b"numa_node", "owner", b"owner", "past_gate", b"past_gate", "pci_address", b"pci_address", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "gate", b"gate", "healthy", b"healthy", "index", b"index", "island", b"island", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "nodes", b"nodes", "numa_node", b"numa_node", "owner", b"owner", "past_gate", b"past_gate", "pci_address", b"pci_address", "quarantined", b"quarantined", "reason", b"reason", "receipts", b"receipts", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
@@ -747,6 +755,7 @@ class Receipt(_message.Message):
     LAST_OWNER_FIELD_NUMBER: _builtins.int
     UNSUPPORTED_FIELD_NUMBER: _builtins.int
     SHARED_UNREACHED_BYTES_FIELD_NUMBER: _builtins.int
+    SIGNED_BY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     path: _builtins.str
     finished: _builtins.float
@@ -770,6 +779,8 @@ class Receipt(_message.Message):
     """Who the device was last acquired for before this scrub. Empty after a pod, and where none was named."""
     shared_unreached_bytes: _builtins.int
     """Shared memory of the multiprocessors that the driver lets no program write. Absent if the path has no such step."""
+    signed_by: _builtins.str
+    """The id of the key that signed it. Empty: it is not signed."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]: ...
     @_builtins.property
@@ -820,10 +831,11 @@ class Receipt(_message.Message):
         last_owner: _builtins.str = ...,
         unsupported: _abc.Iterable[_builtins.str] | None = ...,
         shared_unreached_bytes: _builtins.int | None = ...,
+        signed_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_shared_unreached_bytes", b"_shared_unreached_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "searched_bytes", b"searched_bytes", "shared_unreached_bytes", b"shared_unreached_bytes", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_shared_unreached_bytes", b"_shared_unreached_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "last_owner", b"last_owner", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "shared_unreached_bytes", b"shared_unreached_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached", "unsupported", b"unsupported"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes", "_shared_unreached_bytes", b"_shared_unreached_bytes", "_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "last_owner", b"last_owner", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "searched_bytes", b"searched_bytes", "shared_unreached_bytes", b"shared_unreached_bytes", "signed_by", b"signed_by", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached", "unsupported", b"unsupported"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__searched_bytes: _TypeAlias = _typing.Literal["searched_bytes"]  # noqa: Y015
     _WhichOneofArgType__searched_bytes: _TypeAlias = _typing.Literal["_searched_bytes", b"_searched_bytes"]  # noqa: Y015

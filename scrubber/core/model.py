@@ -288,6 +288,7 @@ class Receipt(Measurements):
     previous: str | None  # digest of this device's previous receipt
     digest: str
     last_owner: str = ""  # ``Grant.owner`` of the last tenancy before the scrub
+    envelope: str = ""  # the signed document of this receipt, as others check it; empty: not signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +392,7 @@ class Record:
     handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
+    vacated: float | None = None  # wall; when the last tenancy ended: with it, the next hand-over has its id
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
     proven_at: float = 0.0  # uptime of this boot; when the last scrub that passed had finished
     past_gate: Passage | None = None  # the last container of this boot that came past the create gate

@@ -272,7 +272,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
                 last = record.owner.container
             return replace(
                 record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at), handouts=handouts,
-                last_owner=last, left_by=_left_by(record),
+                last_owner=last, left_by=_left_by(record), vacated=record.vacated if event.restart else at.wall,
             )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)

@@ -213,8 +213,8 @@ def measured(measurements: Measurements) -> dict[str, Any]:
 
 
 def digest_of(receipt: Receipt) -> str:
-    """The digest over all fields of a receipt except its id and digest."""
-    content = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
+    """The digest over all fields of a receipt except its id, the digest, and the envelope, which names the digest."""
+    content = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest", "envelope"}}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=lambda word: str(word.value))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -38,6 +38,7 @@ class ReceiptView(Measurements):
     boot_id: str
     steps: tuple[StepTime, ...]
     last_owner: str = ""  # who the device was last acquired for before this scrub; empty after a pod
+    signed_by: str = ""  # the id of the key that signed it; empty: not signed
 
 
 @dataclass(frozen=True, slots=True)
