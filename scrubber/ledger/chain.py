@@ -1,8 +1,8 @@
 """The rows of a ledger: how an event becomes text, and the hash chain that shows a changed, missing or moved row.
 
-Pure functions. Besides events the chain holds two kinds of notes: how the ledger began (which damaged ledger was set
-aside), and where older rows were folded into a snapshot. The chain alone cannot show that its last rows are missing:
-a :class:`Head` in another file shows it.
+Pure functions. Besides events the chain holds three kinds of notes: how the ledger began (which damaged ledger was set
+aside), where older rows were folded into a snapshot, and which key signs receipts from now on. The chain alone cannot
+show that its last rows are missing: a :class:`Head` in another file shows it.
 
 Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
 
@@ -58,7 +58,8 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
 KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event in CLASSES.items()})
 BEGUN = "ledger-begun"
 COMPACTED = "ledger-compacted"
-NOTES = frozenset({BEGUN, COMPACTED})
+KEY = "receipt-key"
+NOTES = frozenset({BEGUN, COMPACTED, KEY})
 STEPS = frozenset(KINDS[event] for event in events.STEPS)
 
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own

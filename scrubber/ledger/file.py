@@ -21,7 +21,7 @@ import os
 import re
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import cache
@@ -35,8 +35,10 @@ from ground.private_files import ForeignFileError
 from scrubber.core import events, states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import chain
+from scrubber.ledger import chain, tree
 from scrubber.ledger.chain import CorruptLedgerError, Fold, Head, Retention
+from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.note import Checkpoint
 
 REMEMBERED = 1_000  # rows in memory, about seventy scrubs
 AT_ONCE = 500  # rows that are in memory at once while a ledger is loaded
@@ -47,7 +49,8 @@ WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
 VERSION = 2  # of the schema and of the stored events
-SCHEMA = """
+SCHEMA = (
+    """
     CREATE TABLE entries (
         seq    INTEGER PRIMARY KEY,
         device TEXT NOT NULL,
@@ -85,6 +88,8 @@ SCHEMA = """
         digest TEXT NOT NULL
     ) STRICT;
 """
+    + tree.SCHEMA
+)
 
 _COLUMNS = ", ".join(chain.ChainRow._fields)
 _INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -94,7 +99,7 @@ _ENTRIES = _RANGE.format(columns=_COLUMNS, table="entries")
 _EVIDENCE = _RANGE.format(columns=_COLUMNS, table="evidence")
 _NEWEST = """
     SELECT {columns} FROM {table}
-    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted')
+    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted', 'receipt-key')
     AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2) AND (?7 IS NULL OR wall <= ?7)
     AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
     ORDER BY seq DESC LIMIT ?3
@@ -296,6 +301,7 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
 def insert(connection: sqlite3.Connection, new: Sequence[chain.ChainRow]) -> None:
     """Append rows."""
     connection.executemany(_INSERT, new)
+    tree.append(connection, new)
 
 
 def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[chain.ChainRow]:
@@ -416,7 +422,7 @@ def _load(connection: sqlite3.Connection, noted: Head | None, fold: Fold) -> Loa
     """All rows, folded into the records, if the chain holds. ``noted``: the newest row by the head file."""
     snapshot = _snapshot(connection)
     records, count = chain.decode_records(snapshot.records) if snapshot else (), 0
-    checked = chain.check(snapshot, rows(connection), noted)
+    checked = tree.check_leaves(connection, chain.check(snapshot, rows(connection), noted))
     recent = deque[LedgerEntry](maxlen=REMEMBERED)
     while part := tuple(islice(checked, AT_ONCE)):
         entries = chain.entries(part)
@@ -515,6 +521,29 @@ class SqliteStore:
                 insert(connection, new)
             self._acknowledge(new[-1].head if new else self.head, vouch=True)
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(new, drafts, strict=True))
+
+    def note(self, kind: str, at: Moment, body: object) -> None:
+        """Write a note to the disk."""
+        with self._ready() as connection:
+            new = chain.seal(self.head, [chain.note(kind, at, body)])
+            with transaction(connection):
+                insert(connection, new)
+            self._acknowledge(new[-1].head, vouch=True)
+
+    def last_note(self, kind: str) -> str | None:
+        """The body of the newest note of this kind."""
+        with translated("read the ledger", self._paths.database), self._read_only() as connection:
+            for table in ("entries", "evidence"):  # all evidence is older than all other rows
+                newest = f"SELECT body FROM {table} WHERE kind = ? ORDER BY seq DESC LIMIT 1"  # noqa: S608 - our own words
+                if (columns := connection.execute(newest, (kind,)).fetchone()) is not None:
+                    return _text(columns[0], None)
+        return None
+
+    def prove(self, seq: int) -> tuple[Inclusion, str]:
+        """That an acknowledged row is in the tree over all rows so far; and the row's hash."""
+        with self._ready() as connection:
+            [row] = rows(connection, seq, seq)
+            return tree.include(connection, seq, self.head.seq), row.hash
 
     def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
@@ -642,6 +671,7 @@ def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: Head) -
         return head_of(connection)  # a compaction that was completed changes no fact
     with transaction(connection):
         connection.execute("DELETE FROM entries WHERE seq > ?", (acknowledged.seq,))
+        tree.cut(connection, acknowledged.seq)
         if head_of(connection) != acknowledged:
             raise CorruptLedgerError("cannot use the ledger: another program changed it; restart the service")
     return acknowledged
@@ -778,6 +808,7 @@ class Audit:
     head: Head | None
     broken: Broken | None
     set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
+    vouched: int = 0  # up to this row the checkpoints vouch for all that ever was in the ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -796,24 +827,42 @@ class LedgerFile:
             return HistoryPage(_newest(connection, device, since, limit, window))
 
 
-def verify(path: Path) -> Audit:
-    """Check the chain, every event, the snapshot, the tail and SQLite's format, in one consistent view."""
+def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
+    """Check the chain, every event, the snapshot, the tail, the tree and SQLite's format, in one consistent view.
+
+    ``checkpoints`` that were kept elsewhere also show rows that were cut off or replaced together with all of this.
+    """
     paths = LedgerPaths(path)
-    count, head, broken = 0, None, None
+    count, head, broken, vouched = 0, None, None, 0
     try:
         noted = _noted(paths)
         with _reading(paths) as connection:
             snapshot = _snapshot(connection)
-            for row in chain.check(snapshot, rows(connection), noted):
+            for row in tree.check_leaves(connection, chain.check(snapshot, rows(connection), noted)):
                 chain.entry(row)
                 count, head = count + 1, row.head
             if snapshot is not None:
                 chain.decode_records(snapshot.records)
                 _check_evidence(connection, snapshot)
+            tree.check_nodes(connection)
+            for checkpoint in sorted(checkpoints, key=lambda each: each.size):
+                _check_against(connection, head or chain.START, vouched, checkpoint)
+                vouched = checkpoint.size
             _check_format(connection, path)
     except CorruptLedgerError as error:
         broken = Broken(error.seq, error.message)
-    return Audit(count, head, broken, paths.set_aside())
+    return Audit(count, head, broken, paths.set_aside(), vouched)
+
+
+def _check_against(connection: sqlite3.Connection, head: Head, vouched: int, checkpoint: Checkpoint) -> None:
+    """CorruptLedgerError unless the checkpoint is of this ledger. An older checkpoint vouches up to row ``vouched``."""
+    size = checkpoint.size
+    if size > head.seq:
+        gone = f"row {head.seq + 1} is missing: the checkpoint counts {size} rows, and the last one here is {head.seq}"
+        raise CorruptLedgerError(f"{gone}; rows were cut off, or an older copy was put back", head.seq + 1)
+    if tree.root(connection, size) != checkpoint.root:
+        others = f"the rows from {vouched + 1} to {size} are not those of the checkpoint of {size} rows"
+        raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
 
 def _check_evidence(connection: sqlite3.Connection, snapshot: chain.Snapshot) -> None:
@@ -823,6 +872,7 @@ def _check_evidence(connection: sqlite3.Connection, snapshot: chain.Snapshot) ->
         last = LATEST if batch is snapshot.batches[-1] else batch.cut
         kept = tuple(_evidence(connection, first, last))
         chain.check_evidence(batch, kept)
+        tree.check(connection, kept)
         chain.entries(kept)
         first = batch.cut + 1
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ground import aio, log
 from ground.aio import Changed
@@ -28,10 +28,30 @@ from scrubber.core.model import Moment, Record
 from scrubber.ledger import chain
 from scrubber.ledger.chain import KEEP_ALL, Fold, Head, Retention
 from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
+from scrubber.receipts.merkle import Inclusion
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
 """Gets the entries of each write, the record before each entry, and the seconds that the write took. Must not block."""
+
+
+class Change(NamedTuple):
+    """An event that is on the disk, and its device before and after it."""
+
+    entry: LedgerEntry
+    before: Record | None
+    after: Record
+
+
+class Witness(Protocol):
+    """Learns of each write as soon as it is on the disk, before any reader does. The ledger's own thread calls it."""
+
+    def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
+        """``prove``: that the row of this number is in the tree over all rows; and the row's hash."""
+
+    def checkpoint(self, included: Inclusion) -> None:
+        """Sign the present size and root of the tree."""
+
 
 logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
@@ -83,6 +103,9 @@ class Store(Protocol):
         before or after the compaction; both give the same records.
         """
 
+    def prove(self, seq: int) -> tuple[Inclusion, str]:
+        """That an acknowledged row is in the tree over all rows so far; and the row's hash."""
+
     def close(self) -> None:
         """Release all files and locks; may be called twice."""
 
@@ -102,6 +125,7 @@ class Ledger:
     ) -> None:
         """Load everything from the store, unless the caller passes what it has just loaded."""
         self._listener = listener
+        self.witness: Witness | None = None  # set before the first write
         self._store = store
         self._now = now
         self._keep = keep
@@ -176,12 +200,14 @@ class Ledger:
         drafts = [LedgerEntry(0, device, at, op, event) for device, event in events]
         changed: dict[str, Record] = {}
         before: list[Record | None] = []  # before each event
+        after: list[Record] = []
         for draft in drafts:
             record = changed.get(draft.device, self._records.get(draft.device))
             before.append(record)
-            changed[draft.device] = states.apply(record, draft)
+            after.append(states.apply(record, draft))
+            changed[draft.device] = after[-1]
         began = asyncio.get_running_loop().time()
-        entries = await self._write(lambda: self._store.append(drafts))
+        entries = await self._write(lambda: self._append_before_witness(drafts, before, after))
         self.fault = None  # only a successful write clears the fault: a readable ledger may still be read-only
         self._records.update(changed)
         self._recent.extend(entries)
@@ -199,6 +225,24 @@ class Ledger:
         if self._rows >= self._most:
             self._rows -= await self._write(lambda: self._store.compact(states.replay, self._keep, at, self._evidence))
         self.head = self._store.head
+
+    def _append_before_witness(
+        self, drafts: Sequence[LedgerEntry], before: Sequence[Record | None], after: Sequence[Record]
+    ) -> tuple[LedgerEntry, ...]:
+        entries = self._store.append(drafts)
+        if self.witness is not None:
+            try:
+                self.witness.recorded(tuple(map(Change, entries, before, after)), self._store.prove)
+            except Exception:  # the events are recorded: what others get to see of them must not undo that
+                logger.exception("cannot sign or hand over what was recorded")
+        return entries
+
+    async def checkpoint(self) -> None:
+        """Have the witness sign the present state of the ledger, unless the last write failed."""
+        async with self._lock:
+            witness = self.witness
+            if witness is not None and not self._stale:
+                await self._write(lambda: witness.checkpoint(self._store.prove(self._store.head.seq)[0]))
 
     async def _write(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,8 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, file
+from scrubber.ledger import chain, file, tree
+from scrubber.receipts import merkle
 
 
 class MemoryStore:
@@ -20,6 +21,7 @@ class MemoryStore:
         self._rows: tuple[chain.ChainRow, ...] = ()
         self._evidence: tuple[chain.ChainRow, ...] = ()
         self._closed = False
+        self._leaves: list[bytes] = []
 
     @property
     def head(self) -> chain.Head:
@@ -39,7 +41,7 @@ class MemoryStore:
         """As durable as memory is."""
         self._check_open()
         rows = chain.rows_after(self.head, drafts)
-        self._rows += rows
+        self._add(rows)
         return chain.entries(rows)
 
     def history(
@@ -75,8 +77,23 @@ class MemoryStore:
         kept = self._evidence + chain.evidence(folded)
         self._evidence = kept[len(kept) - sum(batch.rows for batch in snapshot.batches) :]
         note = chain.seal(self.head, [chain.compaction(at, snapshot)])
-        self._snapshot, self._rows = snapshot, self._rows[len(folded) :] + note
+        self._snapshot, self._rows = snapshot, self._rows[len(folded) :]
+        self._add(note)
         return len(folded)
+
+    def prove(self, seq: int) -> tuple[merkle.Inclusion, str]:
+        """That a row that was not folded is in the tree over all rows so far; and the row's hash."""
+        [row] = [row for row in self._rows if row.seq == seq]
+        return merkle.include(seq - 1, self.head.seq, self._node), row.hash
+
+    def _add(self, rows: tuple[chain.ChainRow, ...]) -> None:
+        self._rows += rows
+        self._leaves += [tree.leaf(row) for row in rows]
+
+    def _node(self, level: int, place: int) -> bytes:
+        if level == 0:
+            return self._leaves[place]
+        return merkle.parent(self._node(level - 1, place * 2), self._node(level - 1, place * 2 + 1))
 
     def close(self) -> None:
         """Refuse what comes later."""

@@ -190,7 +190,7 @@ def test_compaction_gives_the_space_back(ledger, path, draft):
     before = path.stat().st_size
     ledger.compact(lambda records, _: records, 0, NOW, NO_EVIDENCE)
     assert before > 500_000
-    assert path.stat().st_size < 50_000
+    assert path.stat().st_size < 50_000 + 100 * ledger.head.seq  # each row leaves its hash in the tree
 
 
 def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):

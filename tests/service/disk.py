@@ -9,6 +9,7 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ledger import chain, file
 from scrubber.ledger.ledger import Store
+from scrubber.receipts.merkle import Inclusion
 from tests.service.virtual import KilledError
 
 
@@ -76,6 +77,11 @@ class Disk:
     def heal_one(self) -> None:
         """End all faults of this disk."""
         self.full, self.failures, self.dies_after, self.fails_at = False, 0, None, None
+
+    def prove(self, seq: int) -> tuple[Inclusion, str]:
+        """That a row is in the tree over all rows so far."""
+        self._live()
+        return self.inner.prove(seq)
 
     def close(self) -> None:
         """The service closes its ledger."""

@@ -1,0 +1,126 @@
+"""Checkpoints and proofs of a log, as text. Pure.
+
+The formats are those of C2SP (c2sp.org): ``signed-note``, ``tlog-checkpoint`` and ``tlog-proof``.
+
+A checkpoint says how many rows the ledger has, and the root of its Merkle tree. Whoever holds an older checkpoint can
+show that rows were cut off or replaced since.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.signer import ReceiptError, Signer
+
+Verify = Callable[[bytes, bytes, bytes], bool]
+"""Whether a signature holds: (public key, signature, message) -> bool."""
+
+ED25519 = b"\x01"  # the type of a signature by the log itself
+PROOF = "c2sp.org/tlog-proof@v1"
+HASH_BYTES = 32
+_SIGNATURE = re.compile(r"\u2014 (\S+) ([A-Za-z0-9+/]+=*)")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of a log: who keeps it, how many entries it has, the root of its tree."""
+
+    origin: str
+    size: int
+    root: bytes
+
+    @property
+    def body(self) -> str:
+        """The text that is signed."""
+        return f"{self.origin}\n{self.size}\n{_base64(self.root)}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That an entry is in a log, with the signed checkpoint. ``extra``: what a reader must know beside the entry."""
+
+    index: int
+    hashes: tuple[bytes, ...]
+    checkpoint: str
+    extra: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """The proof as a file."""
+        extra = f"extra {_base64(self.extra)}\n" if self.extra else ""
+        hashes = "".join(f"{_base64(one)}\n" for one in self.hashes)
+        return f"{PROOF}\n{extra}index {self.index}\n{hashes}\n{self.checkpoint}"
+
+
+def sign(checkpoint: Checkpoint, signer: Signer) -> str:
+    """The checkpoint as a signed note."""
+    body, name = checkpoint.body, checkpoint.origin
+    signature = _key_hash(name, signer.public_key) + signer.sign(body.encode())
+    return f"{body}\n\u2014 {name} {_base64(signature)}\n"
+
+
+def prove(included: Inclusion, row_hash: str, checkpoint: str) -> Proof:
+    """The proof that goes with a receipt. The hash of its row, which the entry also has, is the extra."""
+    return Proof(included.index, included.hashes, checkpoint, row_hash.encode())
+
+
+def opened(note: str, keys: Collection[bytes], verify: Verify) -> Checkpoint:
+    """The checkpoint in a note that one of these keys signed; ReceiptError otherwise. Other signatures do not count."""
+    body, separated, signatures = note.rpartition("\n\n")
+    body += "\n"
+    lines = body.split("\n")
+    if not separated or len(lines) < 4 or not _NUMBER.fullmatch(lines[1]):  # noqa: PLR2004 - three lines and the end
+        raise ReceiptError("this is not a checkpoint: expected an origin, a size and a root, and then signatures")
+    checkpoint = Checkpoint(lines[0], int(lines[1]), _decoded(lines[2], "the root of a checkpoint", HASH_BYTES))
+    for line in signatures.splitlines():
+        if (found := _SIGNATURE.fullmatch(line)) is None or found[1] != checkpoint.origin:
+            continue
+        signed = _decoded(found[2], "a signature of a checkpoint")
+        for key in keys:
+            if signed[:4] == _key_hash(found[1], key) and verify(key, signed[4:], body.encode()):
+                return checkpoint
+    raise ReceiptError(f"the checkpoint of {checkpoint.origin} is not signed by the key")
+
+
+def parse_proof(text: str) -> Proof:
+    """The proof in a file; ReceiptError if it is none."""
+    head, _, checkpoint = text.partition("\n\n")
+    mark, *lines = head.split("\n")
+    extra = b""
+    if lines and lines[0].startswith("extra "):
+        extra = _decoded(lines.pop(0).removeprefix("extra "), "the extra of a proof")
+    index = lines.pop(0).removeprefix("index ") if lines else ""
+    if mark != PROOF or not _NUMBER.fullmatch(index):
+        raise ReceiptError(f"this is not a proof: expected {PROOF} and an index")
+    hashes = tuple(_decoded(line, "a hash of a proof", HASH_BYTES) for line in lines)
+    return Proof(int(index), hashes, checkpoint, extra)
+
+
+def verifier_key(name: str, public_key: bytes) -> str:
+    """The public key in the form that other tools for signed notes read."""
+    return f"{name}+{_key_hash(name, public_key).hex()}+{_base64(ED25519 + public_key)}"
+
+
+def _key_hash(name: str, public_key: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + ED25519 + public_key).digest()[:4]
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _decoded(text: str, what: str, length: int | None = None) -> bytes:
+    try:
+        value = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ReceiptError(f"{what} is not base64: {text[:80]!r}") from error
+    if length is not None and len(value) != length:
+        raise ReceiptError(f"{what} has {len(value)} bytes instead of {length}")
+    return value
