@@ -7,6 +7,7 @@ a fixed kind.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scrubber.core.model import (
     Ailment,
@@ -19,6 +20,7 @@ from scrubber.core.model import (
     Owner,
     Quarantine,
     Receipt,
+    Record,
     ScrubPath,
     Step,
     StepResult,
@@ -251,3 +253,11 @@ class LedgerEntry:
     at: Moment
     op: str
     event: Event
+
+
+class Change(NamedTuple):
+    """An event that is in the ledger, and its device before and after it."""
+
+    entry: LedgerEntry
+    before: Record | None
+    after: Record

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ground import aio, log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from scrubber.core import event_text, states
 from scrubber.core import events as ev
-from scrubber.core.events import Event, LedgerEntry
+from scrubber.core.events import Change, Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ledger import chain
 from scrubber.ledger.chain import KEEP_ALL, Fold, Head, Retention
@@ -33,14 +33,6 @@ from scrubber.receipts.merkle import Inclusion
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
 """Gets the entries of each write, the record before each entry, and the seconds that the write took. Must not block."""
-
-
-class Change(NamedTuple):
-    """An event that is on the disk, and its device before and after it."""
-
-    entry: LedgerEntry
-    before: Record | None
-    after: Record
 
 
 class Witness(Protocol):
