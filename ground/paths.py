@@ -46,6 +46,11 @@ def receipts(state_dir: Path) -> Path:
     return state_dir / "receipts"
 
 
+def receipt_key(state_dir: Path) -> Path:
+    """The directory with the key that signs receipts."""
+    return state_dir / "receipt-key"
+
+
 def ledger(state_dir: Path) -> Path:
     """The ledger in a state directory."""
     return state_dir / "ledger.db"

@@ -1,0 +1,26 @@
+"""The id of a hand-over: which tenancy of a device a receipt is for."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from scrubber.core.model import Record
+
+
+def handover_id(secret: bytes, record: Record) -> str:
+    """The id of the device's next tenancy, which nobody without the node's secret can guess.
+
+    It changes when a tenancy ends, and stays the same over restarts of the service, the container and the node.
+    """
+    text = f"{record.device.uuid}\n{record.vacated!r}"
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:24]
+
+
+def owner_digest(secret: bytes, handover: str, owner: str) -> str:
+    """The last owner under the node's secret; empty without one.
+
+    It differs in each hand-over, so that two tenants cannot find out that they followed the same owner.
+    """
+    text = f"owner\n{handover}\n{owner}"
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest() if owner else ""
