@@ -17,7 +17,7 @@ GO_BUILD = CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' n
   -ldflags "-s -w -extldflags=-Wl,-z,lazy -X k8s.io/component-base/version.gitVersion=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes)"
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 # What the image is made of: the releases of requirements.lock, each by its hash.
-IMAGE := --universal --python-version 3.11 --extra cluster --generate-hashes --constraint requirements.lock \
+IMAGE := --universal --python-version 3.11 --extra cluster --extra receipts --generate-hashes --constraint requirements.lock \
   --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 MAKEFLAGS += --no-builtin-rules

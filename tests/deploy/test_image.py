@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "deploy" / "Dockerfile"
 LOCKS = {path.stem: path for path in (ROOT / "deploy" / "requirements").glob("*.lock")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {"none": ("cluster",), "cuda12": ("cluster", "cuda12"), "cuda13": ("cluster", "cuda13")}
+ALWAYS = ("cluster", "receipts")
+EXTRAS = {"none": ALWAYS, "cuda12": (*ALWAYS, "cuda12"), "cuda13": (*ALWAYS, "cuda13")}
 CUDA = {"cupy-cuda12x", "cupy-cuda13x", "numpy", "cuda-pathfinder"}
 
 

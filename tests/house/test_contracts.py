@@ -37,6 +37,7 @@ REPORTS = "only one module imports the Kubernetes client"
 METRICS_CONTRACT, COMMAND = "door of the plugin", "autoclave: floors"
 HANDS, CUPY = "the service process imports nothing that opens a GPU", "no module imports CuPy"
 CUDA, NO_NVML = "only what opens a GPU imports scrubber.cuda", "scrubber.cuda imports no NVML"
+SIGNING = "only the key of receipts imports cryptography"
 STEPS, VERBS, LOOKS, DRIVER = (
     "no step imports another step",
     "no verb imports another verb",
@@ -99,6 +100,7 @@ PLANTED = [
     ("scrubber/api/client.py", "from scrubber.devices import base", DRIVER),  # the plugin sees it through the door
     ("autoclave/cli/__init__.py", "from scrubber.api import scrub_pb2", WIRE),
     ("scrubber/ledger/chain.py", "from scrubber.ledger import ledger", CYCLE),
+    ("scrubber/receipts/signer.py", "import cryptography", SIGNING),
 ]
 
 
