@@ -1,0 +1,79 @@
+"""Signed documents in the form of DSSE 1.0: a payload, its type, and signatures over both."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from scrubber.receipts import key
+from scrubber.receipts.signer import ReceiptError, Signer
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A signed document as it was read. Nothing in it is verified."""
+
+    payload_type: str
+    payload: bytes
+    signatures: tuple[tuple[str, bytes], ...]  # what it says of the key's id, which is a hint only, and the signature
+
+
+def envelope(payload: bytes, *signers: Signer, payload_type: str = PAYLOAD_TYPE) -> str:
+    """A document with the signatures of these signers, in one line of JSON."""
+    message = pae(payload_type, payload)
+    signatures = [{"keyid": signer.key_id, "sig": _base64(signer.sign(message))} for signer in signers]
+    document = {"payloadType": payload_type, "payload": _base64(payload), "signatures": signatures}
+    return json.dumps(document, separators=(",", ":"))
+
+
+def parsed(text: str) -> Envelope:
+    """A document without verification, such as one of our own ledger; ReceiptError if it is no such document."""
+    try:
+        document = json.loads(text)
+        signatures = tuple((str(it.get("keyid", "")), _bytes(it["sig"])) for it in document["signatures"])
+        return Envelope(str(document["payloadType"]), _bytes(document["payload"]), signatures)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ReceiptError(f"the envelope is no signed document (DSSE): {error!r}") from error
+
+
+def opened(
+    text: str, keys: Collection[bytes], *, payload_type: str = PAYLOAD_TYPE, at_least: int = 1
+) -> bytes:  # fmt: skip
+    """The exact payload, once so many of these public keys have signed it; ReceiptError names what is wrong."""
+    document = parsed(text)
+    if document.payload_type != payload_type:
+        raise ReceiptError(f"the envelope's payloadType is {document.payload_type!r}, not {payload_type!r}")
+    message = pae(payload_type, document.payload)
+    valid = {by for by in keys if any(key.verify(by, signature, message) for _, signature in document.signatures)}
+    if len(valid) >= at_least:
+        return document.payload
+    names = ", ".join(name for name, _ in document.signatures) or "no key"
+    given = ", ".join(sorted(map(key.key_id, keys))) or "no key"
+    counted = "its signature is" if at_least == 1 else f"{len(valid)} of {at_least} signatures are"
+    raise ReceiptError(
+        f"the envelope's signature is wrong: {counted} not by a given key or the content was altered; "
+        f"it names {names}; given: {given}"
+    )
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """What is signed: the type and the payload, each after its length."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _bytes(text: str) -> bytes:
+    """The content of base64 in either alphabet."""
+    try:
+        return base64.b64decode(text.translate({ord("-"): "+", ord("_"): "/"}), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from error

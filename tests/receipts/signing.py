@@ -1,0 +1,30 @@
+"""A signer for tests, whose key is made of a word: the same in each run."""
+
+import hashlib
+from functools import cached_property
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from scrubber.receipts import key
+
+
+class WordSigner:
+    """Signs with the key of a word."""
+
+    def __init__(self, word="node") -> None:
+        self.word = word
+
+    @cached_property
+    def private(self):
+        return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(self.word.encode()).digest())
+
+    @property
+    def public_key(self):
+        return self.private.public_key().public_bytes_raw()
+
+    @property
+    def key_id(self):
+        return key.key_id(self.public_key)
+
+    def sign(self, message):
+        return self.private.sign(message)
