@@ -151,7 +151,7 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
             raise IllegalEventError(f"{entry.device} was discovered twice")
         if event.device.uuid != entry.device:
             raise IllegalEventError(f"{entry.device} cannot be discovered as {event.device.uuid}")
-        return Record(event.device, event.incarnation, State.UNKNOWN, entry.at)
+        return Record(event.device, event.incarnation, State.UNKNOWN, entry.at, vacated=_vacated_from(entry.at))
     if record is None:
         raise IllegalEventError(f"{type(event).__name__} for {entry.device}, which was never discovered")
     target = TABLE[record.state].get(type(event))
@@ -267,12 +267,11 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             return replace(record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False)
         case ev.Released():
             handouts = record.handouts if event.restart else _unused_handouts(record)
-            last = record.last_owner
-            if not event.restart and record.owner is not None and leftover.start_admitted(record):
-                last = record.owner.container
+            left = not event.restart and leftover.start_admitted(record)
+            last = record.owner.container if left and record.owner is not None else record.last_owner
             return replace(
                 record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at), handouts=handouts,
-                last_owner=last, left_by=_left_by(record), vacated=record.vacated if event.restart else at.wall,
+                last_owner=last, left_by=_left_by(record), vacated=record.vacated + left,
             )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
@@ -341,6 +340,11 @@ def _unused_handouts(record: Record) -> int:
     return 0 if leftover.start_admitted(record) else record.handouts
 
 
+def _vacated_from(at: Moment) -> int:
+    """Where the count of ended tenancies begins: above each count that a lost or newer ledger can have reached."""
+    return int(at.wall * 1000)
+
+
 def _left_by(record: Record) -> str:
     """Who the device was acquired for, at the end of the tenancy. Without a grant, no tenancy ends."""
     return record.grant.owner if record.grant is not None else record.left_by
@@ -386,6 +390,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         due_path=most_thorough(ScrubPath.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
         left_by=_left_by(record),
+        vacated=_vacated_from(at) if event.older_ledger else record.vacated,
     )
 
 

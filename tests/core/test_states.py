@@ -7,7 +7,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step, Trigger
-from scrubber.core.states import TABLE, IllegalEventError, late, to_record_later
+from scrubber.core.states import MANY_HANDOUTS, TABLE, IllegalEventError, late, to_record_later
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
 
@@ -148,16 +148,19 @@ CHANGES = [
     ("an unproven grant on a device that was left keeps when that was", lives.DIRTY,
      ev.GrantedUnproven(lives.grant(lives.DIRTY), "x"), {"grant": lives.grant(lives.DIRTY), "handouts": 1}),
     ("the same, given back", live(lives.DIRTY, ev.GrantedUnproven(ASKS, "x")), ev.Released("x"),
-     {"grant": None, "vacated": AT.wall}),
+     {"grant": None}),
+    ("the next hand-over has another id after a job that announces no start",
+     live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), announced=False))), ev.Released("x"),
+     {"grant": None, "receipt": None, "tenancy_ended": AT.uptime, "vacated": lives.CLEAN.vacated + 1}),
     ("a user ends the proof", lives.GRANTED, ev.PutInUse(SEEN), {"owner": SEEN, "receipt": None}),
     ("a release ends grant and ownership, not the tenancy: its leftovers are still there", lives.IN_USE,
      ev.Released("gone"),
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime, "handouts": 0, "last_owner": lives.A,
-      "vacated": AT.wall}),
+      "vacated": lives.IN_USE.vacated + 1}),
     ("a release for a restart keeps what the kubelet was handed", lives.IN_USE, ev.Released("again", restart=True),
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime}),
     ("the end of a visit is the end of nobody's tenancy", lives.USED_BY_B, ev.Released("gone"),
-     {"grant": None, "owner": None, "vacated": AT.wall}),
+     {"grant": None, "owner": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
      {"job": lives.job(name="job-2"), "receipt": None, "due_path": ScrubPath.FAST}),
     ("a step that starts is the present one", lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST),
@@ -198,6 +201,9 @@ CHANGES = [
      {"incarnation": lives.RELOADED, "grant": None, "owner": None, "tenancy_began": None, "handouts": 0}),
     ("distrust keeps the handouts that no tenant has used", lives.GRANTED, ev.Distrusted("x", lives.REBOOTED),
      {**REBOOT, "grant": None, "receipt": None, "tenancy_began": None}),
+    ("distrust of an older ledger repeats no id of a hand-over", lives.CLEAN,
+     ev.Distrusted("x", lives.HERE, older_ledger=True),
+     {"receipt": None, "vacated": int(AT.wall * 1000), "handouts": MANY_HANDOUTS}),
     ("distrust forgets a setback: its time was told by another clock", lives.SET_BACK,
      ev.Distrusted("x", lives.REBOOTED),
      {**REBOOT, "tenancy_began": None, "tenancy_ended": None, "setback": None}),
