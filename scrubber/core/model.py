@@ -392,8 +392,8 @@ class Record:
     handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
-    # Counts the ends of tenancies, from the milliseconds of its discovery on: the ids of hand-overs are made from it. So
-    # the id after the present tenancy is known before that ends, and no id comes twice, also after a loss of the ledger.
+    # Counts the ends of tenancies, from the milliseconds of its discovery on: the ids of hand-overs are made from it.
+    # So the id of the next one is known before the present one ends, and none comes twice, also after a lost ledger.
     vacated: int = 0
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
     proven_at: float = 0.0  # uptime of this boot; when the last scrub that passed had finished

@@ -1,0 +1,141 @@
+"""The receipts that tenants find in their containers: a directory for each hand-over, with two files.
+
+Rule 1: the directories of the present and of the next hand-over of each device exist, so that no container has to wait
+        for one. A directory is removed when its tenancy has ended.
+Rule 2: the files of a directory are those of the receipt on which the device was, or is, given to this tenant. Nobody
+        sees a part of a file, or a document without its proof.
+Rule 3: an error costs a tenant its receipt, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ground import log, private_files
+from scrubber.core import leftover
+from scrubber.core.model import Record
+from scrubber.receipts.handover import handover_id
+
+logger = log.get("receipts")
+
+ENVELOPE, PROOF = "receipt.dsse.json", "receipt.tlog-proof"
+MAY_PASS, MAY_READ = 0o711, 0o755  # the directory of all tenants, and those of each: the service's own is above, 0700
+READ_ONLY = 0o444
+
+
+class TenantFiles:
+    """The directories and files of all devices. Follows the ledger row by row; one thread at a time."""
+
+    def __init__(self, directory: Path, secret: bytes) -> None:
+        """``directory``: for all hand-overs, in the state directory. ``secret``: the node's, for their ids."""
+        self._directory = directory
+        self._secret = secret
+
+    def handover(self, record: Record) -> str:
+        """The id of the present hand-over of a device, or of the next one while nobody has the device."""
+        return handover_id(self._secret, record)
+
+    def path(self, record: Record) -> Path:
+        """The directory of that hand-over."""
+        return self._directory / self.handover(record)
+
+    def path_if_requested(self, record: Record) -> Path:
+        """The directory for a pod that is given the device now, also if the last tenant is not known to have left."""
+        return self.path(_vacated(record) if leftover.start_admitted(record) else record)
+
+    def reconcile(self, records: Iterable[Record]) -> None:
+        """Make what should be there, and remove everything else, such as what an older ledger knew or a crash left."""
+        records = tuple(records)
+        names = {path.name for record in records for path in self._paths(record)}
+        with _reported(""):
+            _make(self._directory, MAY_PASS)
+            for path in self._directory.iterdir():
+                if path.name not in names:
+                    _remove(path)
+        for record in records:
+            with _reported(record.device.uuid):
+                for path in self._paths(record):
+                    _make(path, MAY_READ)
+                if not _is_of(record, self.path(record) / ENVELOPE):
+                    self._put(self.path(record), {})
+
+    def changed(self, before: Record | None, after: Record, envelope: str, proof: str) -> None:
+        """Follow one row. ``envelope``, ``proof``: the files of a receipt that the row gives; empty: not signed."""
+        with _reported(after.device.uuid):
+            old, new = self._paths(before) if before is not None else (), self._paths(after)
+            for path in new:
+                if path not in old:
+                    _make(path, MAY_READ)
+            for path in old:
+                if path not in new:
+                    _remove(path)
+            if before is None or _receipt(after) != _receipt(before):
+                given = after.receipt is not None and envelope
+                self._put(self.path(after), {PROOF: proof, ENVELOPE: envelope} if given else {})
+
+    def _paths(self, record: Record) -> tuple[Path, Path]:
+        """The directories of the present and the next hand-over."""
+        return self.path(record), self.path(_vacated(record))
+
+    def _put(self, folder: Path, files: Mapping[str, str]) -> None:
+        """Replace the files of a directory: the document goes first, and comes last."""
+        _make(folder, MAY_READ)
+        for name in (ENVELOPE, PROOF):
+            (folder / name).unlink(missing_ok=True)
+        for name, text in files.items():
+            # Made where no container sees it. It is of no use after a power loss: with another boot, no proof holds.
+            with private_files.beside(self._directory / name, text.encode(), READ_ONLY, durable=False) as aside:
+                aside.replace(folder / name)
+
+
+def _vacated(record: Record) -> Record:
+    """The record as it is when the present tenancy has ended."""
+    return replace(record, vacated=record.vacated + 1)
+
+
+def _receipt(record: Record) -> str | None:
+    """The id of the receipt that the tenant of a device may have, or the next one. A use ends the proof, and not it."""
+    if record.receipt is not None:
+        return record.receipt.id
+    return record.grant.receipt if record.grant is not None else None
+
+
+def _is_of(record: Record, envelope: Path) -> bool:
+    """Whether the file is the receipt that the tenant of the device may have: the newest one, unless it has ended."""
+    if _receipt(record) is None or not envelope.exists():
+        return False
+    try:
+        statement = json.loads(base64.b64decode(json.loads(private_files.content(envelope))["payload"]))
+        return any(subject["digest"]["sha256"] == record.last_receipt for subject in statement["subject"])
+    except (private_files.ForeignFileError, ValueError, LookupError, TypeError):  # cut off by a power loss, or planted
+        return False
+
+
+def _make(folder: Path, mode: int) -> None:
+    private_files.make_folder(folder)
+    folder.chmod(mode)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def _reported(device: str) -> Iterator[None]:
+    """Log an error of the disk, or of a file that is not ours, and go on: no device waits for its receipt.
+
+    The log leaves the node, so the path is left out: it contains the id of a hand-over.
+    """
+    try:
+        yield
+    except OSError as error:
+        logger.error("cannot keep the receipts of containers", device=device, error=error.strerror)  # noqa: TRY400 - expected
