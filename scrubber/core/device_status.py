@@ -26,6 +26,7 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
         boot_id=receipt.incarnation.boot_id,
         steps=tuple(views.StepTime(step.value, seconds) for step, seconds in receipt.steps),
         last_owner=receipt.last_owner,
+        signed_by=receipt.signed_by,
         **verdict.measured(receipt),
     )
 

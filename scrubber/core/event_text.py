@@ -129,7 +129,8 @@ def _receipt(receipt: Receipt) -> str:
         f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found{searched},"
         f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
     )
-    notes = [proven, *([f"the last owner was {receipt.last_owner}"] if receipt.last_owner else [])]
+    notes = [proven, *([f"signed by {receipt.signed_by}"] if receipt.envelope else [])]
+    notes += [*([f"the last owner was {receipt.last_owner}"] if receipt.last_owner else [])]
     notes += [*(["the device was reset"] if any(step is Step.RESET for step, _ in receipt.steps) else [])]
     if receipt.uncovered:
         notes.append(f"not covered: {_parts(receipt.uncovered)}")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from enum import Enum
@@ -289,6 +290,11 @@ class Receipt(Measurements):
     digest: str
     last_owner: str = ""  # ``Grant.owner`` of the last tenancy before the scrub
     envelope: str = ""  # the signed document of this receipt, as others check it; empty: not signed
+
+    @property
+    def signed_by(self) -> str:
+        """The id of the key that signed the envelope, as the envelope says it; empty: not signed."""
+        return str(json.loads(self.envelope)["signatures"][0]["keyid"]) if self.envelope else ""
 
 
 @dataclass(frozen=True, slots=True)

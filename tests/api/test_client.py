@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ground.device_messages import GrantedDevice, Proof, ReportedDevice
-from scrubber.api import client, scrub_pb2
-from scrubber.core import measurements, views
+from scrubber.api import admin_client, client, scrub_pb2
+from scrubber.core import event_text, measurements, views
+from scrubber.core.events import ScrubPassed
+from scrubber.ledger import chain
+from tests.core import lives
 
 MESSAGES: dict[Any, type[Message]] = {
     views.Status: scrub_pb2.StatusResponse,
@@ -45,3 +48,11 @@ def test_a_view_survives_the_wire(kind, data):
 def test_a_view_and_its_message_have_the_same_fields(kind):
     fields = {field.name for field in dataclasses.fields(kind)}
     assert fields == set(MESSAGES[kind].DESCRIPTOR.fields_by_name)
+
+
+def test_a_page_of_signed_receipts_fits_into_a_message():
+    """An envelope has at most 3 KiB. The rest of a row is the receipt, once as data and once as a sentence."""
+    receipt = dataclasses.replace(lives.proof(lives.CLEAN), envelope=lives.ENVELOPE.replace("e30=", "x" * 3000))
+    passed = ScrubPassed("job-1", receipt)
+    row = scrub_pb2.HistoryEntry(body=chain.encode(passed)[1], text=event_text.tell(passed), device="GPU-" + "x" * 36)
+    assert admin_client.PAGE * 1.2 * row.ByteSize() < 4 * 2**20

@@ -253,7 +253,9 @@ def test_the_advice_during_a_ledger_fault_is_the_doctor():
 
 def test_an_explanation_of_a_clean_device_names_its_receipt():
     shown = "\n".join(story(CLEAN))
-    assert "proven by receipt 3dac54cd6a98ac39" in shown
+    assert "proven by receipt 3dac54cd6a98ac39, not signed\n" in shown
+    signed = replace(CLEAN, receipt=replace(RECEIPT, signed_by="0123456789abcdef"))
+    assert "receipt 3dac54cd6a98ac39, signed by 0123456789abcdef" in "\n".join(story(signed))
     assert "offered to pods or jobs: clean" in shown
     assert shown.endswith("advice  nothing to do")
 

@@ -59,6 +59,7 @@ OF_B = Holder(42, NOW.uptime + 5, "train-b", B)
 LEFTOVER = Holder(43, NOW.uptime, "orphan", None)  # began during the tenancy, its container is gone
 FOREIGN = Holder(44, NOW.uptime - 500, "nv-hostengine", None)  # was there before the tenant
 WELL = Vitals()
+ENVELOPE = '{"payload":"e30=","payloadType":"text/json","signatures":[{"keyid":"0123456789abcdef","sig":"AA=="}]}'
 XID_79 = Vitals(xids=(Xid(1, 79),))
 RELAID = Vitals(lost=True, relaid=True)
 LOST = Ailment(AilmentKind.LOST, "the device has fallen off its bus")

@@ -52,6 +52,9 @@ LIFE = [
       "64 bytes of residue found, 1 of 2 processes ended; the last owner was 4711; the device was reset; "
       "not covered: 3B own context, 2B unexplained; memory on the chip overwritten on 132 of 132 units; "
       "132KiB of it out of reach; tested: address, arithmetic")),
+    (ev.ScrubPassed("job-1", replace(RECEIPT, envelope=lives.ENVELOPE)),
+     ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
+      "64 bytes of residue found, 1 of 2 processes ended; signed by 0123456789abcdef")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
     (ev.Granted(replace(GRANT, announced=False, until_release=True)),
      "handed out (grant grant-1, receipt r-1), until it is released"),

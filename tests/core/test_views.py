@@ -36,7 +36,8 @@ def test_a_clean_device_shows_its_place_and_receipt():
 
 def test_a_receipt_view_has_every_field():
     rest = (Uncovered("own context", 7),)
-    receipt = replace(lives.proof(lives.CLEAN), residue_at=(16, 4096), uncovered=rest, previous="0000")
+    receipt = replace(lives.proof(lives.CLEAN), residue_at=(16, 4096), uncovered=rest, previous="0000",
+                      envelope=lives.ENVELOPE)  # fmt: skip
     steps = tuple(views.StepTime(step.value, 0.25) for step, _ in receipt.steps)
     assert device_status.receipt_view(receipt) == views.ReceiptView(
         id=receipt.id, path="slow", finished=NOW.wall, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0,
@@ -44,9 +45,11 @@ def test_a_receipt_view_has_every_field():
         digest=receipt.digest, previous="0000", driver="driver-1", boot_id="boot-1", steps=steps,
         residue_at=(16, 4096), uncovered=rest,
         patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
+        signed_by="0123456789abcdef",
     )  # fmt: skip
     assert " ".join(step.step for step in steps) == "evict clear verify scratch selftest settings health"
-    assert device_status.receipt_view(lives.proof(lives.CLEAN)).previous == ""
+    unsigned = device_status.receipt_view(lives.proof(lives.CLEAN))
+    assert (unsigned.previous, unsigned.signed_by) == ("", "")
 
 
 ACQUIRED = replace(lives.grant(lives.CLEAN), owner="4711")

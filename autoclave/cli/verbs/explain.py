@@ -79,7 +79,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.owner and device.pod:  # the entries above name the pod by its UID
         yield f"        its UID is {device.owner}"
     if device.receipt is not None:
-        yield f"        proven by receipt {device.receipt.id}"
+        signed = f"signed by {device.receipt.signed_by}" if device.receipt.signed_by else "not signed"
+        yield f"        proven by receipt {device.receipt.id}, {signed}"
         yield from (f"          {line}" for line in table.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
     # The reason of a quarantine has a line above.
