@@ -1,0 +1,134 @@
+"""The tenancies of devices, read from their events: who had a device from when to when, and what was proven before.
+
+A tenancy begins with a grant, or with a use that no grant covers. It goes on while a container of its tenant starts
+again. It ends with a release, a reboot or another loss of what was known, or with the next tenancy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from scrubber.core import events as ev
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Grant, Owner, Receipt
+
+KUBELET, START, ACQUIRE = "kubelet", "container start", "acquire"
+NO_GRANT = "it was used without a grant"
+ANOTHER = "a container of another pod used it as well"
+EVENTS: tuple[type[ev.Event], ...] = (
+    ev.Discovered, ev.Distrusted, ev.Granted, ev.GrantedUnproven, ev.PutInUse, ev.Released, ev.PastGate, ev.ScrubPassed,
+)  # fmt: skip
+"""The events that tenancies are read from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenancy:
+    """One tenancy of a device. What the events do not tell is empty."""
+
+    device: str
+    began: float
+    ended: float | None = None  # None: it goes on
+    pod: str = ""  # NAMESPACE/POD/CONTAINER of the last container that the create gate was asked for
+    uid: str = ""  # of the pod; outside any pod, the id of the container
+    owner: str = ""  # who it was acquired for, as the caller wrote it: a job, or the UID of a claim; not verified
+    actor: str = (
+        ""  # kubelet: Allocate; container start: no Allocate was seen; acquire: a person, Slurm, the DRA driver
+    )
+    proven: bool = False  # whether it was proven clean at the grant
+    note: str = ""  # why it was not, and use by others
+    receipt: str = ""
+    signed_by: str = ""  # the id of the key that signed the receipt; empty: not signed
+
+    @property
+    def tenant(self) -> str:
+        """The best name of who had the device."""
+        return self.pod or self.owner or self.uid
+
+
+def tenancies(entries: Iterable[LedgerEntry]) -> list[Tenancy]:
+    """The tenancies in these entries, which are in order. Leaves out those that began before the first entry."""
+    devices: dict[str, _Device] = {}
+    for entry in entries:
+        devices.setdefault(entry.device, _Device(entry.device)).add(entry)
+    return sorted((it for device in devices.values() for it in device.all()), key=lambda it: (it.began, it.device))
+
+
+class _Device:
+    """The tenancies of one device so far."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._complete: list[Tenancy] = []
+        self._present: Tenancy | None = None
+        self._owner: Owner | None = None  # of the present tenancy, once a start was admitted or a use was seen
+        self._paused: float | None = None  # when its container ended, if the device is scrubbed for the next one
+        self._known = False  # whether the entries so far tell who has the device
+        self._receipt: Receipt | None = None
+
+    def all(self) -> list[Tenancy]:
+        return [*self._complete, *([replace(self._present, ended=self._paused)] if self._present else [])]
+
+    def add(self, entry: LedgerEntry) -> None:
+        at = entry.at.wall
+        match entry.event:
+            case ev.ScrubPassed(receipt=receipt):
+                self._receipt = receipt
+            case ev.Granted(grant):
+                self._granted(grant, at)
+            case ev.GrantedUnproven(grant, why):
+                self._granted(grant, at, why)
+            case ev.PutInUse(owner):
+                self._put_in_use(owner, at)
+            case ev.Released(restart=True):
+                self._paused = at
+            case ev.Released() | ev.Distrusted():
+                self._end(at)
+            case ev.PastGate(unproven=unproven) if unproven and self._present is not None:
+                self._present = _noted(self._present, f"a container started past the create gate: {unproven}")
+            case _:
+                pass
+        self._known = self._known or not isinstance(entry.event, (ev.PutInUse, ev.PastGate))
+
+    def _granted(self, grant: Grant, at: float, unproven: str = "") -> None:
+        present = self._present
+        if present is not None and present.proven and not unproven and present.owner == grant.owner:
+            same = self._owner is None and present.receipt == grant.receipt  # several containers of one admission
+            if grant.at_start if self._paused is not None else same:
+                self._paused = None
+                return
+        receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None
+        self._begin(
+            Tenancy(
+                device=self._uuid, began=at, owner=grant.owner, proven=not unproven, note=unproven,
+                actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
+                receipt=grant.receipt or "", signed_by=receipt.signed_by if receipt is not None else "",
+            )
+        )  # fmt: skip
+
+    def _put_in_use(self, owner: Owner, at: float) -> None:
+        if self._present is None and not self._known:
+            return  # it began before the first entry
+        present, before, uid = self._present, self._owner, owner.container or ""
+        shared = present is not None and present.actor == ACQUIRE  # several pods of a claim may use it
+        another = before if before is not None and before.container not in (None, uid) and not shared else None
+        if present is None or (another is not None and not another.unannounced):
+            present = self._begin(Tenancy(device=self._uuid, began=at, note=NO_GRANT))
+        elif owner.crowded or another is not None:
+            present = _noted(present, ANOTHER)
+        self._owner = owner
+        self._present = replace(present, pod=owner.name or (present.pod if uid == present.uid else ""), uid=uid)
+
+    def _begin(self, tenancy: Tenancy) -> Tenancy:
+        self._end(tenancy.began)
+        self._present = tenancy
+        return tenancy
+
+    def _end(self, at: float) -> None:
+        if self._present is not None:
+            self._complete.append(replace(self._present, ended=at if self._paused is None else self._paused))
+        self._present = self._owner = self._paused = None
+
+
+def _noted(tenancy: Tenancy, what: str) -> Tenancy:
+    return tenancy if what in tenancy.note else replace(tenancy, note="; ".join(filter(None, (tenancy.note, what))))

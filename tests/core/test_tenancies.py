@@ -1,0 +1,111 @@
+"""Who had a device when, read from its events alone."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+
+from scrubber.core import events as ev
+from scrubber.core import tenancies
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Incarnation, Owner, State
+from scrubber.core.tenancies import ACQUIRE, ANOTHER, KUBELET, NO_GRANT, START, Tenancy
+from tests.core import lives
+from tests.core.lives import DEVICE, NOW, A, B, later
+
+AT = NOW.wall
+SIGNED = replace(lives.proof(lives.CLEAN), envelope=lives.ENVELOPE)
+GRANT = lives.grant(lives.CLEAN)
+FOUND = ev.Discovered(DEVICE, lives.HERE)
+PASSED, GRANTED = ev.ScrubPassed("job-1", SIGNED), ev.Granted(GRANT)
+BY_KUBELET = Tenancy(device="GPU-1", began=AT + 2, actor=KUBELET, proven=True, receipt=SIGNED.id,
+                     signed_by="0123456789abcdef")  # fmt: skip
+OF_A, NAMED, GONE = Owner(A, NOW), Owner(A, NOW, name="team/a-0/main"), ev.Released("its pod is gone")
+
+
+def read(*events: ev.Event) -> list[Tenancy]:
+    """The tenancies after these events, one a second."""
+    return tenancies.tenancies(LedgerEntry(n, DEVICE.uuid, later(n), "", event) for n, event in enumerate(events))
+
+
+def test_a_tenancy_has_its_times_tenant_receipt_and_key():
+    story = (FOUND, PASSED, GRANTED, ev.PutInUse(OF_A), ev.PutInUse(NAMED), GONE)
+    of_a = replace(BY_KUBELET, pod="team/a-0/main", uid=A)
+    assert read(*story) == [replace(of_a, ended=AT + 5)]
+    assert read(*story[:-1]) == [of_a]
+    assert [read(*story[:n])[0].tenant for n in (3, 4, 5)] == ["", A, "team/a-0/main"]
+
+
+def test_an_acquired_device_shows_its_owner_and_all_its_pods():
+    job = ev.Granted(replace(GRANT, announced=False, until_release=True, owner="job 4711"))
+    used = replace(BY_KUBELET, actor=ACQUIRE, owner="job 4711", uid=B)
+    assert read(FOUND, PASSED, job, ev.PutInUse(OF_A), ev.PutInUse(Owner(B, NOW))) == [used]
+    assert used.tenant == "job 4711"
+
+
+STARTED = ev.Granted(replace(GRANT, at_start=True))
+RESTARTED = ev.Released("per-container", restart=True)
+
+
+@pytest.mark.parametrize(
+    ("events", "ends"),
+    lives.rows(
+        ("two containers of one admission", (GRANTED,), [None]),
+        ("its next container waits for the scrub", (ev.PutInUse(OF_A), RESTARTED), [4]),
+        ("its next container", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, ev.PutInUse(OF_A)), [None]),
+        ("another pod after the last container", (ev.PutInUse(OF_A), RESTARTED, PASSED, GRANTED), [4, None]),
+        ("a grant that was not used", (GONE, PASSED, STARTED), [3, None]),
+        ("a reboot", (ev.PutInUse(OF_A), ev.Distrusted("reboot", Incarnation("b2", "d")), PASSED, STARTED), [4, None]),
+    ),
+)
+def test_a_tenancy_ends_with_its_last_container(events, ends):
+    after = read(FOUND, PASSED, GRANTED, *events)
+    assert [it.ended and it.ended - AT for it in after] == ends
+    assert [it.actor for it in after] == [KUBELET, START][: len(ends)] or events[-1] == GRANTED
+
+
+UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
+
+
+@pytest.mark.parametrize(
+    ("events", "notes"),
+    lives.rows(
+        ("observe hands out a used device", (GRANTED, ev.PutInUse(OF_A), UNPROVEN), ["", "not scrubbed"]),
+        ("an unproven grant after a proven one", (GRANTED, UNPROVEN), ["", "not scrubbed"]),
+        ("observe restarts a container on a dirty device",
+         (GRANTED, ev.PutInUse(OF_A), RESTARTED, replace(UNPROVEN, grant=replace(UNPROVEN.grant, at_start=True))),
+         ["", "not scrubbed"]),
+        ("a use without a grant", (ev.PutInUse(Owner(B, NOW, unannounced=True)),), [NO_GRANT]),
+        ("another pod starts under observe", (GRANTED, ev.PutInUse(OF_A), ev.PutInUse(Owner(B, NOW))), ["", NO_GRANT]),
+        ("another pod beside it", (GRANTED, ev.PutInUse(replace(OF_A, crowded=True))), [ANOTHER]),
+        ("another pod before it", (GRANTED, ev.PutInUse(Owner(B, NOW, unannounced=True)), ev.PutInUse(OF_A)),
+         [ANOTHER]),
+        ("a container past the gate", (GRANTED, ev.PastGate(A, "it was dirty")),
+         ["a container started past the create gate: it was dirty"]),
+    ),
+)  # fmt: skip
+def test_what_was_not_proven_is_noted(events, notes):
+    after = read(FOUND, PASSED, *events)
+    assert [it.note for it in after] == notes
+    assert [it.proven for it in after] == [note not in ("not scrubbed", NO_GRANT) for note in notes]
+
+
+def test_a_use_that_began_before_the_entries_is_left_out():
+    assert read(ev.PutInUse(OF_A), GONE, PASSED) == []
+
+
+@given(lives.walks())
+def test_every_moment_of_use_is_in_exactly_one_tenancy(walk):
+    entries = [LedgerEntry(0, DEVICE.uuid, NOW, "", FOUND)]
+    entries += [LedgerEntry(n, DEVICE.uuid, later(n), "", event) for n, (_, event, _) in enumerate(walk, 1)]
+    for number, record in enumerate([lives.UNKNOWN, *(after for _, _, after in walk)], 1):
+        present = [it for it in tenancies.tenancies(entries[:number]) if it.ended is None]
+        assert len(present) == (record.state in (State.GRANTED, State.IN_USE))
+    complete = tenancies.tenancies(entries)
+    assert all(before.ended and before.ended <= after.began for before, after in pairwise(complete))
+    unproven = {entry.at.wall for entry in entries if isinstance(entry.event, ev.GrantedUnproven)}
+    assert unproven <= {it.began for it in complete if not it.proven}
+    assert {it.receipt for it in complete if it.proven} <= {
+        entry.event.receipt.id for entry in entries if isinstance(entry.event, ev.ScrubPassed)
+    }
