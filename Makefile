@@ -105,8 +105,8 @@ docs: $(READY) $(KERNELS) ## write the generated pages anew: commands, metrics, 
 dashboards: $(READY) ## write the committed dashboards anew
 	@$(BIN)/python -m dashboards
 
-preview: $(READY) ## pictures of the dashboards, with the data of make observe; needs npm and chromium
-	@$(BIN)/python -m dashboards.preview $(or $(ARGS),http://127.0.0.1:19477 build/pictures --last 15m)
+preview: $(READY) ## pictures of the dashboards, with the data of make observe; needs npm, chromium and pngquant
+	@$(BIN)/python -m dashboards.preview $(or $(ARGS),build/pictures)
 
 deploy: $(READY) ## write anew what is made of the chart: the table of its values, and kustomize
 	@$(BIN)/python -m deploy.generate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
@@ -37,7 +38,7 @@ def first_row(page: Mapping[str, Any]) -> list[dict[str, Any]]:
 def filled(expression: str, values: Mapping[str, str]) -> str:
     """A query with its variables replaced. Grafana also offers a duration as a number; so does this."""
     numbers = {
-        name + unit: f"{_seconds(values[name]) * by:g}"
+        name + unit: f"{seconds(values[name]) * by:g}"
         for name, unit, by in (("__range", "_s", 1), ("__rate_interval", "_ms", 1000))
         if name in values
     }
@@ -46,5 +47,7 @@ def filled(expression: str, values: Mapping[str, str]) -> str:
     return expression
 
 
-def _seconds(time: str) -> float:
-    return float(time[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[time[-1]]
+def seconds(duration: str) -> float:
+    """The seconds of a duration of Prometheus, as in 1m30s."""
+    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+)(ms|[smhd])", duration))

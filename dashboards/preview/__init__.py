@@ -1,4 +1,6 @@
-"""Pictures of the pages without a Grafana, for reviews and for the README.
+"""Pictures of the pages without a Grafana, for reviews and for ``docs/images``. CONTRIBUTING says how to make them.
 
-It is a preview, not Grafana; the ``README.md`` in this folder lists the differences. The product does not need it.
+A preview is not Grafana. The theme, panel frames, stats, tables and time series, with their units, colours and value
+mappings, are Grafana's own code, from npm. State timelines, headings and the head of a page are drawn similarly. Heat
+maps, annotations and exemplars are missing, a folded section stays folded, and nothing works that a mouse needs.
 """

@@ -1,56 +1,121 @@
-// Draws one dashboard from its JSON and the answers that window.PREVIEW holds, with Grafana's own components where npm
-// has them. It is a preview: see README.md for the differences.
+// Draws one dashboard from its JSON and the answers of Prometheus, which window.PREVIEW holds. __init__.py says what of it
+// is Grafana's own code.
 import '@fontsource/inter/latin-400.css';
 import '@fontsource/inter/latin-500.css';
 import 'uplot/dist/uPlot.min.css';
 
 import { Global, css } from '@emotion/react';
-import { DataFrame, ThemeContext, TimeRange, createTheme, dateTime, getFieldDisplayValues } from '@grafana/data';
-import { BigValue, ErrorBoundary, GlobalStyles, PanelChrome, TimeSeries, UPlotConfigBuilder, useTheme2 } from '@grafana/ui';
+import {
+  DataFrame, Field, FieldType, ThemeContext, TimeRange, cacheFieldDisplayNames, createTheme, dateTime, dateTimeFormat,
+  formattedValueToString, getDisplayProcessor, getFieldDisplayName, getFieldDisplayValues, getFieldMatcher, getFieldSeriesColor,
+  standardTransformers, standardTransformersRegistry, transformDataFrame,
+} from '@grafana/data';
+import { BigValue, ErrorBoundary, GlobalStyles, PanelChrome, TimeSeries, measureText } from '@grafana/ui';
 import { TableNG } from '@grafana/ui/unstable';
-import { ReactNode, useLayoutEffect } from 'react';
+import { ReactNode } from 'react';
 import { createRoot } from 'react-dom/client';
+import { lastValueFrom } from 'rxjs';
 
-import { Heatmap, StateTimeline } from './drawn';
-import { Answer, configured, series, table, transformed } from './frames';
+type Sample = [number, string];
+type Result = { metric: Record<string, string>; value: Sample; values?: Sample[] };
+type Answer = { error?: string; data: { result: Result[] } };
+type Drawn = { panel: any; frames: DataFrame[]; width: number; height: number };
 
-type Mark = { from: number; to: number };
-type Dot = { at: number; value: number };
-type Asked = { step: number; answers: Record<string, Answer>; dots: Dot[] };
-type Preview = {
-  dashboard: any; theme: 'light' | 'dark'; from: number; to: number; span: string; chosen: Record<string, string>;
-  asked: Record<string, Asked>; marks: Mark[];
-};
-type Drawn = { panel: any; frames: DataFrame[]; width: number; height: number; range: TimeRange; marks: Mark[]; dots: Dot[] };
-
-const { dashboard, theme: mode, from, to, span, chosen, asked, marks }: Preview = (window as any).PREVIEW;
-const range: TimeRange = { from: dateTime(from * 1000), to: dateTime(to * 1000), raw: { from: `now-${span}`, to: 'now' } };
-const theme = createTheme({ colors: { mode } });
-const WIDTH = 1600, EDGE = 16, GAP = 8, CELL = 30, TOP = 96; // TOP and CELL + GAP are in rendering.py too
+const { dashboard, from, to, chosen, asked } = (window as any).PREVIEW;
+const raw = { from: dateTime(from * 1000), to: dateTime(to * 1000) };
+const range: TimeRange = { ...raw, raw };
+const theme = createTheme({ colors: { mode: 'dark' } });
+const { colors } = theme;
+const WIDTH = 1600, EDGE = 16, GAP = 8, CELL = 30, TOP = 96; // WIDTH, TOP and CELL + GAP are in __main__.py too
 const COLUMN = (WIDTH - 2 * EDGE + GAP) / 24;
-
-/** The kinds of panels that the preview can draw; a test compares them with the pages. */
+const FONT = 12;
+/** The kinds of panels that the preview draws; a test compares them with the pages. */
 const KINDS: Record<string, (drawn: Drawn) => ReactNode> = {
   'stat': Stat,
   'table': Table,
   'timeseries': Lines,
-  'state-timeline': StateTimelinePanel,
-  'heatmap': HeatmapPanel,
+  'state-timeline': StateTimeline,
+  'heatmap': () => <Text text="The preview draws no heat maps" />,
 };
 
+standardTransformersRegistry.setInit(() => [...new Set<any>(Object.values(standardTransformers))]
+  .map((each) => ({ ...each, transformation: async () => each, imageDark: '', imageLight: '' })));
+
+const timeField = (values: number[], interval?: number): Field => ({ name: 'Time', type: FieldType.time, config: { interval }, values });
+
+/** One frame for each series of a query. Grafana fills missing samples with null, so that no line crosses a gap. */
+function seriesOf(target: any, answer: Answer, step: number): DataFrame[] {
+  return answer.data.result.map(({ metric: { __name__, ...labels }, value, values }) => {
+    const samples = (values ?? [value]).flatMap((sample, index, all): Sample[] =>
+      (index && sample[0] - all[index - 1][0] > step ? [[all[index - 1][0] + step, 'NaN'], sample] : [sample]));
+    const legend = target.legendFormat === '__auto' ? (Object.keys(labels).length ? undefined : target.expr)
+      : target.legendFormat.replace(/\{\{\s*(.+?)\s*\}\}/g, (_: string, name: string) => labels[name] ?? '');
+    const numbers = samples.map(([, text]) => (values && !Number.isFinite(Number(text)) ? null : Number(text)));
+    const field: Field = { name: 'Value', type: FieldType.number, labels, config: { displayNameFromDS: legend }, values: numbers };
+    return { refId: target.refId, length: samples.length, fields: [timeField(samples.map(([at]) => at * 1000), step * 1000), field] };
+  });
+}
+
+/** One frame for a whole query: a column for each label, then the value. */
+function tableOf({ refId }: any, { data: { result } }: Answer, alone: boolean): DataFrame {
+  const names = [...new Set(result.flatMap(({ metric }) => Object.keys(metric)))].filter((name) => name !== '__name__').sort();
+  const value = { name: alone ? 'Value' : `Value #${refId}`, type: FieldType.number, config: {}, values: result.map((row) => Number(row.value[1])) };
+  const labels = names.map((name) => ({ name, type: FieldType.string, config: {}, values: result.map(({ metric }) => metric[name] ?? null) }));
+  return { refId, length: result.length, fields: [timeField(result.map((row) => row.value[0] * 1000)), ...labels, value] };
+}
+
+/** The frames of a panel, with units, value mappings, colours and overrides, as Grafana passes them to it. */
+async function framesOf(panel: any): Promise<DataFrame[]> {
+  const { answers, step } = asked[panel.id];
+  const flat = panel.targets[0].format === 'table';
+  const all: DataFrame[] = panel.targets.flatMap((target: any) =>
+    flat ? [tableOf(target, answers[target.refId], panel.targets.length === 1)] : seriesOf(target, answers[target.refId], step));
+  const full = flat ? all.filter(({ length }) => length) : all;
+  if (!full.length) return [];
+  const frames = await lastValueFrom(transformDataFrame(panel.transformations ?? [], full, { interpolate: (text) => text }));
+  const { defaults, overrides } = panel.fieldConfig;
+  let seriesIndex = 0;
+  cacheFieldDisplayNames(frames);
+  for (const frame of frames) {
+    for (const field of frame.fields) {
+      field.config = { ...structuredClone(defaults), ...field.config, custom: { ...defaults.custom } };
+      if (field.type === FieldType.string) field.config.mappings = [];
+      for (const { matcher, properties } of overrides ?? []) {
+        if (getFieldMatcher(matcher)(field, frame, frames)) properties.forEach(({ id, value }: any) => put(field.config, id.split('.'), value));
+      }
+      if (field.type === FieldType.number) {
+        const known = field.values.filter((value) => value !== null);
+        const [min, max] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 0];
+        field.state = { ...field.state, seriesIndex: seriesIndex++, range: { min, max, delta: max - min } };
+      }
+      if (field.config.color?.mode?.startsWith('palette')) {
+        field.config.color = { mode: 'fixed', fixedColor: getFieldSeriesColor(field, theme).color };
+      }
+      field.display = getDisplayProcessor({ field, theme });
+      field.getLinks = () => (field.config.links ?? []).map(({ title }) => ({ href: '#', title, target: '_self', origin: field }));
+    }
+  }
+  return frames;
+}
+
+function put(into: any, [name, ...rest]: string[], value: unknown) {
+  if (rest.length) put(into[name] ??= {}, rest, value);
+  else into[name] = value;
+}
+
 function Stat({ panel, frames, width, height }: Drawn) {
-  const { reduceOptions, colorMode, graphMode, textMode } = panel.options;
+  const { reduceOptions, ...options } = panel.options;
   const values = getFieldDisplayValues({
-    fieldConfig: panel.fieldConfig, reduceOptions, replaceVariables: (it) => it, theme, data: frames,
-    sparkline: graphMode !== 'none', timeZone: 'utc',
+    fieldConfig: panel.fieldConfig, reduceOptions, replaceVariables: (text) => text, theme, data: frames, timeZone: 'utc',
+    sparkline: options.graphMode !== 'none',
   });
   const across = width >= height * 1.5;
+  const share = (length: number) => (length - GAP * (values.length - 1)) / values.length;
   return (
-    <div style={{ display: 'flex', flexDirection: across ? 'row' : 'column', gap: 8 }}>
-      {values.map(({ display, sparkline }, place) => (
-        <BigValue key={place} value={display} sparkline={sparkline} colorMode={colorMode} graphMode={graphMode} textMode={textMode}
-          theme={theme} count={values.length} width={across ? (width - 8 * (values.length - 1)) / values.length : width}
-          height={across ? height : (height - 8 * (values.length - 1)) / values.length} />
+    <div style={{ display: 'flex', flexDirection: across ? 'row' : 'column', gap: GAP }}>
+      {values.map(({ display, sparkline }, index) => (
+        <BigValue key={index} value={display} sparkline={sparkline} theme={theme} count={values.length} {...options}
+          width={across ? share(width) : width} height={across ? height : share(height)} />
       ))}
     </div>
   );
@@ -63,114 +128,98 @@ function Table({ panel, frames, width, height }: Drawn) {
   );
 }
 
-function Lines({ panel, frames, width, height, marks, dots }: Drawn) {
+function Lines({ panel, frames, width, height }: Drawn) {
+  return <TimeSeries frames={frames} width={width} height={height} timeRange={range} timeZone="utc" legend={panel.options.legend} />;
+}
+
+/** A lane for each series, in the colours and words of its value mappings. */
+function StateTimeline({ panel, frames, width, height }: Drawn) {
+  const lanes = frames.map((frame) => ({ name: getFieldDisplayName(frame.fields[1], frame, frames), fields: frame.fields }));
+  const left = Math.min(width / 3, Math.max(...lanes.map(({ name }) => measureText(name, FONT).width)) + 12);
+  const x = (at: number) => left + ((at / 1000 - from) / (to - from)) * (width - left - 12);
+  const tall = (height - 22) / lanes.length;
+  const step = [5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 21600].find((seconds) => x(seconds * 1000) - x(0) > 70) ?? 86400;
+  const ticks = Array.from({ length: Math.floor(to / step) - Math.ceil(from / step) + 1 }, (_, index) => (Math.ceil(from / step) + index) * step * 1000);
+  const text = { fontSize: FONT, fill: colors.text.primary };
   return (
-    <TimeSeries frames={frames} width={width} height={height} timeRange={range} timeZone="utc" legend={panel.options.legend}>
-      {(builder) => <Marks builder={builder} marks={marks} dots={dots} />}
-    </TimeSeries>
+    <svg width={width} height={height}>
+      {ticks.map((at) => (
+        <g key={at}>
+          <line x1={x(at)} x2={x(at)} y1={0} y2={height - 22} stroke={colors.border.weak} />
+          <text x={x(at)} y={height - 6} textAnchor="middle" {...text}>{dateTimeFormat(at, { format: step < 60 ? 'HH:mm:ss' : 'HH:mm', timeZone: 'utc' })}</text>
+        </g>
+      ))}
+      {lanes.map(({ name, fields: [times, field] }, lane) => (
+        <g key={name} transform={`translate(0 ${lane * tall})`}>
+          <text x={left - 8} y={tall / 2 + 4} textAnchor="end" {...text}>{name}</text>
+          {stretches(times.values, field.values, times.config.interval!).map(({ begins, ends, value }) => {
+            const shown = field.display!(value);
+            const words = formattedValueToString(shown);
+            const wide = Math.max(1, x(ends) - x(begins));
+            return (
+              <g key={begins}>
+                <rect x={x(begins)} y={tall * 0.075} width={wide} height={tall * (panel.options.rowHeight ?? 0.9)} fill={shown.color} fillOpacity={0.85} />
+                {wide > measureText(words, FONT).width + 6 && tall > FONT && (
+                  <text x={x(begins) + 4} y={tall / 2 + 4} fontSize={FONT} fill={colors.getContrastText(shown.color ?? '#000')}>{words}</text>
+                )}
+              </g>
+            );
+          })}
+        </g>
+      ))}
+    </svg>
   );
 }
 
-/** Annotations as the dashed lines that Grafana draws, and exemplars as squares. */
-function Marks({ builder, marks, dots }: { builder: UPlotConfigBuilder; marks: Mark[]; dots: Dot[] }) {
-  const { colors } = useTheme2();
-  useLayoutEffect(() => {
-    builder.addHook('draw', (plot: uPlot) => {
-      const { ctx, bbox } = plot;
-      const scale = Object.keys(plot.scales).find((it) => it !== 'x')!;
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-      ctx.clip();
-      ctx.strokeStyle = ctx.fillStyle = dashboard.annotations.list[0]?.iconColor ?? colors.error.main;
-      for (const { from, to } of marks) {
-        const [left, right] = [from, to].map((it) => plot.valToPos(it * 1000, 'x', true));
-        ctx.globalAlpha = 0.08;
-        ctx.fillRect(left, bbox.top, right - left, bbox.height);
-        ctx.globalAlpha = 0.7;
-        ctx.setLineDash([5, 5]);
-        ctx.beginPath();
-        ctx.moveTo(left, bbox.top);
-        ctx.lineTo(left, bbox.top + bbox.height);
-        ctx.stroke();
-      }
-      ctx.globalAlpha = 1;
-      ctx.fillStyle = colors.text.secondary;
-      for (const { at, value } of dots) {
-        const [x, y] = [plot.valToPos(at * 1000, 'x', true), plot.valToPos(value, scale, true)];
-        ctx.fillRect(x - 2, y - 2, 4, 4);
-      }
-      ctx.restore();
-    });
-  }, [builder, marks, dots, colors]);
-  return null;
+/** Stretches of equal values; missing samples leave a gap. */
+function stretches(times: number[], values: (number | null)[], step: number) {
+  const made: { begins: number; ends: number; value: number }[] = [];
+  times.forEach((at, index) => {
+    const [value, last] = [values[index], made[made.length - 1]];
+    if (value === null) return;
+    if (last && last.ends >= at && last.value === value) last.ends = at + step;
+    else made.push({ begins: at, ends: at + step, value });
+  });
+  return made;
 }
 
-function StateTimelinePanel({ panel, ...drawn }: Drawn) {
-  return <StateTimeline {...drawn} options={panel.options} />;
-}
-
-function HeatmapPanel({ panel, ...drawn }: Drawn) {
-  return <Heatmap {...drawn} options={panel.options} />;
-}
-
-function Said({ text, bad }: { text: string; bad?: boolean }) {
-  const { text: plain, error } = theme.colors;
-  const style = { height: '100%', display: 'grid', placeItems: 'center', textAlign: 'center', padding: 8 } as const;
-  return <div style={{ ...style, color: bad ? error.text : plain.secondary, overflow: 'hidden' }}>{text}</div>;
-}
-
-/** The frames of a panel, as Grafana passes them to the panel. */
-async function framed(panel: any, { answers, step }: Asked): Promise<DataFrame[]> {
-  const flat = panel.targets[0].format === 'table';
-  const frames = panel.targets.flatMap((target: any) =>
-    flat ? [table(target, answers[target.refId], panel.targets.length === 1)] : series(target, answers[target.refId], step));
-  const full = flat ? frames.filter((it: DataFrame) => it.length) : frames;
-  return configured(full.length ? await transformed(full, panel.transformations ?? []) : [], panel.fieldConfig, theme);
-}
-
-function Inside({ panel, frames, width, height, fault }: { panel: any; frames: DataFrame[]; width: number; height: number; fault: string }) {
-  const Kind = KINDS[panel.type];
-  if (fault) return <Said bad text={fault} />;
-  if (!Kind) return <Said bad text={`the preview does not know panels of the type ${panel.type}`} />;
-  if (!frames.some((it) => it.length) && panel.type !== 'stat') return <Said text={panel.fieldConfig.defaults.noValue ?? 'No data'} />;
-  const { dots } = asked[panel.id];
-  return (
-    <ErrorBoundary>
-      {({ error }) => (error ? <Said bad text={String(error)} /> : <Kind {...{ panel, frames, width, height, range, marks, dots }} />)}
-    </ErrorBoundary>
-  );
+function Text({ text, color = colors.text.secondary }: { text: string; color?: string }) {
+  return <div style={{ height: '100%', display: 'grid', placeItems: 'center', textAlign: 'center', color, overflow: 'hidden' }}>{text}</div>;
 }
 
 function Panel({ panel, frames, fault }: { panel: any; frames: DataFrame[]; fault: string }) {
   const { x, y, w, h } = panel.gridPos;
   const [width, height] = [w * COLUMN - GAP, h * (CELL + GAP) - GAP];
+  const style = { position: 'absolute', left: EDGE + x * COLUMN, top: TOP + y * (CELL + GAP), width, height } as const;
+  if (panel.type === 'row') return <h6 style={{ ...style, padding: '6px 4px' }}>{panel.collapsed ? '›' : '⌄'} {panel.title}</h6>;
+  const Kind = KINDS[panel.type];
+  const inside = (inner: number, tall: number) => {
+    if (fault) return <Text text={fault} color={colors.error.text} />;
+    if (!frames.length && panel.type !== 'stat') return <Text text={panel.fieldConfig.defaults.noValue ?? 'No data'} />;
+    return (
+      <ErrorBoundary>
+        {({ error }) => (error ? <Text text={String(error)} color={colors.error.text} /> : <Kind {...{ panel, frames }} width={inner} height={tall} />)}
+      </ErrorBoundary>
+    );
+  };
   return (
-    <div style={{ position: 'absolute', left: EDGE + x * COLUMN, top: TOP + y * (CELL + GAP), width, height }}>
-      {panel.type === 'row' ? <h6 style={{ padding: '6px 4px' }}>⌄ {panel.title}</h6> : (
-        <PanelChrome title={panel.title} description={panel.description} width={width} height={height} statusMessage={fault || undefined}>
-          {(inner, tall) => <Inside panel={panel} frames={frames} width={inner} height={tall} fault={fault} />}
-        </PanelChrome>
-      )}
+    <div style={style}>
+      <PanelChrome title={panel.title} description={panel.description} width={width} height={height} statusMessage={fault || undefined}>{inside}</PanelChrome>
     </div>
   );
 }
 
 function Head() {
-  const { colors } = theme;
   const box = { border: `1px solid ${colors.border.medium}`, background: colors.background.primary, borderRadius: 2, padding: '4px 8px' };
-  const choices = dashboard.templating.list.filter((it: any) => it.type === 'query');
-  const when = `${dateTime(from * 1000).utc().format('YYYY-MM-DD HH:mm')} to ${dateTime(to * 1000).utc().format('HH:mm')} UTC`;
   return (
     <header style={{ position: 'absolute', left: EDGE, right: EDGE, top: 10, color: colors.text.primary }}>
       <div style={{ display: 'flex', justifyContent: 'space-between', alignItems: 'center' }}>
         <h4 style={{ margin: 0 }}>{dashboard.title}</h4>
-        <span style={box}>{when}</span>
+        <span style={box}>{raw.from.utc().format('YYYY-MM-DD HH:mm')} to {raw.to.utc().format('HH:mm')} UTC</span>
       </div>
       <div style={{ display: 'flex', gap: 12, alignItems: 'center', marginTop: 8 }}>
-        {choices.map((it: any) => (
-          <span key={it.name}><span style={{ ...box, background: colors.background.secondary }}>{it.label}</span>
-            <span style={box}>{chosen[it.name] ?? 'All'}</span></span>
+        {dashboard.templating.list.filter(({ type }: any) => type === 'query').map(({ name, label }: any) => (
+          <span key={name}><span style={{ ...box, background: colors.background.secondary }}>{label}</span><span style={box}>{chosen[name] ?? 'All'}</span></span>
         ))}
         <span style={{ color: colors.text.secondary, marginLeft: 'auto' }}>{dashboard.description}</span>
       </div>
@@ -179,24 +228,21 @@ function Head() {
 }
 
 async function draw() {
+  await Promise.all([400, 500].map((weight) => document.fonts.load(`${weight} 12px Inter`)));
   const panels = await Promise.all(dashboard.panels.map(async (panel: any) => {
-    const faults = panel.type === 'row' ? [] : Object.values(asked[panel.id].answers).flatMap((it) => it.error ?? []);
-    let frames: DataFrame[] = [];
-    try {
-      if (panel.type !== 'row' && !faults.length) frames = await framed(panel, asked[panel.id]);
-    } catch (error) {
-      faults.push(String(error));
-    }
-    return <Panel key={panel.id} panel={panel} frames={frames} fault={faults.join('; ')} />;
+    const answers: Answer[] = panel.type === 'row' ? [] : Object.values(asked[panel.id].answers);
+    const fault = answers.flatMap(({ error }) => error ?? []).join('; ');
+    const frames = panel.type === 'row' || fault ? [] : await framesOf(panel);
+    return <Panel key={panel.id} panel={panel} frames={frames} fault={fault} />;
   }));
   createRoot(document.getElementById('page')!).render(
     <ThemeContext.Provider value={theme}>
       <GlobalStyles />
-      <Global styles={css({ body: { overflow: 'hidden', background: theme.colors.background.canvas } })} />
+      <Global styles={css({ body: { overflow: 'hidden', background: colors.background.canvas } })} />
       <Head />
       {panels}
     </ThemeContext.Provider>,
   );
 }
 
-Promise.all([400, 500].map((weight) => document.fonts.load(`${weight} 12px Inter`))).then(draw);
+draw();
