@@ -94,12 +94,11 @@ kernels: $(READY) ## compile the GPU kernels, once; needs no GPU and no toolkit 
 $(KERNELS): scrubber/cuda/kernels/scrub.cu scrubber/cuda/kernels/machine.cuh scrubber/cuda/kernels/manifest.json
 	@$(MAKE) -s kernels ARGS=
 
-docs: $(READY) $(KERNELS) ## write the generated pages anew: commands, metrics, policy schema and tables, alert manifest, computed figures
+docs: $(READY) $(KERNELS) ## write the generated pages anew: commands, metrics, policy schema and tables, computed figures
 	@$(BIN)/python -m deploy.manual > docs/cli.md
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
 	@$(BIN)/python -m deploy.policy_schema docs/policies.md
-	@$(BIN)/python -m dashboards.prometheusrule > dashboards/kubernetes/prometheusrule.yaml
 	@$(BIN)/python -m benchmarks.computed > docs/measurements/computed.md
 
 dashboards: $(READY) ## write the committed dashboards anew

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from dashboards import prometheusrule
 from tests.dashboards import rulefiles
 
 needed = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 
-GROUPS = [group for name in prometheusrule.SOURCES for group in rulefiles.read(rulefiles.FOLDER / name)["groups"]]
+GROUPS = [group for path in rulefiles.SOURCES for group in rulefiles.read(path)["groups"]]
 EXPRESSIONS = {rule.get("alert") or rule["record"]: rule["expr"] for group in GROUPS for rule in group["rules"]}
 
 

@@ -42,6 +42,7 @@ def rules(name: str) -> list[dict[str, Any]]:
     return [rule for group in read(FOLDER / name)["groups"] for rule in group["rules"]]
 
 
+SOURCES = (FOLDER / "rules.yaml", FOLDER / "alerts.yaml")
 UNIT_TESTS = {path: read(path) for path in sorted((Path(__file__).parent / "rules").glob("*.yaml"))}
 ALERTS = rules("alerts.yaml")
 RECORDED = {rule["record"]: promql.parse(rule["expr"]) for rule in rules("rules.yaml")}

@@ -6,7 +6,6 @@ import promql_parser as promql
 import pytest
 from prometheus_client.utils import floatToGoString
 
-from dashboards import prometheusrule
 from plugin.dra.metrics import Call
 from plugin.metrics import collector
 from plugin.metrics import table as plugin_metrics
@@ -16,7 +15,7 @@ from policies.xidtable import Action
 from scrubber.core.model import AilmentKind, Availability, State
 from scrubber.metrics import counters
 from tests.dashboards import promtool, rulefiles
-from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE
+from tests.dashboards.rulefiles import ALERTS, RECORDED, SERIES, TABLE
 
 EXPRESSIONS = {**RECORDED, **{rule["alert"]: promql.parse(rule["expr"]) for rule in ALERTS}}
 
@@ -107,15 +106,9 @@ def test_recorded_series_are_named_by_level():
     assert not RECORDED.keys() & SERIES.keys()
 
 
-def test_the_manifest_has_the_rules_of_the_source():
-    path = FOLDER / "kubernetes" / "prometheusrule.yaml"
-    assert path.read_text() == prometheusrule.render(), "run `make docs`"
-    assert rulefiles.read(path)["spec"]["groups"] == promtool.GROUPS
-
-
 @promtool.needed
 def test_promtool_accepts_the_rules():
-    promtool.run("check", "rules", *(FOLDER / name for name in prometheusrule.SOURCES))
+    promtool.run("check", "rules", *rulefiles.SOURCES)
 
 
 @promtool.needed

@@ -111,7 +111,7 @@
 {{- fail "admissionPolicy.kubeletDirectories: Deny and Warn exclude each other; leave Warn out" -}}
 {{- end -}}
 {{- range $v.prometheusRule.disabled -}}
-  {{- if not (contains (printf "alert: %s\n" .) ($.Files.Get "files/prometheusrule.yaml")) -}}
+  {{- if not (contains (printf "alert: %s\n" .) ($.Files.Get "files/alerts.yaml")) -}}
   {{- fail (printf "prometheusRule.disabled: there is no alert %s" .) -}}
   {{- end -}}
 {{- end -}}
