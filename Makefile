@@ -120,8 +120,10 @@ lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \
 	  --no-emit-find-links --no-annotate --no-header $(ARGS) pyproject.toml -o requirements.lock
 	@$(BIN)/uv pip compile -q $(IMAGE) $(ARGS) pyproject.toml -o deploy/requirements/none.lock
-	@$(BIN)/uv pip compile -q $(IMAGE) --extra cuda12 $(ARGS) pyproject.toml -o deploy/requirements/cuda12.lock
-	@$(BIN)/uv pip compile -q $(IMAGE) --extra cuda13 $(ARGS) pyproject.toml -o deploy/requirements/cuda13.lock
+# What the images for NVIDIA GPUs have more than the image without CUDA.
+	@for lock in deploy/requirements/cuda12.lock deploy/requirements/cuda13.lock; do \
+	  $(BIN)/uv pip compile -q $(IMAGE) --extra $$(basename $$lock .lock) $(ARGS) pyproject.toml -o $$lock && \
+	  { echo '-r none.lock'; grep -vxFf deploy/requirements/none.lock $$lock; } > $$lock.new && mv $$lock.new $$lock || exit 1; done
 
 clean: ## remove the environment and everything that was made
 	@rm -rf .venv build dist .*_cache .hypothesis scrubber/cuda/kernels/*.cubin scrubber/cuda/kernels/*.ptx
