@@ -16,6 +16,9 @@ GO_BUILD = CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' n
   -buildvcs=false -tags no_btrfs,no_devmapper,no_zfs \
   -ldflags "-s -w -extldflags=-Wl,-z,lazy -X k8s.io/component-base/version.gitVersion=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes)"
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
+# The stubs of the .proto files: their types (*.pyi), and what else the caller names. By the programs of $(1), into $(2).
+protoc = PATH="$(abspath $(1)):$$PATH" $(1)/python -m grpc_tools.protoc -I. scrubber/api/scrub.proto \
+  plugin/kubelet_api/*.proto --mypy_out=quiet:$(2) --mypy_grpc_out=quiet:$(2)
 # What the image is made of: the releases of requirements.lock, each by its hash.
 IMAGE := --universal --python-version 3.11 --extra cluster --extra receipts --generate-hashes --constraint requirements.lock \
   --no-emit-index-url --no-emit-find-links --no-annotate --no-header
@@ -76,10 +79,8 @@ cluster: $(READY) $(KERNELS) ## the tests on a real Kubernetes node, as root; it
 actionlint: ## build the checker of the workflows into build/tools; needs Go. Without it, one test is skipped
 	@GOBIN=$(CURDIR)/build/tools nice -n 19 go install -trimpath $(ACTIONLINT)
 
-proto: $(READY) ## regenerate the committed stubs from the .proto files
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
-	  --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) \
-	  scrubber/api/scrub.proto plugin/kubelet_api/*.proto
+proto: $(READY) ## regenerate the stubs from the .proto files
+	@$(call protoc,$(BIN),$(OUT)) --python_out=$(OUT) --grpc_python_out=$(OUT)
 
 gate: ## compile the create gate into build/autoclave-gate; needs a C compiler
 	@mkdir -p build && $(CC) -static -O2 -s -std=c11 -Wall -Wextra -Werror -o build/autoclave-gate scrubber/create_gate/autoclave-gate.c
@@ -126,7 +127,7 @@ lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases
 	  { echo '-r none.lock'; grep -vxFf deploy/requirements/none.lock $$lock; } > $$lock.new && mv $$lock.new $$lock || exit 1; done
 
 clean: ## remove the environment and everything that was made
-	@rm -rf .venv build dist .*_cache .hypothesis scrubber/cuda/kernels/*.cubin scrubber/cuda/kernels/*.ptx
+	@rm -rf .venv build dist .*_cache .hypothesis scrubber/cuda/kernels/*.cubin scrubber/cuda/kernels/*.ptx */*/*_pb2*.pyi
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml requirements.lock
@@ -142,4 +143,6 @@ $(READY): pyproject.toml requirements.lock
 	@.venv/bin/uv pip install -q --compile-bytecode --python .venv/bin/python -r requirements.lock 2>/dev/null || \
 	  .venv/bin/python -m pip install -qq -r requirements.lock
 	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+# mypy and editors need the types of the stubs. No program does, so they are not committed.
+	@$(call protoc,.venv/bin,.)
 	@touch $@
