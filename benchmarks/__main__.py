@@ -1,4 +1,4 @@
-"""Run every measurement and write ``docs/measurements/<name>.md`` and ``.json``: what was measured, where, and how.
+"""Run every measurement and write ``docs/measurements/service.md``: what was measured, where, and how.
 
 python -m benchmarks [--quick] [--only NAME] [--output DIR]
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import signal
 import sqlite3
@@ -100,11 +99,9 @@ def main() -> None:
 
 
 def write(directory: Path, where: dict[str, str], figures: list[Figure]) -> None:
-    """The table for people and the same for machines."""
+    """The figures as a page."""
     directory.mkdir(parents=True, exist_ok=True)
     taken = time.strftime("%Y-%m-%d", time.gmtime())
-    document = {"taken": taken, "command": "make bench", "machine": where, "figures": [f.as_dict() for f in figures]}
-    (directory / "service.json").write_text(json.dumps(document, indent=2) + "\n")
     lines = [f"- {name}: {value}" for name, value in where.items()]
     text = f"""# The scrub service on simulated GPUs
 

@@ -4,7 +4,7 @@ python -m benchmarks.image [--output DIR]
 
 For each CUDA, the steps of deploy/Dockerfile in an empty environment: every locked package by its hash, compiled, then
 the wheel of this tree, without what the image leaves out. Where docker, podman or buildah is, also the image itself:
-its parts, and its starts beside those of the same packages outside. Writes ``image.md`` and ``.json``.
+its parts, and its starts beside those of the same packages outside. Writes ``image.md``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Built:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.image", description=__doc__)
-    parser.add_argument("--output", type=Path, help="where to write image.md and image.json")
+    parser.add_argument("--output", type=Path, help="where to write image.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
@@ -81,12 +81,9 @@ def main() -> None:
         built = _image(place / "none")
     taken = time.strftime("%Y-%m-%d", time.gmtime())
     machine = {"processor": platform.machine(), "python": platform.python_version()}
-    document: dict[str, Any] = {"taken": taken, "command": COMMAND, "machine": machine}
-    document |= {"variants": [asdict(it) for it in found], "image": asdict(built) if built else None}
     text = _text(taken, machine, found) + (_built(built) if built else UNBUILT)
     print(text)
     if options.output is not None:
-        (options.output / "image.json").write_text(json.dumps(document, indent=2) + "\n")
         (options.output / "image.md").write_text(text)
 
 
