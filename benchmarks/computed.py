@@ -14,8 +14,6 @@ from functools import cached_property
 
 from benchmarks.trial import computed
 from deploy.compile_kernels import ARCHITECTURES
-from scrubber.cuda.card import KernelProgram, Sweep
-from scrubber.cuda.device import BLOCKS, THREADS
 from scrubber.cuda.images import FOLDER, binary
 from scrubber.cuda.patterns import VECTOR
 from tests.fakes.cuda.emulation import disassembler
@@ -24,13 +22,9 @@ from tests.fakes.cuda.translation.elf import Elf
 
 UNROLL = 4  # vectors that a thread has under way, in ``scrub.cu``
 KEYED = "0x1ce4e5b9"  # half of a factor that only the keyed pattern has
-REGISTERS = 0x2F  # an attribute of a kernel in section .nv.info
-PASSES = {"write": Sweep.WRITE, "check": Sweep.CHECK, "invert": Sweep.INVERT}
 ACCESS = {"write": "STG", "check": "LDG"}
-MIB, KIB = 2**20, 2**10
+MIB = 2**20
 
-UNIT_REGISTERS, REGISTERS_BY = 65536, 8  # of a multiprocessor; and in which steps a thread gets them
-UNIT_THREADS = {75: 1024, 80: 2048, 86: 1536, 89: 1536, 90: 2048, 100: 2048, 103: 2048, 120: 1536}
 ISSUED = 4 * 32  # instructions of single threads that a multiprocessor issues in a clock
 IDLE_MHZ = 345
 
@@ -64,25 +58,6 @@ TEXT = """# Computed figures
 `make docs` writes it anew, and a test compares it with the kernels. [The trial](../../benchmarks/trial/README.md)
 prints what it measures beside what is computed here.
 
-## Registers and shared memory
-
-Of each [kernel](../kernels.md) in each image, as its machine code says: the registers of a thread, and the bytes of
-shared memory of a block. From 9.0 on, 1,024 of these bytes are those that the system reserves.
-
-{kernels}
-
-## Blocks, and bytes under way
-
-A block has {threads} threads, and each of them has {unroll} vectors of {vector} bytes under way. `device.py` asks for
-the blocks in the second line, or for as many as the threads of a multiprocessor allow. "Fit" also counts the
-registers.
-
-{blocks}
-
-One figure that was reported says how many bytes are enough: on GH200 a kernel with 16 KiB of reads under way on each
-of 132 multiprocessors reached 2,775 GB/s. So a read took {latency:.0f} ns, and the peak of H200 needs {needed:.0f}
-KiB on each. `check` has {check_kib} KiB.
-
 ## The passes of a scrub
 
 A fast scrub passes over the memory four times: it writes a keyed pattern, compares it, writes zeros and compares
@@ -113,19 +88,9 @@ reported at {idle} MHz, and how fast its clock rises is not known.
 
 INPUTS = (
     (
-        "threads of a multiprocessor",
-        "{unit_threads}",
-        "CUDA Programming Guide, compute capabilities",
-    ),
-    (
-        "registers of a multiprocessor",
-        "65,536, given to a thread by eight",
-        "the same",
-    ),
-    (
         "instructions that a multiprocessor issues",
         "four warps of 32 threads in a clock",
-        "the same: four schedulers",
+        "CUDA Programming Guide: four schedulers",
     ),
     (
         "H100 80 GB: memory, memory clock, bus",
@@ -148,8 +113,8 @@ INPUTS = (
         "awslabs/amazon-eks-ami#1985 (H200)",
     ),
     (
-        "`triad` on GH200 96 GB; stores; reads with 16 KiB under way",
-        "3,783; 3,944; 2,775 of 4,023 GB/s (2,619 MHz, 6,144 bits)",
+        "`triad` on GH200 96 GB; stores",
+        "3,783; 3,944 of 4,023 GB/s (2,619 MHz, 6,144 bits)",
         "RRZE-HPC/gpu-benches at 1038c5d, `gpu-stream/gh200.txt`",
     ),
     (
@@ -173,25 +138,16 @@ def shipped() -> dict[int, Image]:
 def page() -> str:
     """The page."""
     images, h200 = shipped(), GPUS[-1]
-    latency = 16 * KIB * h200.units / 2775  # ns
     return TEXT.format(
-        kernels=kernels(images),
-        blocks=blocks(images),
         passes=passes(),
-        instructions=_instructions(images),
+        instructions=instructions(images),
         clocks=_clocks(images[90]),
-        threads=THREADS,
         unroll=UNROLL,
-        vector=VECTOR,
-        latency=latency,
-        needed=h200.peak * latency / h200.units / KIB,
-        check_kib=_under_way(BLOCKS[Sweep.CHECK]) // KIB,
         least=computed.LEAST,
         best=computed.BEST,
         issued=ISSUED,
         idle=IDLE_MHZ,
         inputs=_table(("input", "value", "source"), *INPUTS).format(
-            unit_threads="; ".join(f"{_version(number)}: {threads:,}" for number, threads in UNIT_THREADS.items()),
             datasheet=4 * computed.floor(h200.size, 4800),
         ),
     )
@@ -206,7 +162,6 @@ class Image:
     def __init__(self, architecture: int) -> None:
         self._path = FOLDER / binary(*divmod(architecture, 10))
         self.elf = Elf(self._path.read_bytes())
-        self.registers = self.elf.answers(REGISTERS)
 
     @cached_property
     def _code(self) -> dict[str, _Code]:
@@ -221,12 +176,6 @@ class Image:
         """The instructions for each vector of a keyed pattern."""
         [count] = {_shortest(loop) for loop in _loops(self._code[kernel]) if _is_keyed(loop, ACCESS[kernel])}
         return count / UNROLL
-
-    def fitting(self, kernel: str) -> int:
-        """The blocks that fit on a multiprocessor, of those that are asked for."""
-        a_thread = -(-self.registers[kernel] // REGISTERS_BY) * REGISTERS_BY
-        most = (UNIT_THREADS[self.elf.architecture] // THREADS, UNIT_REGISTERS // (a_thread * THREADS))
-        return min(BLOCKS[PASSES[kernel]], *most)
 
 
 def _loops(code: _Code) -> Iterator[_Code]:
@@ -268,10 +217,6 @@ def _shortest(loop: _Code) -> int:
     return counts[len(loop) - 1] + 1
 
 
-def _under_way(blocks: int) -> int:
-    return blocks * THREADS * UNROLL * VECTOR
-
-
 def _version(architecture: int) -> str:
     return f"{architecture // 10}.{architecture % 10}"
 
@@ -279,31 +224,6 @@ def _version(architecture: int) -> str:
 def _table(*rows: Sequence[str]) -> str:
     head, *rest = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *rest])
-
-
-def kernels(images: dict[int, Image]) -> str:
-    """The table of registers and shared memory."""
-    names = (*PASSES, *(program.value for program in KernelProgram))
-    rows = [
-        (_version(number), *(f"{it.registers[name]}, {it.elf.size(f'.nv.shared.{name}')}" for name in names))
-        for number, it in images.items()
-    ]
-    return _table(("image", *(f"`{name}`" for name in names)), *rows)
-
-
-def blocks(images: dict[int, Image]) -> str:
-    """The table of blocks and bytes under way."""
-
-    def cell(image: Image, name: str) -> str:
-        fitting = image.fitting(name)
-        return f"{fitting} fit, {_under_way(fitting) // KIB} KiB"
-
-    asked = ("asked for", "", *(str(BLOCKS[kind]) for kind in PASSES.values()))
-    rows = [
-        (_version(number), f"{UNIT_THREADS[number]:,}", *(cell(it, name) for name in PASSES))
-        for number, it in images.items()
-    ]
-    return _table(("image", "threads of a multiprocessor", *(f"`{name}`" for name in PASSES)), asked, *rows)
 
 
 def passes() -> str:
@@ -316,7 +236,8 @@ def passes() -> str:
     return _table(("GPU", "memory", "peak", "one pass: floor, expected", "four passes"), *rows)
 
 
-def _instructions(images: dict[int, Image]) -> str:
+def instructions(images: dict[int, Image]) -> str:
+    """The table of instructions for each vector."""
     rows = [
         (_version(number), *(f"{it.per_vector(name):.1f}" for name in ACCESS)) for number, it in images.items()
     ]  # fmt: skip

@@ -165,21 +165,17 @@ def _size(distribution: metadata.Distribution) -> int:
 
 
 def _text(taken: str, machine: dict[str, str], found: list[Variant]) -> str:
-    rows = []
-    for it in found:
-        named = ", ".join(f"{name} {size / MIB:.1f}" for name, size in it.largest.items())
-        rows.append(f"| `{it.name}` | {it.packages} | {it.bytes / MIB:.0f} MiB | {named} |")
+    rows = [f"| `{it.name}` | {it.packages} | {it.bytes / MIB:.0f} MiB |" for it in found]
     return f"""# What the image holds
 
 Taken {taken} with `{COMMAND}`, on {machine["processor"]} with Python {machine["python"]}: the
-steps of `deploy/Dockerfile` in an empty environment. Both commands were started from each of them.
+steps of `deploy/Dockerfile` in an empty environment. `image.json` beside this page has the size of each package.
 
-| `CUDA` | packages | on disk | the largest, in MiB, before they are compiled |
-|---|---|---|---|
+| `CUDA` | packages | on disk |
+|---|---|---|
 {chr(10).join(rows)}
 
-"On disk" is `/opt/autoclave` whole, compiled Python files included. What the base image takes comes on top. The image
-has another minor version of Python than this machine may have: sizes differ a little.
+"On disk" is `/opt/autoclave` whole, compiled Python files included. What the base image takes comes on top.
 """
 
 
@@ -187,10 +183,6 @@ def _built(it: Built) -> str:
     parts = {**it.sizes["parts"], "whole image": sum(it.sizes["parts"].values())}
     before = {**it.before["parts"], "whole image": sum(it.before["parts"].values())}
     sizes = [f"| {name} | {before[name] / MIB:.1f} | {size / MIB:.1f} |" for name, size in parts.items()]
-    packages = sorted(it.sizes["packages"].items(), key=lambda package: package[1], reverse=True)
-    named = [f"| {name} | {size / MIB:.1f} |" for name, size in packages if size >= MIB]
-    rest = sum(size for _, size in packages if size < MIB)
-    others = f"| {len(packages) - len(named)} others | {rest / MIB:.1f} |"
     starts = [
         f"| {name} | {' | '.join(f'{quantile(samples, 0.5) * 1000:.0f} ms' for samples in _columns(it, name))} |"
         for name in it.inside["starts"]
@@ -205,16 +197,8 @@ Built with {it.builder} on `{it.base}`. Inside is Python {it.sizes["python"]}, o
 |---|---|---|
 {chr(10).join(sizes)}
 
-`/opt/autoclave` by package, with what was compiled of it:
-
-| package | MiB |
-|---|---|
-{chr(10).join(named)}
-{others}
-
-Starts, median of {samples}, inside and outside in turns, as user 65532 inside. "Outside" has the same packages on the
-machine's own Python. The service has 8 simulated GPUs, and its ledger knows them. Processor time is that of the one
-process, at its first answer or when it is registered. Other programs kept the machine busy: compare processor times.
+Starts, median of {samples}, inside and outside in turns. "Outside" has the same packages on the machine's own Python.
+The service has 8 simulated GPUs. Other programs kept the machine busy: compare processor times.
 
 | start | inside | outside | inside, processor time | outside, processor time |
 |---|---|---|---|---|
