@@ -195,4 +195,4 @@ def test_the_table_of_thresholds_lists_each_alert():
         for rule in ALERTS
         for severity in [rule["labels"]["severity"]]
     ]
-    assert [row for row in table if len(row) != 5 or not all(row)] == []
+    assert [row for row in table if len(row) != 4 or not all(row)] == []
