@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -103,9 +104,23 @@ def parse_proof(text: str) -> Proof:
     return Proof(int(index), hashes, checkpoint, extra)
 
 
-def verifier_key(name: str, public_key: bytes) -> str:
-    """The public key in the form that other tools for signed notes read."""
-    return f"{name}+{_key_hash(name, public_key).hex()}+{_base64(ED25519 + public_key)}"
+def notes_in(text: str) -> list[str]:
+    """The notes in a file: one as it is, or those in lines of the service's log, as JSON behind anything else."""
+    lines = [line[line.index("{") :] for line in text.splitlines() if "{" in line]
+    if not lines:
+        return [text]
+    found = [noted for line in lines if isinstance(noted := _fields(line).get("checkpoint"), str)]
+    if not found:
+        raise ReceiptError("no line of the log has a checkpoint")
+    return found
+
+
+def _fields(line: str) -> dict[str, object]:
+    try:
+        fields = json.loads(line)
+    except ValueError:  # cut off, or of another program
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _key_hash(name: str, public_key: bytes) -> bytes:

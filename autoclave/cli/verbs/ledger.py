@@ -9,8 +9,13 @@ import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options
 from ground import paths
+from ground.errors import FatalError
 from scrubber.ledger import file as ledger_file
+from scrubber.receipts import key, note
+from scrubber.receipts.note import Checkpoint
+from scrubber.receipts.signer import ReceiptError
 
+READABLE = click.Path(exists=True, dir_okay=False, path_type=Path)
 file = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 
 
@@ -23,18 +28,31 @@ def ledger() -> None:
 @options.output("text", "json", "yaml")
 @file
 @options.state_dir
-def verify(output: str, file: Path | None, state_dir: Path) -> int:
+@click.option(
+    "--checkpoint", "checkpoints", type=READABLE, multiple=True, metavar="FILE",
+    help="A signed checkpoint, or lines of the service's log; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--key", "keys", type=READABLE, multiple=True, metavar="FILE", show_default="the key in --state-dir",
+    help="A public key that may have signed them; may be repeated.",
+)  # fmt: skip
+def verify(
+    output: str, file: Path | None, state_dir: Path, checkpoints: tuple[Path, ...], keys: tuple[Path, ...]
+) -> int:
     """Check that no row was changed, lost or moved.
 
-    FILE is a ledger, for example one that was set aside; the default is the ledger in the state directory. Exit code 1,
-    with the first wrong row, when the check fails.
+    FILE is a ledger, for example one that was set aside; the default is the ledger in the state directory. Checkpoints
+    that were kept elsewhere also show that rows were cut off, or that an older copy was put back. Exit code 1, with the
+    first wrong row, when the check fails.
     """
     path = file or paths.ledger(state_dir)
-    audit = ledger_file.verify(path)
+    audit = ledger_file.verify(path, _opened(checkpoints, keys, state_dir))
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(audit)}), output)
     elif audit.broken is None:
         human.say(f"{path} is intact: {_rows(audit)}")
+        if checkpoints and audit.rows:
+            human.say(f"the checkpoints vouch for the rows up to {audit.vouched}, and for none after it")
     for name in audit.set_aside:
         human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
     if audit.broken is None:
@@ -54,6 +72,17 @@ def export(file: Path | None, state_dir: Path) -> None:
     """
     for row in ledger_file.export(file or paths.ledger(state_dir)):
         document.emit_line(row)
+
+
+def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) -> list[Checkpoint]:
+    """The checkpoints in these files; FatalError for one that none of the keys has signed."""
+    if not files:
+        return []
+    try:
+        public = [key.public_key_of(each.read_text()) for each in keys] or [key.read_key(state_dir).public_key]
+        return [note.opened(one, public, key.verify) for each in files for one in note.notes_in(each.read_text())]
+    except ReceiptError as error:
+        raise FatalError(f"cannot use the checkpoints: {error}") from error
 
 
 def _rows(audit: ledger_file.Audit, intact: str = "") -> str:

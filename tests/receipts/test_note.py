@@ -1,0 +1,80 @@
+"""Checkpoints and proofs as text: what was signed is read back, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("cryptography", reason="not installed: the extra receipts")
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from scrubber.receipts import key, merkle, note
+from scrubber.receipts.note import Checkpoint
+from scrubber.receipts.signer import ReceiptError
+
+CHECKPOINT = Checkpoint("autoclave/node-7", 123, bytes(range(32)))
+
+
+class Seeded:
+    """A key that is the same in each run."""
+
+    def __init__(self, seed: int) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed] * 32))
+        self.public_key = self._key.public_key().public_bytes_raw()
+        self.key_id = key.key_id(self.public_key)
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+OURS, OTHER = Seeded(1), Seeded(2)
+SIGNED = note.sign(CHECKPOINT, OURS)
+
+
+def test_a_signed_checkpoint_is_read_back():
+    assert note.opened(SIGNED, [OTHER.public_key, OURS.public_key], key.verify) == CHECKPOINT
+    assert SIGNED.splitlines()[:4] == ["autoclave/node-7", "123", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", ""]
+
+
+@pytest.mark.parametrize("at", range(0, len(SIGNED), 7))
+def test_a_checkpoint_with_one_other_character_is_refused(at):
+    other = "A" if SIGNED[at] != "A" else "B"
+    with pytest.raises(ReceiptError):
+        note.opened(SIGNED[:at] + other + SIGNED[at + 1 :], [OURS.public_key], key.verify)
+
+
+def test_a_signature_of_another_key_does_not_count():
+    with pytest.raises(ReceiptError, match="the checkpoint of autoclave/node-7 is not signed by the key"):
+        note.opened(SIGNED, [OTHER.public_key], key.verify)
+
+
+def test_signatures_of_others_are_ignored():
+    witnessed = SIGNED + "\u2014 witness.example 5bFGAAAAAAAAAAAA\n\u2014 no signature\nanything\n"
+    assert note.opened(witnessed, [OURS.public_key], key.verify) == CHECKPOINT
+
+
+def test_a_proof_is_read_back():
+    included = merkle.Inclusion(7, 123, CHECKPOINT.root, (b"\x01" * 32, b"\x02" * 32))
+    proof = note.prove(included, "ab" * 32, SIGNED)
+    assert note.parse_proof(proof.text) == proof
+    assert proof.text.startswith("c2sp.org/tlog-proof@v1\nextra ")
+    assert proof.text.endswith(SIGNED)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "c2sp.org/tlog-proof@v1\n", "c2sp.org/tlog-proof@v1\nindex 07\n\n", "x\nindex 1\n\n"]
+)
+def test_a_text_that_is_no_proof_is_refused(text):
+    with pytest.raises(ReceiptError):
+        note.parse_proof(text)
+
+
+def test_checkpoints_are_found_in_a_log():
+    line = json.dumps({"event": "checkpoint", "checkpoint": SIGNED})
+    log = f"{json.dumps({'event': 'serving'})}\n2026-11-25T10:00:00Z stdout F {line}\nplain text\n{line[:40]}\n{line}\n"
+    assert note.notes_in(log) == [SIGNED, SIGNED]
+    assert note.notes_in(SIGNED) == [SIGNED]
+    with pytest.raises(ReceiptError, match="no line of the log has a checkpoint"):
+        note.notes_in('{"event":"serving"}\n')
