@@ -94,8 +94,8 @@ def listed() -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = {}
     for part in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
         where = part.split("`")[1]
-        for event, level in re.findall(r"^\* `?([^`]+?)`? \(([^()]+)\): ", part, re.MULTILINE):
-            found[where, event] = set(level.split(", "))
+        for event, levels in re.findall(r"^\* (`[^`]+`|\(…\))(?: \(([^()]+)\))?(?::|$)", part, re.MULTILINE):
+            found[where, event.strip("`")] = set((levels or "warning").split(", "))
     return found
 
 
