@@ -21,10 +21,8 @@ stable contract.
 ## How to get them
 
 The scrub service, the device plugin and the DRA driver serve their metrics at the address of `--metrics-address
-HOST:PORT`, for example `$(POD_IP):9475` and `$(POD_IP):9476`. Without the flag they serve none. They read the same
-environment variable, `AUTOCLAVE_METRICS_ADDRESS`: set it for each container or unit separately. A second program at
-the same address ends with an error. The server speaks plain HTTP without authentication. Bind it to the address of
-the pod or to the loopback, never to a public address. It answers:
+HOST:PORT`, for example `$(POD_IP):9475` and `$(POD_IP):9476`. The server speaks plain HTTP without authentication. Bind
+it to the address of the pod or to the loopback, never to a public address. It answers:
 
 | path | |
 |---|---|
@@ -32,25 +30,21 @@ the pod or to the loopback, never to a public address. It answers:
 | `/healthz` | 200 while the event loop of the program answers: for a liveness probe |
 | `/readyz` | 200, or 503 and one line for each cause: for a readiness probe |
 
-A plugin or a scrub service on standby (`--standby`) is ready: an update stops the old one only then. The metrics of
-a scrub service on standby do not say that it serves: there is no `autoclave_ready`. After ten minutes on standby
-a scrub service is not ready any more; a plugin stays ready.
+A plugin or a scrub service on standby (`--standby`) is ready, and has no `autoclave_ready`. After ten minutes on
+standby a scrub service is not ready any more; a plugin stays ready.
 
 Each program also serves the metrics of its process: `process_cpu_seconds_total`, `process_open_fds`,
 `process_resident_memory_bytes` and so on.
 
-**Names.** A name ends with its unit, that of a counter with `_total` after the unit. `/metrics` shows the buckets of a
-histogram. `gpu` is the index of a device (`0`, and `0:1` for a slice); `uuid` is its permanent name.
-`autoclave_device_info` has the other properties; join it on `uuid`. Autoclave sets no label `node`: the scrape
-configuration adds it. No label holds a pod, a process or a receipt, so the number of series depends on the hardware
-and not on tenants.
+**Names.** `gpu` is the index of a device (`0`, and `0:1` for a slice); `uuid` is its permanent name.
+`autoclave_device_info` has the other properties; join it on `uuid`. The scrape configuration adds the label `node`. No
+label holds a pod, a process or a receipt, so the number of series depends on the hardware and not on tenants.
 
 **Absent is not zero.** A value that the hardware does not report, an unknown value, or a device that is gone has no
-series. If this matters for an alert on a value, add an alert on its absence.
+series.
 
 **Exemplars.** In histograms of scrubs and calls, the newest sample of a bucket may have an exemplar with its receipt
-(`receipt="..."`). This needs OpenMetrics and `--enable-feature=exemplar-storage` in Prometheus. `autoclave ledger
-export` has the row of the receipt.
+(`receipt="..."`). `autoclave ledger export` has the row of the receipt.
 """
 
 
