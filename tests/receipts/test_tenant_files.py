@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from asyncinotify import Inotify, Mask
 
 from scrubber.core import events as ev
 from scrubber.core.model import Owner, Record
@@ -171,6 +172,15 @@ def test_no_part_of_a_file_is_seen_and_no_document_without_its_proof(life: Life,
     assert life.content() == left
     assert [path for path in life.directory.iterdir() if path.is_file()] == []
     assert [line["error"] for line in logs] == ["File too large"]
+
+
+def test_a_file_comes_whole_into_the_directory_that_a_container_sees(life: Life) -> None:
+    folder = life.has(ev.ScrubStarted(lives.job()))
+    with Inotify() as inotify:
+        inotify.add_watch(folder, Mask.CREATE | Mask.MODIFY | Mask.MOVED_TO | Mask.CLOSE_WRITE)
+        life.has(lives.passed(life.record))
+        seen = [inotify.sync_get() for _ in (PROOF, ENVELOPE)]
+    assert [(str(event.name), event.mask) for event in seen] == [(PROOF, Mask.MOVED_TO), (ENVELOPE, Mask.MOVED_TO)]
 
 
 def test_what_is_planted_in_place_of_a_directory_or_file_is_not_used(life: Life, tmp_path: Path) -> None:
