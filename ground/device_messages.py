@@ -37,7 +37,7 @@ class ReportedDevice:
     waits: bool = False  # a pod may be given the device before it is clean: its containers wait for the proof
     past_gate: float = 0.0  # uptime; a container lately started past the gate on it while it was not proven; 0: none
     gate: str = ""  # the CDI name that makes the container runtime ask for each container; empty: it does not ask
-    receipts: str = ""  # the node's directory with the receipt of the next hand-over; empty: containers get none
+    receipts: str = ""  # as in ``GrantedDevice``, for a pod that gets the device while the service does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +68,4 @@ class GrantedDevice:
     grant: str
     receipt: str
     proof: Proof | None = None  # None without a receipt, and if the device was used since the grant
+    receipts: str = ""  # the node's directory with the receipt, for the containers; empty: they get none

@@ -144,13 +144,17 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         groups = [list(each.devices_ids) for each in request.container_requests]
         async with self._answered(Hook.ALLOCATE, groups, context, _FINAL) as operation:
             wanted = self._gate.find(self._resource, groups)
+            receipts = {device.uuid: device.receipts for device in chain(*wanted)}
 
             async def acquire() -> None:
-                operation.receipt = await self._gate.acquire(self._resource, list(chain(*wanted)), operation.op)
+                granted = await self._gate.acquire(self._resource, list(chain(*wanted)), operation.op)
+                operation.receipt = granted[0].receipt if granted else ""
+                receipts.update((grant.device, grant.receipts) for grant in granted)  # newer than the list
 
             answer = await self._responses.allocate(request, wanted, acquire)
             for container, devices in zip(answer.container_responses, wanted, strict=True):
                 container.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
+                response.add_receipts(container, [receipts[device.uuid] for device in devices])
             return answer
 
     async def PreStartContainer(

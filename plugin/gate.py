@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from ground import log, request_limits
+from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from plugin.devices import Device
 from plugin.listing import Listing
@@ -55,8 +56,8 @@ class Gate:
             raise InvalidRequest(f"{unknown[0]} is not a device of {resource}", Reason.UNKNOWN_DEVICE)
         return [[known[name] for name in group] for group in groups]
 
-    async def acquire(self, resource: str, devices: Sequence[Device], op: str = "") -> str:
-        """Hand out all of these devices to a new tenant, or raise; returns the receipt of the first device.
+    async def acquire(self, resource: str, devices: Sequence[Device], op: str = "") -> tuple[GrantedDevice, ...]:
+        """Hand out all of these devices to a new tenant, or raise; no grants where its containers wait for the service.
 
         ``op`` is the id of the operation in the logs of plugin and service. Before a refusal is raised, the kubelet
         sees it in the list.
@@ -65,15 +66,14 @@ class Gate:
         clock = asyncio.get_running_loop().time
         until = clock() + ALLOCATE_WITHIN - SETTLING
         with self.in_flight.one():
-            if all(device.waits for device in devices) and (receipt := await self._deferred(ids, op)) is not None:
-                return receipt
+            if all(device.waits for device in devices) and (granted := await self._deferred(ids, op)) is not None:
+                return granted
             try:
-                granted = await self._asked(
+                return await self._asked(
                     lambda left: self._scrubber.acquire(ids, announced=True, op=op, timeout=left),
                     until - SHOWN_WITHIN - clock(),
                     SECOND_CHANCE,
                 )
-                return granted[0].receipt if granted else ""
             except AutoclaveError as error:
                 if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
                     self._listing.distrust()
@@ -82,20 +82,19 @@ class Gate:
                 await asyncio.sleep(SETTLING)
                 raise
 
-    async def _deferred(self, ids: Sequence[str], op: str) -> str | None:
-        """Hand out devices whose containers the create gate holds until the proof; returns the first one's receipt.
+    async def _deferred(self, ids: Sequence[str], op: str) -> tuple[GrantedDevice, ...] | None:
+        """Hand out devices whose containers the create gate holds until the proof.
 
-        A service that is away or busy does not fail the pod: the receipt is empty, and the containers wait for it.
+        A service that is away or busy does not fail the pod: there are no grants, and the containers wait for it.
         None if the service answers that the devices are not free now: then it no longer knows that containers wait.
         """
         try:
-            granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
+            return await self._scrubber.acquire(ids, announced=True, op=op, timeout=DEFERRED_AFTER)
         except (Unreachable, NotReady) as error:
             if error.reason not in AWAY:
                 return None
             logger.warning("the containers wait for the service", op=op, devices=ids, error=error.message)
-            return ""
-        return granted[0].receipt if granted else ""
+            return ()
 
     async def _asked(self, ask: Callable[[float], Awaitable[A]], within: float, restarts: float) -> A:
         """Ask, and ask again while the service restarts. ``ask`` gets the seconds that are left of ``within``.

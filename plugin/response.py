@@ -5,13 +5,14 @@ requested twice), so that a cluster can change from one plugin to the other. Whe
 this module uses the order of the request. Device nodes are not de-duplicated, as in that plugin: two MIG devices of one
 GPU name its node twice, and the kubelet merges by path.
 
-Three things differ, on purpose:
+Four things differ, on purpose:
 
 * **The CDI kind.** NVIDIA's plugin writes its own CDI specification, of the kind ``k8s.device-plugin.nvidia.com/gpu``.
   This plugin writes none. It names devices of the host's specification, kind ``nvidia.com/gpu``, which must use UUIDs
   (``nvidia-ctk cdi generate --device-name-strategy=uuid``).
 * **Ids are UUIDs, never indexes.** The kubelet keeps a response and uses it for every restart of the container, even
   after a reboot. By then the index may belong to another GPU than the one that was proven clean.
+* **Receipts.** A container may get one more variable, and a mount for each device: see ``add_receipts``.
 * **Out of scope:** GDS, MOFED, GDRCopy, IMEX channels, MPS, time-sliced replicas, Tegra and WSL.
 
 With CDI strategies alone, the response has no device nodes even if they are requested, as in NVIDIA's plugin: the CDI
@@ -38,6 +39,8 @@ SHARED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 MOUNTS = "/var/run/nvidia-container-devices"
 MOUNTED = "/dev/null"
+RECEIPTS = "AUTOCLAVE_RECEIPTS"
+RECEIPTS_AT = "/run/autoclave/receipts"
 ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_"
 
 # A comma, a slash or the word "all" instead of an id would hand out devices that the gate did not check.
@@ -119,6 +122,17 @@ def respond(
     if style.pass_device_specs and not CDI.issuperset(style.strategies):
         response.devices.extend(_device_specs(devices, style.dev_root, shared_nodes))
     return response
+
+
+def add_receipts(response: wire.ContainerAllocateResponse, directories: Iterable[str]) -> None:
+    """Add the directories with the receipts of a container's devices to its response; empty: the device has none.
+
+    Each keeps its name, the id of the hand-over, so that a tenant can compute which receipt is meant for it.
+    """
+    for directory in dict.fromkeys(filter(None, directories)):
+        target = f"{RECEIPTS_AT}/{posixpath.basename(directory)}"
+        response.mounts.add(container_path=target, host_path=directory, read_only=True)
+        response.envs[RECEIPTS] = RECEIPTS_AT
 
 
 def _device_specs(devices: Sequence[Device], dev_root: str, shared_nodes: Collection[str]) -> Iterator[wire.DeviceSpec]:

@@ -77,6 +77,13 @@ class OnSick(Word):
     ALLOW = "allow"
 
 
+class Receipts(Word):
+    """Who gets the signed receipt of a device."""
+
+    KEEP = "keep"
+    MOUNT = "mount"
+
+
 class Passes(Word):
     """What is written over the memory."""
 
@@ -289,6 +296,9 @@ class Policy(Model):
 
     restart_on_sick: OnSick = OnSick.REFUSE
     """Whether a pod's containers may restart on a device with a fault that puts its results in doubt."""
+
+    receipts: Receipts = Receipts.KEEP
+    """Whether the signed receipt is kept on the node only, or also mounted read-only into the containers of the pod."""
 
     budgets: Budgets = Budgets()
     paths: Paths = Paths()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ground.errors import InvalidRequest, NotReady, Reason
+from policies.model import Receipts
 from scrubber.core import in_force, ownership, presence, proof, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Moment, Passage, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
@@ -16,6 +17,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy, DevicePolicy
+from scrubber.receipts.tenant_files import TenantFiles
 
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
@@ -36,6 +38,7 @@ class ServiceContext:
     # By device: the last container that the create gate let through since the boot. Empty where the gate is off.
     passages: Callable[[], Mapping[str, Passage]] = lambda: MappingProxyType({})
     covered: Callable[[str], bool] = lambda _device: True  # whether the container runtime knows the gate of a device
+    tenant_files: TenantFiles | None = None  # None: no receipt is signed
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.
@@ -75,6 +78,16 @@ class ServiceContext:
             facts = replace(facts, domain_resetting=True)
         unasked = in_force.unasked(record, facts, self.passages()) if facts.holders else ()
         return replace(facts, unasked=unasked) if unasked else facts
+
+    def receipts(self, record: Record, *, granted: bool = False) -> str:
+        """The node's directory with the receipt for the containers of a pod; empty: the policy gives them none.
+
+        For the pod that the device is granted to, or else for a pod that gets it before the service can say more.
+        """
+        files = self.tenant_files
+        if files is None or self.device_policy(record.device.uuid).policy.receipts is Receipts.KEEP:
+            return ""
+        return str(files.path(record) if granted else files.path_if_requested(record))
 
     async def observe(self, device: str, op: str, *, follow_up: bool = False) -> tuple[Record, Facts]:
         """Observe a device under its lock, and record what ends the trust in it before anything is answered."""

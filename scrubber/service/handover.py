@@ -116,8 +116,7 @@ class Handover:
                         await self._start_jobs(request, replies)
                         await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
                         to_withhold = set()
-                        records = context.ledger.records
-                        return {device: _granted(records[device], answer) for device, answer in replies.items()}
+                        return {device: self._granted(device, answer) for device, answer in replies.items()}
                     to_withhold = refused
                     _raise_refusals(replies, joined, request.action)
                     running = await self._start_jobs(request, replies)
@@ -370,6 +369,25 @@ class Handover:
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
         await context.ledger.append(request.op, *events)
 
+    def _granted(self, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
+        """The grant of a device, and what its receipt proves. Without a grant, the container waits until it is ready."""
+        record = self._context.ledger.records[device]
+        grant, receipt = record.grant, record.receipt
+        if grant is None or isinstance(answer, answers.Defer):
+            return GrantedDevice(device, "", "", receipts=self._context.receipts(record))
+        receipts = self._context.receipts(record, granted=True)
+        if receipt is None:  # granted without a proof, or in use already
+            return GrantedDevice(device, grant.id, grant.receipt or "", receipts=receipts)
+        proof = Proof(
+            path=receipt.path.value,
+            finished=receipt.finished.wall,
+            covered_bytes=receipt.covered_bytes,
+            allocatable_bytes=receipt.allocatable_bytes,
+            policy=receipt.policy,
+            envelope=receipt.envelope,
+        )
+        return GrantedDevice(device, grant.id, receipt.id, proof, receipts)
+
     async def _start_jobs(self, request: Request, replies: Mapping[str, Answer]) -> list[ScrubJob]:
         """The jobs that the answers ask for: started now, or already under way."""
         context = self._context
@@ -434,23 +452,6 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
-
-
-def _granted(record: Record, answer: answers.AcquireAnswer) -> GrantedDevice:
-    """The grant of a device, and what its receipt proves. Without a grant, the container waits until it is ready."""
-    device, grant, receipt = record.device.uuid, record.grant, record.receipt
-    if grant is None or isinstance(answer, answers.Defer):
-        return GrantedDevice(device, "", "")
-    if receipt is None:  # granted without a proof, or in use already
-        return GrantedDevice(device, grant.id, grant.receipt or "")
-    proof = Proof(
-        path=receipt.path.value,
-        finished=receipt.finished.wall,
-        covered_bytes=receipt.covered_bytes,
-        allocatable_bytes=receipt.allocatable_bytes,
-        policy=receipt.policy,
-    )
-    return GrantedDevice(device, grant.id, receipt.id, proof)
 
 
 def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:

@@ -109,6 +109,7 @@ class StatusReporter:
                 waits=offering.waits(policy, self._context.offer_facts(record)),
                 past_gate=record.past_unproven if 0 <= now.uptime - record.past_unproven < REPORTED_FOR else 0.0,
                 gate=self._gate(record.device.uuid),
+                receipts=self._context.receipts(record),
             )
             for record, policy in policies
         )

@@ -59,6 +59,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
         self.announced: list[bool] = []
         self.answer: Answer = yes
         self.receipt = "a-receipt"  # of everything that goes out
+        self.receipts: dict[str, str] = {}  # the directory of each device that goes out
         self._moved = asyncio.Event()
         self._seen = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -91,7 +92,10 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
 
     async def Acquire(self, request, context):
         self.announced.append(request.announced)
-        granted = [scrub_pb2.Granted(device=each, receipt=self.receipt) for each in request.devices]
+        granted = [
+            scrub_pb2.Granted(device=each, receipt=self.receipt, receipts=self.receipts.get(each))
+            for each in request.devices
+        ]
         return await self._answered("acquire", request, context, scrub_pb2.AcquireResponse(grants=granted))
 
     async def Start(self, request, context):

@@ -98,6 +98,38 @@ async def test_the_answer_names_the_gate_of_each_device(kubelet, door):
     assert named == [["autoclave.dev/gate=a"], ["autoclave.dev/gate=c"]]
 
 
+STATE = "/var/lib/autoclave/receipts/"
+
+
+def receipts(responses):
+    """The directories with receipts that each container gets, and its variable."""
+    assert all(mount.read_only for response in responses for mount in response.mounts)
+    return [
+        ({mount.container_path: mount.host_path for mount in it.mounts}, it.envs.get("AUTOCLAVE_RECEIPTS"))
+        for it in responses
+    ]
+
+
+async def test_each_container_gets_the_receipts_of_its_devices(kubelet, door):
+    """The service says where they are: its list may still name the directory of the last tenant."""
+    door.say(gpu(0, receipts=f"{STATE}of-the-last-tenant"), gpu(1), gpu(2, numa_node=None))
+    door.receipts = {A: f"{STATE}a", B: f"{STATE}b"}
+    at = "/run/autoclave/receipts"
+    assert receipts(await allocate(kubelet, [A, B], [C])) == [
+        ({f"{at}/a": f"{STATE}a", f"{at}/b": f"{STATE}b"}, at),
+        ({}, None),
+    ]
+
+
+async def test_a_container_that_waits_for_the_service_gets_the_directory_of_its_list(kubelet, door, listing):
+    door.silence = 60.0
+    door.say(gpu(0, waits=True, receipts=f"{STATE}a"), gpu(1, waits=True), gpu(2, numa_node=None))
+    await listing.until(lambda: listing.shown(GPU)[0].receipts != "")
+    await door.close()
+    [(mounts, _)] = receipts(await allocate(kubelet, [A]))
+    assert mounts == {"/run/autoclave/receipts/a": f"{STATE}a"}
+
+
 async def test_the_list_has_the_numa_node_if_known(kubelet):
     message = await kubelet.ListAndWatch(wire.Empty()).read()
     assert {it.ID: [node.ID for node in it.topology.nodes] for it in message.devices} == {A: [0], B: [0], C: []}

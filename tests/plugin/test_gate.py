@@ -118,9 +118,9 @@ async def test_where_containers_wait_an_absent_service_fails_no_pod(gate, door, 
     reader = read(listing)
     devices = await waited(gate, listing)
     door.answer = answer
-    assert await gate.acquire(GPU, devices) == ""
+    assert await gate.acquire(GPU, devices) == ()
     await door.close()
-    assert await gate.acquire(GPU, devices) == ""
+    assert await gate.acquire(GPU, devices) == ()
     await reader.until(all_well)
     assert {A: False, B: False} not in reader.lists
 
