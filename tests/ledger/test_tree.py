@@ -54,7 +54,7 @@ def test_a_ledger_that_grew_agrees_with_every_older_checkpoint(ledger, path):
     assert (audit.broken, audit.vouched, audit.rows) == (None, older[-1].size, older[-1].size + 1)
 
 
-def test_a_tail_cut_off_with_all_rights_is_found_by_a_checkpoint(ledger, path):
+def test_a_checkpoint_finds_a_tail_cut_off_with_all_rights(ledger, path):
     ledger.append([drafted("a tenant")] * 4)
     first = checkpoint(ledger)
     ledger.append([drafted("a tenant")] * 4)
@@ -112,7 +112,7 @@ def test_a_compaction_keeps_every_leaf(ledger, path):
         ("INSERT INTO tree VALUES (3, 0, zeroblob(32))", "level 3 of the tree does not follow"),
     ],
 )
-def test_a_tree_that_does_not_follow_from_the_rows_is_found(ledger, path, change, why):
+def test_a_tree_other_than_that_of_the_rows_is_found(ledger, path, change, why):
     ledger.append([drafted("a tenant")] * 4)
     ledger.close()
     changing(path, change)
@@ -121,7 +121,7 @@ def test_a_tree_that_does_not_follow_from_the_rows_is_found(ledger, path, change
     assert why in broken.why
 
 
-def test_a_start_finds_a_leaf_that_is_not_that_of_its_row(open_ledger, path):
+def test_a_start_finds_the_leaf_of_another_row(open_ledger, path):
     ledger, _ = open_ledger()
     ledger.append([drafted("a tenant")] * 4)
     ledger.close()

@@ -121,7 +121,7 @@ async def test_each_container_gets_the_receipts_of_its_devices(kubelet, door):
     ]
 
 
-async def test_a_container_that_waits_for_the_service_gets_the_directory_of_its_list(kubelet, door, listing):
+async def test_a_container_that_waits_gets_the_directory_of_the_list(kubelet, door, listing):
     door.silence = 60.0
     door.say(gpu(0, waits=True, receipts=f"{STATE}a"), gpu(1, waits=True), gpu(2, numa_node=None))
     await listing.until(lambda: listing.shown(GPU)[0].receipts != "")

@@ -83,7 +83,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_tenant_finds_its_receipt_from_the_proof_to_the_end_of_its_tenancy(life: Life) -> None:
+def test_a_tenant_has_its_receipt_until_its_tenancy_ends(life: Life) -> None:
     folder = life.is_proven()
     text = signed(life.record)
     for event in (None, ev.Granted(lives.grant(life.record)), STARTS):
@@ -126,7 +126,7 @@ def test_a_container_that_starts_again_finds_its_directory(life: Life, events: t
     assert life.content() == []  # the proof has ended
 
 
-def test_a_grant_that_ends_before_the_start_keeps_the_directory_that_the_kubelet_was_told(life: Life) -> None:
+def test_a_grant_without_a_start_keeps_its_directory(life: Life) -> None:
     folder = life.is_proven()
     life.is_granted()
     assert life.has(ev.Released("its proof ended before a container started on it")) == folder
@@ -157,14 +157,14 @@ def test_a_receipt_without_a_signature_leaves_no_file(life: Life) -> None:
     assert life.content() == []
 
 
-def test_only_the_service_changes_the_files_and_nobody_can_list_the_directories(life: Life) -> None:
+def test_only_the_service_lists_directories_and_changes_files(life: Life) -> None:
     folder = life.is_proven()
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (life.directory, folder, *folder.iterdir())}
     assert modes == {life.directory: 0o711, folder: 0o755, folder / ENVELOPE: 0o444, folder / PROOF: 0o444}
 
 
 @pytest.mark.parametrize(("proof", "left"), [("p" * 20, []), ("p", [PROOF])])
-def test_no_part_of_a_file_is_seen_and_no_document_without_its_proof(life: Life, proof: str, left: list[str]) -> None:
+def test_a_reader_sees_whole_files_only(life: Life, proof: str, left: list[str]) -> None:
     life.has(ev.ScrubStarted(lives.job()))
     before, after = life.record, live(life.record, lives.passed(life.record))
     with structlog.testing.capture_logs() as logs, files_of_at_most(10):
@@ -174,7 +174,7 @@ def test_no_part_of_a_file_is_seen_and_no_document_without_its_proof(life: Life,
     assert [line["error"] for line in logs] == ["File too large"]
 
 
-def test_a_file_comes_whole_into_the_directory_that_a_container_sees(life: Life) -> None:
+def test_a_container_sees_no_part_of_a_file(life: Life) -> None:
     folder = life.has(ev.ScrubStarted(lives.job()))
     with Inotify() as inotify:
         inotify.add_watch(folder, Mask.CREATE | Mask.MODIFY | Mask.MOVED_TO | Mask.CLOSE_WRITE)
@@ -183,7 +183,7 @@ def test_a_file_comes_whole_into_the_directory_that_a_container_sees(life: Life)
     assert [(str(event.name), event.mask) for event in seen] == [(PROOF, Mask.MOVED_TO), (ENVELOPE, Mask.MOVED_TO)]
 
 
-def test_what_is_planted_in_place_of_a_directory_or_file_is_not_used(life: Life, tmp_path: Path) -> None:
+def test_a_planted_directory_or_file_is_not_used(life: Life, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (elsewhere / ENVELOPE).write_text("not ours")
@@ -199,7 +199,7 @@ def test_what_is_planted_in_place_of_a_directory_or_file_is_not_used(life: Life,
     assert not any(life.files.handover(life.record) in str(line) for line in logs)
 
 
-def test_a_start_makes_what_is_missing_and_removes_what_belongs_to_nobody(life: Life, tmp_path: Path) -> None:
+def test_a_start_makes_missing_and_removes_surplus_directories(life: Life, tmp_path: Path) -> None:
     folder = life.is_proven()
     following = life.files.path(replace(life.record, vacated=life.record.vacated + 1))
     following.rmdir()
@@ -240,19 +240,19 @@ def _a_link(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_cut_off, _of_an_older_receipt, _a_link])
-def test_a_start_removes_files_that_are_not_those_of_the_receipt(life: Life, damage) -> None:
+def test_a_start_removes_files_of_another_receipt(life: Life, damage) -> None:
     damage(life.is_proven())
     life.files.reconcile([life.record])
     assert life.content() == []
 
 
-def test_a_start_removes_the_files_of_a_receipt_that_has_ended(life: Life) -> None:
+def test_a_start_removes_the_files_of_an_ended_proof(life: Life) -> None:
     life.is_proven()
     life.files.reconcile([live(life.record, ev.Distrusted("a reload", lives.RELOADED))])
     assert life.content() == []
 
 
-def test_an_id_is_the_same_after_a_restart_and_cannot_be_made_without_the_secret(life: Life, tmp_path: Path) -> None:
+def test_an_id_survives_a_restart_and_needs_the_secret(life: Life, tmp_path: Path) -> None:
     ids = {TenantFiles(tmp_path, secret).handover(lives.CLEAN) for secret in (SECRET, SECRET, b"t" * 32)}
     other = replace(lives.CLEAN, device=replace(lives.DEVICE, uuid="GPU-2"))
     ids.add(life.files.handover(other))
