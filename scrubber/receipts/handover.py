@@ -23,4 +23,4 @@ def owner_digest(secret: bytes, handover: str, owner: str) -> str:
     It differs in each hand-over, so that two tenants cannot find out that they followed the same owner.
     """
     text = f"owner\n{handover}\n{owner}"
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest() if owner else ""
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:32] if owner else ""
