@@ -6,8 +6,9 @@ import importlib
 import os
 import random
 import secrets
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -37,6 +38,11 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
+from scrubber.receipts import key as key_file
+from scrubber.receipts.notary import Notary
+from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.statement import Program
+from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.parts import Service
@@ -166,9 +172,30 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     evidence = chain.Retention(config.evidence_rows, config.evidence_age)
-    ledger = Ledger(opened, clock.now, loaded=accepted[-1], listener=counters.recorded, evidence=evidence)
+    notary = _notary(config, opened)
+    loaded = replace(accepted[-1], head=opened.head)  # the notary may have added a row
+    ledger = Ledger(opened, clock.now, loaded=loaded, listener=counters.recorded, evidence=evidence)
+    if notary is not None:
+        notary.files.reconcile(ledger.records.values())
+        ledger.witness = notary
     counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
     return ledger
+
+
+def _notary(config: ScrubberConfig, store: file.SqliteStore) -> Notary | None:
+    """Who signs receipts; None where nothing can be signed. The ledger says which key does from now on."""
+    try:
+        key = key_file.open_key(config.state_dir)
+        if key is None:
+            return None
+        if store.last_note(chain.KEY) is None:
+            store.note(chain.KEY, clock.now(), {"key": key.key_id, "public_key": key.public_key.hex()})
+    except ReceiptError as error:
+        logger.error("receipts are not signed", error=str(error))  # noqa: TRY400 - expected
+        return None
+    origin = f"autoclave/{config.node_name or socket.gethostname()}"
+    files = TenantFiles(paths.receipts(config.state_dir), key.secret)
+    return Notary(key, origin, Program(scrubber.__version__), files, lambda: clock.now().wall)
 
 
 def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGate | None:
@@ -229,6 +256,9 @@ def build(
         backend, observer, pool, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
+    notary = ledger.witness if isinstance(ledger.witness, Notary) else None
+    if notary is not None:
+        jobs.seal_with(notary.seal)
     gate = create_gate(config, ledger.notify)
     context = ServiceContext(
         ledger,
@@ -242,6 +272,8 @@ def build(
     )
     if gate is not None:
         context.passages, context.covered = gate.passages, gate.covers
+    if notary is not None:
+        context.tenant_files = notary.files
     service = Service.build(context, on_vitals=counters.vitals)
     about = views.ServiceStatus(
         scrubber.__version__,

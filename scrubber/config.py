@@ -94,6 +94,9 @@ class ScrubberConfig:
     standby: bool = False
     """Wait for the end of another service in the run directory, instead of an error."""
 
+    node_name: str = ""
+    """The name of this node in signed checkpoints; its host name when empty."""
+
     @property
     def simulation(self) -> Path:
         """The directory of the simulated GPUs."""

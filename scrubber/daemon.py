@@ -37,6 +37,7 @@ STANDBY_REPORTS_EVERY = 60.0  # seconds between two lines of the log
 STANDBY_READY_FOR = 600.0  # seconds on standby that count as ready: by then an update has ended the other service
 STARTING = "the service is starting"
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"  # lines of systemd's protocol sd_notify
+CHECKPOINT_EVERY = 600.0  # seconds; each receipt has one, too
 LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to open the ledger; the last one repeats
 FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
 
@@ -213,6 +214,7 @@ async def _run_service(
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
         asyncio.create_task(_watch_policy(active_policy, policy_changed), name="policy file"),
         asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
+        asyncio.create_task(_sign_checkpoints(ledger), name="checkpoints"),
     ]
     if built.gate is not None:
         tasks.append(asyncio.create_task(built.gate.follow(ledger), name="create gate"))
@@ -304,6 +306,14 @@ async def _reload(active_policy: ActivePolicy) -> None:
         logger.error("policy not loaded; the old policy stays in force", source=source, faults=faults)
     elif before and not active_policy.fault:
         logger.info("policy file corrected; it equals the policy in force", source=source)
+
+
+async def _sign_checkpoints(ledger: Ledger) -> None:
+    """Have the state of the ledger signed and logged, also while no GPU is scrubbed. Runs until it is cancelled."""
+    while True:
+        with suppress(LedgerUnavailable):  # the ledger has logged it
+            await ledger.checkpoint()
+        await asyncio.sleep(CHECKPOINT_EVERY)
 
 
 def _tell_systemd(*lines: str) -> None:

@@ -13,7 +13,7 @@ from ground import aio, log
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core import verdict
-from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Trigger
+from scrubber.core.model import Job, Moment, Outcome, Receipt, Record, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
 from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, own_worker
 from scrubber.jobs.slots import DeviceLocks, Slots
@@ -58,6 +58,10 @@ class Jobs:
         self._spawn_restorer = spawn_restorer
         self._restoring: dict[str, asyncio.Task[None]] = {}
         self.stopping = False  # whether the service stops
+
+    def seal_with(self, seal: Callable[[Record, Receipt], Receipt]) -> None:
+        """Have each receipt sealed. ``seal`` gets the record before the receipt."""
+        self._context = replace(self._context, seal=seal)
 
     def of(self, device: str) -> ScrubJob | None:
         """The job that runs on a device."""

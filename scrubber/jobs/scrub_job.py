@@ -83,6 +83,7 @@ class JobContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     watch_every: float  # seconds between two observations for unexpected holders
     running: dict[str, ScrubJob]  # by device; a job removes itself when it ends
+    seal: Callable[[Record, Receipt], Receipt] = lambda _record, receipt: receipt  # adds the signed document
 
 
 class ScrubJob:
@@ -458,7 +459,8 @@ class ScrubJob:
         now = self._context.now()
         if isinstance(judged, Measurements):
             name = (self.device_policy.rule, self._policy.proof_digest)
-            return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, now))
+            receipt = verdict.write_receipt(record, job, judged, name, now)
+            return ev.ScrubPassed(job.id, self._context.seal(record, receipt))
         escalate = self._policy.paths.escalate and not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.quarantine is not None
         given_up = pauses.given_up(record, self._policy, now)

@@ -41,8 +41,8 @@ class Witness(Protocol):
     def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
         """``prove``: that the row of this number is in the tree over all rows; and the row's hash."""
 
-    def checkpoint(self, included: Inclusion) -> None:
-        """Sign the present size and root of the tree."""
+    def checkpoint(self, included: Inclusion) -> str:
+        """Sign and log the present size and root of the tree; returns the signed note."""
 
 
 logger = log.get("ledger")

@@ -2,6 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 from ground import log
+from scrubber.core import events as ev
+from scrubber.core.events import Change
+from scrubber.core.model import Receipt, Record
+from scrubber.receipts import dsse, note, statement
+from scrubber.receipts.handover import owner_digest
+from scrubber.receipts.key import FileKey
+from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.note import Checkpoint
+from scrubber.receipts.state import SigningState
+from scrubber.receipts.statement import Program
+from scrubber.receipts.tenant_files import TenantFiles
 
 logger = log.get("receipts")
+
+
+class Notary:
+    """The witness of the ledger. Its errors are logged: without a signature, a clean GPU is still clean."""
+
+    def __init__(
+        self, key: FileKey, origin: str, program: Program, files: TenantFiles, now: Callable[[], float]
+    ) -> None:
+        """``origin``: the name of the node's log in each checkpoint. ``now`` returns the wall time."""
+        self._key = key
+        self._origin = origin
+        self._program = program
+        self.files = files
+        self._now = now
+        self.state = SigningState()
+
+    def seal(self, record: Record, receipt: Receipt) -> Receipt:
+        """The receipt with its signed document, which is for the next tenant. ``record``: the device before it."""
+        try:
+            handover = self.files.handover(record)
+            owner = owner_digest(self._key.secret, handover, record.last_owner or record.left_by)
+            said = statement.statement(receipt, record.device, handover, self._program, owner)
+            return replace(receipt, envelope=dsse.envelope(said, self._key))
+        except Exception:  # whatever the signer raises: the device is clean all the same
+            self.state.failed += 1
+            logger.exception("cannot sign a receipt", device=receipt.device, receipt=receipt.id)
+            return receipt
+
+    def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
+        """Write the documents that tenants get, and remove those of proofs and tenancies that have ended."""
+        for entry, before, after in changes:
+            envelope, proof = "", ""
+            if isinstance(entry.event, ev.ScrubPassed) and entry.event.receipt.envelope:
+                envelope = entry.event.receipt.envelope
+                included, row_hash = prove(entry.seq)
+                proof = note.prove(included, row_hash, self.checkpoint(included)).text
+            self.files.changed(before, after, envelope, proof)
+
+    def checkpoint(self, included: Inclusion) -> str:
+        """Sign the size and the root of the tree, and log it: the log leaves the node, so others can hold it."""
+        signed = note.sign(Checkpoint(self._origin, included.size, included.root), self._key)
+        self.state.last_checkpoint = self._now()
+        logger.info("checkpoint", checkpoint=signed, rows=included.size)
+        return signed

@@ -370,7 +370,7 @@ class Handover:
         await context.ledger.append(request.op, *events)
 
     def _granted(self, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
-        """The grant of a device, and what its receipt proves. Without a grant, the container waits until it is ready."""
+        """The grant of a device, and what its receipt proves. Without a grant, the container waits for the device."""
         record = self._context.ledger.records[device]
         grant, receipt = record.grant, record.receipt
         if grant is None or isinstance(answer, answers.Defer):

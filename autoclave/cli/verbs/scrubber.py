@@ -125,6 +125,7 @@ def _request_timeout(text: str) -> float:
     "--runtime-request-timeout", type=Parsed("duration", _request_timeout), default="2m", metavar="DURATION",
     help="The kubelet's runtimeRequestTimeout. A container waits at the create gate for 10 s less.",
 )  # fmt: skip
+@options.node_name
 @options.metrics_address
 @options.log_level
 @options.log_format
