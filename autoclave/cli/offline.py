@@ -1,4 +1,4 @@
-"""What ``history`` and ``explain`` say when the service does not answer: the events in its ledger's file."""
+"""What verbs say about the past when the service does not answer, or of a copy: the events in a ledger's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Unpack
 
 from autoclave.cli import human
-from ground import paths
 from ground.errors import AutoclaveError, FatalError, Unreachable
 from policies.model import Policy
 from scrubber.api import admin_client
@@ -27,15 +26,20 @@ ADVICE = "until the scrub service answers, no GPU is handed out; `autoclave doct
 class Offline:
     """Answers from a ledger's file, in the form of the service's answers."""
 
-    def __init__(self, state_dir: Path, unreachable: Unreachable) -> None:
-        """Read the ledger. If that is impossible, the error says why neither the service nor the ledger answers."""
-        path = paths.ledger(state_dir)
+    def __init__(self, path: Path, unreachable: Unreachable | None = None) -> None:
+        """Read the ledger. If that is impossible, the error says why neither the service nor the ledger answers.
+
+        ``unreachable``: why the service does not answer; None if nobody asked it.
+        """
         try:
             self._file = file.read(path)
         except (AutoclaveError, FatalError) as error:
+            if unreachable is None:
+                raise
             raise Unreachable(f"{unreachable.message}; without it, {error}") from error
         self._history = History(self._file)
-        human.warn(f"{unreachable.message}; this is what its ledger {path} says")
+        if unreachable is not None:
+            human.warn(f"{unreachable.message}; this is what its ledger {path} says")
 
     @property
     def path(self) -> Path:
@@ -43,22 +47,33 @@ class Offline:
         return self._file.path
 
     @property
+    def models(self) -> dict[str, str]:
+        """The model of each device that the ledger knows."""
+        return {uuid: record.device.model for uuid, record in self._file.records.items()}
+
+    @property
+    def set_aside(self) -> tuple[str, ...]:
+        """The names of damaged ledgers in the same directory."""
+        return file.LedgerPaths(self.path).set_aside()
+
+    @property
     def kept(self) -> tuple[float, float]:
         """From when on there are events, and from when on there are steps."""
         return self._file.kept.since, self._file.kept.steps_since
 
-    def history(
-        self, gpu: str, *, since: float, limit: int, **which: Unpack[admin_client.Which]
+    async def history(
+        self, gpu: str, *, limit: int, since: float = 0.0, **which: Unpack[admin_client.Which]
     ) -> Sequence[views.HistoryEntry]:
         """The newest events that are asked for, newest last."""
-        window = file.Window(kinds=frozenset(which["kinds"]), until=which["until"] or None, warnings=which["warnings"])
+        window = file.Window(
+            kinds=frozenset(which["kinds"]), until=which.get("until") or None, warnings=which.get("warnings", False)
+        )
         events: tuple[views.HistoryEntry, ...] = ()
         while len(events) < limit:
             older = replace(window, before=events[0].seq if events else None)
-            entries = self._history.entries(
-                gpu, since, limit - len(events), older, without_steps=which["without_steps"]
-            )
-            events = (*(page := asyncio.run(entries).entries), *events)
+            steps = which.get("without_steps", False)
+            answer = await self._history.entries(gpu, since, limit - len(events), older, without_steps=steps)
+            events = (*(page := answer.entries), *events)
             if len(page) < MAX_ENTRIES:
                 break
         return events

@@ -38,7 +38,7 @@ class Tenancy:
     proven: bool = False  # whether it was proven clean at the grant
     note: str = ""  # why it was not, and use by others
     receipt: str = ""
-    signed_by: str = ""  # the id of the key that signed the receipt; empty: not signed
+    signed_by: str | None = None  # the id of the key; empty: the receipt is not signed; None: it is not in the entries
 
     @property
     def tenant(self) -> str:
@@ -102,7 +102,7 @@ class _Device:
             Tenancy(
                 device=self._uuid, began=at, owner=grant.owner, proven=not unproven, note=unproven,
                 actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
-                receipt=grant.receipt or "", signed_by=receipt.signed_by if receipt is not None else "",
+                receipt=grant.receipt or "", signed_by=receipt.signed_by if receipt is not None else None,
             )
         )  # fmt: skip
 

@@ -44,7 +44,8 @@ finally:
     assert not {name for name in loaded if name.startswith(("autoclave.", "scrubber.", "policies"))} - {"autoclave.cli"}
 
 
-ASKING = ("status", "scrub", "wait", "acquire", "release", "quarantine", "reinstate", "explain", "history", "version")
+ASKING = ("status", "scrub", "wait", "acquire", "release", "quarantine", "reinstate", "explain", "history", "receipt",
+          "version")  # fmt: skip
 
 
 def loaded_by(module):

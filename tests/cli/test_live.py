@@ -1,18 +1,21 @@
 """Verbs against the real service on simulated GPUs."""
 
+import csv
+import io
 import json
 import os
 import pty
 import re
 import signal
 import subprocess
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from autoclave.cli import service_call
+from autoclave.cli import human, service_call
 from ground.errors import Reason, Refused
 from scrubber import __version__
 from scrubber.api import admin_client, client
@@ -377,6 +380,31 @@ def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
     assert run.exit_code == 3
     assert "`kubectl describe` its pod; without it, cannot " in run.stderr
     own_service.start()
+
+
+def test_the_list_of_receipts_shows_each_handover_with_its_proof(autoclave, service, gpu):
+    receipt = service.settled(gpu, "clean").receipt
+    began = human.iso(time.time())
+    for job in ("job 1", "job 2"):
+        service.settled(gpu, "clean")
+        output_of(autoclave("acquire", gpu, "--owner", job))
+        output_of(autoclave("release", gpu))
+    service.settled(gpu, "clean")
+    listed = ("receipt", "list", gpu, "--since", began, "--node-name", "node-7")
+    first, second = items(autoclave(*listed, "-o", "json"))
+    assert (first["node"], first["index"], first["tenant"], first["actor"]) == ("node-7", gpu, "job 1", "acquire")
+    assert (first["result"], first["receipt"]) == ("proven", receipt.id)
+    assert first["signature"] == (receipt.signed_by or "unsigned")
+    assert began <= first["began"] <= first["ended"] <= second["began"]
+    assert [json.loads(line) for line in output_of(autoclave(*listed, "-o", "jsonl")).splitlines()] == [first, second]
+    rows = list(csv.DictReader(io.StringIO(output_of(autoclave(*listed, "-o", "csv")))))
+    assert rows[0] == {name: "" if value is None else str(value) for name, value in first.items()}
+    assert rows[1]["tenant"] == "job 2"
+    assert f"  {gpu}    job 1   acquire  proven  {receipt.id}  " in output_of(autoclave(*listed))
+    ledger = service.root / "state" / "ledger.db"
+    assert items(autoclave(*listed, "-o", "json", "--file", ledger)) == [first, second]
+    assert items(autoclave(*listed, "-o", "json", "--until", began)) == []
+    assert autoclave(*listed, "--file", service.root / "none").exit_code == 2
 
 
 def test_history_shows_kinds_and_warnings(autoclave, gpu):

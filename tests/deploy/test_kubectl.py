@@ -34,11 +34,12 @@ said = sys.argv[1:]
 with open(os.environ["CLUSTER"] + ".log", "a") as log:
     log.write(json.dumps(said) + "\\n")
 flags = dict(word[2:].split("=", 1) for word in said if word.startswith("--") and "=" in word)
-if "exec" in said and "--no-headers" in said:
+if "exec" in said and {{"--no-headers", "list"}} & {{*said}}:
     rows = cluster["rows"][said[2]]
     if rows == "late":
         open(os.environ["CLUSTER"] + ".late", "w").write(str(os.getpid()))
         sys.stdin.close(), __import__("signal").pause()
+    print("autoclave: a gap", file=sys.stderr) if "list" in said else None
     print(rows) if rows else sys.exit("Error from server (Forbidden): pods/exec\\x1b")
 if "exec" in said:
     print(cluster["says"], end="")
@@ -323,10 +324,44 @@ def test_a_node_that_is_late_holds_up_no_other(shell):
     os.close(ended)
 
 
+LISTED = ("receipt", "list", "-A", "--since", "2026-11-20 09:00", "--until=1d")
+ASKED = ["--since=2026-11-20 09:00", "--until=1d"]
+GAPS = "".join(f"kubectl autoclave: node gpu-{n}: autoclave: a gap\n" for n in (1, 2))
+
+
+def test_handovers_of_all_nodes_have_one_line_of_names(shell):
+    shell.has(*CLUSTER, scrubber_a="node,began\ngpu-1,1\ngpu-1,2", scrubber_b="node,began\ngpu-2,1")
+    assert shell.run(*LISTED) == (0, "node,began\ngpu-1,1\ngpu-1,2\ngpu-2,1\n", GAPS)
+    words = ["receipt", "list", "--output=csv", *ASKED, "--node-name=gpu-1"]
+    assert [*EXEC, *words] in shell.asked()
+    assert shell.run("--node", "gpu-1", *LISTED[:2], "-o", "csv")[1] == "node,began\ngpu-1,1\ngpu-1,2\n"
+
+
+def test_handovers_of_all_nodes_are_one_document(shell):
+    shell.has(*CLUSTER, scrubber_a='{"n": 1}\n{"n": 2}', scrubber_b='{"n": 3}')
+    code, out, said = shell.run(*LISTED, "-o", "json")
+    document = {"apiVersion": "autoclave/v1", "kind": "HandoverList", "items": [{"n": 1}, {"n": 2}, {"n": 3}]}
+    assert (code, json.loads(out), said) == (0, document, GAPS)
+    assert [asked[-4] for asked in shell.asked() if "exec" in asked] == ["--output=jsonl"] * 2
+
+
+def test_handovers_of_a_silent_node_are_missed_by_name(shell):
+    shell.has(*CLUSTER, scrubber_a="node\ngpu-1", scrubber_b="")
+    code, out, said = shell.run(*LISTED)
+    assert (code, out) == (3, "node\ngpu-1\n")
+    assert "kubectl autoclave: no receipt list of node gpu-2: Error from server (Forbidden): pods/exec" in said
+    shell.has(replace(PLAIN, node="gpu-3"))
+    assert shell.run("receipt", "list", "--node=gpu-1,gpu-3")[0] == 3
+
+
 PROBLEMS = {
     "status of no node": ((), ("status",), 2, "which node you mean: 'kubectl autoclave NODE status', or 'status -A' "),
-    "a verb on all nodes": ((), ("-A", "scrub", "--all"), 2, "cannot run scrub on several nodes: only 'kubectl auto"),
+    "a verb on all nodes": ((), ("-A", "scrub", "--all"), 2, "cannot run scrub on several nodes: only 'status' and"),
     "a document of all nodes": ((), ("status", "-A", "-o", "json"), 2, "cannot use '-o json' for several nodes: "),
+    "receipts of no node": ((), ("receipt", "list"), 2, "which node you mean: 'kubectl autoclave NODE receipt list', "),
+    "a table of receipts": ((), ("receipt", "list", "-A", "-o", "table"), 2, "cannot print -o table: csv, json or "),
+    "a GPU of all nodes": ((), ("receipt", "list", "-A", "0"), 2, "cannot use '0' for several nodes: after -A, -l "),
+    "a receipt of all nodes": ((), ("receipt", "-A", "show", "0"), 2, "'receipt show 0' on several nodes: only"),
     "no such label": ((), ("status", "-l", "pool=x"), 2, "cannot find a node with the labels pool=x: see 'kubectl "),
     "no number": ((), ("status", "-A", "--within", "1m"), 2, "cannot read --within 1m: give a number of seconds"),
     "no such node": ((), ("gpu-9", "status"), 2, "cannot find node gpu-9: see 'kubectl get nodes'"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from ground import paths
 from ground.errors import Unreachable
 from scrubber.api import admin_client
 from scrubber.core import views
@@ -38,7 +39,7 @@ def explain(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
         explanation, service = service_call.ask(run_dir, ask)
         about = {"policy": service.policy, "policy_source": service.policy_source}
     except Unreachable as error:
-        file = importlib.import_module("autoclave.cli.offline").Offline(state_dir, error)
+        file = importlib.import_module("autoclave.cli.offline").Offline(paths.ledger(state_dir), error)
         explanation, about = file.explain(gpu), {"from_file": str(file.path)}
     if output == "text":
         human.say(*story(explanation, service, time.time()))

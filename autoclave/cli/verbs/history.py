@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
+from ground import paths
 from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
 from scrubber.core import views
@@ -104,8 +105,8 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     except Unreachable as error:
         if follow:
             raise
-        file = importlib.import_module("autoclave.cli.offline").Offline(state_dir, error)
-        entries = newest(file.history(gpu, since=since, limit=rows, **which), file.kept)
+        file = importlib.import_module("autoclave.cli.offline").Offline(paths.ledger(state_dir), error)
+        entries = newest(asyncio.run(file.history(gpu, since=since, limit=rows, **which)), file.kept)
         _show(entries, output, from_file=str(file.path))
 
 

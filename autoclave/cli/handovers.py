@@ -1,0 +1,114 @@
+"""The list of hand-overs, one row for each tenancy: from the events of the service, or of a ledger's file."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoclave.cli import document, human, service_call
+from autoclave.cli.offline import Offline
+from ground import paths
+from ground.errors import Unreachable
+from scrubber.api import admin_client
+from scrubber.core import tenancies, views
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Moment
+from scrubber.core.tenancies import Tenancy
+from scrubber.ledger import chain
+
+EVERY = 2**31  # rows: more than a ledger has
+EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
+KINDS = tuple(chain.KINDS[event] for event in tenancies.EVENTS)
+FIELDS = (
+    "node", "began", "ended", "device", "index", "slice", "model", "tenant", "pod", "uid", "owner", "actor", "result",
+    "note", "receipt", "signature",
+)  # fmt: skip
+TABLE = ("BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE")
+
+Rows = Sequence[tuple[Tenancy, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
+History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
+
+
+def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: float) -> Rows:
+    """The tenancies since then, and some before: from the file, the service, or its ledger if it does not answer."""
+
+    async def ask(admin: admin_client.AdminClient) -> Rows:
+        async def history(gpu: str, **which: Any) -> Sequence[views.HistoryEntry]:  # noqa: ANN401 - handed on
+            return await admin.history(gpu, warn=human.warn, **which)
+
+        status = await admin.status()
+        _warn(since, status.service.history_since, status.service.set_aside)
+        return await _rows(history, gpu, since, {it.device: it.model for it in status.devices})
+
+    try:
+        if file is None:
+            return service_call.ask(run_dir, ask)
+        ledger = Offline(file)
+    except Unreachable as error:
+        ledger = Offline(paths.ledger(state_dir), error)
+    _warn(since, ledger.kept[0], ledger.set_aside)
+    return asyncio.run(_rows(ledger.history, gpu, since, ledger.models))
+
+
+async def _rows(history: History, gpu: str, since: float, models: Mapping[str, str]) -> Rows:
+    rows = {row.seq: row for row in await history(gpu, since=since, limit=EVERY, kinds=KINDS)}
+    for device in {row.device for row in rows.values()}:
+        rows |= {row.seq: row for row in await history(device, until=since, limit=EARLIER, kinds=KINDS)}
+    events = (
+        LedgerEntry(seq, row.device, Moment(row.at, 0.0), row.op, chain.decode(row.kind, row.body))
+        for seq, row in sorted(rows.items())
+    )
+    places = {row.device: row for row in rows.values()}
+    return [(it, places[it.device], models.get(it.device, "")) for it in tenancies.tenancies(events)]
+
+
+def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
+    if since < kept:
+        human.warn(f"the ledger has no events from before {human.local(kept)}")
+    for name in set_aside:
+        human.warn(f"earlier hand-overs may be in the damaged ledger {name} that was set aside: see --file")
+
+
+def show(found: Rows, node: str, output: str, *, since: float, until: float) -> None:
+    """Print the hand-overs that began in this time. ``until`` 0: until now."""
+    rows = [row for row in found if since <= row[0].began <= (until or row[0].began)]
+    if output == "table":
+        document.show_table(TABLE, [_cells(it, place.name) for it, place, _ in rows])
+        return
+    items = [_item(*row, node) for row in rows]
+    if output == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(FIELDS)
+        writer.writerows([human.printable(it) if isinstance(it, str) else it for it in item.values()] for item in items)
+    elif output == "json":
+        document.emit(document.listing("Handover", items), output)
+    else:
+        for item in items:
+            document.emit_line(item)
+
+
+def _item(it: Tenancy, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
+    about = {
+        "node": node, "began": human.iso(it.began), "ended": None if it.ended is None else human.iso(it.ended),
+        "index": place.index, "slice": place.slice, "model": model, "result": _result(it), "signature": _signature(it),
+    }  # fmt: skip
+    return {name: about[name] if name in about else getattr(it, name) for name in FIELDS}
+
+
+def _cells(it: Tenancy, gpu: str) -> list[str]:
+    ended = "" if it.ended is None else human.local(it.ended)
+    return [human.local(it.began), ended, gpu, it.tenant, it.actor, _result(it), it.receipt, _signature(it)]
+
+
+def _result(it: Tenancy) -> str:
+    return "proven" if it.proven else "unproven"
+
+
+def _signature(it: Tenancy) -> str:
+    if not it.receipt:
+        return ""
+    return "unknown" if it.signed_by is None else it.signed_by or "unsigned"
