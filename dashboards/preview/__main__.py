@@ -25,7 +25,7 @@ from dashboards import shipped
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / "build" / "preview"
 MODULES, SITE = BUILD / "node_modules", BUILD / "site"
-WIDTH, TOP, CELL, FOOT = 1600, 96, 38, 12  # pixels; page.tsx has the same values
+WIDTH, TOP, CELL, FOOT = 1600, 96, 38, 4  # pixels; page.tsx has the same values
 COLUMN = 60  # pixels: a column of the grid has about as many points
 COLOURS = 64
 DRAWS_WITHIN, INSTALLS_WITHIN = 60.0, 900.0
