@@ -122,7 +122,7 @@ with; `service.json` beside this page has all of them.
 
 {chr(10).join(lines)}
 
-{table(shown)}
+{table(shown, samples=False)}
 
 {MISSED}
 "Aim" is what was hoped for before measuring. Compare ratios, not times, with those of another machine. Simulated GPUs

@@ -217,10 +217,6 @@ def _shortest(loop: _Code) -> int:
     return counts[len(loop) - 1] + 1
 
 
-def _version(architecture: int) -> str:
-    return f"{architecture // 10}.{architecture % 10}"
-
-
 def _table(*rows: Sequence[str]) -> str:
     head, *rest = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *rest])
@@ -238,10 +234,11 @@ def passes() -> str:
 
 def instructions(images: dict[int, Image]) -> str:
     """The table of instructions for each vector."""
-    rows = [
-        (_version(number), *(f"{it.per_vector(name):.1f}" for name in ACCESS)) for number, it in images.items()
-    ]  # fmt: skip
-    return _table(("image", "`write`, keyed: instructions for each vector", "`check`, keyed"), *rows)
+    rows = []
+    for name in ACCESS:
+        counts = [image.per_vector(name) for image in images.values()]
+        rows.append((f"`{name}`, keyed", f"{min(counts):.1f} to {max(counts):.1f}"))
+    return _table(("kernel", "instructions for each vector, by image"), *rows)
 
 
 def _clocks(image: Image) -> str:

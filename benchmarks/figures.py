@@ -27,7 +27,9 @@ def quantile(samples: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def table(figures: Sequence[Figure]) -> str:
+def table(figures: Sequence[Figure], *, samples: bool = True) -> str:
     """A Markdown table."""
-    rows = [f"| {f.name} | {f.value:.3g} {f.unit} | {f.aim} | {f.samples} |" for f in figures]
-    return "\n".join(["| what | measured | aim | samples |", "|---|---|---|---|", *rows])
+    columns = 4 if samples else 3
+    rows = [(f.name, f"{f.value:.3g} {f.unit}", f.aim, str(f.samples)) for f in figures]
+    head, *lines = (f"| {' | '.join(row[:columns])} |" for row in (("what", "measured", "aim", "samples"), *rows))
+    return "\n".join([head, f"|{'---|' * columns}", *lines])
