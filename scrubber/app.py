@@ -14,7 +14,7 @@ from pathlib import Path
 
 import scrubber
 from ground import boot, log, paths
-from ground.errors import FatalError
+from ground.errors import FatalError, LedgerUnavailable
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states, views
@@ -38,6 +38,7 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
+from scrubber.receipts import endorsement
 from scrubber.receipts import key as key_file
 from scrubber.receipts.notary import Notary
 from scrubber.receipts.signer import ReceiptError
@@ -172,7 +173,11 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     evidence = chain.Retention(config.evidence_rows, config.evidence_age)
-    notary = _notary(config, opened)
+    try:
+        notary = _notary(config, opened)
+    except LedgerUnavailable:
+        opened.close()  # the caller opens it again
+        raise
     loaded = replace(accepted[-1], head=opened.head)  # the notary may have added a row
     ledger = Ledger(opened, clock.now, loaded=loaded, listener=counters.recorded, evidence=evidence)
     if notary is not None:
@@ -188,9 +193,11 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore) -> Notary | None:
         key = key_file.open_key(config.state_dir)
         if key is None:
             return None
-        if store.last_note(chain.KEY) is None:
-            store.note(chain.KEY, clock.now(), {"key": key.key_id, "public_key": key.public_key.hex()})
-    except ReceiptError as error:
+        if key.next is not None or key.key_id not in (store.last_note(chain.KEY) or ""):
+            store.note(chain.KEY, clock.now(), endorsement.announcement(key))
+        if key.next is not None:
+            key = key_file.take_next(config.state_dir)
+    except (ReceiptError, OSError) as error:
         logger.error("receipts are not signed", error=str(error))  # noqa: TRY400 - expected
         return None
     origin = f"autoclave/{config.node_name or socket.gethostname()}"

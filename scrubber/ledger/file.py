@@ -523,12 +523,12 @@ class SqliteStore:
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(new, drafts, strict=True))
 
     def note(self, kind: str, at: Moment, body: object) -> None:
-        """Write a note to the disk."""
+        """Write a note to the disk. It vouches for no proof: an older copy of the ledger stays recognisable."""
         with self._ready() as connection:
             new = chain.seal(self.head, [chain.note(kind, at, body)])
             with transaction(connection):
                 insert(connection, new)
-            self._acknowledge(new[-1].head, vouch=True)
+            self._acknowledge(new[-1].head, vouch=False)
 
     def last_note(self, kind: str) -> str | None:
         """The body of the newest note of this kind."""

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from ground.errors import LedgerUnavailable
-from scrubber.ledger import file
+from scrubber.ledger import chain, file
 from tests.ledger.conftest import NOW, unfolded
 
 
@@ -59,6 +59,16 @@ def test_an_older_copy_may_be_old_until_its_next_row(node):
     node.may_be_old(rows=1)
     node.put_copy_back()
     assert [node.may_be_old(rows=rows) for rows in (0, 0, 1, 0)] == [True, True, True, False]
+
+
+def test_a_note_does_not_vouch_for_an_older_copy(node):
+    node.keep_copy()
+    node.may_be_old(rows=1)
+    node.put_copy_back()
+    ledger, _ = file.open_or_set_aside(node.state / "ledger.db", NOW, run_head=node.head)
+    ledger.note(chain.KEY, NOW, {"key": "ab"})
+    ledger.close()
+    assert node.may_be_old()
 
 
 def test_an_older_copy_that_has_grown_since_may_be_old(node):

@@ -6,30 +6,15 @@ import json
 
 import pytest
 
-pytest.importorskip("cryptography", reason="not installed: the extra receipts")
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from scrubber.receipts import key, merkle, note
 from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.signer import ReceiptError
+from tests.receipts.signing import WordSigner
 
 CHECKPOINT = Checkpoint("autoclave/node-7", 123, bytes(range(32)))
 
 
-class Seeded:
-    """A key that is the same in each run."""
-
-    def __init__(self, seed: int) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(bytes([seed] * 32))
-        self.public_key = self._key.public_key().public_bytes_raw()
-        self.key_id = key.key_id(self.public_key)
-
-    def sign(self, message: bytes) -> bytes:
-        return self._key.sign(message)
-
-
-OURS, OTHER = Seeded(1), Seeded(2)
+OURS, OTHER = WordSigner(), WordSigner("another node")
 SIGNED = note.sign(CHECKPOINT, OURS)
 
 

@@ -1,0 +1,76 @@
+"""The whole service as a process: what it signs, with which key, and what it does where it cannot sign."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.ledger import chain, file
+from scrubber.receipts import dsse, endorsement, key, merkle, note
+from tests.live import Service
+
+QUICK = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}}\n"
+
+
+@pytest.fixture
+def service(short_tmp: Path) -> Iterator[Service]:
+    """One clean GPU."""
+    (short_tmp / "policy.yaml").write_text(QUICK)
+    it = Service(short_tmp, 1, "--policy", short_tmp / "policy.yaml", "--node-name", "node-7")
+    it.settled(0, "clean")
+    yield it
+    it.stop()
+
+
+def tenant_files(state: Path) -> list[Path]:
+    return sorted(path for path in (state / "receipts").glob("*/*"))
+
+
+def checked(state: Path, trusted: bytes) -> tuple[dict[str, object], note.Checkpoint]:
+    """What the tenant of the GPU reads, and the checkpoint that goes with it, both signed by this key."""
+    envelope, proof = (path.read_text() for path in tenant_files(state))
+    statement = json.loads(dsse.opened(envelope, [trusted]))
+    proven = note.parse_proof(proof)
+    checkpoint = note.opened(proven.checkpoint, [trusted], key.verify)
+    leaf = merkle.leaf(merkle.entry(proven.extra.decode(), envelope))
+    assert merkle.root_above(proven.index, checkpoint.size, leaf, proven.hashes) == checkpoint.root
+    return statement, checkpoint
+
+
+def notes(state: Path) -> list[dict[str, str]]:
+    """What the ledger notes of keys."""
+    return [row["body"] for row in file.export(state / "ledger.db") if row["kind"] == chain.KEY]  # type: ignore[misc]
+
+
+def test_a_tenant_can_check_its_receipt_and_each_key_that_followed(service: Service) -> None:
+    state = service.root / "state"
+    first = key.read_key(state).public_key
+    statement, checkpoint = checked(state, first)
+    receipt = service.settled(0, "clean").receipt
+    assert receipt is not None
+    assert (statement["subject"][1]["digest"]["sha256"], receipt.signed_by) == (receipt.digest, key.key_id(first))  # type: ignore[index]
+    assert checkpoint.origin == "autoclave/node-7"
+
+    following = key.make_next(state).public_key
+    service.stop()
+    service.start()
+    service.settled(0, "clean")  # the proof ended with the service: it is scrubbed again
+    _, later = checked(state, following)
+    [begun, rotated] = notes(state)
+    assert begun == {"key": key.key_id(first), "public_key": first.hex()}
+    assert endorsement.successor(rotated, first) == following
+    audit = file.verify(state / "ledger.db", [checkpoint, later])
+    assert (audit.broken, audit.vouched) == (None, later.size)
+
+
+def test_a_key_that_others_may_have_read_signs_nothing(service: Service) -> None:
+    state = service.root / "state"
+    (state / "receipt-key" / "key.pem").chmod(0o644)
+    service.stop()
+    service.start("receipts are not signed")
+    service.hear("serving")
+    assert (receipt := service.settled(0, "clean").receipt) is not None
+    assert receipt.signed_by == ""
