@@ -163,6 +163,7 @@ class NodeFacts:
     scrubber_socket: Socket
     run_dir: Directory
     process: Process | CheckFault  # that serves the operators' socket
+    receipt_key: str | CheckFault | None  # the id of the key that signs receipts; None: ``cryptography`` is missing
     room: Room | CheckFault | None  # at the ledger; None when its place is not known
     create_gate: CreateGate | None = None  # None: it is off, or the service does not answer
 

@@ -27,6 +27,8 @@ from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.cuda import cupy_loading, images
 from scrubber.node import checkpoint
+from scrubber.receipts import key
+from scrubber.receipts.signer import ReceiptError
 
 PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host
 RIVALS = "nvidia"  # prefix of the sockets of NVIDIA's plugins and their forks
@@ -54,6 +56,7 @@ def gather(
         scrubber_socket=_socket(run_dir / "scrubber.sock"),
         run_dir=_directory(run_dir, links=False),  # as the service does: a link can be redirected
         process=process_facts.server(admin, PROC),
+        receipt_key=_receipt_key(Path(status.service.state_dir)) if status is not None else None,
         room=posture.room(Path(status.service.state_dir)) if status is not None else None,
         create_gate=create_gate.look(Path(gate), host_root) if gate else None,
         driver=posture.driver(host_root),
@@ -85,6 +88,13 @@ def gather(
         missing_gates=_missing_gates(driver) if driver else None,
         now=time.time(),  # last, because gathering takes time
     )
+
+
+def _receipt_key(state_dir: Path) -> str | CheckFault | None:
+    try:
+        return key.read_key(state_dir).key_id if key.can_sign() else None
+    except ReceiptError as error:
+        return CheckFault(str(error))
 
 
 def _missing_gates(driver: str) -> frozenset[str] | CheckFault:

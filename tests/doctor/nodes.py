@@ -31,6 +31,7 @@ FACTS = base.NodeFacts(
     scrubber_socket=_DOOR,
     run_dir=_PLACE,
     process=base.Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
+    receipt_key="0123456789abcdef",
     room=base.Room(free_bytes=2**40, free_files=10**6),
     driver="580.142",
     libraries=("580.142",),

@@ -114,6 +114,9 @@ SERVICES = [
     ("service", alone(last_error=base.LastError("no driver; load it", 0.0)), BROKEN, "does not run. It ended at 19"),
     ("policy", service(policy_fault="a:1: x\na:2: y"), BROKEN, "the old one is: a:1: x; a:2: y"),
     ("ledger-set-aside", service(set_aside=("ledger.db.corrupt-1",)), WARNING, "set aside as ledger.db.corrupt-1"),
+    ("receipts", FACTS, OK, "receipts are signed by the key 0123456789abcdef"),
+    ("receipts", stands(receipt_key=None), WARNING, "receipts are not signed: /opt/python has no package"),
+    ("receipts", stands(receipt_key=CheckFault("cannot use k: denied")), WARNING, "is not safe: cannot use k: denied"),
     ("bystanders", service(unlisted=(views.UnlistedProgram("/x", "site", "add it"),)), WARNING, "/x had a GPU open in"),
     ("concession", service(concessions=("mode observe",)), WARNING, "gives up a promise: mode observe"),
     ("device", stands(answer=replace(STATUS, devices=())), WARNING, "sees no GPU"),
@@ -315,7 +318,7 @@ def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
 
 
 WITHOUT_DIRECTORY = stands(kubelet_dir=replace(FACTS.kubelet_dir, fault=ABSENT))
-OF_AN_ANSWER = ("scrubber-socket", "ledger", "ledger-set-aside", "policy", "concession", "device")
+OF_AN_ANSWER = ("scrubber-socket", "ledger", "ledger-set-aside", "receipts", "policy", "concession", "device")
 
 
 @pytest.mark.parametrize(

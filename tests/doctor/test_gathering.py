@@ -5,6 +5,8 @@ import pytest
 from autoclave.doctor import gathering
 from autoclave.doctor.base import CheckFault
 from demo.standins import checkpoint
+from ground import paths
+from scrubber.receipts import key
 
 
 def test_each_resource_has_its_devices(tmp_path):
@@ -35,3 +37,16 @@ def test_a_checkpoint_that_is_not_there_is_absent(tmp_path):
     found = gathering._registered(tmp_path)
     assert isinstance(found, CheckFault)
     assert found.absent
+
+
+def test_a_key_that_others_can_read_is_named(tmp_path, monkeypatch):
+    made = key.open_key(tmp_path)
+    assert made is not None
+    assert gathering._receipt_key(tmp_path) == made.key_id
+    file = paths.receipt_key(tmp_path) / key.KEY
+    file.chmod(0o640)
+    found = gathering._receipt_key(tmp_path)
+    assert isinstance(found, CheckFault)
+    assert f"{file}: its mode is 0640, other users may have read it; chmod 600 " in found.text
+    monkeypatch.setattr(key, "can_sign", lambda: False)
+    assert gathering._receipt_key(tmp_path) is None

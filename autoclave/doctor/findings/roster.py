@@ -8,8 +8,8 @@ from autoclave.doctor.base import Finding, Level, NodeFacts
 from autoclave.doctor.findings import hardware, kubelet, node, service
 
 CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
-    service.service, service.scrubber_socket, service.run_dir, service.ledger, service.set_aside, service.policy,
-    service.concessions, service.unlisted, service.devices,
+    service.service, service.scrubber_socket, service.run_dir, service.ledger, service.set_aside, service.receipts,
+    service.policy, service.concessions, service.unlisted, service.devices,
     hardware.driver, hardware.cupy, hardware.kernels, hardware.scrub_on_free, hardware.coherent, hardware.guests,
     hardware.mps, hardware.persistence, hardware.toolkit, hardware.cdi, hardware.resets, hardware.memory,
     node.pid_namespace, node.privileges, node.cgroups, node.kernel_log, node.clock, node.disk, node.plugin_dir,
@@ -19,7 +19,8 @@ CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
 )  # fmt: skip
 
 NAMES = (
-    "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "bystanders",
+    "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "receipts", "policy", "concession",
+    "bystanders",
     "device", "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
     "container-toolkit", "cdi", "reset", "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups", "kernel-log",
     "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet", "checkpoint",

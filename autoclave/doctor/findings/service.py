@@ -96,6 +96,25 @@ def set_aside(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("ledger-set-aside", "no damaged ledger was set aside")
 
 
+def receipts(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """Others can check the receipts. The promise does not need it: a GPU is as clean without a signature."""
+    if facts.status is None:
+        return
+    key = facts.receipt_key
+    if key is None:
+        text = f"receipts are not signed: {facts.cupy.path} has no package `cryptography`"
+        remedy = (
+            "install the extra `receipts` (pip install 'autoclave[receipts]') or use the image; restart the service"
+        )
+        yield base.warning("receipts", text, remedy)
+    elif isinstance(key, base.CheckFault):
+        why, _, remedy = key.text.partition("; ")
+        text = f"receipts are not signed, or their key is not safe: {why}"
+        yield base.warning("receipts", text, remedy or base.OTHER_USER)
+    else:
+        yield base.ok("receipts", f"receipts are signed by the key {key}")
+
+
 def policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The newest policy is in force."""
     if facts.status is None:
