@@ -129,14 +129,19 @@ def _evidence() -> Section:
         links={"GPU": TO_GPU}, empty=UNCLEAN, sorted_by="Age of the proof",
     )  # fmt: skip
     ledgers = table(
-        "Ledgers", "For each node: the age of the last full verification, whether the ledger is writable, and the "
-                   "number of damaged ledgers that were set aside (`autoclave ledger verify`).", NODE,
+        "Ledgers", "For each node: the age of the last full verification and of the newest signed checkpoint, receipts "
+                   "without a signature in the range, whether the ledger is writable, and the number of damaged "
+                   "ledgers that were set aside (`autoclave ledger verify`).", NODE,
         Column("Last verified", f"{age(largest(SCOPE.of(service.LEDGER_VERIFIED), *PLACE))}"
                f" or {largest(SCOPE.of(service.BUILD), *PLACE)} * 0 + ({NO_ROW})", units.Seconds,
                words=value_words({NO_ROW: ("never", BAD)})),
         Column("Rows", largest(SCOPE.of(service.LEDGER_ROWS), *PLACE)),
         Column("Writable", largest(SCOPE.of(service.LEDGER_FAULT), *PLACE),
                words=value_words({0: ("yes", GREY), 1: ("no", BAD)})),
+        Column("Signed", f"{age(largest(SCOPE.of(service.SIGNED_CHECKPOINT), *PLACE))}"
+               f" or {largest(SCOPE.of(service.BUILD), *PLACE)} * 0 + ({NO_ROW})", units.Seconds,
+               words=value_words({NO_ROW: ("no key", GREY)})),
+        Column("Unsigned receipts", f"{SCOPE.increase(service.UNSIGNED, *PLACE)} > 0", levels=SHOULD_BE_ZERO),
         Column("Set aside", largest(SCOPE.of(service.LEDGERS_SET_ASIDE), *PLACE), levels=BETTER_ZERO),
         links={"Node": TO_NODE}, sorted_by="Last verified",
     )  # fmt: skip

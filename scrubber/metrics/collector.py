@@ -96,6 +96,9 @@ class ServiceCollector(Collector):
         yield table.LEDGER_FAULT, (), float(bool(about.ledger_fault))
         yield table.LEDGER_VERIFIED, (), self._verified
         yield table.LEDGERS_SET_ASIDE, (), float(len(about.set_aside))
+        signing = self._counters.signing
+        if signing is not None and signing.last_checkpoint is not None:
+            yield table.SIGNED_CHECKPOINT, (), signing.last_checkpoint
         proofs = [it for it in map(self._last_receipt, self._context.ledger.records.values()) if it is not None]
         if proofs:
             yield table.UNCOVERED, (), float(max(it.allocatable_bytes - it.covered_bytes for it in proofs))

@@ -17,6 +17,7 @@ from scrubber.core import presence
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Record, Step, StepResult, Vitals
 from scrubber.metrics import table
+from scrubber.receipts.state import SigningState
 
 RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt
 EVIDENCE, PERSON = "evidence", "person"  # what ended a quarantine
@@ -34,6 +35,7 @@ class ServiceCounters:
         self._dirty_since: dict[str, float] = {}  # uptime at which the proof of each device ended
         self._newest_xid: dict[str, int] = {}  # number of the newest counted XID of each device
         self.proven: dict[str, Receipt] = {}  # the last receipt of each device since the start
+        self.signing: SigningState | None = None  # None: the service has no key
         for word in (RECEIPT, NONE):
             self._instruments.export_zero(table.GRANTS, word)
         for word in (EVIDENCE, PERSON):
@@ -115,6 +117,8 @@ class ServiceCounters:
     def _passed(self, entry: LedgerEntry, receipt: Receipt, before: Record) -> None:
         self._scrub_ended(before, "passed")
         self.proven[entry.device] = receipt
+        if self.signing is not None and not receipt.envelope:
+            self._instruments.count(table.UNSIGNED)
         if before.job is not None:
             took = entry.at.uptime - before.job.started.uptime
             self._instruments.observe(table.SCRUB_TIME, receipt.path.value, value=took, receipt=receipt.id)

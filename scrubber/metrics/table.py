@@ -54,6 +54,10 @@ LEDGER_APPEND = Row(
     "autoclave_ledger_append_duration_seconds", Kind.HISTOGRAM, "Time to write a ledger row durably.",
     unit=SECONDS, buckets=WRITES,
 )  # fmt: skip
+SIGNED_CHECKPOINT = Row(
+    "autoclave_signed_checkpoint_timestamp_seconds", Kind.GAUGE,
+    "Time of the newest signed checkpoint of the ledger. Absent where nothing is signed.", unit=SECONDS,
+)  # fmt: skip
 PASSES = Row(
     "autoclave_process_passes_total", Kind.COUNTER,
     "Passes over all processes of the node, to find the holders of devices or the live containers.",
@@ -204,6 +208,10 @@ PAST_GATE = Row(
     "autoclave_started_past_gate_total", Kind.COUNTER,
     "How often a container started past the create gate on a device that was not proven clean.", ONE,
 )  # fmt: skip
+UNSIGNED = Row(
+    "autoclave_receipts_unsigned_total", Kind.COUNTER,
+    "Receipts that are not signed although the service has a key. Stays 0 where nothing is signed.",
+)  # fmt: skip
 GRANTS = Row(
     "autoclave_grants_total", Kind.COUNTER, "Devices handed out: on a proof, or without one under mode observe.",
     ("proof",),
@@ -211,11 +219,12 @@ GRANTS = Row(
 
 TABLE = (
     BUILD, READY, POLICY, POLICY_FAULT, CONCESSIONS,
-    LEDGER_ROWS, LEDGER_FAULT, LEDGER_VERIFIED, LEDGERS_SET_ASIDE, LEDGER_APPEND,
+    LEDGER_ROWS, LEDGER_FAULT, LEDGER_VERIFIED, LEDGERS_SET_ASIDE, LEDGER_APPEND, SIGNED_CHECKPOINT,
     PASSES, ROUND, ROUND_FAILURES, REQUESTS, REQUEST_REFUSALS,
     DEVICES, DEVICE, STATE, STATE_SINCE, HEALTHY, BLOCKED, SICK, SIGN,
     QUARANTINED, QUARANTINE_SINCE, QUARANTINE_PROBES, QUARANTINE_NEXT,
     LAST_SCRUB, COVERAGE, UNCOVERED, SCRUB_STEP, LEAKED, TEMPERATURE, SLOWDOWN, POWER,
     SCRUB_ENDS, SCRUB_TIME, STEP_TIME, TIME_TO_CLEAN, STEP_FAILURES, ESCALATIONS, SCRUBBED, RESIDUE, RESIDUE_BYTES,
-    PROCESSES, TERMINATED, RESETS, QUARANTINES, RETURNS, XIDS, UNAUTHORISED, PAST_GATE, GRANTS,
+    PROCESSES, TERMINATED, RESETS, QUARANTINES, RETURNS, XIDS, UNAUTHORISED, PAST_GATE, UNSIGNED,
+    GRANTS,
 )  # fmt: skip

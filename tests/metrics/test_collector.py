@@ -16,6 +16,7 @@ from scrubber.devices.base import Readings
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy
+from scrubber.receipts.state import SigningState
 from tests.core import lives
 from tests.core.lives import DEVICE
 
@@ -187,3 +188,11 @@ async def test_repeated_new_layouts_add_no_series(node):
         await relaid(node, layout)
     await day(node)
     assert {name(line).replace('-9"', '"') for line in node.series()} == first
+
+
+async def test_the_newest_signed_checkpoint_is_shown_where_there_is_one(node):
+    assert table.SIGNED_CHECKPOINT.name not in node.scrape()
+    node.counters.signing = SigningState()
+    assert table.SIGNED_CHECKPOINT.name not in node.scrape()
+    node.counters.signing.last_checkpoint = 1_750_000_000.0
+    assert f"{table.SIGNED_CHECKPOINT.name} 1.75e+09" in node.scrape()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from prometheus_client import CollectorRegistry
@@ -26,6 +28,7 @@ from scrubber.core.model import (
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.receipts.state import SigningState
 from tests.core import lives
 from tests.core.lives import DEVICE, NOW, later
 from tests.ledger import memory_store
@@ -98,6 +101,18 @@ def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     found = lives.result(Step.CLEAR, residue_bytes=7)
     book.tell(running, ev.StepStarted("job-2", Step.CLEAR, ScrubPath.FAST), ev.StepFinished("job-2", found))
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
+
+
+def test_unsigned_receipts_count_where_the_service_has_a_key(book):
+    unsigned = lives.passed(lives.FIRST_LOOK)
+    signed = ev.ScrubPassed("job-1", replace(unsigned.receipt, envelope=lives.ENVELOPE))
+    book.tell(lives.FIRST_LOOK, unsigned)
+    assert book.of(table.UNSIGNED) == 0
+    book.counters.signing = SigningState()
+    book.tell(lives.FIRST_LOOK, signed)
+    assert book.of(table.UNSIGNED) == 0
+    book.tell(lives.FIRST_LOOK, unsigned)
+    assert book.of(table.UNSIGNED) == 1
 
 
 def test_the_time_to_clean_starts_at_the_first_cause(book):
