@@ -118,7 +118,7 @@ def write(directory: Path, where: dict[str, str], figures: list[Figure]) -> None
     text = f"""# The scrub service on simulated GPUs
 
 Taken {taken} with `make bench` on one machine. These are the figures with an aim, and those that they are compared
-with; `service.json` beside this page has all of them.
+with; `make bench` prints all of them.
 
 {chr(10).join(lines)}
 

@@ -169,7 +169,7 @@ def _text(taken: str, machine: dict[str, str], found: list[Variant]) -> str:
     return f"""# What the image holds
 
 Taken {taken} with `{COMMAND}`, on {machine["processor"]} with Python {machine["python"]}: the
-steps of `deploy/Dockerfile` in an empty environment. `image.json` beside this page has the size of each package.
+steps of `deploy/Dockerfile` in an empty environment.
 
 | `CUDA` | packages | on disk |
 |---|---|---|
