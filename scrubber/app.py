@@ -42,6 +42,7 @@ from scrubber.receipts import endorsement
 from scrubber.receipts import key as key_file
 from scrubber.receipts.notary import Notary
 from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.state import SigningState
 from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.context import ServiceContext
@@ -174,7 +175,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     evidence = chain.Retention(config.evidence_rows, config.evidence_age)
     try:
-        notary = _notary(config, opened)
+        notary = _notary(config, opened, counters)
     except LedgerUnavailable:
         opened.close()  # the caller opens it again
         raise
@@ -187,12 +188,13 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     return ledger
 
 
-def _notary(config: ScrubberConfig, store: file.SqliteStore) -> Notary | None:
+def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCounters) -> Notary | None:
     """Who signs receipts; None where nothing can be signed. The ledger says which key does from now on."""
+    if not key_file.can_sign():
+        return None
+    counters.signing = signing = SigningState()  # from now on, a receipt without a signature is a fault
     try:
         key = key_file.open_key(config.state_dir)
-        if key is None:
-            return None
         if key.next is not None or key.key_id not in (store.last_note(chain.KEY) or ""):
             store.note(chain.KEY, clock.now(), endorsement.announcement(key))
         if key.next is not None:
@@ -202,7 +204,7 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore) -> Notary | None:
         return None
     origin = f"autoclave/{config.node_name or socket.gethostname()}"
     files = TenantFiles(paths.receipts(config.state_dir), key.secret)
-    return Notary(key, origin, Program(scrubber.__version__), files, lambda: clock.now().wall)
+    return Notary(key, origin, Program(scrubber.__version__), files, signing)
 
 
 def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGate | None:

@@ -50,13 +50,11 @@ class FileKey:
         return Ed25519PrivateKey.from_private_bytes(self._seed).sign(message)
 
 
-def open_key(state_dir: Path) -> FileKey | None:
-    """The key of this node, made at the first start; None where ``cryptography`` is not installed.
+def open_key(state_dir: Path) -> FileKey:
+    """The key of this node, made at the first start, where this installation can sign.
 
     ReceiptError if a file is not as it was made. A key is never replaced without being asked for.
     """
-    if not can_sign():
-        return None
     folder = paths.receipt_key(state_dir)
     if not folder.is_symlink() and not folder.exists():
         _make(folder)

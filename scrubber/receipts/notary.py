@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,16 +25,13 @@ logger = log.get("receipts")
 class Notary:
     """The witness of the ledger. Its errors are logged: without a signature, a clean GPU is still clean."""
 
-    def __init__(
-        self, key: FileKey, origin: str, program: Program, files: TenantFiles, now: Callable[[], float]
-    ) -> None:
-        """``origin``: the name of the node's log in each checkpoint. ``now`` returns the wall time."""
+    def __init__(self, key: FileKey, origin: str, program: Program, files: TenantFiles, state: SigningState) -> None:
+        """``origin``: the name of the node's log in each checkpoint."""
         self._key = key
         self._origin = origin
         self._program = program
         self.files = files
-        self._now = now
-        self.state = SigningState()
+        self._state = state
 
     def seal(self, record: Record, receipt: Receipt) -> Receipt:
         """The receipt with its signed document, which is for the next tenant. ``record``: the device before it."""
@@ -43,7 +41,6 @@ class Notary:
             said = statement.statement(receipt, record.device, handover, self._program, owner)
             return replace(receipt, envelope=dsse.envelope(said, self._key))
         except Exception:  # whatever the signer raises: the device is clean all the same
-            self.state.failed += 1
             logger.exception("cannot sign a receipt", device=receipt.device, receipt=receipt.id)
             return receipt
 
@@ -60,6 +57,6 @@ class Notary:
     def checkpoint(self, included: Inclusion) -> str:
         """Sign the size and the root of the tree, and log it: the log leaves the node, so others can hold it."""
         signed = note.sign(Checkpoint(self._origin, included.size, included.root), self._key)
-        self.state.last_checkpoint = self._now()
+        self._state.last_checkpoint = time.time()
         logger.info("checkpoint", checkpoint=signed, rows=included.size)
         return signed

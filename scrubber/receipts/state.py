@@ -9,5 +9,4 @@ from dataclasses import dataclass
 class SigningState:
     """What has happened since the start of the service."""
 
-    failed: int = 0  # receipts that could not be signed
     last_checkpoint: float | None = None  # wall; when the newest checkpoint was signed
