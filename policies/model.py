@@ -218,6 +218,7 @@ _NAMESPACES = (
     "dra-driver-nvidia-gpu",
     "nvidia-dra-driver-gpu",
     "nvidia",
+    "nvidia-device-plugin",
     "kube-system",
 )
 
