@@ -107,10 +107,14 @@ class Cluster:
         await self.client.delete(Pod, name, grace_period=grace)
 
     @staticmethod
+    def root(name: str) -> Path:
+        """The files of a pod's container, as its program sees them."""
+        return Path("/proc", str(_pid(name)), "root")
+
+    @staticmethod
     def crash(name: str) -> None:
-        """Kill the program of a pod, which shares no variables with other programs of the node."""
-        [pid] = [int(it.parent.name) for it in Path("/proc").glob("[0-9]*/environ") if f"POD_NAME={name}" in _text(it)]
-        os.kill(pid, SIGKILL)
+        """Kill the program of a pod."""
+        os.kill(_pid(name), SIGKILL)
 
     async def gone(self, name: str) -> None:
         """Return when the API server knows the pod no more."""
@@ -209,6 +213,12 @@ class Cluster:
     async def offered(self, count: int, resource: str = GPU) -> None:
         """The scheduler may place so many GPUs."""
         await self.until(Node, NODE, lambda node: (node.status.allocatable or {}).get(resource) == str(count))
+
+
+def _pid(pod: str) -> int:
+    """The program of a pod, which shares no variables with other programs of the node."""
+    [pid] = [int(it.parent.name) for it in Path("/proc").glob("[0-9]*/environ") if f"POD_NAME={pod}" in _text(it)]
+    return pid
 
 
 def _text(file: Path) -> list[str]:
