@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def tenant_files(state: Path) -> list[Path]:
     return sorted(path for path in (state / "receipts").glob("*/*"))
 
 
-def checked(state: Path, trusted: bytes) -> tuple[dict[str, object], note.Checkpoint]:
+def checked(state: Path, trusted: bytes) -> tuple[dict[str, Any], note.Checkpoint]:
     """What the tenant of the GPU reads, and the checkpoint that goes with it, both signed by this key."""
     envelope, proof = (path.read_text() for path in tenant_files(state))
     statement = json.loads(dsse.opened(envelope, [trusted]))
@@ -40,18 +41,18 @@ def checked(state: Path, trusted: bytes) -> tuple[dict[str, object], note.Checkp
     return statement, checkpoint
 
 
-def notes(state: Path) -> list[dict[str, str]]:
+def notes(state: Path) -> list[Any]:
     """What the ledger notes of keys."""
-    return [row["body"] for row in file.export(state / "ledger.db") if row["kind"] == chain.KEY]  # type: ignore[misc]
+    return [row["body"] for row in file.export(state / "ledger.db") if row["kind"] == chain.KEY]
 
 
-def test_a_tenant_can_check_its_receipt_and_each_key_that_followed(service: Service) -> None:
+def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) -> None:
     state = service.root / "state"
     first = key.read_key(state).public_key
     statement, checkpoint = checked(state, first)
     receipt = service.settled(0, "clean").receipt
     assert receipt is not None
-    assert (statement["subject"][1]["digest"]["sha256"], receipt.signed_by) == (receipt.digest, key.key_id(first))  # type: ignore[index]
+    assert (statement["subject"][1]["digest"]["sha256"], receipt.signed_by) == (receipt.digest, key.key_id(first))
     assert checkpoint.origin == "autoclave/node-7"
 
     following = key.make_next(state).public_key
