@@ -1,0 +1,81 @@
+"""Verify a receipt as others do: who signed it, what it is for, and that the log of the node has it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from scrubber.receipts import dsse, key, merkle, note
+from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.statement import HANDOVER, PREDICATE_TYPE, STATEMENT_TYPE, handover_digest
+
+ROW_HASH = 64  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the receipt must be for. An empty value is not compared."""
+
+    gpu: str = ""
+    boot: str = ""
+    handover: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """Where the node's log has the receipt."""
+
+    origin: str
+    row: int
+    rows: int  # of the log, by the checkpoint that came with the receipt
+    compared: bool  # with a checkpoint of the same size from elsewhere
+
+
+def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dict[str, Any]:
+    """The statement of a receipt, once one of the keys has signed it for this; ReceiptError names the wrong field."""
+    content: dict[str, Any] = json.loads(dsse.opened(envelope, keys))
+    types = (content.get("_type"), content.get("predicateType"))
+    if types != (STATEMENT_TYPE, PREDICATE_TYPE):
+        raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is no receipt of version 1")
+    try:
+        gpu, boot = content["predicate"]["device"]["uuid"], content["predicate"]["boot"]["id"]
+        subjects = [each["digest"]["sha256"] for each in content["subject"] if each["name"] == HANDOVER]
+    except (LookupError, TypeError) as error:
+        raise ReceiptError(f"the type is that of a receipt, and the statement lacks a field: {error!r}") from error
+    if expected.gpu not in ("", gpu):
+        raise ReceiptError(f"the gpu is wrong: the receipt is for {gpu}, not for {expected.gpu}")
+    if expected.boot not in ("", boot):
+        raise ReceiptError(f"the boot is wrong: the receipt is of boot {boot}, not of {expected.boot}")
+    if expected.handover and subjects != [handover_digest(gpu, boot, expected.handover)]:
+        raise ReceiptError(
+            f"the hand-over is wrong: the receipt is for another one than {expected.handover}, such as an older one"
+        )
+    return content
+
+
+def logged(envelope: str, proof: str, keys: Collection[bytes], held: str = "") -> Logged:
+    """Where the log has the receipt, by the proof beside it; ReceiptError names what is wrong.
+
+    ``held``: a signed checkpoint of the same log from elsewhere. It must be younger than the receipt, and agree.
+    """
+    given = note.parse_proof(proof)
+    checkpoint = note.opened(given.checkpoint, keys, key.verify)
+    if given.index >= checkpoint.size:
+        raise ReceiptError(f"the checkpoint has {checkpoint.size} rows: it was made before the receipt")
+    row_hash = given.extra.decode("ascii", errors="replace")
+    leaf = merkle.leaf(merkle.entry(row_hash, envelope))
+    leads_to = merkle.root_above(given.index, checkpoint.size, leaf, given.hashes)
+    if len(row_hash) != ROW_HASH or leads_to != checkpoint.root:
+        raise ReceiptError("the proof does not lead from this receipt to its checkpoint: the log does not contain it")
+    if not held:
+        return Logged(checkpoint.origin, given.index + 1, checkpoint.size, compared=False)
+    other = note.opened(held, keys, key.verify)
+    if other.origin != checkpoint.origin:
+        raise ReceiptError(f"the checkpoint that you hold is of {other.origin}, not of {checkpoint.origin}")
+    if given.index >= other.size:
+        raise ReceiptError(f"the checkpoint that you hold has {other.size} rows: it was made before the receipt")
+    if other.size == checkpoint.size and other.root != checkpoint.root:
+        raise ReceiptError("the checkpoint that you hold has another root: the node has shown two histories")
+    return Logged(checkpoint.origin, given.index + 1, checkpoint.size, compared=other.size == checkpoint.size)

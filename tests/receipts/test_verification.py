@@ -1,0 +1,145 @@
+"""Each forgery is found, by our verifier and by the script in the documentation, and each names the field."""
+
+import importlib.util
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scrubber.receipts import dsse, key, verification
+from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.verification import Expected
+from tests.receipts import vectors
+from tests.receipts.vectors import FOLDER, NODE, OTHER
+
+SCRIPT = FOLDER.parent / "verify.py"
+JUDGE = Path(__file__).parents[1] / "cluster" / "node"
+CASES = {case["name"]: case for case in json.loads((FOLDER / "cases.json").read_text())}
+WORDS = {"handover": "hand-over", "type": "[Tt]ype"}
+RIGHT = {name: (FOLDER / "right" / name).read_text() for name in ("receipt.dsse.json", "receipt.tlog-proof")}
+
+
+def files(case):
+    """The texts of a case by the names of their files."""
+    return RIGHT | {name: (FOLDER / case["name"] / name).read_text() for name in case["files"]}
+
+
+def test_the_committed_vectors_are_those_that_are_made():
+    there = {path.relative_to(FOLDER).as_posix(): path.read_text() for path in FOLDER.rglob("*") if path.is_file()}
+    assert there == vectors.made()
+
+
+def ours(case):
+    """What our verifier says of a case."""
+    texts, expected = files(case), Expected(case["gpu"], case["boot"], case["handover"])
+    keys = [key.public_key_of((FOLDER / "node.pem").read_text())]
+    verification.statement(texts["receipt.dsse.json"], keys, expected)
+    proof, held = texts["receipt.tlog-proof"], texts.get("checkpoint", "")
+    return verification.logged(texts["receipt.dsse.json"], proof, keys, held)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["wrong"]])
+def test_our_verifier_names_the_wrong_field(name):
+    wrong = CASES[name]["wrong"]
+    with pytest.raises(
+        ReceiptError, match=f"^(?i:the (envelope's )?(payload)?|this is not a ){WORDS.get(wrong, wrong)}"
+    ):
+        ours(CASES[name])
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case["wrong"]])
+def test_our_verifier_accepts_a_right_receipt(name):
+    found = ours(CASES[name])
+    assert (found.row, found.rows, found.compared) == (6, 11, name == "same-checkpoint")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_script_alone_names_the_wrong_field(case, tmp_path):
+    for name, text in files(case).items():
+        (tmp_path / name).write_text(text)
+    flags = [f"--{name}={case[name]}" for name in ("gpu", "boot", "handover")]
+    held = [f"--checkpoint={tmp_path / 'checkpoint'}"] if "checkpoint" in case["files"] else []
+    command = [sys.executable, "-I", SCRIPT, tmp_path, f"--key={FOLDER / 'node.vkey'}", *flags, *held]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if case["wrong"]:
+        assert run.returncode == 1
+        assert run.stderr.startswith(f"not verified: {case['wrong']}: ")
+    else:
+        assert (run.returncode, run.stderr) == (0, "")
+        assert "Clear (NIST SP 800-88r2) of 85000000000 of 85500000000 bytes" in run.stdout
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script in the documentation, as a module."""
+    found = importlib.util.spec_from_file_location("verify", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_script_is_short_and_shares_no_code(script):
+    lines = SCRIPT.read_text().splitlines()
+    assert len(lines) <= 150
+    allowed = {"cryptography", "__future__", *sys.stdlib_module_names}
+    assert {line.split()[1].split(".")[0] for line in lines if re.match(r"(from|import) ", line)} <= allowed
+    for form in (key.public_pem(NODE.public_key), key.vkey(NODE.public_key, "autoclave/a")):
+        assert script.read_key(form) == NODE.public_key
+
+
+def test_an_altered_byte_of_a_proof_is_found_by_both(script):
+    envelope, proof = RIGHT["receipt.dsse.json"], RIGHT["receipt.tlog-proof"]
+    last = proof.index("==\n") - 1  # of the extra: of this letter of base64, four bits mean nothing
+    for place, letter in enumerate(proof):
+        altered = proof[:place] + ("A" if letter != "A" else "q" if place == last else "B") + proof[place + 1 :]
+        with pytest.raises(ReceiptError):
+            verification.logged(envelope, altered, [NODE.public_key])
+        with pytest.raises((ValueError, LookupError)):
+            script.check_log(altered, envelope.encode(), NODE.public_key, None)
+
+
+def test_a_receipt_and_its_proof_belong_together():
+    other = dsse.envelope(b"{}", NODE)
+    with pytest.raises(ReceiptError, match="the log does not contain it"):
+        verification.logged(other, RIGHT["receipt.tlog-proof"], [NODE.public_key])
+
+
+@pytest.mark.parametrize("payload", ['{"predicate": {}}', '{"predicate": []}', '{"subject": 1}', "{}"])
+def test_a_signed_document_that_is_no_receipt_is_refused(payload):
+    types = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "https://autoclave.dev/receipts/v1"}
+    with pytest.raises(ReceiptError, match="lacks a field"):
+        verification.statement(
+            dsse.envelope(json.dumps(types | json.loads(payload)).encode(), NODE), [NODE.public_key], Expected()
+        )
+    with pytest.raises(ReceiptError, match="no receipt of version 1"):
+        verification.statement(dsse.envelope(payload.encode(), NODE), [NODE.public_key], Expected())
+
+
+def test_the_key_of_another_node_verifies_nothing():
+    with pytest.raises(ReceiptError, match="signature"):
+        verification.statement(RIGHT["receipt.dsse.json"], [OTHER.public_key], Expected())
+    with pytest.raises(ReceiptError, match="not signed"):
+        verification.logged(RIGHT["receipt.dsse.json"], RIGHT["receipt.tlog-proof"], [OTHER.public_key])
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("right", "right\n"), ("not-in-the-log", "wrong: ")])
+def test_the_libraries_of_go_judge_our_proofs(name, verdict):
+    """golang.org/x/mod: the readers of notes and of transparency logs that every Go program uses."""
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed")
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    offline = {"GOFLAGS": "-mod=readonly", "GOPROXY": "off", "HOME": str(home)}
+    proof, vkey = FOLDER / name / "receipt.tlog-proof", (FOLDER / "node.vkey").read_text().strip()
+    command = ["go", "run", "./tlogjudge", vkey, FOLDER / "right" / "receipt.dsse.json", proof]
+    run = subprocess.run(command, cwd=JUDGE, env=os.environ | offline, capture_output=True, text=True, check=False)
+    if "module lookup disabled" in run.stderr or "cannot find module" in run.stderr:
+        pytest.skip("Go's modules are not here: make node downloads them")
+    assert run.stdout.startswith(verdict), run.stderr
