@@ -93,7 +93,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
     async def Acquire(self, request, context):
         self.announced.append(request.announced)
         granted = [
-            scrub_pb2.Granted(device=each, receipt=self.receipt, receipts=self.receipts.get(each))
+            scrub_pb2.Granted(device=each, receipt=self.receipt, receipts=self.receipts.get(each, ""))
             for each in request.devices
         ]
         return await self._answered("acquire", request, context, scrub_pb2.AcquireResponse(grants=granted))

@@ -180,7 +180,10 @@ def test_a_container_sees_no_part_of_a_file(life: Life) -> None:
         inotify.add_watch(folder, Mask.CREATE | Mask.MODIFY | Mask.MOVED_TO | Mask.CLOSE_WRITE)
         life.has(lives.passed(life.record))
         seen = [inotify.sync_get() for _ in (PROOF, ENVELOPE)]
-    assert [(str(event.name), event.mask) for event in seen] == [(PROOF, Mask.MOVED_TO), (ENVELOPE, Mask.MOVED_TO)]
+    assert [event and (str(event.name), event.mask) for event in seen] == [
+        (PROOF, Mask.MOVED_TO),
+        (ENVELOPE, Mask.MOVED_TO),
+    ]
 
 
 def test_a_planted_directory_or_file_is_not_used(life: Life, tmp_path: Path) -> None:

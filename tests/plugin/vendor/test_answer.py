@@ -166,7 +166,8 @@ def test_other_specifications_of_nvidias_programs_pass(granted, edits, cdi_dir):
         (mount("/var/run/nvidia-container-devices/imex/all"), "the IMEX channel 'all'"),
         *((mount(f"/var/run/nvidia-container-devices/{GRANTED.uuid}", host), f"mounts '{host}'") for host in (
             "/proc/1/root", "/run/autoclave", "/etc/cdi", "/dev", "/")),
-        *((mount("/x", host), f"mounts '{host}'") for host in ("/proc/1/root", "/run/autoclave", "/etc/cdi")),
+        *((mount("/x", host), f"mounts '{host}'") for host in (
+            "/proc/1/root", "/run/autoclave", "/etc/cdi", "/var/lib/autoclave/receipts/0123")),
         *(({"annotations": {key: "x"}}, f"sets the annotation '{key}'") for key in (
             "io.kubernetes.cri-o.Labels", "io.kubernetes.cri.sandbox-uid", "cdi.k8s.io/other", "")),
         ({"annotations": {"cdi.k8s.io/nvidia-device-plugin_1": f"{KIND}/gpu=0,{KIND}/gpu=1"}}, "/dev/nvidia1"),
@@ -174,7 +175,8 @@ def test_other_specifications_of_nvidias_programs_pass(granted, edits, cdi_dir):
         *((variable(value), "which") for value in ("all", "0,1", OTHER.uuid, f"{GRANTED.uuid},{OTHER.uuid}", " 0")),
         *((RIGHT["envs"] and {"envs": RIGHT["envs"] | {name: value}}, f"sets the variable {name}") for name, value in (
             ("OTHER", OTHER.uuid), ("LD_PRELOAD", "/x.so"), ("NVIDIA_MIG_CONFIG_DEVICES", "all"),
-            ("NVIDIA_IMEX_CHANNELS", "all"), ("NVIDIA_GDS", "/dev/nvidia1"), ("CUDA_MPS_PIPE_DIRECTORY", "/mps"))),
+            ("NVIDIA_IMEX_CHANNELS", "all"), ("NVIDIA_GDS", "/dev/nvidia1"),
+            ("AUTOCLAVE_RECEIPTS", "/x"), ("CUDA_MPS_PIPE_DIRECTORY", "/mps"))),
         *((named(name), "names the CDI device") for name in ("gpu=a/b", "gpu", "nvswitch=all", "gpu=", "gpu=0\n")),
         ({"cdi_devices": [{"name": "management.nvidia.com/gpu=all"}]}, "names the CDI device"),
         (named("gpu=7"), "no CDI specification of this node has the device"),

@@ -1,0 +1,160 @@
+"""Which directory a container gets for its receipt: from before its proof until the end of its tenancy, the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import State
+from scrubber.ledger.ledger import Change
+from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
+from tests.service.asking import let_on, reported, scrubs, written_down
+from tests.service.world import World
+
+FILES = [ENVELOPE, PROOF]
+MOUNT = "defaults: {receipts: mount}"
+
+
+class Follower:
+    """Has the directories follow the ledger."""
+
+    def __init__(self, files: TenantFiles) -> None:
+        self._files = files
+
+    def recorded(self, changes: Sequence[Change], _prove: object) -> None:
+        for change in changes:
+            self._files.changed(change.before, change.after, "an envelope", "its proof")
+
+    def checkpoint(self, _included: object) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def mounting(build, tmp_path):
+    """Worlds with clean devices, whose service signs."""
+
+    async def mounting(policy: str = MOUNT) -> World:
+        (tmp_path / "policy.yaml").write_text(f"name: of-this-test\n{policy}\n")
+        world: World = build(policy=str(tmp_path / "policy.yaml"))
+        await begun(world, tmp_path)
+        await world.clean()
+        return world
+
+    return mounting
+
+
+async def begun(world, directory):
+    """The service has started."""
+    await world.start()
+    files = TenantFiles(directory / "receipts", b"secret")
+    files.reconcile(world.life.ledger.records.values())
+    world.context.tenant_files, world.life.ledger.witness = files, Follower(files)
+
+
+def content(directory):
+    """The files in a directory; None: there is no such directory."""
+    return sorted(path.name for path in Path(directory).iterdir()) if Path(directory).exists() else None
+
+
+async def ended(world, pod, device):
+    """The pod has been seen, has ended, and its device is scrubbed."""
+    await asyncio.sleep(2)
+    seen = scrubs(world, device)
+    world.node.end_container(pod)
+    while scrubs(world, device) == seen:  # noqa: ASYNC110 - in virtual time
+        await asyncio.sleep(1)
+
+
+async def granted(world, device):
+    """The directory that the answer of Acquire names."""
+    grants = await world.handover.acquire([device], announced=True)
+    return grants[device].receipts
+
+
+async def test_a_container_keeps_its_directory_over_every_restart(mounting, tmp_path):
+    world = await mounting()
+    device = world.uuids[0]
+    first = await granted(world, device)
+    written_down(world, pod=[device])
+    await world.begin("pod", device)
+    world.restart_kubelet()
+    world.node.leave(world.node.gpus[device].users()[0])
+    await world.begin("pod", device)  # its container starts again
+    assert world.context.receipts(world.record(device), granted=True) == first
+    await world.stop()
+    await begun(world, tmp_path)
+    assert world.state(device) is State.IN_USE
+    assert world.context.receipts(world.record(device), granted=True) == first
+    assert content(first) == []
+    await world.stop()
+    world.node.reboot()
+    await begun(world, tmp_path)
+    assert content(first) == []
+    await world.clean()
+    await world.begin("pod", device)  # the kubelet starts it again, with the mount that it knows
+    assert world.context.receipts(world.record(device), granted=True) == first
+    assert content(first) == FILES
+    await ended(world, "pod", device)
+    assert content(first) is None
+    following = await granted(world, device)
+    assert following != first
+    assert content(following) == FILES
+
+
+async def test_two_containers_of_one_admission_have_one_directory(mounting):
+    world = await mounting()
+    device = world.uuids[0]
+    assert await granted(world, device) == await granted(world, device) != ""
+
+
+async def test_a_pod_that_follows_at_once_gets_the_directory_of_its_own_hand_over(mounting):
+    """The list still says that the last pod has the device when the kubelet asks for the next one."""
+    world = await mounting()
+    device = world.uuids[0]
+    first = await granted(world, device)
+    written_down(world, pod=[device])
+    await world.begin("pod", device)
+    await asyncio.sleep(2)
+    listed = reported(world, device).receipts
+    world.node.end_container("pod")
+    assert await granted(world, device) == listed != first
+    assert content(listed) == FILES
+
+
+async def test_a_pod_that_waits_for_the_last_one_finds_its_receipt_where_it_was_told(mounting):
+    """Allocate is answered while the last pod still runs, and so the mount is made before its tenancy has ended."""
+    world = await mounting()
+    device = world.uuids[0]
+    world.gated = True
+    await let_on(world, "first", device)
+    await asyncio.sleep(2)
+    listed = reported(world, device).receipts
+    assert await granted(world, device) == listed
+    assert world.state(device) is State.IN_USE
+    assert content(listed) == []
+    await ended(world, "first", device)
+    written_down(world, next=[device])
+    await world.begin("next", device)
+    assert world.context.receipts(world.record(device), granted=True) == listed
+    assert content(listed) == FILES
+
+
+async def test_a_claim_has_the_directory_of_its_own_hand_over_while_it_lasts(mounting):
+    world = await mounting()
+    device = world.uuids[0]
+    ask = {"announced": False, "exclusive": True, "owner": "claim"}
+    paths = [(await world.handover.acquire([device], **ask))[device].receipts for _ in range(2)]
+    assert paths[0] == paths[1] != reported(world, device).receipts
+    assert content(paths[0]) == FILES
+
+
+@pytest.mark.parametrize("signs", [True, False])
+async def test_a_container_gets_no_directory_unless_the_policy_says_so_and_the_service_signs(mounting, signs):
+    world = await mounting("defaults: {receipts: keep}" if signs else MOUNT)
+    if not signs:
+        world.context.tenant_files = None
+    device = world.uuids[0]
+    assert (await granted(world, device), reported(world, device).receipts) == ("", "")
