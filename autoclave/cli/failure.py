@@ -62,11 +62,21 @@ def _print(message: str, code: int) -> int:
 def _usage(error: click.UsageError) -> str:
     """A usage error of click, as one line in our format."""
     text = error.format_message().strip().removesuffix(".")
-    what = f"{text[:1].lower()}{text[1:]}{_variable(error)}".replace("\n", " ")
+    what = f"{text[:1].lower()}{text[1:]}{_variable(error)}{_side(error)}".replace("\n", " ")
     if error.ctx is None:
         return what
     command = error.ctx.command_path
     return f"cannot run `{command}`: {what}{'' if what.endswith('?') else ';'} see `{command} --help`"
+
+
+def _side(error: click.UsageError) -> str:
+    """Says on which side of the verb an option stands that the command does not know."""
+    if not isinstance(error, click.NoSuchOption) or error.possibilities or error.ctx is None:
+        return ""
+    root = error.ctx.find_root()
+    if error.ctx is root:
+        return ": options of a verb stand after it"
+    return ": it stands before the verb" if any(error.option_name in it.opts for it in root.command.params) else ""
 
 
 def _variable(error: click.UsageError) -> str:

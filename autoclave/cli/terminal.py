@@ -129,7 +129,7 @@ class Screenful(bars.Progress):
         self._terminal = terminal
         super().__init__(
             bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TextColumn("{task.fields[amount]}"),
-            bars.TransferSpeedColumn(), console=terminal,
+            Speed(), console=terminal,
         )  # fmt: skip
 
     def get_renderables(self) -> Iterator[RenderableType]:
@@ -144,6 +144,14 @@ class Screenful(bars.Progress):
         most_telling = sorted(self.tasks, key=lambda task: PHASES.index(task.fields["phase"]))[:room]
         yield self.make_tasks_table(sorted(most_telling, key=lambda task: task.id))
         yield line
+
+
+class Speed(bars.TransferSpeedColumn):
+    """The speed of a step that moves bytes; nothing where rich shows a question mark."""
+
+    def render(self, task: bars.Task) -> Text:
+        """The speed, as rich writes it."""
+        return Text() if task.finished_speed is None and task.speed is None else super().render(task)
 
 
 class Bars:

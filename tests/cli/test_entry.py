@@ -132,6 +132,8 @@ def test_a_foreign_environment_variable_is_no_flag(autoclave):
         (["help", "frob"], "no such command 'frob'; see"),
         (["scrub", "0,,1"], "found '0,,1', expected a name before and after each comma"),
         (["status", "--wach"], "`autoclave status`: no such option '--wach'. Did you mean '--watch'? see"),
+        (["status", "--service-wait", "0s"], "no such option '--service-wait': it stands before the verb; see"),
+        (["--run-dir", "/x", "status"], "no such option '--run-dir': options of a verb stand after it; see"),
         (["scrub"], "name GPUs or pass --all; see"),
         (["scrub", "0", "--all"], "name GPUs or pass --all, not both"),
         (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow', 'reset'"),

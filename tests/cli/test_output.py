@@ -256,7 +256,7 @@ def test_an_explanation_of_a_clean_device_names_its_receipt():
     assert "proven by receipt 3dac54cd6a98ac39, not signed\n" in shown
     signed = replace(CLEAN, receipt=replace(RECEIPT, signed_by="0123456789abcdef"))
     assert "receipt 3dac54cd6a98ac39, signed by 0123456789abcdef" in "\n".join(story(signed))
-    assert "offered to pods or jobs: clean" in shown
+    assert "\n        offered to pods or jobs\n" in shown
     assert shown.endswith("advice  nothing to do")
 
 

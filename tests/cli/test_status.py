@@ -125,6 +125,12 @@ def shown(capsys, devices, **form):
     return capsys.readouterr()
 
 
+def test_each_fault_of_the_service_is_one_line():
+    assert status.faults(replace(SERVICE, policy_fault="a:1: x\na:2: y")) == (
+        "the newest policy is not in force; the service still uses the old one: a:1: x; a:2: y",
+    )
+
+
 def test_without_headers_a_pipe_gets_rows_only(capsys):
     assert shown(capsys, [CLEAN], output="table", headers=False).out.split()[:2] == ["0", "GPU-aaaaaaaa"]
     assert shown(capsys, [], output="table", headers=False).out == ""
@@ -238,6 +244,7 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     bars = [" ".join(line.split()[:3]) for line in lines[:-2]]
     printed = ["GPU 50 clear", "GPU 110 in_use", "GPU 111 quarantined"]
     assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *printed]
+    assert "?" not in seen.get()
 
 
 @pytest.mark.parametrize(

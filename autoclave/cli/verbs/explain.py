@@ -84,8 +84,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
         yield f"        proven by receipt {device.receipt.id}, {signed}"
         yield from (f"          {line}" for line in table.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
-    # The reason of a quarantine has a line above.
-    why = "" if device.quarantine and device.policy_rule else f": {device.why}"
+    # The reason of a quarantine has a line above, as the state has.
+    why = "" if (device.quarantine and device.policy_rule) or device.why == device.state else f": {device.why}"
     yield f"        {'' if device.healthy else 'not '}{about}{why}"
 
 

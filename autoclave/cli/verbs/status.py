@@ -184,7 +184,8 @@ def as_document(status: views.Status) -> dict[str, object]:
 def faults(service: views.ServiceStatus) -> tuple[str, ...]:
     """The faults of the service itself."""
     ledger = f"the service cannot write the ledger, so it hands out no GPU: {service.ledger_fault}"
-    policy = f"the newest policy is not in force; the service still uses the old one: {service.policy_fault}"
+    wrong = "; ".join(service.policy_fault.splitlines())
+    policy = f"the newest policy is not in force; the service still uses the old one: {wrong}"
     aside = (
         f"a damaged ledger, with its quarantines, was set aside as {name}: read it with `autoclave ledger export`,"
         " then move it to another place"
