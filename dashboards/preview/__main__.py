@@ -27,7 +27,7 @@ BUILD = HERE.parent.parent / "build" / "preview"
 MODULES, SITE = BUILD / "node_modules", BUILD / "site"
 WIDTH, TOP, CELL, FOOT = 1600, 96, 38, 4  # pixels; page.tsx has the same values
 COLUMN = 60  # pixels: a column of the grid has about as many points
-COLOURS = 64
+COLOURS = 128
 DRAWS_WITHIN, INSTALLS_WITHIN = 60.0, 900.0
 HTML = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="page.css"><div id="page"></div>
 <script>window.__grafana_public_path__ = "public/"; window.PREVIEW = {data};</script><script src="page.js"></script>
