@@ -46,6 +46,7 @@ class ReportedDevices:
 
     devices: tuple[ReportedDevice, ...]
     silence_seconds: float
+    checkpoint: str = ""  # the newest signed checkpoint of the ledger; empty: nothing is signed
 
 
 @dataclass(frozen=True, slots=True)

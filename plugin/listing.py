@@ -62,6 +62,7 @@ class Listing:
         self._known: dict[tuple[str, str], Device] = {}
         self._shown: dict[str, Shown] = {}
         self._silence = 0.0
+        self.checkpoint = ""  # of the service's ledger, the newest signed one
         self._expired = False
         self._distrusts = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -183,7 +184,7 @@ class Listing:
             if reported is None:
                 raise NotReady(Reason.TIMED_OUT, "the scrub service does not send its list of devices")
             while reported is not None:
-                self._silence = reported.silence_seconds
+                self._silence, self.checkpoint = reported.silence_seconds, reported.checkpoint
                 self._store(reported.devices)
                 if distrusts != self._distrusts:
                     return  # this list is older than the request that was not answered: it proves nothing

@@ -282,7 +282,7 @@ def build(
     if gate is not None:
         context.passages, context.covered = gate.passages, gate.covers
     if notary is not None:
-        context.tenant_files = notary.files
+        context.tenant_files, context.checkpoint = notary.files, lambda: notary.newest
     service = Service.build(context, on_vitals=counters.vitals)
     about = views.ServiceStatus(
         scrubber.__version__,

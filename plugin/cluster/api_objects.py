@@ -8,13 +8,17 @@ from ground import calendar_time
 from plugin.cluster.node_report import Condition, EventReason, PendingEvent, bounded
 
 CONDITION = "AutoclaveDevicesHealthy"
+CHECKPOINT = "autoclave.dev/checkpoint"
 COMPONENT = "autoclave"
 NAMESPACE = "default"  # of Events about objects without a namespace
 
 
-def condition(condition: Condition) -> dict[str, Any]:
-    """A strategic merge patch of the Node's status: it changes only the condition of our type."""
-    return {
+def condition(condition: Condition, checkpoint: str = "") -> dict[str, Any]:
+    """A strategic merge patch of the Node's status: it changes only the condition of our type.
+
+    ``checkpoint``: the annotation that goes with it; empty: none. The API server takes annotations with a status.
+    """
+    return ({"metadata": {"annotations": {CHECKPOINT: checkpoint}}} if checkpoint else {}) | {
         "status": {
             "conditions": [
                 {

@@ -73,10 +73,11 @@ class ApiServer:
         async with self._call("get", "nodes"):
             return _node(await self._client.get(core_v1.Node, self._node))
 
-    async def put_condition(self, condition: Condition) -> ClusterNode:
+    async def put_condition(self, condition: Condition, checkpoint: str = "") -> ClusterNode:
         """Set our condition."""
         async with self._call("patch", "nodes/status"):
-            return _node(await self._client.patch(core_v1.NodeStatus, self._node, api_objects.condition(condition)))
+            patch = api_objects.condition(condition, checkpoint)
+            return _node(await self._client.patch(core_v1.NodeStatus, self._node, patch))
 
     async def create_event(self, event: PendingEvent, uid: str) -> None:
         """Create an Event, unless it exists because the answer to an earlier call was lost."""

@@ -23,4 +23,5 @@ class ReportChoice:
 
     reports: Reports = Reports.AUTO
     node: str = ""
+    checkpoint: bool = False  # whether the Node gets the newest signed checkpoint of its ledger as an annotation
     service_account: Path = SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there

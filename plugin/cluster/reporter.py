@@ -40,11 +40,16 @@ _CLIENT = "plugin.cluster.apiserver"
 class ClusterReporter:
     """Reports the devices of one node."""
 
-    def __init__(self, server: ApiServer, node: str, *, pace: Pace, clock: Callable[[], float] = time.time) -> None:
-        """Send nothing before ``run``; ``clock`` is the wall clock."""
+    def __init__(
+        self, server: ApiServer, node: str, *, pace: Pace, clock: Callable[[], float] = time.time,
+        annotates: bool = False,
+    ) -> None:  # fmt: skip
+        """Send nothing before ``run``; ``clock`` is the wall clock. ``annotates``: with the ledger's checkpoint."""
         self._server = server
         self._pace = pace
         self._clock = clock
+        self._annotates = annotates
+        self._newest: Callable[[], str] = lambda: ""  # checkpoint of the ledger
         self._changed = Changed()
         self._outbox = Outbox(lambda: f"{node[:230].rstrip('-.')}.{secrets.token_hex(8)}")
         self._reports: DeviceReports = {}
@@ -57,6 +62,8 @@ class ClusterReporter:
     async def run(self, listing: Listing) -> None:
         """Report until cancelled, then report the stop within a time limit."""
         changed, pace = self._changed, self._pace
+        if self._annotates:
+            self._newest = lambda: listing.checkpoint
         loops = [
             RetryLoop("the condition", self._condition_due, self._write_condition, changed, pace),
             RetryLoop("Events", self._event_due, self._send_event, changed, pace),
@@ -135,7 +142,7 @@ class ClusterReporter:
     async def _write(self, content: ConditionContent, since: float) -> None:
         wanted = node_report.condition(self._written, content, since, self._clock())
         try:
-            self._known = await self._server.put_condition(wanted)
+            self._known = await self._server.put_condition(wanted, self._newest())
         except Failure as failure:
             if failure.kind is FailureKind.MISSING:
                 self._known = None  # a later Node of this name is another Node
@@ -221,7 +228,7 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
         server, why = None, str(error)
     if server is not None:
         logger.info("reporting to the cluster", node=choice.node)
-        return ClusterReporter(server, choice.node, pace=Pace())
+        return ClusterReporter(server, choice.node, pace=Pace(), annotates=choice.checkpoint)
     if choice.reports is Reports.ON:
         raise FatalError(f"cannot report to the cluster: {why}")
     if found is not None:  # otherwise nothing asks for reports

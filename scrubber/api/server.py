@@ -106,7 +106,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             if now != last or clock() - sent >= HEARTBEAT:
                 last, sent = now, clock()
                 yield scrub_pb2.WatchResponse(
-                    devices=map(_reported, now.devices), silence_seconds=now.silence_seconds
+                    devices=map(_reported, now.devices), silence_seconds=now.silence_seconds, checkpoint=now.checkpoint
                 )  # fmt: skip
             if await self._service.context.ledger.until_notified(news, WATCH_AT_LEAST_EVERY):
                 await asyncio.sleep(WATCH_SETTLES)

@@ -32,6 +32,7 @@ class Notary:
         self._program = program
         self.files = files
         self._state = state
+        self.newest = ""  # checkpoint, signed
 
     def seal(self, record: Record, receipt: Receipt) -> Receipt:
         """The receipt with its signed document, which is for the next tenant. ``record``: the device before it."""
@@ -57,6 +58,6 @@ class Notary:
     def checkpoint(self, included: Inclusion) -> str:
         """Sign the size and the root of the tree, and log it: the log leaves the node, so others can hold it."""
         signed = note.sign(Checkpoint(self._origin, included.size, included.root), self._key)
-        self._state.last_checkpoint = time.time()
+        self.newest, self._state.last_checkpoint = signed, time.time()
         logger.info("checkpoint", checkpoint=signed, rows=included.size)
         return signed

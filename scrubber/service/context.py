@@ -39,6 +39,7 @@ class ServiceContext:
     passages: Callable[[], Mapping[str, Passage]] = lambda: MappingProxyType({})
     covered: Callable[[str], bool] = lambda _device: True  # whether the container runtime knows the gate of a device
     tenant_files: TenantFiles | None = None  # None: no receipt is signed
+    checkpoint: Callable[[], str] = lambda: ""  # the newest signed checkpoint of the ledger
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.

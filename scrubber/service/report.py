@@ -117,7 +117,7 @@ class StatusReporter:
             max(policy.budgets.silence, offering.WAITED_FOR if device.waits else 0.0)
             for device, (_, policy) in zip(devices, policies, strict=True)
         )
-        return ReportedDevices(devices, min(silences, default=0.0))
+        return ReportedDevices(devices, min(silences, default=0.0), self._context.checkpoint())
 
     def _policy(self, record: Record) -> Policy:
         return self._context.active_policy.device_policy(record.device).policy

@@ -30,6 +30,7 @@ simulated: {backend: simulated}
 observe: {policy: {shipped: observe}}
 privileged: {scrubber: {privileged: true}}
 reports: {clusterReports: {enabled: true}}
+checkpoints: {clusterReports: {enabled: true, checkpoint: true}}
 any node: {clusterReports: {enabled: true, ownNodeOnly: false}}
 pod monitor: {podMonitor: {enabled: true, labels: {release: prometheus}, interval: 15s}}
 service monitor: {serviceMonitor: {enabled: true}}

@@ -215,10 +215,10 @@ def changed(part, node=NODE, **fields):
     return node | {part: node[part] | fields}
 
 
-def warnings(new, node="a", old=NODE):
+def warnings(new, node="a", old=NODE, chart="reports"):
     extra = {"authentication.kubernetes.io/node-name": [node]} if node else {"other": ["a"]}
     request = {"userInfo": {"username": "system:serviceaccount:autoclave:autoclave-plugin", "extra": extra}}
-    policy = manifests.of("reports", "ValidatingAdmissionPolicy", "-own-node")
+    policy = manifests.of(chart, "ValidatingAdmissionPolicy", "-own-node")
     (condition,) = policy["spec"]["matchConditions"]
     assert value(condition["expression"], {"request": request}) is True
     return refusals(policy, request=request, object=new, oldObject=old)
@@ -261,6 +261,17 @@ FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
     ("status", {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}),
     ("status", {"whatever is to come": 1}),
 ]  # fmt: skip
+
+
+def test_by_choice_a_plugin_annotates_its_node():
+    first, following = ({"autoclave.dev/checkpoint": text} for text in ("autoclave/a 1", "autoclave/a 2"))
+    steps = [(NODE, first), (changed("metadata", annotations=first), following), (BARE, first)]
+    for old, annotations in steps:
+        new = changed("metadata", old, annotations=annotations)
+        assert warnings(new, old=old, chart="checkpoints") == []
+        assert len(warnings(new, old=old)) == 1
+    others = changed("metadata", annotations=first | {"a": "b"})
+    assert len(warnings(others, chart="checkpoints")) == len(warnings(NODE, old=others, chart="checkpoints")) == 1
 
 
 @pytest.mark.parametrize(("part", "fields"), FORBIDDEN)

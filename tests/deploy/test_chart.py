@@ -225,7 +225,7 @@ def test_a_new_pod_waits_on_standby_beside_the_old_one():
 
 @pytest.mark.parametrize("case", MATRIX)
 def test_only_pods_that_use_the_api_have_a_token(case):
-    talks = "dra" if case in manifests.DRA else "plugin" if case in {"reports", "any node"} else ""
+    talks = "dra" if case in manifests.DRA else "plugin" if case in {"reports", "checkpoints", "any node"} else ""
     for called, pod, one in manifests.containers(case):
         assert pod["automountServiceAccountToken"] is False
         tokens = {volume["name"] for volume in pod["volumes"] if "projected" in volume or "secret" in volume}

@@ -51,6 +51,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
         self.socket = run_dir / "scrubber.sock"
         self.devices: tuple[ReportedDevice, ...] = ()
         self.silence = 5.0
+        self.checkpoint = ""
         self.mute = False  # accepts everybody, says nothing
         self.brief = False  # ends each list after the first message
         self.watched = 0
@@ -126,7 +127,7 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
         while True:
             moved = self._moved
             if not self.mute:
-                reported = ReportedDevices(self.devices, self.silence)
+                reported = ReportedDevices(self.devices, self.silence, self.checkpoint)
                 yield scrub_pb2.WatchResponse(**asdict(reported))
                 if self.brief:
                     return

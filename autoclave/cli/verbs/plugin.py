@@ -49,6 +49,11 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
     default="auto",
     help="Report device health to Kubernetes; auto does so when a service account and the node's name exist.",
 )
+@click.option(
+    "--checkpoint-annotation",
+    is_flag=True,
+    help="With each report, keep the newest signed checkpoint of the ledger as an annotation of the Node.",
+)
 @options.node_name
 @options.path(
     "--vendor-dir",
@@ -83,7 +88,7 @@ def plugin(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its 
             dev_root=str(flags["driver_root"]),
         ),
         mig_strategy=flags["mig_strategy"],
-        cluster=ReportChoice(flags["cluster_reports"], flags["node_name"]),
+        cluster=ReportChoice(flags["cluster_reports"], flags["node_name"], flags["checkpoint_annotation"]),
         vendor_dir=flags["vendor_dir"],
         cdi_dirs=flags["cdi_dir"],
         standby=flags["standby"],

@@ -29,10 +29,10 @@ def reporting(api, followed):
     """A listing, and the reporter that tells of it, which runs as long as the context does."""
 
     @asynccontextmanager
-    async def reporting(*, pace=QUICK, within=5.0) -> AsyncIterator[Listing]:
+    async def reporting(*, pace=QUICK, within=5.0, annotates=False) -> AsyncIterator[Listing]:
         server = apiserver.ApiServer(api.kubeconfig, NODE, within)
         async with followed() as listing:
-            task = asyncio.create_task(ClusterReporter(server, NODE, pace=pace).run(listing))
+            task = asyncio.create_task(ClusterReporter(server, NODE, pace=pace, annotates=annotates).run(listing))
             try:
                 yield listing
             finally:

@@ -34,6 +34,16 @@ async def test_a_healthy_node_says_so_once_and_no_more(api, door, reporting):
     assert [each["type"] for each in api.node["status"]["conditions"]] == ["Ready", "AutoclaveDevicesHealthy"]
 
 
+@pytest.mark.parametrize("annotates", [True, False])
+async def test_a_checkpoint_goes_with_the_condition_by_choice(api, door, reporting, annotates):
+    door.checkpoint = "autoclave/node-1\n7\n"
+    door.say(gpu(0))
+    async with reporting(annotates=annotates):
+        await api.until(lambda: api.says("True"))
+    wanted = {"annotations": {"autoclave.dev/checkpoint": "autoclave/node-1\n7\n"}} if annotates else None
+    assert [body.get("metadata") for body in api.bodies(CONDITION)] == [wanted, wanted]
+
+
 async def test_a_failure_and_its_recovery_are_events(api, door, reporting):
     door.say(gpu(0), gpu(1))
     async with reporting():

@@ -76,6 +76,9 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 - --standby
 - --cluster-reports={{ ternary "on" "off" .Values.clusterReports.enabled }}
+{{- if .Values.clusterReports.checkpoint }}
+- --checkpoint-annotation
+{{- end }}
 - --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}
