@@ -59,6 +59,7 @@ class Proof:
     allocatable_bytes: int
     policy: str
     envelope: str = ""  # the receipt as a signed document; empty: not signed
+    handover: str = ""  # the id of the hand-over for which it is signed
 
 
 @dataclass(frozen=True, slots=True)

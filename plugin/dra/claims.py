@@ -83,6 +83,8 @@ def device_status(driver: str, device: AllocatedDevice, granted: GrantedDevice, 
             data["coveredBytes"] = proof.covered_bytes
             data["allocatableBytes"] = proof.allocatable_bytes
             data["policy"] = proof.policy
+            if proof.envelope:
+                data["envelope"], data["handover"] = proof.envelope, proof.handover
         entry["data"] = data
     return entry
 

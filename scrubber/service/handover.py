@@ -375,7 +375,7 @@ class Handover:
         grant, receipt = record.grant, record.receipt
         if grant is None or isinstance(answer, answers.Defer):
             return GrantedDevice(device, "", "", receipts=self._context.receipts(record))
-        receipts = self._context.receipts(record, granted=True)
+        receipts, files = self._context.receipts(record, granted=True), self._context.tenant_files
         if receipt is None:  # granted without a proof, or in use already
             return GrantedDevice(device, grant.id, grant.receipt or "", receipts=receipts)
         proof = Proof(
@@ -385,6 +385,7 @@ class Handover:
             allocatable_bytes=receipt.allocatable_bytes,
             policy=receipt.policy,
             envelope=receipt.envelope,
+            handover=files.handover(record) if receipt.envelope and files is not None else "",
         )
         return GrantedDevice(device, grant.id, receipt.id, proof, receipts)
 

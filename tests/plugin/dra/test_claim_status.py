@@ -1,6 +1,7 @@
 """What claims show of their devices, in the API server of the test."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,6 +9,7 @@ import pytest
 
 from demo.standins.api_server import CLAIMS
 from demo.standins.http_api import Answer, on, silence, status
+from ground import boot
 from ground.device_messages import GrantedDevice
 from plugin.cluster import api_objects
 from plugin.cluster.apiserver import ApiServer
@@ -15,10 +17,12 @@ from plugin.cluster.retry_loop import Pace
 from plugin.dra import claim_status, claims
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DRIVER
+from scrubber.receipts import key, verification
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE, allocate
 
 QUICK = Pace(spacing=0, first=0.001, longest=0.02, slow=0.001)
+MOST_DATA = 10 * 2**10  # bytes, by the rule of the API server
 PATCH = "PATCH resourceclaims/status"
 
 
@@ -82,6 +86,11 @@ async def test_a_claim_shows_what_was_proven_of_its_device(service, api, live_dr
     assert (entry["driver"], entry["pool"], entry["device"]) == (DRIVER, NODE, gpu.device.lower())
     assert {it["type"]: it["status"] for it in entry["conditions"]} == {"Ready": "True", f"{DRIVER}/scrubbed": "True"}
     proof = entry["data"]
+    assert len(json.dumps(proof)) < MOST_DATA
+    trusted = key.read_key(service.root / "state").public_key
+    expected = verification.Expected(gpu.device, boot.boot_id(), proof.pop("handover"))
+    statement = verification.statement(proof.pop("envelope"), [trusted], expected)
+    assert statement["predicate"]["receipt"]["id"] == gpu.receipt.id
     assert proof.pop("scrubbed") == api_objects.time(gpu.receipt.finished)
     assert proof == {
         "receipt": gpu.receipt.id,
