@@ -1,0 +1,61 @@
+"""What the notary leaves for a tenant, and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from scrubber.core import events as ev
+from scrubber.core.model import Receipt, Record, State
+from scrubber.ledger.ledger import Ledger
+from scrubber.receipts import dsse, key
+from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.notary import Notary
+from scrubber.receipts.state import SigningState
+from scrubber.receipts.statement import Program, handover_digest
+from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
+from tests.core import lives
+from tests.ledger.memory_store import MemoryStore
+
+DEVICE = lives.DEVICE.uuid
+
+
+class Watched(Notary):
+    """Notes after each row what a reader of the ledger and a tenant could see at that moment."""
+
+    ledger: Ledger
+
+    def __init__(self, signer: key.FileKey, files: TenantFiles) -> None:
+        super().__init__(signer, "autoclave/node", Program("1"), files, SigningState())
+        self.seen: list[tuple[State | None, list[str]]] = []
+
+    def recorded(self, changes: Sequence[ev.Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
+        super().recorded(changes, prove)
+        record = self.ledger.records.get(DEVICE)
+        there = sorted(path.name for path in self.files.path(changes[-1].after).iterdir())
+        self.seen.append((record.state if record is not None else None, there))
+
+
+async def test_the_files_are_there_before_a_reader_sees_a_clean_device(tmp_path: Path) -> None:
+    """Allocate, the create gate and PreStart read the ledger: what they let start finds its receipt."""
+    signer = key.open_key(tmp_path)
+    notary = Watched(signer, TenantFiles(tmp_path / "receipts", signer.secret))
+    notary.files.reconcile(())
+    ledger = notary.ledger = Ledger(MemoryStore(), lambda: lives.NOW)
+    ledger.witness = notary
+    await ledger.append("op", (DEVICE, ev.Discovered(lives.DEVICE, lives.HERE)))
+    await ledger.append("op", (DEVICE, ev.ScrubStarted(lives.job())))
+    record: Record = ledger.records[DEVICE]
+    passed = lives.passed(record)
+    receipt: Receipt = notary.seal(record, passed.receipt)
+    await ledger.append("op", (DEVICE, replace(passed, receipt=receipt)))
+    assert notary.seen == [(None, []), (State.UNKNOWN, []), (State.SCRUBBING, [ENVELOPE, PROOF])]
+    assert ledger.records[DEVICE].state is State.CLEAN
+    folder = notary.files.path(ledger.records[DEVICE])
+    statement = json.loads(dsse.opened((folder / ENVELOPE).read_text(), [signer.public_key]))
+    assert statement["subject"][0]["digest"]["sha256"] == handover_digest(DEVICE, lives.HERE.boot_id, folder.name)
+    await ledger.append("op", (DEVICE, ev.Distrusted("a reload", lives.RELOADED)))
+    assert notary.seen[-1] == (State.CLEAN, []), "a proof that has ended is shown to nobody before"
+    await ledger.close()
