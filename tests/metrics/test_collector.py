@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from ground import paths
 from scrubber import app
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import events as ev
@@ -16,6 +17,7 @@ from scrubber.devices.base import Readings
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy
+from scrubber.receipts import key
 from scrubber.receipts.state import SigningState
 from tests.core import lives
 from tests.core.lives import DEVICE
@@ -192,7 +194,16 @@ async def test_repeated_new_layouts_add_no_series(node):
 
 async def test_the_newest_signed_checkpoint_is_shown_where_there_is_one(node):
     assert table.SIGNED_CHECKPOINT.name not in node.scrape()
-    node.counters.signing = SigningState()
-    assert table.SIGNED_CHECKPOINT.name not in node.scrape()
     node.counters.signing.last_checkpoint = 1_750_000_000.0
     assert f"{table.SIGNED_CHECKPOINT.name} 1.75e+09" in node.scrape()
+
+
+async def test_receipts_of_a_service_whose_key_is_unusable_count(tmp_path):
+    (tmp_path / "run").mkdir(mode=0o700)
+    config = ScrubberConfig(BackendChoice.SIMULATED, state_dir=tmp_path / "state", run_dir=tmp_path / "run")
+    key.open_key(config.state_dir)
+    (paths.receipt_key(config.state_dir) / key.KEY).unlink()
+    counters = ServiceCounters(CollectorRegistry())
+    ledger = app.open_ledger(config, counters)
+    assert counters.signing == SigningState()
+    await ledger.close()
