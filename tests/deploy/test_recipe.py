@@ -74,13 +74,25 @@ def test_the_recipe_for_kustomize_names_an_image_of_your_own(tmp_path):
     [block] = [block for block in re.findall(r"```\n(.*?)```", INSTALL.read_text(), re.DOTALL) if "apply -k" in block]
     (tmp_path / "deploy").symlink_to(generate.ROOT / "deploy")
     render = " ".join(manifests.KUSTOMIZE)
-    script = "REGISTRY=registry.example/team\n" + block.replace("kubectl apply -k", render)
+    script = block.replace("kubectl apply -k", render)
     run = subprocess.run(
         ["sh", "-e"], input=script, cwd=tmp_path, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     found = {one["image"] for *_, one in manifests.containers(tuple(manifests.documents(run.stdout)))}
     assert found == {f"registry.example/team/autoclave:{__version__}-{image.CUDA}"}
+
+
+def test_the_patch_of_the_page_begins_in_front_with_observe():
+    """Any other policy scrubs GPUs that the other plugin still hands out."""
+    page = (generate.ROOT / "docs/in-front.md").read_text()
+    [block] = re.findall(r"```yaml\n(patches:.*?)```", page, re.DOTALL)
+    [[patch]] = [doc["patches"] for doc in manifests.documents(block)]
+    objects = manifests.composed(generate.KUSTOMIZE / "overlays/in-front")
+    [scrubber] = [doc for doc in objects if (doc["kind"], doc["metadata"]["name"]) == tuple(patch["target"].values())]
+    [operations] = manifests.documents(patch["patch"])
+    [container] = manifests.patched(scrubber, operations)["spec"]["template"]["spec"]["containers"]
+    assert [arg for arg in container["args"] if arg.startswith("--policy")] == ["--policy=observe"]
 
 
 @pytest.mark.parametrize("name", [installation.SPECIFICATION, layout.CDI_NAME, cdi.NAME])
