@@ -6,7 +6,6 @@ The library ``cryptography`` is loaded by the functions that sign or verify, and
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 import re
@@ -24,6 +23,7 @@ BYTES = 32  # of a key, and of the secret
 PUBLIC, PRIVATE = bytes.fromhex("302a300506032b6570032100"), bytes.fromhex("302e020100300506032b657004220420")
 NOTE_TYPE = b"\x01"  # Ed25519, in the keys of signed notes
 _PEM = re.compile(r"-----BEGIN (?P<kind>[A-Z ]+)-----\s(?P<body>[A-Za-z0-9+/=\s]+)-----END (?P=kind)-----\s*")
+_INSTALL = "install the extra `receipts` (pip install 'autoclave[receipts]')"
 _REMEDY = (
     "restore it from a copy, or stop the service, move the directory away, and start the service: it makes a new key"
 )
@@ -68,6 +68,8 @@ def can_sign() -> bool:
 
 def read_key(state_dir: Path) -> FileKey:
     """The key of this node, which the service has made."""
+    if not can_sign():
+        raise ReceiptError(f"cannot use the key of receipts: {_INSTALL}")
     folder = paths.receipt_key(state_dir)
     secret = _read(folder / SECRET)
     if len(secret) != BYTES:
@@ -99,9 +101,7 @@ def take_next(state_dir: Path) -> FileKey:
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
     """Whether the holder of this key has signed the message."""
     if not can_sign():
-        raise ReceiptError(
-            "cannot verify a signature: install the extra `receipts` (pip install 'autoclave[receipts]')"
-        )
+        raise ReceiptError(f"cannot verify a signature: {_INSTALL}")
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - verifies
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415 - verifies
 
@@ -140,7 +140,7 @@ def public_key_of(text: str) -> bytes:
             key = content[1:] if content[:1] == NOTE_TYPE and parts[1] == _note_id(parts[0], content) else b""
         else:
             key = base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # no base64, or no ASCII
         key = b""
     if len(key) != BYTES:
         raise ReceiptError(

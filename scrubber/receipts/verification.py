@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,10 @@ def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dic
     return content
 
 
-def logged(envelope: str, proof: str, keys: Collection[bytes], held: str = "") -> Logged:
+def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[str] = ()) -> Logged:
     """Where the log has the receipt, by the proof beside it; ReceiptError names what is wrong.
 
-    ``held``: a signed checkpoint of the same log from elsewhere. It must be younger than the receipt, and agree.
+    ``held``: signed checkpoints of the same log from elsewhere. They must agree, and one must be younger.
     """
     given = note.parse_proof(proof)
     checkpoint = note.opened(given.checkpoint, keys, key.verify)
@@ -69,13 +69,14 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: str = "") -
     leads_to = merkle.root_above(given.index, checkpoint.size, leaf, given.hashes)
     if len(row_hash) != ROW_HASH or leads_to != checkpoint.root:
         raise ReceiptError("the proof does not lead from this receipt to its checkpoint: the log does not contain it")
-    if not held:
-        return Logged(checkpoint.origin, given.index + 1, checkpoint.size, compared=False)
-    other = note.opened(held, keys, key.verify)
-    if other.origin != checkpoint.origin:
-        raise ReceiptError(f"the checkpoint that you hold is of {other.origin}, not of {checkpoint.origin}")
-    if given.index >= other.size:
-        raise ReceiptError(f"the checkpoint that you hold has {other.size} rows: it was made before the receipt")
-    if other.size == checkpoint.size and other.root != checkpoint.root:
-        raise ReceiptError("the checkpoint that you hold has another root: the node has shown two histories")
-    return Logged(checkpoint.origin, given.index + 1, checkpoint.size, compared=other.size == checkpoint.size)
+    others = [note.opened(each, keys, key.verify) for each in held]
+    for other in others:
+        if other.origin != checkpoint.origin:
+            raise ReceiptError(f"the checkpoint that you hold is of {other.origin}, not of {checkpoint.origin}")
+        if other.size == checkpoint.size and other.root != checkpoint.root:
+            raise ReceiptError("the checkpoint that you hold has another root: the node has shown two histories")
+    newest = max((other.size for other in others), default=None)
+    if newest is not None and given.index >= newest:
+        raise ReceiptError(f"the checkpoint that you hold has {newest} rows: it was made before the receipt")
+    same = any(other.size == checkpoint.size for other in others)
+    return Logged(checkpoint.origin, given.index + 1, checkpoint.size, compared=same)

@@ -126,7 +126,7 @@ def test_a_public_key_is_read_in_three_forms():
 @pytest.mark.parametrize(
     "text",
     [
-        "", "?", "AAAA", key.public_pem(bytes(31)), key.public_pem(bytes(32)).replace("PUBLIC", "PRIVATE", 1),
+        "", "?", "\u2014", "AAAA", key.public_pem(bytes(31)), key.public_pem(bytes(32)).replace("PUBLIC", "PRIVATE", 1),
         key.vkey(bytes(32), "a").replace("a+", "b+", 1), "a+00000000+AA==",
     ],
 )  # fmt: skip

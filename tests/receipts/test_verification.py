@@ -40,8 +40,8 @@ def ours(case):
     texts, expected = files(case), Expected(case["gpu"], case["boot"], case["handover"])
     keys = [key.public_key_of((FOLDER / "node.pem").read_text())]
     verification.statement(texts["receipt.dsse.json"], keys, expected)
-    proof, held = texts["receipt.tlog-proof"], texts.get("checkpoint", "")
-    return verification.logged(texts["receipt.dsse.json"], proof, keys, held)
+    held = [texts["checkpoint"]] if "checkpoint" in texts else []
+    return verification.logged(texts["receipt.dsse.json"], texts["receipt.tlog-proof"], keys, held)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["wrong"]])

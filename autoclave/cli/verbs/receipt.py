@@ -9,11 +9,14 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, Parsed, human, options
+from ground import paths
+
+READABLE = click.Path(exists=True, path_type=Path)
 
 
 @click.group()
 def receipt() -> None:
-    """List the hand-overs of GPUs with their receipts."""
+    """List, show and verify receipts, and show the key that signs them."""
 
 
 @receipt.command("list", context_settings=ENVIRONMENT)
@@ -49,3 +52,67 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     handovers = importlib.import_module("autoclave.cli.handovers")  # late: it decodes events
     found = handovers.read(file, run_dir, state_dir, gpu, since)
     handovers.show(found, node_name or platform.node(), output, since=since, until=until)
+
+
+@receipt.command(context_settings=ENVIRONMENT)
+@click.argument("path", type=READABLE)
+@click.option(
+    "--key", "keys", type=READABLE, multiple=True, required=True, metavar="FILE", envvar="AUTOCLAVE_KEY",
+    help="The node's public key, or with --site-key a document that vouches for it; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--site-key", "site_keys", type=READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_SITE_KEY",
+    help="The public key of the site that vouches for the node's key; may be repeated.",
+)  # fmt: skip
+@click.option("--gpu", default="", metavar="UUID", help="The GPU that the receipt must be for.")
+@click.option("--handover", default="", metavar="ID", help="The hand-over  [default: the name of the directory].")
+@click.option("--boot", default="", metavar="ID", help="The boot of the node, as in /proc/sys/kernel/random/boot_id.")
+@click.option(
+    "--checkpoint", "checkpoints", type=READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_CHECKPOINT",
+    help="A signed checkpoint from elsewhere, or lines of the service's log; may be repeated.",
+)  # fmt: skip
+@options.output("text", "json", "yaml")
+def verify(  # noqa: PLR0913, PLR0917 - its flags
+    path: Path, keys: tuple[Path, ...], site_keys: tuple[Path, ...], gpu: str, handover: str, boot: str,
+    checkpoints: tuple[Path, ...], output: str,
+) -> int:  # fmt: skip
+    """Verify a receipt, on any machine: who signed it, what it is for, and that the node's log has it.
+
+    PATH is a directory as a container sees it, /run/autoclave/receipts/ID, or the signed document alone. A key is a
+    PEM, base64, or a verifier key of signed notes. Exit code 1, with the field that is wrong, if the check fails.
+    """
+    envelopes = importlib.import_module("autoclave.cli.envelopes")  # late: most verbs verify nothing
+    code: int = envelopes.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)
+    return code
+
+
+@receipt.command(context_settings=ENVIRONMENT)
+@click.argument("receipt", metavar="ID|GPU", shell_complete=options.complete_gpus)
+@options.output("text", "json", "yaml")
+@options.run_dir
+@options.state_dir
+def show(receipt: str, output: str, run_dir: Path, state_dir: Path) -> int:
+    """Show what a signed receipt says, and the signed document: of an id, or the newest of a GPU.
+
+    If the service does not answer, it comes from the ledger in --state-dir, and stderr says so.
+    """
+    code: int = importlib.import_module("autoclave.cli.envelopes").show(
+        receipt, output, run_dir, paths.ledger(state_dir)
+    )
+    return code
+
+
+@receipt.command(context_settings=ENVIRONMENT)
+@click.option("--rotate", is_flag=True, envvar="AUTOCLAVE_ROTATE", help="Make the key that the next start takes.")
+@options.output("pem", "vkey", "json", "yaml")
+@options.node_name
+@options.state_dir
+def key(rotate: bool, output: str, node_name: str, state_dir: Path) -> int:
+    """Show the public key that signs this node's receipts. It needs the rights of the service.
+
+    Give it to those who verify receipts. With --rotate, make the next key and show that one: the service takes it at
+    its next start, and notes in the ledger which key follows which, signed by both.
+    """
+    name = f"autoclave/{node_name or platform.node()}"
+    code: int = importlib.import_module("autoclave.cli.envelopes").show_key(state_dir, name, output, rotate=rotate)
+    return code

@@ -1,0 +1,183 @@
+"""Signed receipts at the shell: verified, shown, and the key that signs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autoclave.cli import DONE, NOT_CLEAN, document, human, service_call
+from autoclave.cli.offline import Offline
+from ground.errors import FatalError, InvalidRequest, Unreachable
+from scrubber.api import admin_client
+from scrubber.core import views
+from scrubber.receipts import dsse, endorsement, note, verification
+from scrubber.receipts import key as key_file
+from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.tenant_files import ENVELOPE, PROOF
+from scrubber.receipts.verification import Expected, Logged
+
+EVERY = 2**31  # rows: more than a ledger has
+PASSED = "scrub-passed"
+ID = re.compile(r"[0-9a-f]{16}")
+HANDOVER = re.compile(r"[0-9a-f]{24}")
+
+Files = tuple[Path, ...]
+
+
+def verify(path: Path, files: tuple[Files, Files, Files], told: tuple[str, str, str], output: str) -> int:
+    """Verify a receipt and say what was checked. ``files``: keys, keys of the site, checkpoints."""
+    gpu, boot, handover = told
+    envelope_file = path / ENVELOPE if path.is_dir() else path
+    folder = envelope_file.resolve().parent
+    expected = Expected(gpu, boot, handover or (folder.name if HANDOVER.fullmatch(folder.name) else ""))
+    try:
+        public = _trusted(*files[:2])
+        envelope = _text(envelope_file)
+        statement = verification.statement(envelope, public, expected)
+        held = [one for each in files[2] for one in note.notes_in(_text(each))]
+        proven = (folder / PROOF).exists() or path.is_dir() or bool(held)  # a container always has both files
+        logged = verification.logged(envelope, _text(folder / PROOF), public, held) if proven else None
+    except ReceiptError as error:
+        if output != "text":
+            document.emit(document.single("ReceiptVerification", {"verified": False, "why": str(error)}), output)
+        human.warn(f"cannot trust the receipt {envelope_file}: {error}")
+        return NOT_CLEAN
+    keys = [key_file.key_id(each) for each in public]
+    if output == "text":
+        human.say("verified", *_checked(statement, expected, logged, keys), *_words(statement))
+    else:
+        compared = {f"{name}_compared": bool(value) for name, value in asdict(expected).items()}
+        about = {"verified": True, "why": "", "trusted_keys": keys, **compared}
+        about |= {"log": None if logged is None else asdict(logged), "statement": statement}
+        document.emit(document.single("ReceiptVerification", about), output)
+    return DONE
+
+
+def _trusted(keys: Files, site_keys: Files) -> list[bytes]:
+    """The public keys in these files. A document that vouches for a key counts only if a site key signed it."""
+    sites = [_read(each, key_file.public_key_of) for each in site_keys]
+    trusted = []
+    for file in keys:
+        text = _read(file, str)
+        if not text.lstrip().startswith("{"):
+            trusted.append(_read(file, key_file.public_key_of))
+        elif not sites:
+            raise FatalError(f"cannot trust the key in {file}: it is vouched for; name the site's key with --site-key")
+        else:
+            trusted.append(_read(file, lambda content: endorsement.endorsed(content, sites)))
+    return trusted
+
+
+def _read(file: Path, read: Callable[[str], Any]) -> Any:  # noqa: ANN401 - what ``read`` returns
+    """What a key file holds; FatalError names the file."""
+    try:
+        return read(_text(file))
+    except ReceiptError as error:
+        raise FatalError(f"cannot use the key in {file}: {error}") from error
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode()
+    except OSError as error:
+        raise ReceiptError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ReceiptError(f"{file} is no text") from error
+
+
+def _checked(
+    statement: dict[str, Any], expected: Expected, logged: Logged | None, keys: Sequence[str]
+) -> Iterator[str]:
+    """One line for each thing that was checked, or was not."""
+    predicate = statement["predicate"]
+    yield f"signature   by one of {', '.join(keys)}"
+    for name, value, given, flag in (
+        ("gpu", predicate["device"]["uuid"], expected.gpu, "--gpu"),
+        ("boot", predicate["boot"]["id"], expected.boot, "--boot"),
+        ("hand-over", expected.handover or "not known", expected.handover, "--handover"),
+    ):
+        yield f"{name:11} {value}{'' if given else f' (not compared: {flag})'}"
+    if logged is None:
+        yield f"log         not checked: there is no {PROOF} beside it"
+        return
+    yield f"log         row {logged.row} of {logged.rows} of {logged.origin}"
+    compared = (
+        "the same was held elsewhere" if logged.compared else "not compared with one of the same size: --checkpoint"
+    )
+    yield f"checkpoint  {compared}"
+
+
+def _words(statement: dict[str, Any]) -> Iterator[str]:
+    """The statement in plain words."""
+    predicate = statement["predicate"]
+    device, claim, found = predicate["device"], predicate["sanitization"], predicate["found"]
+    about = f"{predicate['finished']}, for {device['model']} {device['uuid']}"
+    yield f"receipt     {predicate['receipt']['id']} of {about}"
+    parts = ", ".join(f"{human.size(part['bytes'])} {part['cause']}" for part in claim["uncovered"])
+    covered = f"{claim['coveredBytes']} of {claim['allocatableBytes']} bytes, verification {claim['verification']}"
+    rest = f"; not covered: {parts}" if parts else ""
+    yield f"claim       {claim['category']} ({claim['standard']}) of {covered}{rest}"
+    ended = f"{found['processes']} processes, {found['processesEnded']} of them ended"
+    residue = f"{found['residueBytes']} bytes not zero of {found['searchedBytes']} searched"
+    yield f"found       {residue}; {ended}"
+    steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
+    yield f"done        {steps} ({predicate['path']})"
+    program, policy = predicate["program"], predicate["policy"]
+    yield f"by          {program['name']} {program['version']}, policy {policy['name']} ({policy['digest']})"
+
+
+def show(name: str, output: str, run_dir: Path, ledger: Path) -> int:
+    """Show a signed receipt of this node's ledger, by its id or its GPU."""
+    gpu = "" if ID.fullmatch(name) else name
+    which: dict[str, Any] = {"limit": 1 if gpu else EVERY, "kinds": (PASSED,)}
+
+    async def ask(admin: admin_client.AdminClient) -> Sequence[views.HistoryEntry]:
+        return await admin.history(gpu, warn=human.warn, **which)
+
+    try:
+        entries = service_call.ask(run_dir, ask)
+    except Unreachable as error:
+        entries = asyncio.run(Offline(ledger, error).history(gpu, **which))
+    receipts = [json.loads(entry.body)["receipt"] for entry in entries]
+    receipt = next((it for it in reversed(receipts) if gpu or it["id"] == name), None)
+    if receipt is None:
+        raise InvalidRequest(f"cannot find receipt {name}: `autoclave receipt list` lists those that the ledger has")
+    envelope = receipt.get("envelope", "")
+    if not envelope:
+        human.warn(f"receipt {receipt['id']} is not signed; `autoclave doctor` says why receipts are not")
+        return NOT_CLEAN
+    try:
+        document_of = dsse.parsed(envelope)
+        statement = json.loads(document_of.payload)
+    except (ReceiptError, ValueError) as error:
+        raise FatalError(
+            f"cannot read receipt {receipt['id']}: {error}; `autoclave ledger verify` checks it"
+        ) from error
+    keys = [key for key, _ in document_of.signatures]
+    if output == "text":
+        human.say(f"signed by   {', '.join(keys)} (not verified here)", *_words(statement), "", envelope)
+    else:
+        about = {"id": receipt["id"], "signed_by": keys, "statement": statement, "envelope": envelope}
+        document.emit(document.single("SignedReceipt", about), output)
+    return DONE
+
+
+def show_key(state_dir: Path, name: str, output: str, *, rotate: bool) -> int:
+    """Show the public key of this node, or make and show the next one."""
+    try:
+        key = key_file.make_next(state_dir) if rotate else key_file.read_key(state_dir)
+    except (ReceiptError, OSError) as error:
+        raise FatalError(f"cannot show the key of receipts: {error}") from error
+    pem, vkey = key_file.public_pem(key.public_key), key_file.vkey(key.public_key, name)
+    if output in {"json", "yaml"}:
+        about = {"key": key.key_id, "pem": pem, "vkey": vkey, "next": rotate}
+        document.emit(document.single("ReceiptKey", about), output)
+        return DONE
+    human.warn(f"the service signs with key {key.key_id}{' from its next start on: restart it' if rotate else ''}")
+    human.say(*(pem if output == "pem" else vkey).splitlines())
+    return DONE

@@ -1,0 +1,191 @@
+"""``autoclave receipt``: verified by files alone, shown from the service or its ledger, and the key."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from click.testing import Result
+
+from scrubber.receipts import dsse, endorsement, key
+from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SITE
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A receipt as a container sees it, and keys."""
+    shutil.copytree(FOLDER / "right", tmp_path / HANDOVER)
+    for signer in (NODE, OTHER, SITE):
+        (tmp_path / f"{signer.word}.pem").write_text(key.public_pem(signer.public_key))
+    (tmp_path / "checkpoint").write_text((FOLDER / "same-checkpoint" / "checkpoint").read_text())
+    return tmp_path
+
+
+@pytest.fixture
+def verify(autoclave, files):
+    """Verify the receipt with these flags."""
+
+    def run(*flags, path=HANDOVER, trusted="node.pem") -> Result:
+        result: Result = autoclave("receipt", "verify", files / path, "--key", files / trusted, *flags)
+        return result
+
+    return run
+
+
+def test_what_was_checked_is_said_and_what_was_not(verify):
+    run = verify()
+    assert run.exit_code == 0
+    lines = [re.sub(" +", " ", line) for line in run.stdout.splitlines()]
+    assert lines[:7] == [
+        "verified",
+        f"signature by one of {NODE.key_id}",
+        f"gpu {GPU} (not compared: --gpu)",
+        f"boot {BOOT} (not compared: --boot)",
+        f"hand-over {HANDOVER}",
+        "log row 6 of 11 of autoclave/gpu-1",
+        "checkpoint not compared with one of the same size: --checkpoint",
+    ]
+    assert "claim Clear (NIST SP 800-88r2) of 85000000000 of 85500000000 bytes, verification full" in "\n".join(lines)
+
+
+def test_with_all_told_nothing_is_left_unchecked(verify, files):
+    run = verify("--gpu", GPU, "--boot", BOOT, "--handover", HANDOVER, "--checkpoint", files / "checkpoint")
+    assert run.exit_code == 0
+    assert "not compared" not in run.stdout
+    assert "the same was held elsewhere" in run.stdout
+    log = {"event": "checkpoint", "checkpoint": (files / "checkpoint").read_text()}
+    (files / "log").write_text(f"2026-11-25 {json.dumps(log)}\n")
+    assert "the same was held elsewhere" in verify("--checkpoint", files / "log").stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--gpu", "GPU-other"], "the gpu is wrong"),
+        (["--boot", "other"], "the boot is wrong"),
+        (["--handover", "0" * 24], "the hand-over is wrong"),
+        (["--checkpoint", FOLDER / "two-histories" / "checkpoint"], "two histories"),
+        (["--checkpoint", FOLDER / "checkpoint-before-the-receipt" / "checkpoint"], "before the receipt"),
+    ],
+)
+def test_a_wrong_field_is_named_with_exit_code_1(verify, flags, why):
+    run = verify(*flags)
+    assert (run.exit_code, run.stdout) == (1, "")
+    assert "cannot trust the receipt" in run.stderr
+    assert why in run.stderr
+    document = json.loads(verify(*flags, "-o", "json").stdout)
+    assert document["verified"] is False
+    assert why in document["why"]
+
+
+def test_the_receipt_of_an_older_handover_is_found_by_its_directory(verify, files):
+    (files / HANDOVER).rename(files / ("0" * 24))
+    assert "the hand-over is wrong" in verify(path="0" * 24).stderr
+
+
+def test_a_container_without_a_proof_has_no_whole_receipt(verify, files):
+    (files / HANDOVER / "receipt.tlog-proof").unlink()
+    run = verify()
+    assert run.exit_code == 1
+    assert "receipt.tlog-proof cannot be read: No such file" in run.stderr
+    alone = verify(path=f"{HANDOVER}/receipt.dsse.json")
+    assert alone.exit_code == 0
+    assert "log         not checked" in alone.stdout
+
+
+def test_json_has_the_statement_and_what_was_compared(verify):
+    document = json.loads(verify("--gpu", GPU, "-o", "json").stdout)
+    assert (document["kind"], document["verified"]) == ("ReceiptVerification", True)
+    assert [document[f"{name}_compared"] for name in ("gpu", "boot", "handover")] == [True, False, True]
+    assert document["log"] == {"origin": "autoclave/gpu-1", "row": 6, "rows": 11, "compared": False}
+    assert document["statement"]["predicate"]["device"]["uuid"] == GPU
+
+
+def test_a_key_counts_once_the_site_vouches_for_it(verify, files):
+    (files / "node.json").write_text(endorsement.endorse(NODE.public_key, SITE))
+    assert verify("--site-key", files / "site.pem", trusted="node.json").exit_code == 0
+    alone, foreign = verify(trusted="node.json"), verify("--site-key", files / "other.pem", trusted="node.json")
+    assert "name the site's key with --site-key" in alone.stderr
+    assert "signature is wrong" in foreign.stderr
+    (files / "node.json").write_text(endorsement.endorse(OTHER.public_key, SITE))
+    wrong = verify("--site-key", files / "site.pem", trusted="node.json")
+    assert [run.exit_code for run in (alone, foreign, wrong)] == [2, 2, 1]
+
+
+def test_a_receipt_is_no_key(verify):
+    run = verify(trusted=f"{HANDOVER}/receipt.tlog-proof")
+    assert run.exit_code == 2
+    assert "no Ed25519 public key" in run.stderr
+
+
+def test_openssl_makes_the_endorsement_that_the_page_describes(verify, files):
+    """The commands of the page, run as they stand there."""
+    if shutil.which("openssl") is None:
+        pytest.skip("OpenSSL is not installed")
+    page = (FOLDER.parent / "README.md").read_text()
+    [commands] = re.findall(r"```sh\n(openssl genpkey.*?)```", page, re.DOTALL)
+    run = subprocess.run(["sh", "-euc", commands], cwd=files, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert verify("--site-key", files / "site.pem", trusted="node.json").exit_code == 0
+
+
+# -- of a service
+
+
+def test_a_receipt_of_the_service_is_shown_and_verifies(service, autoclave, gpu, tmp_path):
+    shown = json.loads(autoclave("receipt", "show", gpu, "-o", "json").stdout)
+    receipt = service.settled(gpu, "clean").receipt
+    assert receipt is not None
+    assert (shown["id"], shown["signed_by"]) == (receipt.id, [receipt.signed_by])
+    assert json.loads(base64.b64decode(json.loads(shown["envelope"])["payload"])) == shown["statement"]
+    (tmp_path / "receipt.json").write_text(shown["envelope"])
+    pem = autoclave("receipt", "key", "--state-dir", service.root / "state").stdout
+    (tmp_path / "node.pem").write_text(pem)
+    flags = ["--key", tmp_path / "node.pem", "--gpu", service.settled(gpu, "clean").device]
+    assert autoclave("receipt", "verify", tmp_path / "receipt.json", *flags).exit_code == 0
+    by_id = autoclave("receipt", "show", receipt.id)
+    assert by_id.stdout.splitlines()[-1] == shown["envelope"]
+    assert f"receipt     {receipt.id}" in by_id.stdout
+
+
+def test_a_receipt_is_shown_without_a_service(service, autoclave, gpu, tmp_path):
+    receipt = service.settled(gpu, "clean").receipt
+    assert receipt is not None
+    state = service.root / "state"
+    run = autoclave("--service-wait", "0s", "receipt", "show", receipt.id, "--run-dir", tmp_path, "--state-dir", state)
+    assert run.exit_code == 0
+    assert receipt.id in run.stdout
+    assert "this is what its ledger" in run.stderr
+
+
+@pytest.mark.usefixtures("service")
+def test_an_unknown_receipt_is_wrong_usage(autoclave):
+    run = autoclave("receipt", "show", "0" * 16)
+    assert run.exit_code == 2
+    assert "cannot find receipt 0000000000000000: `autoclave receipt list`" in run.stderr
+
+
+def test_the_key_is_shown_in_three_forms_and_rotated(autoclave, tmp_path):
+    tmp_path.chmod(0o700)
+    missing = autoclave("receipt", "key", "--state-dir", tmp_path)
+    assert missing.exit_code == 2
+    assert "cannot show the key of receipts" in missing.stderr
+    made = key.open_key(tmp_path)
+    pem, vkey, document = (
+        autoclave("receipt", "key", "-o", form, "--node-name", "n", "--state-dir", tmp_path).stdout
+        for form in ("pem", "vkey", "json")
+    )
+    assert {key.public_key_of(text) for text in (pem, vkey)} == {made.public_key}
+    assert json.loads(document)["key"] == made.key_id
+    assert vkey.startswith("autoclave/n+")
+    rotated = autoclave("receipt", "key", "--rotate", "--state-dir", tmp_path)
+    assert key.public_key_of(rotated.stdout) == key.read_key(tmp_path).next.public_key  # type: ignore[union-attr]  # made
+    assert "from its next start on" in rotated.stderr
+    assert key.public_key_of(autoclave("receipt", "key", "--state-dir", tmp_path).stdout) == made.public_key
+
+
+def test_a_receipt_with_a_signature_of_nobody_is_refused(verify, files):
+    (files / HANDOVER / "receipt.dsse.json").write_text(dsse.envelope(b"{}"))
+    assert "it names no key" in verify().stderr
