@@ -8,13 +8,17 @@ memory itself.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,18 +27,21 @@ from typing import TypeVar
 import click
 
 from demo import containers
-from demo.installation import PAUSE, Installation
+from demo.installation import PAUSE, ByPlugin, Installation
 from demo.stage import ANSWERS_WITHIN, Stage, halfway
 from demo.standins.pods import Pod
 from ground.errors import AutoclaveError, Reason, Refused
 from scrubber.core import views
 from scrubber.devices.simulated import drills
 from scrubber.ledger import file
+from scrubber.receipts import key
+from scrubber.receipts.tenant_files import ENVELOPE
 
 T = TypeVar("T")
 LEAST_GPUS, MOST_GPUS = 3, 64
 TENANT, BAD, KILLED = 0, 1, 2  # which GPU plays which part
 BAD_BYTE, BAD_BIT = 12_345_678, 5
+VERIFIER = Path(__file__).parents[1] / "docs" / "receipts" / "verify.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,10 @@ def show(gpus: int, installed_as: type[Installation], *, as_json: bool, keep: bo
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # SIGTERM ends the demo like Ctrl-C, with all its processes
-    stage = Stage(gpus, installed_as=installed_as, runs=containers.ReadingRunner)
+    root = Path(tempfile.mkdtemp(prefix="autoclave-"))
+    policy = root / "policy.yaml"
+    policy.write_text("name: demo\ndefaults: {receipts: mount}\n")
+    stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=containers.ReadingRunner)
     return asyncio.run(_show(Play(stage, as_json), keep=keep))
 
 
@@ -195,6 +205,38 @@ async def _hand_over(play: Play) -> None:
     play.pods["b"] = await stage.installation.later(play.pods["b"])
     call = [call for call in stage.kubelet.calls if call.method == stage.installation.call][-1]
     play.check_gpu("b", TENANT, f"{call.method} took {call.seconds * 1000:.1f} ms")
+    if isinstance(stage.installation, ByPlugin):  # a claim has its receipt in its status
+        async with stage.admin() as admin:
+            await _blocking(_verify, play, uuid, await admin.history(uuid))
+
+
+def _verify(play: Play, uuid: str, history: Sequence[views.HistoryEntry]) -> None:
+    """Verify the receipt as pod B can: with the node's public key, and a script that shares no code with ours."""
+    if not key.can_sign():
+        play.check(True, "receipts are not signed: the package cryptography is not installed")
+        return
+    stage = play.stage
+    found = stage.containers.receipts[play.pods["b"].uid]
+    there = [len(files) for files in found.values()] == [2]
+    play.check(there, "pod B finds a signed receipt before its container runs")
+    if not there:
+        return
+    [folder] = found
+    trusted = stage.root / "node.pem"
+    trusted.write_text(key.public_pem(key.read_key(stage.ledger.parent).public_key))
+    for gpu, right in ((uuid, True), (stage.uuids[BAD], False)):
+        command = [sys.executable, str(VERIFIER), str(folder), "--key", str(trusted), "--gpu", gpu]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        line = "pod B verifies it with the node's public key" if right else "for another GPU it is refused"
+        said = run.stdout if right else run.stderr
+        play.check(run.returncode == (0 if right else 1) and bool(said), line, said.partition("\n")[0])
+    predicate = json.loads(base64.b64decode(json.loads((folder / ENVELOPE).read_text())["payload"]))["predicate"]
+    rows = [json.loads(entry.body)["receipt"] for entry in history if entry.kind == "scrub-passed"]
+    recorded = [row["residue_bytes"] for row in rows if row["id"] == predicate["receipt"]["id"]]
+    left = predicate["found"]["residueBytes"]
+    play.check([left] == recorded, "it says what the scrub found, as the ledger does", f"{left} bytes of residue")
+    gone = not any(folder.exists() for folder in stage.containers.receipts[play.pods["a"].uid])
+    play.check(gone, "the receipt of pod A is gone")
 
 
 async def _bad_memory(play: Play) -> None:

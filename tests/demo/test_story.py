@@ -26,7 +26,7 @@ from tests.patience import WITHIN
 def test_every_promise_holds_and_nothing_is_left_behind(short_tmp: Path) -> None:
     """Side by side: a story mostly waits."""
     words, environment = [sys.executable, "-m", "demo", "--json"], {**os.environ, "TMPDIR": str(short_tmp)}
-    promises = {"": 39, "--behind": 42, "--dra": 39}
+    promises = {"": 44, "--behind": 47, "--dra": 39}
     stories = {
         flag: subprocess.Popen([*words, *flag.split()], stdout=subprocess.PIPE, text=True, env=environment)
         for flag in promises
