@@ -424,6 +424,15 @@ def test_notes_wait_for_pods_behind_another_plugin_last(case, side, step):
     assert (found, wait in before, wait in after) == (step, False, True)
 
 
+@pytest.mark.parametrize("case", ["plugin in front", "dra in front"])
+def test_notes_say_to_begin_in_front_with_observe(case):
+    """Before it has moved, the other one still hands GPUs out, and a scrub does not know to whom."""
+    caution = "CAUTION: until then, a scrub can overwrite a GPU that the other one has just given to a pod."
+    assert caution in manifests.notes(MATRIX[case])
+    assert caution in manifests.notes(MATRIX[case] | {"policy": {"inline": manifests.POLICY}})
+    assert caution not in manifests.notes(MATRIX[case] | {"policy": {"shipped": "observe"}})
+
+
 def test_notes_promise_a_proof_only_if_the_policy_does():
     promise = "A GPU is handed out only after it is proven clean."
     for policy, said in (

@@ -84,3 +84,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "autoclave.doors" -}}
 {{ .Values.directories.run }}/doors
 {{- end -}}
+
+{{- define "autoclave.begin-with-observe" }}
+{{- if or .Values.policy.inline .Values.policy.existingConfigMap (ne .Values.policy.shipped "observe") }}
+CAUTION: until then, a scrub can overwrite a GPU that the other one has just given to a pod. Install with
+policy.shipped=observe first, and choose another policy when the other one has registered there on all nodes.
+{{- end }}
+{{- end }}
