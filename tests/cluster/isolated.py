@@ -8,12 +8,15 @@ What the command writes to ``/run`` and ``/var`` stays in memory. Other files ar
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from ground import paths
 
 RUN = Path("/run")
 STATE = RUN / "autoclave-node"  # exists only on such a machine
@@ -100,6 +103,7 @@ def _prepare() -> None:
     for directory in (upper, work):
         directory.mkdir(parents=True)
     _run("mount", "-t", "overlay", "-o", f"lowerdir=/var,upperdir={upper},workdir={work}", "node", "/var")
+    shutil.rmtree(paths.STATE_DIR, ignore_errors=True)  # of an Autoclave on the machine itself: it keeps its own
     _run("ip", "link", "set", "lo", "up")
     for address in (ADDRESS, SERVICE):
         _run("ip", "address", "add", f"{address}/32", "dev", "lo")
