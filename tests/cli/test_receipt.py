@@ -80,7 +80,7 @@ def test_a_wrong_field_is_named_with_exit_code_1(verify, flags, why):
     assert why in document["why"]
 
 
-def test_the_receipt_of_an_older_handover_is_found_by_its_directory(verify, files):
+def test_an_older_handover_is_found_by_its_directory(verify, files):
     (files / HANDOVER).rename(files / ("0" * 24))
     assert "the hand-over is wrong" in verify(path="0" * 24).stderr
 
@@ -120,7 +120,7 @@ def test_a_receipt_is_no_key(verify):
     assert "no Ed25519 public key" in run.stderr
 
 
-def test_openssl_makes_the_endorsement_that_the_page_describes(verify, files):
+def test_openssl_makes_the_endorsement_of_the_page(verify, files):
     """The commands of the page, run as they stand there."""
     if shutil.which("openssl") is None:
         pytest.skip("OpenSSL is not installed")
@@ -186,6 +186,6 @@ def test_the_key_is_shown_in_three_forms_and_rotated(autoclave, tmp_path):
     assert key.public_key_of(autoclave("receipt", "key", "--state-dir", tmp_path).stdout) == made.public_key
 
 
-def test_a_receipt_with_a_signature_of_nobody_is_refused(verify, files):
+def test_an_unsigned_receipt_is_refused(verify, files):
     (files / HANDOVER / "receipt.dsse.json").write_text(dsse.envelope(b"{}"))
     assert "it names no key" in verify().stderr

@@ -29,11 +29,12 @@ def ledger() -> None:
 @file
 @options.state_dir
 @click.option(
-    "--checkpoint", "checkpoints", type=READABLE, multiple=True, metavar="FILE",
+    "--checkpoint", "checkpoints", type=READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_CHECKPOINT",
     help="A signed checkpoint, or lines of the service's log; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--key", "keys", type=READABLE, multiple=True, metavar="FILE", show_default="the key in --state-dir",
+    "--key", "keys", type=READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_KEY",
+    show_default="the key in --state-dir",
     help="A public key that may have signed them; may be repeated.",
 )  # fmt: skip
 def verify(
