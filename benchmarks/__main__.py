@@ -29,6 +29,7 @@ from benchmarks import (
     idle,
     in_front,
     release,
+    sealing,
     start,
 )
 from benchmarks.figures import Figure, table
@@ -46,6 +47,7 @@ MEASUREMENTS = {
     "idle": idle.measure,
     "big_node": big_node.measure,
     "fast_job": fast_job.measure,
+    "sealing": sealing.measure,
 }
 
 

@@ -38,7 +38,7 @@ class Notary:
         """The receipt with its signed document, which is for the next tenant. ``record``: the device before it."""
         try:
             handover = self.files.handover(record)
-            owner = owner_digest(self._key.secret, handover, record.last_owner or record.left_by)
+            owner = owner_digest(self._key.secret, handover, record.left_by or record.last_owner or "")
             said = statement.statement(receipt, record.device, handover, self._program, owner)
             return replace(receipt, envelope=dsse.envelope(said, self._key))
         except Exception:  # whatever the signer raises: the device is clean all the same
