@@ -38,7 +38,7 @@ class Watched(Notary):
         self.seen.append((record.state if record is not None else None, there))
 
 
-async def test_the_files_are_there_before_a_reader_sees_a_clean_device(tmp_path: Path) -> None:
+async def test_the_files_are_there_before_the_device_counts_as_clean(tmp_path: Path) -> None:
     """Allocate, the create gate and PreStart read the ledger: what they let start finds its receipt."""
     signer = key.open_key(tmp_path)
     notary = Watched(signer, TenantFiles(tmp_path / "receipts", signer.secret))

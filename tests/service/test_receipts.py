@@ -110,7 +110,7 @@ async def test_two_containers_of_one_admission_have_one_directory(mounting):
     assert await granted(world, device) == await granted(world, device) != ""
 
 
-async def test_a_pod_that_follows_at_once_gets_the_directory_of_its_own_hand_over(mounting):
+async def test_a_pod_that_follows_at_once_gets_its_own_directory(mounting):
     """The list still says that the last pod has the device when the kubelet asks for the next one."""
     world = await mounting()
     device = world.uuids[0]
@@ -124,7 +124,7 @@ async def test_a_pod_that_follows_at_once_gets_the_directory_of_its_own_hand_ove
     assert content(listed) == FILES
 
 
-async def test_a_pod_that_waits_for_the_last_one_finds_its_receipt_where_it_was_told(mounting):
+async def test_a_pod_that_waits_finds_its_receipt(mounting):
     """Allocate is answered while the last pod still runs, and so the mount is made before its tenancy has ended."""
     world = await mounting()
     device = world.uuids[0]
@@ -142,7 +142,7 @@ async def test_a_pod_that_waits_for_the_last_one_finds_its_receipt_where_it_was_
     assert content(listed) == FILES
 
 
-async def test_a_claim_has_the_directory_of_its_own_hand_over_while_it_lasts(mounting):
+async def test_a_claim_keeps_the_directory_of_its_own_handover(mounting):
     world = await mounting()
     device = world.uuids[0]
     ask = {"announced": False, "exclusive": True, "owner": "claim"}
@@ -152,7 +152,7 @@ async def test_a_claim_has_the_directory_of_its_own_hand_over_while_it_lasts(mou
 
 
 @pytest.mark.parametrize("signs", [True, False])
-async def test_a_container_gets_no_directory_unless_the_policy_says_so_and_the_service_signs(mounting, signs):
+async def test_no_directory_without_a_signature_or_the_word_mount(mounting, signs):
     world = await mounting("defaults: {receipts: keep}" if signs else MOUNT)
     if not signs:
         world.context.tenant_files = None
