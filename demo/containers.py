@@ -14,8 +14,8 @@ from pathlib import Path
 from demo import hooks
 from demo.standins.pods import Container, ContainerKind, Pod
 from demo.standins.runtime import Devices, Runtime
+from ground.paths import RECEIPTS_IN_CONTAINERS
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.response import RECEIPTS_AT
 from scrubber.devices.simulated import containers, layout
 
 BLOCK = 64  # bytes; a mark fits into one block
@@ -61,7 +61,7 @@ class ContainerRunner(Runtime):
         if self.cdi is not None:  # nothing is mounted: a simulated GPU is a file that every process can open
             await hooks.run([it.name for it in response.cdi_devices], self.cdi, pod, container)
         self.look(pod, container, devices)
-        folders = (Path(it.host_path) for it in response.mounts if it.container_path.startswith(RECEIPTS_AT))
+        folders = (Path(it.host_path) for it in response.mounts if it.container_path.startswith(RECEIPTS_IN_CONTAINERS))
         self.receipts.setdefault(pod.uid, {folder: sorted(map(str, folder.glob("*"))) for folder in folders})
         running = self._running.setdefault((pod.uid, container.name), [])
         for uuid in (one.rpartition("=")[2] for ids in devices.values() for one in ids):  # of a claim: CDI names

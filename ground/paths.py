@@ -9,6 +9,7 @@ RUN_DIR = "/run/autoclave"
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 POD_LOGS_DIR = "/var/log/pods"
+RECEIPTS_IN_CONTAINERS, RECEIPTS_VARIABLE = "/run/autoclave/receipts", "AUTOCLAVE_RECEIPTS"  # which has that value
 
 
 def scrubber_socket(run_dir: Path) -> Path:

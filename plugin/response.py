@@ -31,6 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ground import paths
 from plugin.devices import Device
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 
@@ -39,8 +40,6 @@ SHARED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 MOUNTS = "/var/run/nvidia-container-devices"
 MOUNTED = "/dev/null"
-RECEIPTS = "AUTOCLAVE_RECEIPTS"
-RECEIPTS_AT = "/run/autoclave/receipts"
 ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_"
 
 # A comma, a slash or the word "all" instead of an id would hand out devices that the gate did not check.
@@ -130,9 +129,9 @@ def add_receipts(response: wire.ContainerAllocateResponse, directories: Iterable
     Each keeps its name, the id of the hand-over, so that a tenant can compute which receipt is meant for it.
     """
     for directory in dict.fromkeys(filter(None, directories)):
-        target = f"{RECEIPTS_AT}/{posixpath.basename(directory)}"
+        target = f"{paths.RECEIPTS_IN_CONTAINERS}/{posixpath.basename(directory)}"
         response.mounts.add(container_path=target, host_path=directory, read_only=True)
-        response.envs[RECEIPTS] = RECEIPTS_AT
+        response.envs[paths.RECEIPTS_VARIABLE] = paths.RECEIPTS_IN_CONTAINERS
 
 
 def _device_specs(devices: Sequence[Device], dev_root: str, shared_nodes: Collection[str]) -> Iterator[wire.DeviceSpec]:

@@ -281,6 +281,7 @@ def build(
     )
     if gate is not None:
         context.passages, context.covered = gate.passages, gate.covers
+        gate.receipts = lambda device: context.receipts(ledger.records[device], granted=True)
     if notary is not None:
         context.tenant_files, context.checkpoint = notary.files, lambda: notary.newest
     service = Service.build(context, on_vitals=counters.vitals)

@@ -29,7 +29,7 @@ from typing import Any, Never
 
 from asyncinotify import Inotify, Mask
 
-from ground import log, private_files
+from ground import log, paths, private_files
 from ground.documents import strict_json
 from ground.errors import FatalError
 from scrubber.core import ownership
@@ -79,6 +79,7 @@ class CreateGate:
         gate comes into force on a device, or is no longer known to be: Allocate waits until the plugin knows.
         """
         self.specification = directory / SPECIFICATION
+        self.receipts: Callable[[str], str] = lambda _device: ""  # the directory for the claim that has a device
         self._hook = hook
         self._asked = asked
         self._sockets = tuple(sockets)
@@ -93,13 +94,27 @@ class CreateGate:
         wanted = frozenset(names)
         if wanted == self._covered and self._is_ours():
             return False
-        content = _specification(sorted(wanted), self._hook)
+        content = _specification(sorted(wanted), self._edits)
         with private_files.replacing(self.specification, content, private_files.READABLE_FILE) as new:
             written = _mark(new)
             self._ours |= {written}  # the event loop, or another run of the service, may look before and after
             self._remember()
         self._ours, self._covered = frozenset({written}), wanted
         return True
+
+    def _edits(self, name: str) -> dict[str, Any]:
+        """What the runtime does for a container with this gate: a claim has no other way to its receipts."""
+        device, of_claim, _ = name.partition(OF_CLAIM)
+        folder = Path(self.receipts(device)) if of_claim else Path()
+        if not (folder.name and folder.is_dir()):  # the runtime would not create the container without the directory
+            return self._hook(name)
+        mount = {
+            "hostPath": str(folder),
+            "containerPath": f"{paths.RECEIPTS_IN_CONTAINERS}/{folder.name}",
+            "options": ["ro", "nosuid", "nodev", "bind"],
+        }
+        variable = f"{paths.RECEIPTS_VARIABLE}={paths.RECEIPTS_IN_CONTAINERS}"
+        return {**self._hook(name), "mounts": [mount], "env": [variable]}
 
     def covers(self, device: str) -> bool:
         """Whether the specification on the disk is ours and names the device."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,12 @@ from scrubber.core import events as ev
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import ASKED, RUNTIMES, SPECIFICATION
 from scrubber.ledger.ledger import Ledger
+from scrubber.receipts.tenant_files import ENVELOPE, PROOF
 from tests.core import lives
 from tests.ledger import memory_store
+from tests.live import Service
 from tests.patience import WITHIN
+from tests.plugin.live_plugin import until_files
 
 
 @pytest.fixture
@@ -66,6 +70,41 @@ def test_the_program_waits_nearly_as_long_as_the_kubelet(install, tmp_path):
     [device] = json.loads((tmp_path / "cdi" / SPECIFICATION).read_bytes())["devices"]
     [hook] = device["containerEdits"]["hooks"]
     assert 100 < int(hook["args"][-1]) < hook["timeout"] < 120
+
+
+def test_a_container_of_a_claim_gets_its_receipts_by_its_gate(install, tmp_path):
+    """The gate of a device is in the answers of Allocate, which have the mount already."""
+    gate, folder = install(), tmp_path / "0123"
+    folder.mkdir()
+    gate.receipts = {"GPU-1": str(folder), "GPU-2": str(tmp_path / "missing"), "GPU-3": ""}.__getitem__
+    gate.cover(["GPU-1", "GPU-1.claim", "GPU-2.claim", "GPU-3.claim"])
+    made = edits(tmp_path / "cdi")
+    at = "/run/autoclave/receipts"
+    mount = {"hostPath": str(folder), "containerPath": f"{at}/0123", "options": ["ro", "nosuid", "nodev", "bind"]}
+    assert made["GPU-1.claim"]["mounts"] == [mount]
+    assert made["GPU-1.claim"]["env"] == [f"AUTOCLAVE_RECEIPTS={at}"]
+    assert [set(made[name]) for name in ("GPU-1", "GPU-2.claim", "GPU-3.claim")] == [{"hooks"}] * 3
+
+
+def edits(cdi):
+    """What the container runtime does for a container with each gate."""
+    devices = json.loads((cdi / SPECIFICATION).read_bytes())["devices"]
+    return {device["name"]: device["containerEdits"] for device in devices}
+
+
+async def test_the_service_names_the_receipts_of_a_claim(short_tmp, program):
+    (short_tmp / "policy.yaml").write_text("name: quick\ndefaults: {receipts: mount, paths: {first_look: fast}}\n")
+    (cdi := short_tmp / "cdi").mkdir()
+    service = Service(short_tmp, 1, "--policy", short_tmp / "policy.yaml", "--create-gate", program)
+    try:
+        gpu = await asyncio.to_thread(service.settled, 0, "clean")
+        name = f"{gpu.device}.claim-1"
+        service.popen("acquire", "0", "--owner", "claim-1").wait()
+        await until_files(lambda: name in edits(cdi), cdi)
+        [mount] = edits(cdi)[name]["mounts"]
+        assert sorted(path.name for path in Path(mount["hostPath"]).iterdir()) == [ENVELOPE, PROOF]  # noqa: ASYNC240
+    finally:
+        service.kill()
 
 
 def another_program(path):
