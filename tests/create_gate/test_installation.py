@@ -72,7 +72,7 @@ def test_the_program_waits_nearly_as_long_as_the_kubelet(install, tmp_path):
     assert 100 < int(hook["args"][-1]) < hook["timeout"] < 120
 
 
-def test_a_container_of_a_claim_gets_its_receipts_by_its_gate(install, tmp_path):
+def test_a_claims_container_gets_its_receipts_by_its_gate(install, tmp_path):
     """The gate of a device is in the answers of Allocate, which have the mount already."""
     gate, folder = install(), tmp_path / "0123"
     folder.mkdir()
