@@ -120,6 +120,7 @@ IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
 IN_USES = "tests/service/test_uses.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
 GATE = "tests/core/test_in_force.py"
+TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
 COVERAGE = "tests/core/test_verdict_coverage.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
@@ -189,6 +190,9 @@ PLANTED = [
     Mutant(ON_DEVICE, "if tested.deviating", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not tested.tests", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
+    Mutant(STATES, "vacated=record.vacated + left", "vacated=record.vacated", tests=IN_STATES),
+    Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
+    Mutant(TENANT_FILES, "_vacated(record) if leftover.start_admitted(record) else", "", tests=IN_TENANT_FILES),
 ]
 
 CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
