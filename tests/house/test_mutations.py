@@ -164,6 +164,7 @@ PLANTED = [
     Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
     Mutant(START, "pod == record.last_owner and", "False and", tests=IN_START),
     Mutant(STATES, "record.handouts if event.restart else", "", tests=IN_START),
+    Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),
     Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.withheld:", "if False:", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.blocked and", "if False and", tests=IN_OFFERING),
