@@ -63,11 +63,14 @@ class _Device:
         self._present: Tenancy | None = None
         self._owner: Owner | None = None  # of the present tenancy, once a start was admitted or a use was seen
         self._paused: float | None = None  # when its container ended, if the device is scrubbed for the next one
+        self._next: Tenancy | None = None  # ... and what begins now, if the next container is of another tenant
         self._known = False  # whether the entries so far tell who has the device
         self._receipt: Receipt | None = None
 
     def all(self) -> list[Tenancy]:
-        return [*self._complete, *([replace(self._present, ended=self._paused)] if self._present else [])]
+        if self._present is None:
+            return self._complete
+        return [*self._complete, replace(self._present, ended=None if self._next else self._paused)]
 
     def add(self, entry: LedgerEntry) -> None:
         at = entry.at.wall
@@ -81,7 +84,7 @@ class _Device:
             case ev.PutInUse(owner):
                 self._put_in_use(owner, at)
             case ev.Released(restart=True):
-                self._paused = at
+                self._paused, self._next = at, None
             case ev.Released() | ev.Distrusted():
                 self._end(at)
             case ev.PastGate(unproven=unproven) if unproven and self._present is not None:
@@ -91,25 +94,32 @@ class _Device:
         self._known = self._known or not isinstance(entry.event, (ev.PutInUse, ev.PastGate))
 
     def _granted(self, grant: Grant, at: float, unproven: str = "") -> None:
-        present = self._present
-        if present is not None and present.proven and not unproven and present.owner == grant.owner:
-            same = self._owner is None and present.receipt == grant.receipt  # several containers of one admission
-            if grant.at_start if self._paused is not None else same:
-                self._paused = None
-                return
         receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None
-        self._begin(
-            Tenancy(
-                device=self._uuid, began=at, owner=grant.owner, proven=not unproven, note=unproven,
-                actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
-                receipt=grant.receipt or "", signed_by=receipt.signed_by if receipt is not None else None,
-            )
+        tenancy = Tenancy(
+            device=self._uuid, began=at, owner=grant.owner, proven=not unproven, note=unproven,
+            actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
+            receipt=grant.receipt or "", signed_by=receipt.signed_by if receipt is not None else None,
         )  # fmt: skip
+        present = self._present
+        if present is not None and present.proven and tenancy.proven and present.owner == tenancy.owner:
+            if self._paused is not None and grant.at_start:
+                self._next = tenancy
+                return
+            if self._paused is None and present.receipt == tenancy.receipt:
+                return  # several containers of one admission
+        self._begin(tenancy)
 
     def _put_in_use(self, owner: Owner, at: float) -> None:
         if self._present is None and not self._known:
             return  # it began before the first entry
-        present, before, uid = self._present, self._owner, owner.container or ""
+        uid = owner.container or ""
+        if (following := self._next) is not None and self._present is not None:
+            same, self._next = uid == self._present.uid, None
+            if same:
+                self._paused = None
+            else:
+                self._begin(following)
+        present, before = self._present, self._owner
         shared = present is not None and present.actor == ACQUIRE  # several pods of a claim may use it
         another = before if before is not None and before.container not in (None, uid) and not shared else None
         if present is None or (another is not None and not another.unannounced):
@@ -126,8 +136,9 @@ class _Device:
 
     def _end(self, at: float) -> None:
         if self._present is not None:
-            self._complete.append(replace(self._present, ended=at if self._paused is None else self._paused))
-        self._present = self._owner = self._paused = None
+            ended = at if self._paused is None or self._next is not None else self._paused
+            self._complete.append(replace(self._present, ended=ended))
+        self._present = self._owner = self._paused = self._next = None
 
 
 def _noted(tenancy: Tenancy, what: str) -> Tenancy:

@@ -40,7 +40,7 @@ def test_a_tenancy_has_its_times_tenant_receipt_and_key():
 def test_an_acquired_device_shows_its_owner_and_all_its_pods():
     job = ev.Granted(replace(GRANT, announced=False, until_release=True, owner="job 4711"))
     used = replace(BY_KUBELET, actor=ACQUIRE, owner="job 4711", uid=B)
-    assert read(FOUND, PASSED, job, ev.PutInUse(OF_A), ev.PutInUse(Owner(B, NOW))) == [used]
+    assert read(FOUND, PASSED, job, ev.PutInUse(NAMED), ev.PutInUse(Owner(B, NOW))) == [used]
     assert used.tenant == "job 4711"
 
 
@@ -54,6 +54,9 @@ RESTARTED = ev.Released("per-container", restart=True)
         ("two containers of one admission", (GRANTED,), [None]),
         ("its next container waits for the scrub", (ev.PutInUse(OF_A), RESTARTED), [4]),
         ("its next container", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, ev.PutInUse(OF_A)), [None]),
+        ("its next container was granted", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED), [None]),
+        ("its next container ended at once", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, RESTARTED), [7]),
+        ("its next container never came", (ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, GONE), [7]),
         ("another pod after the last container", (ev.PutInUse(OF_A), RESTARTED, PASSED, GRANTED), [4, None]),
         ("a grant that was not used", (GONE, PASSED, STARTED), [3, None]),
         ("a reboot", (ev.PutInUse(OF_A), ev.Distrusted("reboot", Incarnation("b2", "d")), PASSED, STARTED), [4, None]),
@@ -63,6 +66,17 @@ def test_a_tenancy_ends_with_its_last_container(events, ends):
     after = read(FOUND, PASSED, GRANTED, *events)
     assert [it.ended and it.ended - AT for it in after] == ends
     assert [it.actor for it in after] == [KUBELET, START][: len(ends)] or events[-1] == GRANTED
+
+
+def test_a_container_that_starts_again_keeps_its_name():
+    after = read(FOUND, PASSED, GRANTED, ev.PutInUse(NAMED), RESTARTED, PASSED, STARTED, ev.PutInUse(OF_A))
+    assert [it.pod for it in after] == ["team/a-0/main"]
+
+
+def test_another_pod_may_start_instead_of_the_next_container():
+    of_a, of_b = read(FOUND, PASSED, GRANTED, ev.PutInUse(OF_A), RESTARTED, PASSED, STARTED, ev.PutInUse(Owner(B, NOW)))
+    assert (of_a.uid, of_a.ended, of_a.note) == (A, AT + 4, "")
+    assert (of_b.uid, of_b.began, of_b.actor, of_b.proven, of_b.note) == (B, AT + 6, START, True, "")
 
 
 UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ground.errors import AutoclaveError
-from scrubber.core.model import AilmentKind, ScrubPath, Sign
+from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
+from scrubber.core.tenancies import tenancies
 from scrubber.node import checkpoint
 from tests.service.asking import healthy, let_on, written_down
 from tests.service.node import Kind
@@ -362,12 +363,20 @@ class Histories(RuleBasedStateMachine):
     def teardown(self):
         try:
             if hasattr(self, "world"):
+                self._tenancies_are_those_of_the_records()
                 self.loop.run_until_complete(self.world.heal())
         finally:
             if self.world.up:
                 self.loop.run_until_complete(self.world.die())
             self.loop.close()
             self.world.close()
+
+    def _tenancies_are_those_of_the_records(self) -> None:
+        """What auditors read of who has a device now is what the service knows."""
+        truth = self.world.truth
+        present = {it.device for it in tenancies(truth.entries) if it.ended is None}
+        handed_out = (State.GRANTED, State.IN_USE)
+        assert present == {uuid for uuid, record in truth.records.items() if record.state in handed_out}
 
     # -- the same few moves
 
