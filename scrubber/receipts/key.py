@@ -134,7 +134,7 @@ def public_key_of(text: str) -> bytes:
     try:
         if found := _PEM.fullmatch(text):
             content = base64.b64decode("".join(found["body"].split()), validate=True)
-            key = content.removeprefix(PUBLIC) if content.startswith(PUBLIC) else b""
+            key = content.removeprefix(PUBLIC)
         elif (parts := text.split("+", 2))[2:] and re.fullmatch(r"[0-9a-f]{8}", parts[1]):
             content = base64.b64decode(parts[2], validate=True)
             key = content[1:] if content[:1] == NOTE_TYPE and parts[1] == _note_id(parts[0], content) else b""

@@ -125,6 +125,7 @@ def test_uncovered_parts_always_add_up(sizes):
     parts = tuple(Uncovered(str(number), size) for number, size in enumerate(sizes))
     claim = json.loads(written(replace(LARGE, uncovered=parts), LARGE_DEVICE))["predicate"]["sanitization"]
     assert sum(part["bytes"] for part in claim["uncovered"]) == sum(sizes)
+    assert len(claim["uncovered"]) <= statement.PARTS
 
 
 def test_nothing_claims_more_than_clear():
