@@ -29,9 +29,9 @@ HANDOVER = re.compile(r"[0-9a-f]{24}")
 Files = tuple[Path, ...]
 
 
-def verify(path: Path, files: tuple[Files, Files, Files], told: tuple[str, str, str], output: str) -> int:
+def verify(path: Path, files: tuple[Files, Files, Files], wanted: tuple[str, str, str], output: str) -> int:
     """Verify a receipt and say what was checked. ``files``: keys, keys of the site, checkpoints."""
-    gpu, boot, handover = told
+    gpu, boot, handover = wanted
     envelope_file = path / ENVELOPE if path.is_dir() else path
     folder = envelope_file.resolve().parent
     expected = Expected(gpu, boot, handover or (folder.name if HANDOVER.fullmatch(folder.name) else ""))

@@ -63,7 +63,8 @@ async def test_an_allocate_with_a_scrub_is_one_operation(house, kubelet) -> None
     with capture_logs() as lines:
         await allocate(kubelet, uuid)
     by_room = {line["room"]: line for line in lines if line["log_level"] != "debug"}
-    assert sum(line["log_level"] != "debug" for line in lines) == 3
+    assert sum(line["log_level"] != "debug" for line in lines) == 4
+    assert by_room.pop("receipts")["event"] == "checkpoint"  # of the whole ledger
     op = by_room["device plugin"]["op"]
     assert FRESH.fullmatch(op)
     assert {room: (line["event"], line["op"], line["outcome"]) for room, line in by_room.items()} == {

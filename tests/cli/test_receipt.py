@@ -50,7 +50,7 @@ def test_what_was_checked_is_said_and_what_was_not(verify):
     assert "claim Clear (NIST SP 800-88r2) of 85000000000 of 85500000000 bytes, verification full" in "\n".join(lines)
 
 
-def test_with_all_told_nothing_is_left_unchecked(verify, files):
+def test_with_every_value_given_nothing_is_left_unchecked(verify, files):
     run = verify("--gpu", GPU, "--boot", BOOT, "--handover", HANDOVER, "--checkpoint", files / "checkpoint")
     assert run.exit_code == 0
     assert "not compared" not in run.stdout
