@@ -32,9 +32,7 @@ class Tenancy:
     pod: str = ""  # NAMESPACE/POD/CONTAINER of the last container that the create gate was asked for
     uid: str = ""  # of the pod; outside any pod, the id of the container
     owner: str = ""  # who it was acquired for, as the caller wrote it: a job, or the UID of a claim; not verified
-    actor: str = (
-        ""  # kubelet: Allocate; container start: no Allocate was seen; acquire: a person, Slurm, the DRA driver
-    )
+    actor: str = ""  # kubelet: Allocate; container start: no earlier grant; acquire: a person, Slurm, the DRA driver
     proven: bool = False  # whether it was proven clean at the grant
     note: str = ""  # why it was not, and use by others
     receipt: str = ""
