@@ -1,6 +1,7 @@
 """What a signed receipt adds to a scrub: the signatures, the proof from the ledger's tree, and the files of the tenant.
 
-All of it runs once at the end of a scrub, before the device is called clean. Acquire signs nothing.
+All of it runs once at the end of a scrub, before the device is called clean. Acquire signs nothing. And how long an
+auditor waits for ``autoclave ledger verify --checkpoint``.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from scrubber.core.events import Change, LedgerEntry
 from scrubber.ledger import file
 from scrubber.receipts import key
 from scrubber.receipts.notary import Notary
+from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.state import SigningState
 from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
 from tests.core import lives
 
 ROWS = 20_000  # of the ledger before
+VERIFIED = 100_000  # rows of the ledger that an auditor verifies
 AT_ONCE = 1_000
+
+
+ROW = LedgerEntry(0, lives.DEVICE.uuid, lives.NOW, "op", ev.Described(lives.DEVICE))
 
 
 async def measure(*, quick: bool) -> list[Figure]:
@@ -32,6 +38,7 @@ async def measure(*, quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
         state_dir = Path(directory)
         signing, handing, size = _seal_often(state_dir, rounds=50 if quick else 1000)
+        seconds = _verify(state_dir / "another", VERIFIED)
     both = [one + other for one, other in zip(signing, handing, strict=True)]
     about = f"a signed receipt, {ROWS} rows in the ledger"
     return [
@@ -39,6 +46,7 @@ async def measure(*, quick: bool) -> list[Figure]:
         Figure(f"{about}: all that it adds to a scrub, p99", quantile(both, 0.99) * 1e3, "ms", len(both)),
         Figure(f"{about}: its own signature, p50", quantile(signing, 0.5) * 1e3, "ms", len(signing)),
         Figure(f"{about}: size of the envelope", size / 1000, "kB", 1, "<= 3 KB"),
+        Figure(f"a ledger of {VERIFIED} rows: verified with a checkpoint", seconds, "s", 1, "<= 5 s"),
     ]
 
 
@@ -47,10 +55,7 @@ def _seal_often(state_dir: Path, rounds: int) -> tuple[list[float], list[float],
     node = key.open_key(state_dir)
     files = TenantFiles(paths.receipts(state_dir), node.secret)
     notary = Notary(node, "autoclave/node", Program("0.1.0"), files, SigningState())
-    store, _ = file.open_or_set_aside(paths.ledger(state_dir), lives.NOW)
-    row = LedgerEntry(0, lives.DEVICE.uuid, lives.NOW, "op", ev.Described(lives.DEVICE))
-    for _ in range(ROWS // AT_ONCE):
-        store.append([row] * AT_ONCE)
+    store = _filled(state_dir, ROWS)
     record = lives.live(lives.UNKNOWN, ev.ScrubStarted(lives.job()))
     passed = lives.passed(record)
     files.reconcile([record])
@@ -59,7 +64,7 @@ def _seal_often(state_dir: Path, rounds: int) -> tuple[list[float], list[float],
         began = time.perf_counter()
         receipt = notary.seal(record, passed.receipt)
         signing.append(time.perf_counter() - began)
-        [entry] = store.append([replace(row, event=replace(passed, receipt=receipt))])
+        [entry] = store.append([replace(ROW, event=replace(passed, receipt=receipt))])
         after = replace(lives.live(record, passed), receipt=receipt)
         began = time.perf_counter()
         notary.recorded([Change(entry, record, after)], store.prove)
@@ -68,3 +73,24 @@ def _seal_often(state_dir: Path, rounds: int) -> tuple[list[float], list[float],
         files.changed(after, record, "", "")
     store.close()
     return signing, handing, size
+
+
+def _verify(state_dir: Path, rows: int) -> float:
+    """Seconds to verify a ledger, with a checkpoint of all its rows."""
+    store = _filled(state_dir, rows)
+    included, _ = store.prove(store.head.seq)
+    store.close()
+    began = time.perf_counter()
+    audit = file.verify(paths.ledger(state_dir), [Checkpoint("autoclave/node", included.size, included.root)])
+    seconds = time.perf_counter() - began
+    if audit.broken is not None or audit.vouched != included.size:
+        raise RuntimeError(f"the ledger does not hold: {audit}")
+    return seconds
+
+
+def _filled(state_dir: Path, rows: int) -> file.SqliteStore:
+    """A ledger with so many rows."""
+    store, _ = file.open_or_set_aside(paths.ledger(state_dir), lives.NOW)
+    for _ in range(rows // AT_ONCE):
+        store.append([ROW] * AT_ONCE)
+    return store
