@@ -195,7 +195,10 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     counters.signing = signing = SigningState()  # from now on, a receipt without a signature is a fault
     try:
         key = key_file.open_key(config.state_dir)
-        if key.next is not None or key.key_id not in (store.last_note(chain.KEY) or ""):
+        noted = store.last_note(chain.KEY)
+        if key.next is not None or noted is None or key.key_id not in noted:
+            if noted is not None and key.next is None:
+                logger.warning("another key signs receipts, and the last one does not vouch for it", key=key.key_id)
             store.note(chain.KEY, clock.now(), endorsement.announcement(key))
         if key.next is not None:
             key = key_file.take_next(config.state_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,16 @@ def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) ->
     assert endorsement.successor(rotated, first) == following
     audit = file.verify(state / "ledger.db", [checkpoint, later])
     assert (audit.broken, audit.vouched) == (None, later.size)
+
+
+def test_an_unexpected_new_key_is_reported(service: Service) -> None:
+    state = service.root / "state"
+    service.stop()
+    shutil.rmtree(state / "receipt-key")
+    service.start("another key signs receipts, and the last one does not vouch for it")
+    service.hear("serving")
+    [_, replaced] = notes(state)
+    assert replaced == {"key": key.key_id(key.read_key(state).public_key), "public_key": replaced["public_key"]}
 
 
 def test_a_key_that_others_may_have_read_signs_nothing(service: Service) -> None:
