@@ -2,8 +2,10 @@
 
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,14 +32,27 @@ class Service:
 
     def start(self, until="serving"):
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self.log = self.process.stderr
         self.log_lines: list[str] = []
+        self.follow()
         self.hear(until)
 
+    def follow(self):
+        """Read the log all the time: a service whose log nobody reads stops as soon as the pipe is full."""
+        log, lines = self.process.stderr, queue.SimpleQueue[str]()
+        assert log is not None
+
+        def read() -> None:
+            with log:
+                for line in log:
+                    lines.put(line)
+            lines.put("")
+
+        self._lines = lines
+        threading.Thread(target=read, daemon=True).start()
+
     def hear(self, words):
-        """Read the log up to a line that holds these words; what it says is kept for later."""
-        for line in self.log:
+        """Wait for a line of the log that holds these words; what it says before is kept for later."""
+        for line in iter(self._lines.get, ""):
             self.log_lines.append(line)
             if words in line:
                 return json.loads(line)
@@ -46,13 +61,15 @@ class Service:
     def kill(self):
         self.process.kill()
         self.process.wait()
-        self.log.close()
 
     def stop(self):
         self.process.terminate()
-        self.log_lines += self.log.readlines()
+        self.end()
+
+    def end(self):
+        """Read the rest of the log of a service that stops."""
+        self.log_lines += iter(self._lines.get, "")
         assert self.process.wait(WITHIN) == 0
-        self.log.close()
 
     def settled(self, gpu, *states):
         """The device, as soon as it is in one of these states."""

@@ -290,7 +290,7 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
         service.process = service.popen("scrubber", *service.command[4:], stderr=-1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, previous)
-    service.log = service.process.stderr
+    service.follow()
     service.hear("no ledger: nothing is granted")
     with systemd:
         assert systemd.recv(4096).startswith(b"READY=1\nSTATUS=grants nothing: cannot")

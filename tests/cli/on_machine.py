@@ -19,7 +19,6 @@ from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine
 from tests.fakes.nvml.nvidia_smi import install
 from tests.live import Service
-from tests.patience import WITHIN
 
 TOOLS = all(map(shutil.which, ("unshare", "nsenter")))
 ENTERS = TOOLS and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode == 0
@@ -90,8 +89,8 @@ class OnMachine(Service):
         self.command[:0] = ["unshare", *FLAGS]
         env = os.environ | self.stage.environment(os.environ["PATH"]) | {**self.more}
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, env=env)
-        assert self.process.stderr is not None
-        self.log, self.log_lines = self.process.stderr, []
+        self.log_lines = []
+        self.follow()
         self.hear(until)
 
     @property
@@ -101,9 +100,7 @@ class OnMachine(Service):
 
     def stop(self):
         os.kill(self.inner, signal.SIGTERM)
-        self.log_lines += self.log.readlines()
-        assert self.process.wait(WITHIN) == 0
-        self.log.close()
+        self.end()
 
     def hold(self, number: int) -> subprocess.Popen[str]:
         """A process that has a GPU open, where the service can see it."""
