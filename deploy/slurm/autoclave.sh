@@ -1,25 +1,26 @@
-# shellcheck shell=sh
-# Shared by prolog.sh, epilog.sh and health.sh, which read it from their own directory. See docs/without-kubernetes.md.
+#!/bin/sh
+# Slurm's Prolog, Epilog and HealthCheckProgram in one file, which reads no other file: docs/without-kubernetes.md.
 #
-# slurmd starts them without a search path. Set these in the environment of slurmd:
-#   AUTOCLAVE_SLURM_LIMIT      seconds that a script may wait in total; less than PrologEpilogTimeout
-#   AUTOCLAVE_SLURM_NUMBERING  what Slurm's numbers mean: auto (only if both agree), pci or minor
-#   AUTOCLAVE_SLURM_DRAIN      no: only Slurm drains the node, with a shorter reason
-#   AUTOCLAVE_SLURM_STATE      where the prolog records the acquired GPUs, readable by root only
-#   AUTOCLAVE_SLURM_DRIVER     the driver's information files
+# Which of them runs is said by the first argument, the file's name, Soperator or Slurm, in this order. Where the caller
+# says none of these, write `set -- prolog`, `set -- epilog` or `set -- health` below this comment.
+
+# Settings. Change them here: Slurm gives its scripts nothing of slurmd's environment.
+LIMIT=${AUTOCLAVE_SLURM_LIMIT:-120}                   # seconds that it may wait in total; less than PrologEpilogTimeout
+NUMBERING=${AUTOCLAVE_SLURM_NUMBERING:-auto}          # what Slurm's numbers mean: auto (only if both agree), pci or minor
+GRES=${AUTOCLAVE_SLURM_GRES:-}                        # if gres.conf leaves out a GPU: those that it names, as 0-2,4-7
+DRAIN=${AUTOCLAVE_SLURM_DRAIN:-yes}                   # no: only Slurm drains the node, with a shorter reason
+STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}  # where the prolog records the acquired GPUs, readable by root only
+DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia} # the driver's information files
+export AUTOCLAVE_RUN_DIR="${AUTOCLAVE_RUN_DIR:-/run/autoclave}" # of the scrub service
+export AUTOCLAVE_SERVICE_WAIT="${AUTOCLAVE_SERVICE_WAIT:-1500ms}" # for a service that starts: a job waits no longer
+
 set -uf # the shell must not expand patterns in variables to file names
 umask 077
 PATH="${PATH:+$PATH:}/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 export PATH
 
-LIMIT=${AUTOCLAVE_SLURM_LIMIT:-120}
-NUMBERING=${AUTOCLAVE_SLURM_NUMBERING:-auto}
-# shellcheck disable=SC2034 # used by prolog and epilog
-STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}
-DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia}
 JOB=${SLURM_JOB_ID:-${SLURM_JOBID:-}}
 BEGAN=$(date +%s)
-export AUTOCLAVE_SERVICE_WAIT="${AUTOCLAVE_SERVICE_WAIT:-1500ms}" # for a service that starts: a job waits no longer
 NODE=$(uname -n) # Slurm's own name of the node, if it gives one, may contain dots
 NODE=${SLURMD_NODENAME:-${NODE%%.*}}
 
@@ -28,7 +29,9 @@ say() { printf 'autoclave: %s\n' "$*" >&2; }
 # Exit with a failure, which drains the node. All users can read the reason, so it names no process and no file.
 fail() { # CODE TEXT
   say "$2"
-  if [ "${AUTOCLAVE_SLURM_DRAIN:-yes}" != no ]; then
+  if [ -n "${CHECKS_CONTEXT:-}" ] && { true >&3; } 2>/dev/null; then # Soperator drains the node, with this as the reason
+    printf '%s\n' "$2" >&3
+  elif [ "$DRAIN" != no ]; then
     timeout -k 2 10 scontrol update "nodename=$NODE" state=drain "reason=autoclave: $2" >&2 ||
       say "cannot set the reason: Slurm drains the node with its own"
   fi
@@ -102,7 +105,20 @@ job_gpus() {
   esac
   [ -z "$numbers" ] || [ -z "$visible" ] || [ "$numbers" = "$visible" ] ||
     { say "cannot tell the job's GPUs: SLURM_JOB_GPUS and CUDA_VISIBLE_DEVICES differ"; return 1; }
-  numbered "${numbers:-$visible}"
+  numbers=$(placed "${numbers:-$visible}") || return 1
+  numbered "$numbers"
+}
+
+# Slurm's number of a GPU is its place in gres.conf. If that leaves out a GPU, print the /dev/nvidiaN at this place of GRES.
+placed() {
+  [ -n "$GRES" ] && [ -n "$1" ] || { printf '%s\n' "$1"; return; }
+  NUMBERING=minor
+  list=$(listed "$GRES") || return 1
+  # shellcheck disable=SC2016 # fields of awk
+  printf '%s\n' "$1" | LIST=$list awk '
+    BEGIN { n = split(ENVIRON["LIST"], list, "\n") }
+    $1 + 1 > n { exit 1 }
+    { print list[$1 + 1] }' || { say "cannot tell the job's GPUs: GRES in this file names fewer GPUs than Slurm"; return 1; }
 }
 
 count() { printf '%s\n' "$1" | grep -c .; }
@@ -146,3 +162,98 @@ numbered() {
       for (i = 1; i <= n; i++) print name[numbers[i]]
     }' || { say "cannot tell the job's GPUs: their numbers do not say which; see AUTOCLAVE_SLURM_NUMBERING"; return 1; }
 }
+
+# The job starts only if its GPUs are proven clean. Only exit code 0 means success.
+prolog() {
+  GPUS=$(job_gpus) || fail 2 "cannot tell which GPUs job $JOB has"
+  [ -n "$GPUS" ] || exit 0
+  demand_job
+  [ -z "${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-}${SLURM_SHARDS_ON_NODE:-}" ] ||
+    fail 2 "job $JOB shares a GPU, and what is shared cannot be proven clean"
+
+  # shellcheck disable=SC2086 # one word for each GPU
+  set -- $GPUS
+  # If a GPU needs longer than the policy's budget, the scrub waits for it. A GPU of another job is refused by both commands.
+  ask acquire --owner "$JOB" "$@"
+  code=$?
+  if [ "$code" -eq 1 ]; then
+    ask scrub "$@" && ask acquire --owner "$JOB" "$@"
+    code=$?
+  fi
+  [ "$code" -eq 0 ] || fail_for "$code" "$@"
+
+  # For the epilog: by then, Slurm's numbers may mean other GPUs.
+  { mkdir -p "$STATE" && printf '%s\n' "$GPUS" >"$STATE/$JOB"; } || fail 1 "cannot note what job $JOB has"
+}
+
+# Release the job's GPUs and wait until they are proven clean, or drain the node.
+epilog() {
+  if [ -n "$JOB" ] && demand_job && [ -e "$STATE/$JOB" ]; then
+    GPUS=$(cat "$STATE/$JOB") || fail 1 "cannot read what job $JOB had"
+  else # the prolog acquired no GPU, or was killed before it recorded them
+    GPUS=$(job_gpus) || fail 2 "cannot tell which GPUs job $JOB had"
+    [ -n "$GPUS" ] || exit 0
+    demand_job
+  fi
+
+  worst=0
+  failed=
+  note() { # CODE GPU...
+    # 4: a GPU belongs to another job, to which only a clean GPU is given. The commands leave it alone; it is not a fault of the node.
+    if [ "$1" -eq 0 ] || [ "$1" -eq 4 ]; then return; fi
+    [ "$1" -le "$worst" ] || worst=$1
+    shift
+    failed="$failed $*"
+  }
+
+  released=
+  code=0
+  for gpu in $GPUS; do # one by one: a GPU that cannot be given back must not keep the job's others
+    # A service that does not answer is not asked again for each GPU.
+    if [ "$code" -ne 3 ]; then
+      ask release --owner "$JOB" "$gpu"
+      code=$?
+    fi
+    note "$code" "$gpu"
+    [ "$code" -ne 0 ] || released="$released $gpu"
+  done
+
+  # An operator may run the epilog again: it then takes the GPUs that the job still has.
+  # shellcheck disable=SC2086 # one word for each GPU
+  if [ -z "$failed" ]; then rm -f "$STATE/$JOB"; elif [ -e "$STATE/$JOB" ]; then printf '%s\n' $failed >"$STATE/$JOB"; fi
+
+  # shellcheck disable=SC2086 # one word for each GPU
+  if [ -n "$released" ] && [ "$code" -ne 3 ]; then
+    ask scrub $released
+    note $? $released
+  fi
+  # shellcheck disable=SC2086 # one word for each GPU
+  [ -z "$failed" ] || fail_for "$worst" $failed
+}
+
+# Drain the node if a finding of `autoclave doctor` is broken. Slurm ignores the exit code.
+health() {
+  case $(timeout -k 2 5 scontrol show node "$NODE" 2>/dev/null) in
+    *DRAIN*) exit 0 ;; # the reason that it has must stay
+  esac
+
+  REPORT=$(timeout -k 5 30 autoclave doctor --without-kubernetes) # Slurm kills a health check after 60 seconds
+  code=$?
+  [ "$code" -ne 0 ] || exit 0
+  printf '%s\n' "$REPORT" | grep '^broken' >&2
+  BROKEN=$(printf '%s\n' "$REPORT" | awk '$1 == "broken" && !seen[$2]++ { printf "%s%s", sep, $2; sep = ", " }')
+  fail "$code" "doctor: ${BROKEN:-no report} broken, exit code $code"
+}
+
+for word in "${1:-}" "${0##*/}" "${CHECKS_CONTEXT:-}" "${SLURM_SCRIPT_CONTEXT:-}"; do
+  case $word in
+    *slurmctld* | *_task | *_srun) fail 2 "the script must run as Prolog or Epilog of slurmd, not as $word" ;;
+    *prolog*) prolog ;;
+    *epilog*) epilog ;;
+    *health* | hc_program) health ;;
+    gpus) job_gpus ;; # for people, in a job: what the job's GPUs are
+    *) continue ;;
+  esac
+  exit
+done
+fail 2 "the script cannot tell whether it is the prolog, the epilog or the health check"

@@ -1,5 +1,9 @@
-"""Slurm's prolog and epilog, as slurmd would call them: on the real service, with a stand-in for scontrol alone."""
+"""The script for Slurm, as slurmd and the callers of Slurm in pods would call it: on the real service.
 
+The callers are stand-ins: they give file name, arguments, environment and descriptors as the other projects document.
+"""
+
+import json
 import os
 import shutil
 import subprocess
@@ -15,8 +19,9 @@ from scrubber.devices.simulated import drills, layout
 from tests.live import Service
 
 ROOT = Path(__file__).parents[2]
-SLURM = ROOT / "deploy" / "slurm"
-SCRIPTS = ("prolog.sh", "epilog.sh", "health.sh", "autoclave.sh")
+SCRIPT = ROOT / "deploy" / "slurm" / "autoclave.sh"
+SOPERATOR = json.loads((ROOT / "deploy" / "slurm" / "soperator.json").read_text())
+LARGEST = 16 * 1024  # bytes: Crusoe takes no larger health check
 POLICY = """\
 name: brisk
 defaults:
@@ -27,7 +32,7 @@ defaults:
 """
 SECRET = b"what the last job computed"
 CONTAINER = f"{os.getpid():064x}"  # of this test run alone: the marks of processes count on the whole machine
-GPUS = 16
+GPUS = 20
 
 INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {}\n"
 FIRST, SECOND = "GPU-0aaaaaaa-0000-4000-8000-000000000000", "GPU-0bbbbbbb-0000-4000-8000-000000000000"
@@ -57,11 +62,19 @@ class Slurmd:
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
 
+    def alone(self, name: str) -> Path:
+        """The script under this name, in a directory of its own."""
+        file = self.drained.parent / f"as-{name}" / name
+        file.parent.mkdir(exist_ok=True)
+        shutil.copy(SCRIPT, file)
+        return file
+
     @contextmanager
     def begun(self, script: str, job: int, gpus: object = "", **more: str) -> Iterator[subprocess.Popen[str]]:
+        """``script`` names the turn. No other file is beside it."""
         words = {"SLURM_JOB_ID": str(job), "SLURM_JOB_GPUS": str(gpus), "CUDA_VISIBLE_DEVICES": str(gpus)}
-        environment = self.environment | words | more
-        process = subprocess.Popen([SLURM / script], env=environment, stderr=subprocess.PIPE, text=True, cwd="/")
+        environment, file = self.environment | words | more, self.alone(script)
+        process = subprocess.Popen([file], env=environment, stderr=subprocess.PIPE, text=True, cwd="/")
         assert process.stderr is not None
         try:
             yield process
@@ -156,14 +169,99 @@ def test_a_prolog_waits_for_a_gpu_being_scrubbed(service, slurmd, gpu):
     assert service.settled(gpu, "granted").receipt
 
 
-def test_a_gpu_not_proven_clean_drains_the_node(service, slurmd, gpu):
+def direct(script, environment):
+    """Slurm, Slinky and Crusoe start the file itself."""
+    return [script], environment
+
+
+def run_parts(script, environment):
+    """SUNK runs all files of a directory that it makes of a ConfigMap."""
+    if shutil.which("run-parts") is None:
+        pytest.skip("run-parts is missing (Debian: debianutils)")
+    return ["run-parts", "--regex=^[a-z.-]*$", script.parent], environment
+
+
+def check_runner(script, environment):
+    """Soperator's runner: a login shell, with the reason on descriptor 3 and the rest in a file of its own."""
+    command = f'{SOPERATOR["command"]} 3>&1 1>"{script.parent}/log" 2>&1'
+    # A login shell sets its own search path.
+    (script.parent / ".bash_profile").write_text(f"export PATH={environment['PATH']}\n")
+    turn = environment["SLURM_SCRIPT_CONTEXT"].removesuffix("_slurmd")
+    assert turn in SOPERATOR["contexts"]
+    words = {"CHECKS_CONTEXT": turn, "HOME": str(script.parent)}
+    return ["bash", "-l", "-c", command], environment | words
+
+
+@pytest.mark.parametrize(
+    ("name", "caller"), [("autoclave.sh", direct), ("autoclave-{}.sh", run_parts), ("autoclave.sh", check_runner)]
+)
+def test_each_caller_gets_its_turn_exit_code_and_reason(service, slurmd, gpu, name, caller):
+    def run(turn: str) -> subprocess.CompletedProcess[str]:
+        script = slurmd.alone(name.format(turn))
+        words = {"SLURM_JOB_ID": "45", "SLURM_JOB_GPUS": str(gpu), "SLURM_SCRIPT_CONTEXT": f"{turn}_slurmd"}
+        command, environment = caller(script, slurmd.environment | words)
+        return subprocess.run(
+            command, cwd=script.parent, env=environment, capture_output=True, text=True, check=False
+        )  # fmt: skip
+
+    assert run("prolog").returncode == 0
+    assert service.settled(gpu, "granted").receipt
+    assert run("epilog").returncode == 0
+    assert service.settled(gpu, "clean").receipt.last_owner == "45"
+    assert slurmd.output() == []
     service_call.ask(service.run_dir, lambda admin: admin.quarantine(str(gpu), "smells", "somebody"))
-    for script in ("prolog.sh", "epilog.sh"):
+    reason = f"job 45: not proven clean: GPU {gpu} is quarantined (run autoclave explain {gpu})"
+    for turn in ("prolog", "epilog"):
         slurmd.drained.unlink(missing_ok=True)
-        ended(slurmd.run(script, 45, gpu), 1)
-        found = f"GPU {gpu} is quarantined (run autoclave explain {gpu})"
-        reason = f"reason=autoclave: job 45: not proven clean: {found}"
-        assert slurmd.output() == ["update", "nodename=node7.example", "state=drain", reason]
+        refused = run(turn)
+        assert refused.returncode == 1
+        if caller is check_runner:
+            assert (refused.stdout, slurmd.output()) == (f"{reason}\n", [])
+        else:
+            update = ["update", "nodename=node7.example", "state=drain", f"reason=autoclave: {reason}"]
+            assert slurmd.output() == update
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "environment", "asked"),
+    [
+        ("autoclave.sh", ["epilog"], {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}, "release"),
+        ("autoclave.sh", [], {"SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}, "acquire"),
+        ("epilog-autoclave.sh", [], {}, "release"),  # Slinky: the chart writes the word before the name of the value
+        ("50-autoclave-prolog", [], {}, "acquire"),  # Crusoe
+        ("health.sh", [], {}, "doctor"),
+        ("autoclave.sh", [], {"CHECKS_CONTEXT": "hc_program"}, "doctor"),
+        ("50-autoclave-health", [], {}, "doctor"),
+        ("autoclave.sh", [], {}, None),
+        ("autoclave.sh", [], {"SLURM_SCRIPT_CONTEXT": "prolog_slurmctld"}, None),
+        ("autoclave.sh", [], {"SLURM_SCRIPT_CONTEXT": "epilog_task"}, None),
+    ],
+)
+def test_argument_name_or_context_says_whose_turn(tmp_path, name, words, environment, asked):
+    slurmd = Slurmd(tmp_path, None)
+    slurmd.answer.touch()
+    slurmd.program(tmp_path / "programs" / "autoclave", f'echo "$1" >> {slurmd.asked}')
+    command = [slurmd.alone(name), *words]
+    environment |= slurmd.environment | {"SLURM_JOB_ID": "45", "SLURM_JOB_GPUS": "0"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode == 2) is (asked is None), run.stderr
+    assert (slurmd.asked.read_text().split()[0] if slurmd.asked.exists() else None) == asked
+
+
+def test_a_line_in_the_script_can_say_the_turn(tmp_path):
+    slurmd = Slurmd(tmp_path, None)
+    script = slurmd.alone("source")
+    first, rest = SCRIPT.read_text().split("\n\n", 1)
+    script.write_text(f"{first}\nset -- prolog\n\n{rest}")
+    assert subprocess.run([script], env=slurmd.environment | {"SLURM_JOB_ID": "45"}, check=False).returncode == 0
+
+
+def test_the_script_fits_every_caller():
+    text = SCRIPT.read_text()
+    assert len(text.encode()) <= LARGEST
+    assert "{{" not in text, "Soperator's chart takes it for a template"
+    assert SOPERATOR.keys() == {"name", "command", "contexts", "on_fail"}  # its other fields have defaults that fit
+    assert SOPERATOR["on_fail"] == "drain"
 
 
 def test_an_epilog_after_the_release_drains_no_node(service, slurmd, gpu):
@@ -294,7 +392,7 @@ def test_a_shared_gpu_is_refused(tmp_path):
 def gpus(driver, **words):
     """What the scripts take the job's GPUs to be; None where they cannot tell."""
     run = subprocess.run(
-        ["sh", "-c", f". {SLURM}/autoclave.sh; job_gpus"], env={"AUTOCLAVE_SLURM_DRIVER": str(driver)} | words,
+        [SCRIPT, "gpus"], env={"AUTOCLAVE_SLURM_DRIVER": str(driver)} | words,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     return run.stdout.split() if run.returncode == 0 else None
@@ -307,7 +405,7 @@ def driver(tmp_path):
     def make(*minors: int) -> Path:
         for place, (name, minor) in enumerate(zip((FIRST, SECOND), minors, strict=True)):
             folder = tmp_path / "driver" / "gpus" / f"0000:{place + 1}a:00.0"
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / "information").write_text(INFORMATION.format(name, minor))
         return Path(tmp_path, "driver")
 
@@ -330,6 +428,11 @@ def driver(tmp_path):
         ({"SLURM_JOB_GPUS": "*"}, None),
         ({"SLURM_JOB_GPUS": "0;id"}, None),
         ({"SLURM_JOB_GPUS": "--all"}, None),
+        ({"SLURM_JOB_GPUS": "2-3", "AUTOCLAVE_SLURM_GRES": "0-2,4-7"}, ["2", "4"]),
+        ({"SLURM_JOB_GPUS": "7", "AUTOCLAVE_SLURM_GRES": "0-2,4-7"}, None),
+        ({"SLURM_JOB_GPUS": "0", "AUTOCLAVE_SLURM_GRES": "all"}, None),
+        ({"CUDA_VISIBLE_DEVICES": FIRST, "AUTOCLAVE_SLURM_GRES": "1"}, [FIRST]),
+        ({"AUTOCLAVE_SLURM_GRES": "1"}, []),
     ],
 )
 def test_lists_of_gpus_are_read_or_refused(tmp_path, words, found):
@@ -349,6 +452,12 @@ def test_a_number_that_could_be_two_gpus_is_refused(driver, minors, numbering, f
     assert gpus(driver(*minors), SLURM_JOB_GPUS="1", AUTOCLAVE_SLURM_NUMBERING=numbering) == found
 
 
+def test_a_gpu_left_out_of_gres_moves_the_numbers(driver):
+    """The place in gres.conf is the number of Slurm: /dev/nvidia1 is its GPU 0 if /dev/nvidia0 is left out."""
+    assert gpus(driver(0, 1), SLURM_JOB_GPUS="0", AUTOCLAVE_SLURM_GRES="1") == [SECOND]
+    assert gpus(driver(0, 1), SLURM_JOB_GPUS="1", AUTOCLAVE_SLURM_GRES="1") is None
+
+
 def test_the_index_of_a_slice_or_missing_gpu_is_refused(driver):
     place = driver(0, 1)
     assert gpus(place, SLURM_JOB_GPUS="2") is None
@@ -357,10 +466,9 @@ def test_the_index_of_a_slice_or_missing_gpu_is_refused(driver):
     assert gpus(place, SLURM_JOB_GPUS="1", CUDA_VISIBLE_DEVICES="MIG-7") == ["MIG-7"]
 
 
-def test_the_scripts_are_plain_shell():
+def test_the_script_is_plain_shell():
     shellcheck = Path(sys.executable).parent / "shellcheck"
     if not shellcheck.exists():
         pytest.skip("shellcheck has no wheel for this machine")
-    command = [str(shellcheck), "--external-sources", "--shell=sh", *(f"deploy/slurm/{name}" for name in SCRIPTS)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run([shellcheck, "--shell=sh", SCRIPT], capture_output=True, text=True, check=False)
     assert run.stdout + run.stderr == ""
