@@ -14,6 +14,7 @@ from scrubber.core.model import MemoryManager
 from scrubber.devices.base import DeviceError
 
 NAME = "nvidia"  # the name of the backend
+PERSISTENCE_SOCKET = "run/nvidia-persistenced/socket"  # NVML and nvidia-smi look for it here only
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
 _VERSION = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", re.MULTILINE)
@@ -41,6 +42,11 @@ class Host:
     def sys_module(self) -> Path:
         """The folder of the loaded driver module."""
         return self.root / "sys/module/nvidia"
+
+    @property
+    def persistence_sockets(self) -> tuple[Path, ...]:
+        """Where nvidia-persistenced listens: on the node, or in the driver container of NVIDIA's operator."""
+        return (self.root / PERSISTENCE_SOCKET, self.root / "run/nvidia/driver" / PERSISTENCE_SOCKET)
 
     @property
     def sys_pci(self) -> Path:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import pynvml
 
-from ground import process_names
+from ground import process_names, unix_sockets
 from scrubber.core import nvidia_advice
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, DeviceLostError, Users
@@ -23,7 +22,6 @@ from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
 
 _FABRIC_MANAGER = "nv-fabricmanager"
 _NEED_A_FABRIC_MANAGER = (pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_UNKNOWN, None)
-_PERSISTENCE_SOCKET = "run/nvidia-persistenced/socket"
 # Identities of PCI devices, as sysfs has them.
 _NVIDIA = "0x10de"
 _OTHER_BRIDGE = "0x0680"  # the PCI class of NVSwitches
@@ -94,15 +92,10 @@ def open_holders(holders: tuple[Holder, ...] | None, beside: int | None = None) 
 
 def persistence_daemon(host: Host) -> int | None:
     """The pid of the process that serves the persistence daemon's socket, from the kernel; None if there is none."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(2.0)
-        try:
-            line.connect(str(host.root / _PERSISTENCE_SOCKET))
-        except OSError:
-            return None
-        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid: int = struct.unpack("3i", credentials)[0]
-    return pid or None  # 0: a process in another pid namespace
+    for path in host.persistence_sockets:
+        with suppress(OSError):
+            return unix_sockets.listener(path) or None  # 0: a process in another pid namespace
+    return None
 
 
 def ask_before_reset(session: Session, target: ResetTarget, question: Callable[..., Any]) -> Any | None:  # noqa: ANN401 - depends on the function

@@ -41,11 +41,11 @@ def stuck(*_: object) -> None:
 
 
 @pytest.fixture
-def kept_ready(rig, gpu, short_tmp) -> Iterator[Path]:
+def kept_ready(rig, gpu, short_tmp, request) -> Iterator[Path]:
     """A host whose persistence daemon, this process, keeps the GPU ready. The path of its socket must be short."""
     gpu.set(persistence_mode=1)
     root = Root.of(rig.machine, short_tmp / "r")
-    place = root.path / "run/nvidia-persistenced/socket"
+    place = root.path / getattr(request, "param", "") / "run/nvidia-persistenced/socket"
     place.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(place))
@@ -63,6 +63,7 @@ def persisted(rig) -> list[str]:
     return [call for _, call, _ in rig.machine.calls() if call in ("nvmlDeviceSetPersistenceMode", "nvidia-smi")]
 
 
+@pytest.mark.parametrize("kept_ready", ["", "run/nvidia/driver"], indirect=True, ids=["node", "driver container"])
 def test_the_persistence_daemon_closes_the_gpu_during_the_reset(rig, gpu, kept_ready) -> None:
     reset.reset(target(rig, root=kept_ready, holders=daemon(gpu)))
     assert persisted(rig) == ["nvmlDeviceSetPersistenceMode", "nvidia-smi", "nvmlDeviceSetPersistenceMode"]
