@@ -180,6 +180,7 @@ class NodeFacts:
     cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
     numa_gpus: tuple[str, ...] | CheckFault = ()  # PCI addresses of GPUs whose memory is a NUMA node of the host
     on_bus: tuple[str, ...] = ()  # PCI addresses of NVIDIA's GPUs
+    on_ec2: bool = False
     openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
 
     cgroups: str | CheckFault  # the versions in use, in words

@@ -34,13 +34,13 @@ from tests.patience import WITHIN
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 NVIDIA = {
     "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-    "container-toolkit", "cdi", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
+    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
 SOMETIMES = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name
 EVERYTHING = {*roster.NAMES} - NVIDIA - SOMETIMES
 ALONE = {"run-dir", "clock"}  # neither of the service nor of the kubelet
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
-SEEN_WITHOUT_SERVICE = KUBELET | (NVIDIA - {"privileges", "reset", "ecc"}) | ALONE | {"service"}
+SEEN_WITHOUT_SERVICE = KUBELET | (NVIDIA - {"privileges", "mig-driver", "reset", "ecc"}) | ALONE | {"service"}
 OPTIONS = "RegistryDwords: {}\nRegistryDwordsPerDevice: \nInitializeSystemMemoryAllocations: 1\n"
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 GRANTS = "accept-nvidia-visible-devices-envvar-when-unprivileged = {}\n"

@@ -18,6 +18,7 @@ ALL = sum(1 << it.value for it in Capability)
 OUT = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
 DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
 TENANT = Holder(7, 1.0, "train", "pod-2")
+DAEMON = Holder(9, 1.0, "nvidia-persiste", None)
 PLUGIN, RIVAL = "/d/a.sock", "/d/nvidia-gpu.sock"
 
 
@@ -203,6 +204,16 @@ DRIVERS = [
     ("reset", stands(openers={}), WARNING, "the processes that have it open cannot be found"),
     ("reset", replace(gpu(owner="pod-2"), openers={"GPU-1": (TENANT,)}), OK, ""),
     ("reset", two_gpus((TENANT,), owner="pod-2"), WARNING, "no reset of GPU 4 is"),  # the other one has that owner
+    ("reset", two_gpus((DAEMON,)), WARNING, 'of GPU 3, 4 is possible: it is open in "nvidia-persiste" (pid 9)'),
+    ("reset", stands(on_ec2=True), WARNING, "no reset of GPU 3 is possible: Amazon EC2 refuses each reset"),
+    *(
+        ("mig-driver", replace(gpu(mig=True), driver=driver), level, "CVE-2026-24197")
+        for driver, level in (
+            ("580.142", WARNING), ("580.159.03", OK), ("580.178.04", OK), ("535.309.01", OK), ("535.288.01", WARNING),
+            ("595.58.03", WARNING), ("595.71.05", OK), ("610.43", OK), ("570.211.01", WARNING), ("590.48.01", WARNING),
+            ("open", WARNING),
+        )
+    ),
     ("ecc", gpu(ecc=True), OK, ""),
     ("ecc", gpu(ecc=None), OK, ""),
     ("ecc", gpu(ecc=False), BROKEN, "GPU 3 has no ECC"),
@@ -301,10 +312,17 @@ def test_a_healthy_node_gets_one_ok_finding_of_each_check():
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
     nvidias = {
         "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-        "container-toolkit", "cdi", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
+        "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "privileges", "cgroups",
+        "kernel-log",
     }  # fmt: skip
     everything = {it.name for it in roster.judge(FACTS)}
     assert everything - {it.name for it in roster.judge(of_others(kernel_log=ABSENT))} == nvidias
+
+
+def test_the_daemon_is_asked_through_its_socket_or_stopped():
+    [found] = finding_of(two_gpus((DAEMON,)), "reset")
+    assert "then mount the directory of its socket as /run/nvidia-persistenced" in found.remedy
+    assert found.remedy.endswith("or stop that first (`systemctl stop nvidia-persistenced`)")
 
 
 def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():

@@ -1,6 +1,7 @@
 """Files as the kernel, the driver and its installer make them, under a root that is not the machine's own."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,9 @@ ROWS = {
     ),
     "no daemon": (posture.persistenced, {}, False),
     "a file instead of the daemon's socket": (posture.persistenced, {"run/nvidia-persistenced/socket": ""}, False),
+    "an instance of EC2": (posture.on_ec2, {"sys/class/dmi/id/sys_vendor": "Amazon EC2\n"}, True),
+    "a machine of another vendor": (posture.on_ec2, {"sys/class/dmi/id/sys_vendor": "Supermicro\n"}, False),
+    "no firmware that says anything": (posture.on_ec2, {}, False),
     "no control groups": (posture.cgroups, {}, ABSENT),
     "no version of control groups": (posture.cgroups, {f"{CGROUPS}/a": ""}, FAULT),
     "version 2": (posture.cgroups, {f"{CGROUPS}/cgroup.controllers": "", f"{CGROUPS}/a/cgroup.procs": ""}, "version 2"),
@@ -100,6 +104,15 @@ def test_each_fact_is_read_from_its_files(tmp_path, look, files, expected):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert kind_of(look(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("inside", ["", "run/nvidia/driver"])
+def test_the_persistence_daemon_may_run_in_a_driver_container(short_tmp, inside):
+    place = short_tmp / inside / "run/nvidia-persistenced/socket"
+    place.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as persistenced:
+        persistenced.bind(str(place))
+        assert posture.persistenced(short_tmp) is True
 
 
 def test_this_machine_has_control_groups_and_room():

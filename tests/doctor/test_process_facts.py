@@ -24,6 +24,7 @@ import socket, sys
 door = socket.socket(socket.AF_UNIX)
 door.bind(sys.argv[1])
 door.listen()
+files = [open(name) for name in sys.argv[2:]]
 print(flush=True)
 sys.stdin.read()
 """
@@ -162,3 +163,17 @@ def test_a_process_without_any_facts_is_a_fault(short_tmp):
         assert isinstance(found(), CheckFault)
         (proc / "status").write_text("Name:\tx\nCapEff:\t0000000000000020\n")
         assert found() == Process(False, 1 << Capability.KILL.value)
+
+
+@pytest.mark.parametrize("place", ["here.sock", "proc/7/root/run/nvidia-persistenced/socket"])
+def test_a_daemon_that_the_service_can_ask_prevents_no_reset(short_tmp, place):
+    device, address = short_tmp / "dev/nvidia0", "0000:3b:00.0"
+    information = short_tmp / f"proc/driver/nvidia/gpus/{address}/information"
+    for file, words in ((device, ""), (information, "Device Minor: \t 0\n"), (short_tmp / place, "")):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(words)
+    (short_tmp / place).unlink()
+    with running(sys.executable, "-c", SERVE, str(short_tmp / place), str(device)) as process:
+        proc = view(short_tmp, process.pid)
+        found = process_facts.openers(short_tmp, proc, {"GPU-1": address}, [7])
+    assert [holder.pid for holder in found["GPU-1"]] == ([process.pid] if place == "here.sock" else [])

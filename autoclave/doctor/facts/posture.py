@@ -12,6 +12,7 @@ from pathlib import Path
 
 from autoclave.doctor.base import CheckFault, Room
 from autoclave.doctor.facts import safe_read
+from scrubber.devices.nvidia.host import Host
 from scrubber.node import kernellog
 
 VENDOR = "0x10de"  # NVIDIA, on the PCI bus
@@ -116,13 +117,22 @@ def numa_gpus(root: Path) -> tuple[str, ...] | CheckFault:
 
 
 def persistenced(root: Path) -> bool | CheckFault:
-    """Whether the socket of nvidia-persistenced exists."""
-    try:
-        return stat.S_ISSOCK((root / "run/nvidia-persistenced/socket").stat().st_mode)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        return safe_read.fault(error)
+    """Whether a socket of nvidia-persistenced exists."""
+    for path in Host(root).persistence_sockets:
+        try:
+            if stat.S_ISSOCK(path.stat().st_mode):
+                return True
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return safe_read.fault(error)
+    return False
+
+
+def on_ec2(root: Path) -> bool:
+    """Whether the firmware says that the node is an instance of Amazon EC2."""
+    vendor = safe_read.text(root / "sys/class/dmi/id/sys_vendor")
+    return isinstance(vendor, str) and vendor.strip() == "Amazon EC2"
 
 
 def cgroups(root: Path) -> str | CheckFault:

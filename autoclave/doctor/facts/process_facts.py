@@ -11,6 +11,7 @@ from autoclave.doctor.base import CheckFault, Process
 from autoclave.doctor.facts import safe_read
 from ground import unix_sockets
 from scrubber.core.model import Holder
+from scrubber.devices.nvidia.host import PERSISTENCE_SOCKET
 from scrubber.node.cgroups import Containers
 from scrubber.node.proc import INITIAL_PID_NAMESPACE
 from scrubber.node.processes import Processes
@@ -19,7 +20,6 @@ MPS = frozenset({"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"})
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 _WITHIN = 5.0  # seconds: a doctor that finds nothing in time says nothing
-_CLOSES_ITSELF = "nvidia-persistenced"[:15]  # at the request of the reset
 
 
 def mps(proc: Path) -> tuple[str, ...] | CheckFault:
@@ -84,8 +84,8 @@ def openers(
 ) -> dict[str, tuple[Holder, ...]]:
     """The processes that have each GPU open, by its UUID. ``addresses``: the PCI address of each GPU.
 
-    Without the service (``ours``) and its workers, which close the GPU for a reset, and without the persistence daemon.
-    GPUs whose holders cannot be found are missing.
+    Without those that close the GPU for a reset: the service (``ours``) with its workers, and the persistence daemon if
+    its socket is where the service's NVML looks for it. GPUs whose holders cannot be found are missing.
     """
     files = {}
     for uuid, address in addresses.items():
@@ -96,10 +96,9 @@ def openers(
         return {}
     search = Processes(proc, Containers(proc).of, whole_node=False)
     holders_by_gpu = search.holders(files, ours, within=_WITHIN)
+    daemon = {pid for own in ours for pid in pids(proc / str(own) / "root" / PERSISTENCE_SOCKET)}
     return {
-        uuid: tuple(
-            holder for holder in holders if holder.command != _CLOSES_ITSELF and not search.descends(holder.pid, ours)
-        )
+        uuid: tuple(holder for holder in holders if holder.pid not in daemon and not search.descends(holder.pid, ours))
         for uuid, holders in holders_by_gpu.items()
         if holders is not None
     }

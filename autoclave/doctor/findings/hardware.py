@@ -215,7 +215,10 @@ def persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
         text = "cannot tell whether nvidia-persistenced runs"
         yield base.unseen("persistence", text, there, HOST_ROOT, base.Level.WARNING)
     elif not there:
-        text = "nvidia-persistenced does not run: an idle GPU loses its settings, and its first use takes seconds"
+        text = (
+            "nvidia-persistenced does not run, or its socket is not where NVIDIA's programs look for it: "
+            "an idle GPU loses its settings, and its first use takes seconds"
+        )
         yield base.warning("persistence", text, remedy)
     else:
         yield base.ok("persistence", "nvidia-persistenced runs: idle GPUs keep their settings")
@@ -307,8 +310,39 @@ def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
     return "" if any(name.startswith(BY_UUID) for name in named) else "names a GPU by its UUID"
 
 
+# By branch, from NVIDIA's security bulletin 5821. Other branches up to these have no fix; later ones have it.
+_MIG_FIXED = {535: (535, 309, 1), 580: (580, 159, 3), 595: (595, 71, 5)}
+
+
+def slices(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The driver makes and removes MIG slices without damage."""
+    driver = facts.driver
+    if not facts.guards_nvidia or facts.status is None or isinstance(driver, base.CheckFault):
+        return
+    sliced = sorted({device.index for device in facts.status.devices if device.mig})
+    version = tuple(map(int, re.findall(r"\d+", driver)))
+    if not sliced:
+        yield base.ok("mig-driver", "no GPU has MIG slices")
+    elif version >= _MIG_FIXED.get(version[0] if version else 0, (max(_MIG_FIXED) + 1,)):
+        yield base.ok("mig-driver", f"the driver {driver} has the fix for CVE-2026-24197")
+    else:
+        text = (
+            f"GPU {', '.join(map(str, sliced))} has MIG slices, and the driver {driver} lacks the fix for "
+            "CVE-2026-24197: while slices are made or removed, data may be damaged or the GPU may hang"
+        )
+        remedy = (
+            "update the driver to 535.309.01, 580.159.03, 595.71.05, or a later one of these branches or after them"
+        )
+        yield base.warning("mig-driver", text, remedy)
+
+
 _T4 = "Tesla T4"
 _VGPU = re.compile(r"-\d+[ABCQ]$")  # the end of the names of vGPUs, such as "NVIDIA A40-8Q"
+_DAEMON = "nvidia-persistenced"[:15]
+_MOUNT = (
+    "mount the directory of its socket as /run/nvidia-persistenced where the service runs, "
+    "so that nvidia-smi can ask nvidia-persistenced to close the GPU, or "
+)
 _WHEN = "a reset is needed only after a fault, or if the policy has the path reset"
 _REBOOTS = "after a fault, reboot the node or the virtual machine; choose no policy with the path reset"
 
@@ -333,6 +367,8 @@ def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tu
         yield "a Tesla T4 has no function-level reset", _REBOOTS
     if _VGPU.search(device.model):
         yield "it is a vGPU, which only its host can reset", _REBOOTS
+    if facts.on_ec2:
+        yield "Amazon EC2 refuses each reset, as NVIDIA's validation of clouds reports", _REBOOTS
     holders = facts.openers.get(device.device)
     if holders is None:
         yield "the processes that have it open cannot be found", "run the doctor as root, where it sees all processes"
@@ -340,7 +376,8 @@ def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tu
     others = tuple(holder for holder in holders if holder.container is None or holder.container != device.owner)
     if others:
         names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in others)
-        yield f"it is open in {names}", f"{_WHEN}; then {nvidia_advice.how_to_stop(others)}"
+        mount = _MOUNT if any(holder.command == _DAEMON for holder in others) else ""
+        yield f"it is open in {names}", f"{_WHEN}; then {mount}{nvidia_advice.how_to_stop(others)}"
 
 
 _FLIPS = (

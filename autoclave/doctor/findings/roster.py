@@ -11,7 +11,8 @@ CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     service.service, service.scrubber_socket, service.run_dir, service.ledger, service.set_aside, service.receipts,
     service.policy, service.concessions, service.unlisted, service.devices,
     hardware.driver, hardware.cupy, hardware.kernels, hardware.scrub_on_free, hardware.coherent, hardware.guests,
-    hardware.mps, hardware.persistence, hardware.toolkit, hardware.cdi, hardware.resets, hardware.memory,
+    hardware.mps, hardware.persistence, hardware.toolkit, hardware.cdi, hardware.slices, hardware.resets,
+    hardware.memory,
     node.pid_namespace, node.privileges, node.cgroups, node.kernel_log, node.clock, node.disk, node.plugin_dir,
     node.rivals,
     kubelet.create_gate, kubelet.kubelet_dir, kubelet.kubelet, kubelet.checkpoint, kubelet.double_allocation,
@@ -22,8 +23,8 @@ NAMES = (
     "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "receipts", "policy", "concession",
     "bystanders",
     "device", "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-    "container-toolkit", "cdi", "reset", "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups", "kernel-log",
-    "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet", "checkpoint",
+    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups",
+    "kernel-log", "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet", "checkpoint",
     "double-allocation", "plugin", "feature-gates",
 )  # fmt: skip
 """The names of findings, to select some of them."""
