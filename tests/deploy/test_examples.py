@@ -1,16 +1,25 @@
-"""The examples: pods of the trial on simulated GPUs get what the overlay gives, and the rule for a taint is valid."""
+"""The examples: pods of the trial on simulated GPUs get what the overlay gives, and what is for others is valid."""
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from autoclave.cli import service_call
 from deploy import generate
 from plugin.cluster import api_objects
 from scrubber.devices.simulated import layout
 from tests.deploy import manifests
+from tests.live import Service
 
 EXAMPLES = generate.ROOT / "deploy/examples"
 NAMES = ("reader", "writer")
+DETECTOR = EXAMPLES / "node-problem-detector.sh"
 
 
 def pod(name):
@@ -20,7 +29,8 @@ def pod(name):
 
 def test_no_example_is_left_out():
     # tests/cluster runs the descheduler
-    assert sorted(path.stem for path in EXAMPLES.iterdir()) == ["descheduler", "node-readiness-rule", *NAMES]
+    names = {"descheduler", "node-problem-detector", "node-readiness-rule", *NAMES}
+    assert {path.stem for path in EXAMPLES.iterdir()} == names
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,3 +77,68 @@ def test_the_daemonsets_tolerate_the_taint_of_the_readiness_rule(case):
     assert len(workloads) == 2
     for workload in workloads:
         assert {"key": taint["key"], "operator": "Exists"} in workload["spec"]["template"]["spec"]["tolerations"]
+
+
+def test_the_problem_detector_has_the_fields_of_its_configuration():
+    """Those that the detector's loader of custom plugins reads: it ignores others, and ends if a rule does not fit."""
+    config = json.loads((EXAMPLES / "node-problem-detector.json").read_text())
+    assert config.keys() == {"plugin", "source", "pluginConfig", "conditions", "rules"}
+    assert (config["plugin"], config["source"]) == ("custom", "autoclave")
+    settings = config["pluginConfig"]
+    durations = {name: float(settings.pop(name).removesuffix("s")) for name in ("invoke_interval", "timeout")}
+    assert durations["invoke_interval"] > durations["timeout"] > 8, "the script waits up to 8 seconds"
+    assert settings == {"max_output_length": 256, "enable_message_change_based_condition_update": True}
+    [condition], [rule] = config["conditions"], config["rules"]
+    assert condition.keys() == {"type", "reason", "message"}
+    assert all(condition.values())
+    assert condition["type"] != api_objects.CONDITION, "the plugin writes that one"
+    assert rule.keys() == {"type", "condition", "reason", "path", "args"}
+    assert (rule["type"], rule["condition"]) == ("permanent", condition["type"])
+    assert re.fullmatch(r"[A-Z][A-Za-z]*", rule["reason"])
+    assert Path(rule["path"]).name == DETECTOR.name
+    assert rule["args"] == ["--host"]
+
+
+@pytest.fixture
+def node():
+    root = Path(f"/tmp/ac-examples-{os.getpid()}")
+    root.mkdir()
+    service = Service(root, 2)
+    yield service
+    service.stop()
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("place", ["host", "pod"])
+def test_the_problem_detector_names_each_quarantined_gpu(node, tmp_path, place):
+    """Its caller, nsenter and crictl are stand-ins; the service is real."""
+
+    def program(name: str, line: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def check() -> tuple[int, str]:
+        words = {"PATH": f"{tmp_path}:{os.defpath}", "PYTHONPATH": str(generate.ROOT)}
+        run = subprocess.run([DETECTOR, "--host"], env=words, stdout=subprocess.PIPE, text=True, check=False, cwd="/")
+        return run.returncode, run.stdout.strip()
+
+    autoclave = f'exec {sys.executable} -P -m autoclave "$@"'
+    enters = '[ "$1 $2 $3 $4" = "--target 1 --mount --" ] && shift 4 && exec "$@"'
+    program("nsenter", enters)
+    if place == "host":
+        program("autoclave", f"export AUTOCLAVE_RUN_DIR={node.run_dir}\n{autoclave}")
+    else:
+        found = '[ "$*" = "ps --quiet --label io.kubernetes.container.name=scrubber" ] && echo 4b1d && exit'
+        inside = f'[ "$1 $2 $3" = "exec 4b1d autoclave" ] && shift 3 && export AUTOCLAVE_RUN_DIR={node.run_dir}'
+        program("crictl", f"{found}\n{inside} || exit 9\n{autoclave}")
+    assert check() == (0, "")
+    service_call.ask(node.run_dir, lambda admin: admin.quarantine("1", "smells of , | burnt", "somebody"))
+    assert check() == (1, "GPU 1 quarantined: run autoclave explain")
+    service_call.ask(node.run_dir, lambda admin: admin.quarantine("0", "smells", "somebody"))
+    assert check() == (1, "GPU 0, GPU 1 quarantined: run autoclave explain")
+    program("nsenter", "exit 1")
+    assert check() == (2, "")
+    program("nsenter", enters)
+    node.kill()
+    assert check() == (2, "the scrub service does not answer")
+    node.start()
