@@ -177,7 +177,8 @@ def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> ans
     if owner and record.grant is not None and not ownership.acquired_for(record, owner):
         why = "it was not acquired for this owner; `autoclave status` names its owner"
         return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.TAKE_BACK, record, why))
-    used = still_in_use(Action.TAKE_BACK, record, facts, now)
+    free = ownership.between_jobs(record, facts)
+    used = None if free else still_in_use(Action.TAKE_BACK, record, facts, now)
     by = f" by {owner}" if owner else ""
     return answers.final(used) if used is not None else answers.RecordFirst(ev.Released(f"it was given back{by}"))
 

@@ -177,6 +177,15 @@ def until_release(record: Record) -> bool:
     return record.grant is not None and record.grant.until_release
 
 
+def between_jobs(record: Record, facts: Facts) -> bool:
+    """Whether no process has the device, and its owner is a pod whose jobs acquire it one after another, as slurmd's.
+
+    The kubelet's checkpoint names such a pod. It does not name the pod of a claim.
+    """
+    pod = record.owner.container if record.owner is not None else None
+    return until_release(record) and facts.holders == () and pod in (facts.assigned_pods or ())
+
+
 def acquired_for(record: Record, owner: str) -> bool:
     """Whether the device was granted to this owner. An owner without a name has no device."""
     return owner != "" and record.grant is not None and record.grant.owner == owner

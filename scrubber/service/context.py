@@ -99,7 +99,7 @@ class ServiceContext:
             await self.ledger.append(op, (device, ended))
         return self.record(device), facts
 
-    async def complete(self, record: Record, facts: Facts) -> Facts:
+    async def complete(self, record: Record, facts: Facts, *, to_take_back: bool = False) -> Facts:
         """What was seen of a device, and what a decision needs beside it.
 
         That is what ``with_node`` adds and, for some decisions about the owner or the create gate, the pods in the
@@ -107,7 +107,8 @@ class ServiceContext:
         """
         facts, owner = self.with_node(record, facts), record.owner
         of_owner = ownership.needs_checkpoint(owner, facts) and not ownership.about_to_start(owner, facts.at)
-        if not of_owner and not (facts.unasked and in_force.needs_checkpoint(record, facts)):
+        of_job = to_take_back and ownership.until_release(record)
+        if not of_owner and not of_job and not (facts.unasked and in_force.needs_checkpoint(record, facts)):
             return facts
         device = record.device.uuid
         try:

@@ -276,7 +276,8 @@ class Handover:
     async def _release_answer(self, op: str, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
         record, facts = await context.observe(device, op)
-        return acquire.take_back(record, await context.complete(record, facts), facts.at, owner)
+        facts = await context.complete(record, facts, to_take_back=True)
+        return acquire.take_back(record, facts, facts.at, owner)
 
     async def _final_answer(
         self, request: Request, decision: Callable[[Record], Awaitable[A]], device: str

@@ -338,6 +338,24 @@ def test_the_right_owner_alone_frees_no_gpu_in_use():
     assert acquire.take_back(used, facts(alive=True), later(1), "4711") == TAKE_BACK
 
 
+OF_A_JOB = live(KEPT_BY_A_JOB, ev.PutInUse(Owner(A, NOW, seen=True)))
+JOBS_OF_A_POD = rows(
+    ("slurmd's pod lives on between its jobs", OF_A_JOB, facts(alive=True, assigned_pods=[A]),
+     RecordFirst(ev.Released("it was given back by job 7"))),
+    ("a process of the pod is on it", OF_A_JOB, facts((OF_A,), alive=True, assigned_pods=[A]), TAKE_BACK),
+    ("the kubelet gave it to another pod", OF_A_JOB, facts(alive=True, assigned_pods=[B]), TAKE_BACK),
+    ("the checkpoint cannot be read", OF_A_JOB, facts(alive=True), TAKE_BACK),
+    ("the holders are not known", OF_A_JOB, facts(None, alive=True, assigned_pods=[A]),
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
+    ("a pod that the kubelet has asked for", lives.IN_USE, facts(alive=True, assigned_pods=[A]), TAKE_BACK),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "answer"), JOBS_OF_A_POD)
+def test_a_job_gives_back_a_device_of_the_pod_around_it(record, seen, answer):
+    assert acquire.take_back(record, seen, later(1), "job 7" if record is OF_A_JOB else "") == answer
+
+
 SCRUBBING, SERVICE, TENANT = lives.SCRUBBING, Blame.SERVICE, Blame.TENANT
 NOT_ITS_OWN = "the device does not belong to this job any more"
 FENCE = rows(

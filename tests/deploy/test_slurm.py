@@ -32,7 +32,7 @@ defaults:
 """
 SECRET = b"what the last job computed"
 CONTAINER = f"{os.getpid():064x}"  # of this test run alone: the marks of processes count on the whole machine
-GPUS = 20
+GPUS = 18
 
 INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {}\n"
 FIRST, SECOND = "GPU-0aaaaaaa-0000-4000-8000-000000000000", "GPU-0bbbbbbb-0000-4000-8000-000000000000"
@@ -336,6 +336,33 @@ def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
     assert drills.release(service.simulated_dir, uuid(service, gpu))
     ended(slurmd.run("epilog.sh", 55), 0)
     assert list(slurmd.state.iterdir()) == []
+
+
+def test_jobs_in_the_pod_of_slurmd_follow_each_other(service, slurmd, gpu, unused):
+    """The kubelet gave all GPUs to the pod, which lives on when a job ends. What it has open is not given back."""
+    other = next(unused)
+    service.settled(other, "clean")
+    entry = {
+        "PodUID": CONTAINER, "ContainerName": "slurmd", "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"0": [uuid(service, gpu), uuid(service, other)]},
+    }  # fmt: skip
+    checkpoint = service.root / "kubelet_internal_checkpoint"
+    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 0}))
+    ended(slurmd.run("prolog.sh", 57, gpu), 0)
+    ended(slurmd.run("prolog.sh", 58, other), 0)
+    for each in (gpu, other):
+        drills.occupy(service.simulated_dir, uuid(service, each), SECRET, CONTAINER)
+        service.settled(each, "in_use")
+    ended(slurmd.run("epilog.sh", 57, gpu), 1)
+    drills.release(service.simulated_dir, uuid(service, gpu))
+    ended(slurmd.run("epilog.sh", 57, gpu), 0)
+    assert service.settled(gpu, "clean").receipt.last_owner == "57"
+    assert memory(service, gpu).strip(b"\0") == b""
+    ended(slurmd.run("prolog.sh", 59, gpu), 0)
+    drills.release(service.simulated_dir, uuid(service, other))
+    ended(slurmd.run("epilog.sh", 58), 0)
+    ended(slurmd.run("epilog.sh", 59), 0)
+    checkpoint.unlink()
 
 
 def test_the_epilog_releases_what_a_killed_prolog_acquired(service, slurmd, gpu):

@@ -155,6 +155,8 @@ PLANTED = [
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(ACQUIRE, "if exclusive and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
     Mutant(ACQUIRE, "not ownership.acquired_for(record, owner)", "False", tests=IN_ACQUIRE),
+    Mutant(OWNERSHIP, "and facts.holders == () and pod in", "and pod in", tests=IN_ACQUIRE),
+    Mutant(OWNERSHIP, "and pod in (facts.assigned_pods or ())", "and pod is not None", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
     Mutant(OWNERSHIP, "record.grant is not None and record.grant", "False and record.grant", tests=IN_OWNERSHIP),
