@@ -16,7 +16,7 @@ from tests.cluster.installed import GPUS
 from tests.cluster.programs import KUBECONFIG, NODE, Program
 
 VENDOR = "gpu.vendor.example"
-REGISTRAR = Path("/var/lib/kubelet/plugins_gated")
+REGISTRAR = Path("/var/lib/kubelet/plugins/gated")
 VALUES = {
     **generate.OVERLAYS["simulated"],
     "dra": {"enabled": True, "inFrontOf": {"registrarDirectory": str(REGISTRAR), "driverName": VENDOR}},

@@ -20,7 +20,8 @@ from tests.cluster.programs import KUBECONFIG, NODE, Program
 from tests.patience import WITHIN
 
 PROGRAM = "gpu-kubelet-plugin"
-GATED = Path("/var/lib/kubelet/plugins_gated")
+# Below the directory that the operator mounts with GPUCluster. The kubelet does not look there.
+GATED = Path("/var/lib/kubelet/plugins/gated")
 
 
 def registered(gate):
@@ -66,7 +67,7 @@ async def claims(pods, autoclave, pytestconfig):
     environment = install() | {"KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE}
     assigned = [f"{key}={value}" for key, value in environment.items()]
     for folder in (GATED, SPECS):
-        await asyncio.to_thread(folder.mkdir, exist_ok=True)
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     flags: list[str | Path] = ["--image-name", "none", "--cdi-root", SPECS, "--nvidia-cdi-hook-path", "/bin/true"]
     flags += ["--nvidia-driver-root", ROOT, "--container-driver-root", ROOT, "-v", "4"]
     vendor = Program(

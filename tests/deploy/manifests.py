@@ -98,6 +98,8 @@ dra with everything:
 dra in front:
   dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins_gated}}
   policy: {operatorNamespaces: [gpu-operator]}
+gpu cluster:
+  dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins/gated}}
 plugin in front: {plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}}
 dra without extras: {dra: {enabled: true, ownNodeOnly: false, deviceClass: {create: false}}, doctor: {enabled: false}}
 """

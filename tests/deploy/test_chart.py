@@ -415,6 +415,7 @@ def test_notes_name_the_daemonsets_and_the_pod_of_a_node():
     [
         ("plugin in front", "plugin", "KUBELET_SOCKET=/var/lib/kubelet/device-plugins/vendor/kubelet.sock"),
         ("dra in front", "dra", "kubeletRegistrarDirectoryPath=/var/lib/kubelet/plugins_gated"),
+        ("gpu cluster", "dra", "kubectl patch gpucluster gpu-cluster"),
     ],
 )
 def test_notes_wait_for_pods_behind_another_plugin_last(case, side, step):

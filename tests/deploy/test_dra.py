@@ -61,13 +61,17 @@ BOTH: dict[str, tuple[str | None, bool]] = {
     "/var/lib/kubelet/plugins_registry": (None, False),
     "/run/autoclave": (None, True),
 }
+FRONT: dict[str, tuple[str | None, bool]] = BOTH | {
+    "/var/lib/kubelet/plugins/autoclave": (None, False),
+    "/var/lib/kubelet/plugins/gpu.nvidia.com": (None, True),
+    "/etc/cdi": ("/host/etc/cdi", True),
+    "/var/run/cdi": ("/host/run/cdi", True),
+}
 MOUNTED = {  # where in the container, if it is another place; and whether it is read-only
     "dra": BOTH | {"/var/lib/kubelet/plugins/gpu.autoclave.dev": (None, False)},
-    IN_FRONT: BOTH | {
-        "/var/lib/kubelet/plugins/autoclave": (None, False), "/var/lib/kubelet/plugins/gpu.nvidia.com": (None, True),
-        VENDOR: (None, True), "/etc/cdi": ("/host/etc/cdi", True), "/var/run/cdi": ("/host/run/cdi", True),
-    },
-}  # fmt: skip
+    IN_FRONT: FRONT | {VENDOR: (None, True)},
+    "gpu cluster": FRONT | {"/var/lib/kubelet/plugins/gated": (None, True)},
+}
 
 
 @pytest.mark.parametrize("case", MOUNTED)

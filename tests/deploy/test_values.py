@@ -79,6 +79,14 @@ WRONG = [
         "dra.inFrontOf.registrarDirectory: it is, or is inside, kubelet.registryDir",
     ),
     (
+        "dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins}}",
+        "it is, or is inside",
+    ),
+    (
+        "dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins/gpu.nvidia.com/registry}}",
+        "dra.inFrontOf.registrarDirectory: sockets for claims are in .* such as /var/lib/kubelet/plugins/gated",
+    ),
+    (
         "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}}, kubelet: {pluginsDir: /" + "a" * 28 + "}",
         "kubelet.pluginsDir: with dra.inFrontOf it is too long",
     ),

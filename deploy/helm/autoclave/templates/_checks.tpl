@@ -52,6 +52,11 @@
     {{- if ne $v.dra.driverName "gpu.autoclave.dev" -}}
     {{- fail "dra.driverName: the other driver keeps its name; with dra.inFrontOf set dra.inFrontOf.driverName instead" -}}
     {{- end -}}
+    {{- range $taken := list "autoclave" $v.dra.inFrontOf.driverName -}}
+      {{- if hasPrefix (printf "%s/%s/" $v.kubelet.pluginsDir $taken) (printf "%s/" $v.dra.inFrontOf.registrarDirectory) -}}
+      {{- fail (printf "dra.inFrontOf.registrarDirectory: sockets for claims are in %s/%s; give another directory, such as %s/gated" $v.kubelet.pluginsDir $taken $v.kubelet.pluginsDir) -}}
+      {{- end -}}
+    {{- end -}}
     {{- if $v.dra.deviceClass.extendedResourceName -}}
     {{- fail "dra.deviceClass.extendedResourceName: with dra.inFrontOf the DeviceClass is the other vendor's; set it there" -}}
     {{- end -}}
@@ -154,6 +159,9 @@
     {{- end -}}
   {{- end -}}
   {{- range $other, $there := $own -}}
+    {{- if and (eq $name "dra.inFrontOf.registrarDirectory") (eq $other "kubelet.pluginsDir") (ne $path $there) -}}
+    {{- continue -}} {{- /* NVIDIA's operator mounts nothing else; the kubelet looks for drivers in registryDir only */ -}}
+    {{- end -}}
     {{- $there = regexReplaceAll "^/var/run/" $there "/run/" -}}
     {{- if and (ne $name $other) (or (eq $here $there) (hasPrefix (printf "%s/" $there) $here)) -}}
     {{- fail (printf "%s: it is, or is inside, %s; choose another directory" $name $other) -}}
