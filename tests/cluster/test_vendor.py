@@ -65,14 +65,13 @@ async def claims(pods, autoclave, pytestconfig):
     autoclave.plugin.end()
     autoclave.service.end()
     environment = install() | {"KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE}
+    environment |= {"KUBELET_REGISTRAR_DIRECTORY_PATH": str(GATED)}  # as by a GPUCluster
     assigned = [f"{key}={value}" for key, value in environment.items()]
     for folder in (GATED, SPECS):
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     flags: list[str | Path] = ["--image-name", "none", "--cdi-root", SPECS, "--nvidia-cdi-hook-path", "/bin/true"]
     flags += ["--nvidia-driver-root", ROOT, "--container-driver-root", ROOT, "-v", "4"]
-    vendor = Program(
-        "nvidia-dra", ["env", *assigned, program, "--kubelet-registrar-directory-path", GATED, *flags], LOGS
-    )
+    vendor = Program("nvidia-dra", ["env", *assigned, program, *flags], LOGS)
     ours: list[str | Path] = [sys.executable, "-m", "autoclave", "dra", "--vendor-registry-dir", GATED]
     gate = Program("autoclave-dra", ["env", *assigned, *ours], LOGS)
     autoclave.service.start()
