@@ -99,6 +99,7 @@ dra in front:
   dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins_gated}}
   policy: {operatorNamespaces: [gpu-operator]}
 gpu cluster:
+  scrubber: {privileged: true, driverRoot: /run/nvidia/driver}
   dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins/gated}}
 plugin in front: {plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}}
 dra without extras: {dra: {enabled: true, ownNodeOnly: false, deviceClass: {create: false}}, doctor: {enabled: false}}

@@ -143,7 +143,8 @@ def test_chart_and_program_have_one_version():
 @pytest.mark.parametrize("case", MATRIX)
 def test_every_flag_is_one_that_the_program_has(case):
     for _, _, one in manifests.containers(case):
-        assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
+        if one["command"] == ["autoclave"]:
+            assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
 
 
 def test_the_scrubber_gets_the_namespaces_of_the_operator():

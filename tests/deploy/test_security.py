@@ -120,8 +120,9 @@ def test_only_the_scrubbers_pod_is_given_gpus():
     for case in manifests.MATRIX:
         for name, _, one in manifests.containers(case):
             visible = [it["value"] for it in one["env"] if it["name"] == "NVIDIA_VISIBLE_DEVICES"]
-            simulated = manifests.MATRIX[case].get("backend") == "simulated"
-            assert visible == ["all" if name in {"scrubber", WRITER} and not simulated else "void"]
+            values = manifests.MATRIX[case]
+            other = values.get("backend") == "simulated" or "driverRoot" in values.get("scrubber", {})
+            assert visible == ["all" if name in {"scrubber", WRITER} and not other else "void"]
 
 
 def test_simulated_gpus_need_fewer_mounts_and_one_more():

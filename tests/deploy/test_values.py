@@ -14,6 +14,7 @@ from tests.deploy import manifests
 MOUNTED = "extraVolumes: [{name: a, emptyDir: {}}], extraVolumeMounts: [%s]"
 IN_FRONT = "plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}%s}"
 GATE = "dra: {enabled: true, inFrontOf: {registrarDirectory: /a}%s}"
+NODES_DRIVER = "scrubber: {privileged: true, driverRoot: /%s}"
 WRONG = [
     (
         "image: {repository: ''}",
@@ -100,6 +101,12 @@ WRONG = [
     ("cdi: {generate: true}, dra: {enabled: true, inFrontOf: {registrarDirectory: /a}}", "cdi.generate: the plugin or"),
     ("cdi: {generate: true}, " + IN_FRONT % "", "cdi.generate: the plugin or driver behind ours writes"),
     ("cdi: {generate: true}, plugin: {strategy: [envvar]}", "cdi.generate: plugin.strategy uses no CDI; leave it off,"),
+    ("scrubber: {driverRoot: /}", "only a privileged container can open GPUs; set scrubber.privileged too"),
+    ("backend: simulated, " + NODES_DRIVER % "", "scrubber.driverRoot: simulated GPUs have no driver"),
+    ("cdi: {generate: true}, " + NODES_DRIVER % "", "cdi.generate: it needs NVIDIA's container toolkit"),
+    ("runtimeClass: {create: true}, " + NODES_DRIVER % "", "runtimeClass.create: it needs NVIDIA's container toolkit"),
+    (NODES_DRIVER % ", extraEnv: [{name: PATH, value: /a}]", "scrubber.extraEnv: PATH is set because of"),
+    ("scrubber: {driverRoot: /a/../b}", "/scrubber/driverRoot.*does not match"),
     ("admissionPolicy: {kubeletDirectories: [Deny, Warn]}", "exclude each other"),
 ]
 FOR_EACH_SIDE = [

@@ -28,6 +28,20 @@
 {{- if and $v.runtimeClass.create (not $v.runtimeClass.name) -}}
 {{- fail "runtimeClass.create: it has no name; set runtimeClass.name" -}}
 {{- end -}}
+{{- if $v.scrubber.driverRoot -}}
+  {{- if not (include "autoclave.real" .) -}}
+  {{- fail "scrubber.driverRoot: simulated GPUs have no driver; leave it empty" -}}
+  {{- else if not $v.scrubber.privileged -}}
+  {{- fail "scrubber.driverRoot: without NVIDIA's container toolkit only a privileged container can open GPUs; set scrubber.privileged too" -}}
+  {{- else if or $v.runtimeClass.create $v.cdi.generate -}}
+  {{- fail (printf "%s: it needs NVIDIA's container toolkit; leave it off, or leave scrubber.driverRoot empty" (ternary "runtimeClass.create" "cdi.generate" $v.runtimeClass.create)) -}}
+  {{- end -}}
+  {{- range $v.scrubber.extraEnv -}}
+    {{- if has .name (list "LD_LIBRARY_PATH" "PATH") -}}
+    {{- fail (printf "scrubber.extraEnv: %s is set because of scrubber.driverRoot; leave it out" .name) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
 {{- if $v.dra.enabled -}}
   {{- if semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version -}}
   {{- fail (printf "dra.enabled: the DRA driver needs Kubernetes 1.34 or newer, and this cluster has %s; leave it off to install the device plugin" .Capabilities.KubeVersion.Version) -}}
@@ -145,7 +159,7 @@
 {{- /* Directories that would be one, or inside each other, and mounts and names that there are already. */ -}}
 {{- define "autoclave.checks.places" -}}
 {{- $v := .Values -}}
-{{- $fixed := list "/etc/autoclave/policy" "/host" "/proc" "/sys" "/dev" -}}
+{{- $fixed := list "/etc/autoclave/policy" "/host" "/driver" "/proc" "/sys" "/dev" -}}
 {{- $own := dict "directories.state" $v.directories.state "directories.run" $v.directories.run "kubelet.devicePluginsDir" $v.kubelet.devicePluginsDir "kubelet.pluginsDir" $v.kubelet.pluginsDir "kubelet.registryDir" $v.kubelet.registryDir -}}
 {{- with $v.dra.inFrontOf.registrarDirectory }}{{ $own = set $own "dra.inFrontOf.registrarDirectory" . }}{{ end -}}
 {{- range $name, $path := $own -}}
@@ -168,7 +182,7 @@
     {{- end -}}
   {{- end -}}
 {{- end -}}
-{{- $mounts := concat (values $own) (list "/etc/autoclave/policy" "/host" "/var/run/secrets/kubernetes.io/serviceaccount") -}}
+{{- $mounts := concat (values $own) (list "/etc/autoclave/policy" "/host" "/driver" "/var/run/secrets/kubernetes.io/serviceaccount") -}}
 {{- $edges := list "/tmp" (clean (printf "%s/dev" $v.plugin.driverRoot)) -}}
 {{- range $side := list "scrubber" "plugin" -}}
   {{- $more := index $v $side -}}
