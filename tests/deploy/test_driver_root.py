@@ -62,7 +62,7 @@ def test_a_restarted_pod_links_the_new_driver_only(tmp_path):
     link(tmp_path / "root", tmp_path / "links")
     for old in list(place.glob("*.580.95.05")):
         old.rename(str(old).replace("580.95.05", "595.71.05"))
-    for loaded_as in filter(None, LIBRARIES.values()):
+    for loaded_as in (name for name in LIBRARIES.values() if name):
         (place / loaded_as).unlink()
         (place / loaded_as).symlink_to(f"{loaded_as.rpartition('.so.')[0]}.so.595.71.05")
     assert link(tmp_path / "root", tmp_path / "links").returncode == 0
