@@ -72,7 +72,7 @@ def test_a_restarted_pod_links_the_new_driver_only(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["libnvidia-ml.so.1", "libcuda.so.1"])
-def test_a_missing_library_is_named_and_keeps_the_scrubber_from_starting(tmp_path, missing):
+def test_a_missing_library_is_named_and_nothing_starts(tmp_path, missing):
     (driver(tmp_path / "root", DEBIAN) / missing).unlink()
     run = link(tmp_path / "root", tmp_path / "links")
     assert run.returncode == 1
@@ -106,16 +106,42 @@ def test_the_scrubber_finds_the_links_beside_what_its_image_has():
     assert not env.keys() & {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_CONFIG_DEVICES"}
 
 
-def test_the_drivers_files_cannot_be_changed_and_no_runtime_class_is_named():
+def test_the_drivers_files_are_mounted_read_only():
     pod = dict(manifests.pods(CASE))["scrubber"]
     [host_path] = [it["hostPath"] for it in pod["volumes"] if it["name"] == "driver"]
     assert host_path == {"path": "/run/nvidia/driver/usr", "type": "Directory"}
     mounts = [it for one in (*pod["initContainers"], *pod["containers"]) for it in one["volumeMounts"]]
     assert [it["readOnly"] for it in mounts if it["name"] == "driver"] == [True, True]
     assert "runtimeClassName" not in pod
-    of_node = manifests.loaded({"scrubber": {"privileged": True, "driverRoot": "/"}})
-    pod = dict(manifests.pods(of_node))["scrubber"]
-    assert [it["hostPath"]["path"] for it in pod["volumes"] if it["name"] == "driver"] == ["/usr"]
+
+
+def test_the_scrubber_gets_the_device_nodes_of_a_driver_container(tmp_path):
+    """They may be missing in /dev of the node, from which a privileged container gets its own."""
+    pod = dict(manifests.pods(CASE))["scrubber"]
+    assert [it["hostPath"]["path"] for it in pod["volumes"] if it["name"] == "host-dev"] == ["/run/nvidia/driver/dev"]
+    theirs, ours, program = (tmp_path / name for name in ("theirs", "ours", "autoclave"))
+    (theirs / "nvidia-caps").mkdir(parents=True)
+    for name in ("nvidia0", "nvidiactl", "nvidia-caps/nvidia-cap1", "null"):
+        (theirs / name).symlink_to(name)
+    ours.mkdir()
+    (ours / "nvidiactl").touch()
+    program.write_text('#!/bin/sh\nshift && echo "$@"\n')
+    program.chmod(0o755)
+    shell, flag, script, name = pod["containers"][0]["command"]
+    script = script.replace("/host/dev/", f"{theirs}/").replace(" /dev ", f" {ours} ")
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [shell, flag, script, name, "scrubber", "--a=b c"]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("--a=b c\n", "")
+    assert {path.name for path in ours.iterdir()} == {"nvidia0", "nvidiactl", "nvidia-caps"}
+    assert (ours / "nvidia0").is_symlink()
+    assert not (ours / "nvidiactl").is_symlink()
+
+
+def test_a_driver_of_the_node_needs_no_copied_device_nodes():
+    pod = dict(manifests.pods(manifests.loaded({"scrubber": {"privileged": True, "driverRoot": "/"}})))["scrubber"]
+    places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+    assert (places["driver"], places["host-dev"], pod["containers"][0]["command"]) == ("/usr", "/dev", ["autoclave"])
 
 
 def test_the_script_is_plain_shell():

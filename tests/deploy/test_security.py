@@ -109,6 +109,17 @@ def test_the_page_explains_what_writes_the_cdi_specification():
     assert set(podsecurity.broken(pod, one)) == of_scrubber - {("baseline", "AppArmor")}
 
 
+def test_the_page_explains_what_takes_the_driver_from_the_node():
+    (rows,) = tables("What takes the driver from the node")
+    one = manifests.container("gpu cluster", "link-driver (scrubber)")
+    assert {row[0].strip("| `") for row in rows} == {it["name"] for it in one["volumeMounts"]}
+    of_scrubber = manifests.container("gpu cluster", "scrubber")
+    assert [it for it in of_scrubber["volumeMounts"] if it["name"].startswith("driver") and not it["readOnly"]] == []
+    pod = dict(manifests.pods("gpu cluster"))["scrubber"]
+    by_doctor = {rule for rule, who in broken("gpu cluster").items() if "doctor (scrubber)" in who}
+    assert set(podsecurity.broken(pod, one)) == by_doctor
+
+
 def test_only_the_scrubber_shares_a_host_namespace():
     for case in manifests.MATRIX:
         for component, pod in manifests.pods(case):
