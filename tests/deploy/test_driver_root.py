@@ -22,7 +22,7 @@ LIBRARIES = {  # and the names by which programs load them
     "libnvidia-nvvm.so.580.95.05": "libnvidia-nvvm.so.4",
     "libnvidia-gpucomp.so.580.95.05": None,
 }
-LINKED = {*LIBRARIES, *LIBRARIES.values(), "nvidia-smi"} - {None}
+LINKED = {"nvidia-smi", *LIBRARIES, *filter(None, LIBRARIES.values())}
 
 
 def driver(root, folder):
