@@ -86,4 +86,4 @@ class Offline:
         if status.quarantine is not None:
             status = replace(status, quarantine=replace(status.quarantine, next_probe_seconds=None, next_path=""))
         entries = asyncio.run(self._history.of_present_state(uuid))
-        return views.Explanation(status, entries, (ADVICE,), "")
+        return views.Explanation(status, entries, (ADVICE, *presence.had_index(self._file.records, gpu, uuid)), "")

@@ -82,10 +82,10 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
         status = service_call.ask_now(run_dir, lambda admin: admin.status(timeout=PATIENCE))
     except AutoclaveError:
         return []
-    names = ((name, device) for device in status.devices for name in (device.name, device.device))
+    names = {name: device for device in status.devices for name in (device.argument, device.device)}
     return [
         CompletionItem(name, help=f"{device.state} {device.model}")
-        for name, device in names
+        for name, device in names.items()
         if name.startswith(incomplete)
     ]
 

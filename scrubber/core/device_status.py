@@ -150,8 +150,7 @@ def advice(
     ``blocked`` says what blocks the device's scrub, ``used_by`` which processes have the device open. ``signs`` are
     those that the device reports.
     """
-    # The index of a device that is gone may be that of another one.
-    gpu = record.device.uuid if presence.is_gone(record) else record.device.name
+    gpu = presence.argument(record)
     if record.quarantine is not None:
         asked = ailments.remedy(record.quarantine.ailment)
         person = asked.course is ailments.Course.PERSON

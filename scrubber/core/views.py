@@ -14,6 +14,9 @@ from scrubber.core.measurements import Measurements
 HANDED_OUT = frozenset({"granted", "in_use"})
 """The states of a device that belongs to somebody."""
 
+GONE = frozenset({"lost", "replaced", "relaid"})
+"""The reasons of a quarantine that say that the device is not there, as ``presence.GONE`` has them."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -104,6 +107,11 @@ class DeviceStatus:
     def name(self) -> str:
         """The name that people use, such as ``0`` or ``0:1``."""
         return device_name(self.index, self.slice)
+
+    @property
+    def argument(self) -> str:
+        """What names the device in a command. The index of a device that is gone may be that of another one."""
+        return self.device if self.quarantine is not None and self.quarantine.reason in GONE else self.name
 
 
 @dataclass(frozen=True, slots=True)

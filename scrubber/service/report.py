@@ -137,6 +137,7 @@ class StatusReporter:
         advice = device_status.advice(record, blocked, reset_forbidden=forbidden, used_by=used_by, signs=signs)
         if blocked or record.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
+        advice += presence.had_index(self._context.ledger.records, gpu, uuid)
         [device] = await self._with_pods([uuid])
         entries = await self.history.of_present_state(uuid)
         return views.Explanation(device, entries, advice, device_policy.why, used_by)

@@ -74,7 +74,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.quarantine is not None:
         yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
         if device.policy_rule:  # there is none in a ledger's file, and no service that would try anything
-            yield f"        {_way_back(device.quarantine, device.name)}"
+            yield f"        {_way_back(device.quarantine, device.argument)}"
     elif note := table.note(device):
         yield f"        {note}"
     if device.owner and device.pod:  # the entries above name the pod by its UID

@@ -204,7 +204,7 @@ def report(results: Results, devices: Devices, output: str) -> int:
     for uuid, it in results.items():  # also of a device that the service found after it was asked for all
         result = it.result or MISSING
         if _code(result) != DONE or result.withdrawn:
-            human.warn(f"GPU {_refusal(result, devices[uuid].name if uuid in devices else uuid)}")
+            human.warn(f"GPU {_refusal(result, devices[uuid].argument if uuid in devices else uuid)}")
     return worst(_code(it.result or MISSING) for it in results.values())
 
 

@@ -52,7 +52,8 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
         document.emit(document.listing("WaitResult", items), output)
     for device in devices:
         if device.device in missing:
-            why = f"{_unlike(missing[device.device], goal)}; `autoclave explain {device.name}` shows the history"
+            late = missing[device.device]
+            why = f"{_unlike(late, goal)}; `autoclave explain {late.argument}` shows the history"
             human.warn(f"waited {units.format_duration(timeout)}: GPU {why}")
         elif output == "text":
             human.say(f"GPU {device.name} ({device.device}) is {goal}")

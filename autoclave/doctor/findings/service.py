@@ -158,7 +158,7 @@ def devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
-    gpu, see = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` says what happened"
+    gpu, see = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.argument}` says what happened"
     out = device.quarantine
     if out is not None:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"

@@ -18,7 +18,7 @@ from asyncinotify import Inotify, Mask
 
 from ground import log
 from scrubber.core.model import DeviceInfo, Vitals
-from scrubber.devices.base import Address, DeviceError, DeviceHandling, Readings
+from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.node import clock, open_check
@@ -185,7 +185,7 @@ class Simulated:
     def _present(self, uuid: str) -> GpuFiles:
         place = self._place(uuid)
         if place.info().uuid != uuid:
-            raise DeviceError(f"cannot read {uuid}: another GPU has replaced it")
+            raise DeviceLostError(f"cannot read {uuid}: another GPU has replaced it")
         return place
 
 

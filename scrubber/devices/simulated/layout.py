@@ -233,7 +233,7 @@ def find(root: Path, uuid: str) -> GpuFiles:
     for place in places(root):
         if place.info().uuid == uuid:
             return place
-    raise DeviceError(f"cannot find {uuid}: no simulated GPU has this UUID under {root}")
+    raise DeviceLostError(f"cannot find {uuid}: no simulated GPU has this UUID under {root}")
 
 
 def faults(place: GpuFiles) -> Faults:
