@@ -115,7 +115,17 @@ def write_bills(out: Path) -> None:
             "requirements",
         ]
         about = ["--pyproject", "pyproject.toml", "--mc-type", "application", "--output-reproducible"]
-        _run([*tool, *about, "--of", "JSON", "-o", bill, lock])
+        with tempfile.TemporaryDirectory() as folder:
+            joined = Path(folder, lock.name)
+            joined.write_text(_joined(lock), encoding="utf-8")
+            _run([*tool, *about, "--of", "JSON", "-o", bill, joined])
+
+
+def _joined(lock: Path) -> str:
+    """A lock, and the one that its first line names, as one file: the tool names a package by its line in the file."""
+    text = lock.read_text(encoding="utf-8")
+    first, _, rest = text.partition("\n")
+    return _joined(lock.with_name(first.removeprefix("-r "))) + rest if first.startswith("-r ") else text
 
 
 def notes(changelog: str, tag: str | None) -> str:
