@@ -1,0 +1,67 @@
+"""Write what NVIDIA's ai-cloud-validation reads for SEC21-05: the memory of GPUs is sanitised between tenants.
+
+kubectl autoclave receipt list -A --since 30d -o jsonl > handovers.jsonl && python3 sec21_05.py handovers.jsonl
+
+The fields are those that the class BmGpuMemorySanitizationCheck demands, as of commit 1207cb75 of
+github.com/NVIDIA/ai-cloud-validation (isvtest/src/isvtest/validations/sanitization.py). There is one record, a
+"machine", for each GPU or MIG slice that had a tenant. A GPU counts as sanitised only if each of its hand-overs in the
+list was proven and has no note. Exit code: 0 written, 1 the list cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+Handover = dict[str, Any]
+TRANSITIONS = 20  # the newest ones, as NVIDIA's own script for NICo writes them
+
+
+def records(handovers: list[Handover]) -> list[dict[str, Any]]:
+    """One record for each GPU of each node."""
+    by_gpu: dict[str, list[Handover]] = {}
+    for handover in sorted(handovers, key=lambda handover: handover["began"]):
+        by_gpu.setdefault(f"{handover['node']}/{handover['device']}", []).append(handover)
+    return [_record(gpu, tenancies) for gpu, tenancies in sorted(by_gpu.items())]
+
+
+def _record(gpu: str, tenancies: list[Handover]) -> dict[str, Any]:
+    clean = [handover["result"] == "proven" and not handover["note"] for handover in tenancies]
+    last = tenancies[-1]
+    in_use = last["ended"] is None
+    steps = [step for proven in clean for step in (*(["sanitizing"] if proven else []), "available", "in_use")]
+    return {
+        "machine_id": gpu,
+        "status": "in_use" if in_use else "unknown",  # the list does not say whether the GPU is offered again
+        "available": False,
+        "in_use": in_use,
+        "has_gpu": True,
+        "served_tenant": True,
+        "sanitized": all(clean),
+        "stale_tenant_binding": any(before["ended"] is None for before in tenancies[:-1]),
+        "transitions": steps[-TRANSITIONS:],
+        "receipts": [handover["receipt"] for handover in tenancies],  # of our own: NVIDIA's check ignores it
+    }
+
+
+def main() -> int:
+    """Read the list, and print the records."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("file", type=Path, help="the output of `autoclave receipt list -o jsonl`")
+    parser.add_argument("--site", default="", help="the name of the site in the output")
+    arguments = parser.parse_args()
+    answer = {"success": False, "platform": "autoclave", "site_id": arguments.site, "machines_checked": 0}
+    try:
+        machines = records([json.loads(line) for line in arguments.file.read_text().splitlines()])
+        answer |= {"success": True, "machines_checked": len(machines), "machines": machines}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        answer["error"] = f"cannot read {arguments.file}: {type(error).__name__}: {error}"
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    return 0 if answer["success"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The script that writes what NVIDIA's ai-cloud-validation reads, on hand-overs as our own command lists them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoclave.cli import handovers
+from scrubber.core.tenancies import Tenancy
+from scrubber.core.views import HistoryEntry
+
+SCRIPT = Path(__file__).parents[2] / "docs/receipts/sec21_05.py"
+PROVEN = {"proven": True, "receipt": "r1", "signed_by": "k"}
+
+
+def script(file: Path) -> tuple[int, dict[str, Any]]:
+    run = subprocess.run([sys.executable, SCRIPT, file, "--site", "lab"], capture_output=True, text=True, check=False)
+    return run.returncode, json.loads(run.stdout)
+
+
+def written(file: Path, capsys, *tenancies: dict[str, Any]) -> Path:
+    """The list of these tenancies, by the code of `autoclave receipt list -o jsonl`."""
+    rows = [
+        Tenancy(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
+    ]
+    place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None)
+    handovers.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
+    file.write_text(capsys.readouterr().out)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("last", "sanitized", "steps"),
+    [
+        (PROVEN, True, ["sanitizing", "available", "in_use"]),
+        ({"note": "policy observe"}, False, ["available", "in_use"]),
+        (PROVEN | {"note": "a container of another pod used it as well"}, False, ["available", "in_use"]),
+    ],
+    ids=["proven", "unproven", "with a note"],
+)
+def test_a_gpu_is_sanitized_if_each_handover_was_proven(tmp_path, capsys, last, sanitized, steps) -> None:
+    code, answer = script(written(tmp_path / "list", capsys, PROVEN, {**last, "ended": None}))
+    assert (code, answer["success"], answer["machines_checked"], answer["site_id"]) == (0, True, 1, "lab")
+    [gpu] = answer["machines"]
+    assert gpu["transitions"] == ["sanitizing", "available", "in_use", *steps]
+    assert (gpu["machine_id"], gpu["status"], gpu["in_use"]) == ("node-1/GPU-1", "in_use", True)
+    assert (gpu["has_gpu"], gpu["served_tenant"], gpu["sanitized"]) == (True, True, sanitized)
+    assert (gpu["available"], gpu["stale_tenant_binding"]) == (False, False)
+
+
+def test_a_gpu_with_two_tenants_at_once_is_bound(tmp_path, capsys) -> None:
+    _, answer = script(written(tmp_path / "list", capsys, PROVEN | {"ended": None}, PROVEN))
+    assert answer["machines"][0]["stale_tenant_binding"] is True
+
+
+@pytest.mark.parametrize("text", ["no list", "[]", "{}"])
+def test_an_unreadable_list_proves_nothing(tmp_path, text) -> None:
+    (tmp_path / "list").write_text(text)
+    code, answer = script(tmp_path / "list")
+    assert (code, answer["success"], "machines" in answer) == (1, False, False)
+    assert f"cannot read {tmp_path / 'list'}: " in answer["error"]
