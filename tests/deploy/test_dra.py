@@ -1,5 +1,6 @@
 """The chart with the DRA driver: it takes the place of the plugin, and has the rights that docs/dra.md lists."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,16 @@ def test_the_gate_may_write_receipts_for_its_driver_only():
     values = {"dra": {**manifests.MATRIX[IN_FRONT]["dra"], "claimStatus": True}}
     [role] = [doc for doc in manifests.loaded(values) if doc["kind"] == "ClusterRole"]
     assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [["gpu.nvidia.com"]]
+
+
+def test_page_and_notes_patch_the_gpu_cluster_alike():
+    notes = manifests.notes(manifests.MATRIX["gpu cluster"])
+    page = PAGE.replace("\\\n  ", "")
+    [patch] = re.findall(r"kubectl patch gpucluster gpu-cluster --type=merge --patch '(.*)'", notes)
+    assert f"kubectl patch gpucluster gpu-cluster --type=merge --patch '{patch}'\n" in page
+    [variable] = json.loads(patch)["spec"]["draDriver"]["gpus"]["kubeletPlugin"]["env"]
+    flag = manifests.flags(manifests.container("gpu cluster", "dra"))["--vendor-registry-dir"]
+    assert variable == {"name": "KUBELET_REGISTRAR_DIRECTORY_PATH", "value": flag}
 
 
 def test_no_other_pod_may_register_before_the_gate():
