@@ -49,7 +49,7 @@ def _record(gpu: str, tenancies: list[Handover]) -> dict[str, Any]:
 
 def main() -> int:
     """Read the list, and print the records."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description="Write the JSON that NVIDIA's test SEC21-05 reads.")
     parser.add_argument("file", type=Path, help="the output of `autoclave receipt list -o jsonl`")
     parser.add_argument("--site", default="", help="the name of the site in the output")
     arguments = parser.parse_args()

@@ -22,9 +22,9 @@ def test_an_index_means_the_new_board_in_every_verb(short_tmp: Path, autoclave) 
         run = {"AUTOCLAVE_RUN_DIR": str(service.run_dir), "AUTOCLAVE_STATE_DIR": str(short_tmp / "state")}
         places = ("--kubelet-dir", short_tmp, "--host-root", short_tmp)
         sentence = f"another GPU had the index 0 at another time: `autoclave explain {old}` is about that one"
-        told = autoclave("explain", "0", **run).stdout
-        assert told.startswith(f"GPU 0  {new}  ")
-        assert told.endswith(f"advice  {sentence}\n")
+        story = autoclave("explain", "0", **run).stdout
+        assert story.startswith(f"GPU 0  {new}  ")
+        assert story.endswith(f"advice  {sentence}\n")
         assert sentence not in autoclave("explain", new, **run).stdout
         [row] = json.loads(autoclave("status", "0", "-o", "json", **run).stdout)["items"]
         assert row["device"] == new
@@ -39,8 +39,8 @@ def test_an_index_means_the_new_board_in_every_verb(short_tmp: Path, autoclave) 
         offered = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="4").stdout.split()
         assert offered == [f"plain,{name}" for name in (old, "0", new)]
         service.stop()
-        told = autoclave("explain", "0", **run).stdout  # from the ledger's file
-        assert (told.startswith(f"GPU 0  {new}  "), sentence in told) == (True, True)
+        story = autoclave("explain", "0", **run).stdout  # from the ledger's file
+        assert (story.startswith(f"GPU 0  {new}  "), sentence in story) == (True, True)
     finally:
         if service.process.poll() is None:
             service.kill()
