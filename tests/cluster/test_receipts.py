@@ -55,18 +55,16 @@ async def test_a_receipt_copied_from_a_container_verifies_elsewhere(cluster, aut
     assert not any((STATE / "autoclave/receipts" / name).exists() for name in old)
     refused = verified(copies[0], trusted, "--handover", min(new))
     assert refused.returncode == 1
-    assert "hand-over" in refused.stderr
+    assert refused.stderr.startswith("not verified: handover: the receipt is for another one")
 
 
-async def test_a_restarted_container_finds_the_receipt_of_its_new_proof(cluster, autoclave, trusted):
+async def test_a_restarted_container_finds_its_receipt(cluster, autoclave, trusted):
     autoclave.rule("{receipts: mount}")
     await cluster.create("pod", container(), restartPolicy="Always")
     await cluster.said("pod", "HOLDING")
     [before] = receipts(cluster, "pod")
-    proof = (before / "receipt.dsse.json").read_bytes()
     cluster.crash("pod")
     await cluster.said("pod", "HOLDING", more=1)
     [after] = receipts(cluster, "pod")
     assert after.name == before.name
-    assert (after / "receipt.dsse.json").read_bytes() != proof
     assert verified(after, trusted).returncode == 0
