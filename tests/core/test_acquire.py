@@ -352,7 +352,7 @@ JOBS_OF_A_POD = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), JOBS_OF_A_POD)
-def test_a_job_gives_back_a_device_of_the_pod_around_it(record, seen, answer):
+def test_a_job_gives_back_a_device_of_its_pod(record, seen, answer):
     assert acquire.take_back(record, seen, later(1), "job 7" if record is OF_A_JOB else "") == answer
 
 
