@@ -26,7 +26,7 @@ logger = log.get("receipts")
 
 ENVELOPE, PROOF = "receipt.dsse.json", "receipt.tlog-proof"
 MAY_PASS, MAY_READ = 0o711, 0o755  # the directory of all tenants, and those of each: the service's own is above, 0700
-READ_ONLY = 0o444
+FILE = 0o644  # mounted read-only; `rm -r` of the state directory asks a person about each file without write permission
 
 
 class TenantFiles:
@@ -90,7 +90,7 @@ class TenantFiles:
             (folder / name).unlink(missing_ok=True)
         for name, text in files.items():
             # Made where no container sees it. It is of no use after a power loss: with another boot, no proof holds.
-            with private_files.beside(self._directory / name, text.encode(), READ_ONLY, durable=False) as aside:
+            with private_files.beside(self._directory / name, text.encode(), FILE, durable=False) as aside:
                 aside.replace(folder / name)
 
 

@@ -160,7 +160,7 @@ def test_a_receipt_without_a_signature_leaves_no_file(life: Life) -> None:
 def test_only_the_service_lists_directories_and_changes_files(life: Life) -> None:
     folder = life.is_proven()
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (life.directory, folder, *folder.iterdir())}
-    assert modes == {life.directory: 0o711, folder: 0o755, folder / ENVELOPE: 0o444, folder / PROOF: 0o444}
+    assert modes == {life.directory: 0o711, folder: 0o755, folder / ENVELOPE: 0o644, folder / PROOF: 0o644}
 
 
 @pytest.mark.parametrize(("proof", "left"), [("p" * 20, []), ("p", [PROOF])])
