@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import random
 import secrets
@@ -196,7 +197,7 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     try:
         key = key_file.open_key(config.state_dir)
         noted = store.last_note(chain.KEY)
-        if key.next is not None or noted is None or key.key_id not in noted:
+        if key.next is not None or noted is None or json.loads(noted)["key"] != key.key_id:
             if noted is not None and key.next is None:
                 logger.warning("another key signs receipts, and the last one does not vouch for it", key=key.key_id)
             store.note(chain.KEY, clock.now(), endorsement.announcement(key))

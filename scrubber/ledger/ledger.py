@@ -199,7 +199,7 @@ class Ledger:
             after.append(states.apply(record, draft))
             changed[draft.device] = after[-1]
         began = asyncio.get_running_loop().time()
-        entries = await self._write(lambda: self._append_before_witness(drafts, before, after))
+        entries = await self._write(lambda: self._append_and_witness(drafts, before, after))
         self.fault = None  # only a successful write clears the fault: a readable ledger may still be read-only
         self._records.update(changed)
         self._recent.extend(entries)
@@ -218,7 +218,7 @@ class Ledger:
             self._rows -= await self._write(lambda: self._store.compact(states.replay, self._keep, at, self._evidence))
         self.head = self._store.head
 
-    def _append_before_witness(
+    def _append_and_witness(
         self, drafts: Sequence[LedgerEntry], before: Sequence[Record | None], after: Sequence[Record]
     ) -> tuple[LedgerEntry, ...]:
         entries = self._store.append(drafts)

@@ -6,10 +6,11 @@ a person who has the document can show that the ledger has it, and needs to know
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 
+from scrubber.core.events import ScrubPassed
+from scrubber.ledger import chain
 from scrubber.ledger.chain import ChainRow, CorruptLedgerError
 from scrubber.receipts import merkle
 from scrubber.receipts.merkle import Inclusion
@@ -22,6 +23,7 @@ SCHEMA = """
         PRIMARY KEY (level, place)
     ) STRICT, WITHOUT ROWID;
 """
+PASSED = chain.KINDS[ScrubPassed]
 _LEVEL = "SELECT hash FROM tree WHERE level = ? ORDER BY place"
 _HIGHEST = 62  # of the levels that a tree may have: seq is a signed number of 64 bits
 
@@ -82,9 +84,10 @@ def check_nodes(connection: sqlite3.Connection) -> None:
 
 
 def leaf(row: ChainRow) -> bytes:
-    """The leaf of a row."""
-    envelope = json.loads(row.body)["receipt"].get("envelope", "") if row.kind == "scrub-passed" else ""
-    return merkle.leaf(merkle.entry(row.hash, envelope))
+    """The leaf of a row; CorruptLedgerError if it is not readable as what it is said to be."""
+    held = chain.entry(row) if row.kind == PASSED else None
+    signed = held.event.receipt.envelope if held is not None and isinstance(held.event, ScrubPassed) else ""
+    return merkle.leaf(merkle.entry(row.hash, signed))
 
 
 def _stored(connection: sqlite3.Connection) -> merkle.Lookup:

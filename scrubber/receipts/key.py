@@ -117,6 +117,11 @@ def key_id(public_key: bytes) -> str:
     return hashlib.sha256(public_key).hexdigest()[:16]
 
 
+def note_id(name: str, public_key: bytes) -> bytes:
+    """The id of a key in signed notes, where its owner has this name: 4 bytes."""
+    return hashlib.sha256(name.encode() + b"\n" + NOTE_TYPE + public_key).digest()[:4]
+
+
 def public_pem(public_key: bytes) -> str:
     """The public key as OpenSSL reads it."""
     return _pem("PUBLIC KEY", PUBLIC + public_key)
@@ -124,8 +129,7 @@ def public_pem(public_key: bytes) -> str:
 
 def vkey(public_key: bytes, name: str) -> str:
     """The public key as readers of signed notes take it."""
-    encoded = NOTE_TYPE + public_key
-    return f"{name}+{_note_id(name, encoded)}+{base64.b64encode(encoded).decode()}"
+    return f"{name}+{note_id(name, public_key).hex()}+{base64.b64encode(NOTE_TYPE + public_key).decode()}"
 
 
 def public_key_of(text: str) -> bytes:
@@ -137,7 +141,8 @@ def public_key_of(text: str) -> bytes:
             key = content.removeprefix(PUBLIC)
         elif (parts := text.split("+", 2))[2:] and re.fullmatch(r"[0-9a-f]{8}", parts[1]):
             content = base64.b64decode(parts[2], validate=True)
-            key = content[1:] if content[:1] == NOTE_TYPE and parts[1] == _note_id(parts[0], content) else b""
+            key = content.removeprefix(NOTE_TYPE)
+            key = key if content[:1] == NOTE_TYPE and parts[1] == note_id(parts[0], key).hex() else b""
         else:
             key = base64.b64decode(text, validate=True)
     except ValueError:  # no base64, or no ASCII
@@ -147,10 +152,6 @@ def public_key_of(text: str) -> bytes:
             "it is no Ed25519 public key: give a PEM, 32 bytes in base64, or a verifier key of signed notes"
         )
     return key
-
-
-def _note_id(name: str, encoded: bytes) -> str:
-    return hashlib.sha256(name.encode() + b"\n" + encoded).hexdigest()[:8]
 
 
 def _make(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints and proofs of a log, as text. Pure.
+"""Checkpoints and proofs of a log, as text.
 
 The formats are those of C2SP (c2sp.org): ``signed-note``, ``tlog-checkpoint`` and ``tlog-proof``.
 
@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from scrubber.receipts import key
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.signer import ReceiptError, Signer
 
-Verify = Callable[[bytes, bytes, bytes], bool]
-"""Whether a signature holds: (public key, signature, message) -> bool."""
-
-ED25519 = b"\x01"  # the type of a signature by the log itself
 PROOF = "c2sp.org/tlog-proof@v1"
 HASH_BYTES = 32
 _SIGNATURE = re.compile(r"\u2014 (\S+) ([A-Za-z0-9+/]+=*)")
@@ -63,7 +59,7 @@ class Proof:
 def sign(checkpoint: Checkpoint, signer: Signer) -> str:
     """The checkpoint as a signed note."""
     body, name = checkpoint.body, checkpoint.origin
-    signature = _key_hash(name, signer.public_key) + signer.sign(body.encode())
+    signature = key.note_id(name, signer.public_key) + signer.sign(body.encode())
     return f"{body}\n\u2014 {name} {_base64(signature)}\n"
 
 
@@ -72,7 +68,7 @@ def prove(included: Inclusion, row_hash: str, checkpoint: str) -> Proof:
     return Proof(included.index, included.hashes, checkpoint, row_hash.encode())
 
 
-def opened(note: str, keys: Collection[bytes], verify: Verify) -> Checkpoint:
+def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
     """The checkpoint in a note that one of these keys signed; ReceiptError otherwise. Other signatures do not count."""
     body, separated, signatures = note.rpartition("\n\n")
     body += "\n"
@@ -84,8 +80,9 @@ def opened(note: str, keys: Collection[bytes], verify: Verify) -> Checkpoint:
         if (found := _SIGNATURE.fullmatch(line)) is None or found[1] != checkpoint.origin:
             continue
         signed = _decoded(found[2], "a signature of a checkpoint")
-        for key in keys:
-            if signed[:4] == _key_hash(found[1], key) and verify(key, signed[4:], body.encode()):
+        for public_key in keys:
+            ours = signed[:4] == key.note_id(found[1], public_key)
+            if ours and key.verify(public_key, signed[4:], body.encode()):
                 return checkpoint
     raise ReceiptError(f"the checkpoint of {checkpoint.origin} is not signed by the key")
 
@@ -121,10 +118,6 @@ def _fields(line: str) -> dict[str, object]:
     except ValueError:  # cut off, or of another program
         return {}
     return fields if isinstance(fields, dict) else {}
-
-
-def _key_hash(name: str, public_key: bytes) -> bytes:
-    return hashlib.sha256(name.encode() + b"\n" + ED25519 + public_key).digest()[:4]
 
 
 def _base64(value: bytes) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scrubber.receipts import dsse, key, merkle, note
+from scrubber.receipts import dsse, merkle, note
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER, PREDICATE_TYPE, STATEMENT_TYPE, handover_digest
 
@@ -61,7 +61,7 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
     ``held``: signed checkpoints of the same log from elsewhere. They must agree, and one must be younger.
     """
     given = note.parse_proof(proof)
-    checkpoint = note.opened(given.checkpoint, keys, key.verify)
+    checkpoint = note.opened(given.checkpoint, keys)
     if given.index >= checkpoint.size:
         raise ReceiptError(f"the checkpoint has {checkpoint.size} rows: it was made before the receipt")
     row_hash = given.extra.decode("ascii", errors="replace")
@@ -69,7 +69,7 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
     leads_to = merkle.root_above(given.index, checkpoint.size, leaf, given.hashes)
     if len(row_hash) != ROW_HASH or leads_to != checkpoint.root:
         raise ReceiptError("the proof does not lead from this receipt to its checkpoint: the log does not contain it")
-    others = [note.opened(each, keys, key.verify) for each in held]
+    others = [note.opened(each, keys) for each in held]
     for other in others:
         if other.origin != checkpoint.origin:
             raise ReceiptError(f"the checkpoint that you hold is of {other.origin}, not of {checkpoint.origin}")

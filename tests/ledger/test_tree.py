@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from typing import Never
 
 import pytest
@@ -13,6 +14,7 @@ from ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, file, tree
 from scrubber.receipts import merkle
 from scrubber.receipts.note import Checkpoint
+from tests.core import lives
 from tests.ledger.conftest import NOW, drafted
 
 
@@ -154,9 +156,24 @@ def test_rows_of_a_failed_write_leave_the_tree_with_them(ledger, path, monkeypat
     assert (audit.broken, audit.rows) == (None, 8)
 
 
+def test_a_forged_row_without_its_receipt_is_named(ledger, path):
+    """Whoever computes the chain anew may leave fields out."""
+    with ledger._ready() as connection:
+        row = chain.unsealed("GPU-1", NOW, "op", "scrub-passed", "{}")
+        [forged] = chain.seal(ledger.head, [row])
+        connection.execute(file._INSERT, forged)
+        connection.execute("INSERT INTO tree VALUES (0, ?, zeroblob(32))", (forged.seq - 1,))
+    ledger.close()
+    broken = file.verify(path).broken
+    assert broken is not None
+    assert (broken.seq, "cannot read an event" in broken.why) == (2, True)
+
+
 def test_the_entry_of_a_receipt_also_names_its_document():
-    body = chain.canonical({"job": "job-1", "receipt": {"envelope": '{"payload":"e30="}'}})
-    row = chain.ChainRow(1, "GPU-1", 0.0, 0.0, "op", "scrub-passed", body, "", "ab" * 32)
+    event = lives.passed(lives.SCRUBBING)
+    signed = replace(event, receipt=replace(event.receipt, envelope='{"payload":"e30="}'))
+    [row] = chain.rows_after(chain.START, [replace(drafted(), event=signed)])
+    row, body = row._replace(hash="ab" * 32), row.body
     assert tree.leaf(row) == merkle.leaf(merkle.entry("ab" * 32, '{"payload":"e30="}'))
     assert tree.leaf(row) != tree.leaf(row._replace(body=body.replace("e30=", "e31=")))
     assert tree.leaf(row._replace(kind="released")) == merkle.leaf(b"ab" * 32)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scrubber.receipts import key, merkle, note
+from scrubber.receipts import merkle, note
 from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.signer import ReceiptError
 from tests.receipts.signing import WordSigner
@@ -19,7 +19,7 @@ SIGNED = note.sign(CHECKPOINT, OURS)
 
 
 def test_a_signed_checkpoint_is_read_back():
-    assert note.opened(SIGNED, [OTHER.public_key, OURS.public_key], key.verify) == CHECKPOINT
+    assert note.opened(SIGNED, [OTHER.public_key, OURS.public_key]) == CHECKPOINT
     assert SIGNED.splitlines()[:4] == ["autoclave/node-7", "123", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", ""]
 
 
@@ -27,17 +27,17 @@ def test_a_signed_checkpoint_is_read_back():
 def test_a_checkpoint_with_one_other_character_is_refused(at):
     other = "A" if SIGNED[at] != "A" else "B"
     with pytest.raises(ReceiptError):
-        note.opened(SIGNED[:at] + other + SIGNED[at + 1 :], [OURS.public_key], key.verify)
+        note.opened(SIGNED[:at] + other + SIGNED[at + 1 :], [OURS.public_key])
 
 
 def test_a_signature_of_another_key_does_not_count():
     with pytest.raises(ReceiptError, match="the checkpoint of autoclave/node-7 is not signed by the key"):
-        note.opened(SIGNED, [OTHER.public_key], key.verify)
+        note.opened(SIGNED, [OTHER.public_key])
 
 
 def test_signatures_of_others_are_ignored():
     witnessed = SIGNED + "\u2014 witness.example 5bFGAAAAAAAAAAAA\n\u2014 no signature\nanything\n"
-    assert note.opened(witnessed, [OURS.public_key], key.verify) == CHECKPOINT
+    assert note.opened(witnessed, [OURS.public_key]) == CHECKPOINT
 
 
 def test_a_proof_is_read_back():

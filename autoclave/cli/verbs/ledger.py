@@ -81,7 +81,7 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
         return []
     try:
         public = [key.public_key_of(each.read_text()) for each in keys] or [key.read_key(state_dir).public_key]
-        return [note.opened(one, public, key.verify) for each in files for one in note.notes_in(each.read_text())]
+        return [note.opened(one, public) for each in files for one in note.notes_in(each.read_text())]
     except ReceiptError as error:
         raise FatalError(f"cannot use the checkpoints: {error}") from error
 
