@@ -1,4 +1,4 @@
-"""An API server for tests: nodes, ResourceSlices and ResourceClaims, over HTTP on the loopback.
+"""An API server for tests: nodes, ResourceSlices, ResourceClaims and DeviceTaintRules, over HTTP on the loopback.
 
 It has the verbs that a DRA driver, its kubelet and the resource claim controller use. README.md says
 what it copies. It checks no schema, no rights and no admission policy.
@@ -21,9 +21,9 @@ Object: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str, str]  # resource, namespace, name
 DeviceId: TypeAlias = tuple[str, str, str]  # driver, pool, device
 
-NODES, SLICES, CLAIMS = "nodes", "resourceslices", "resourceclaims"
+NODES, SLICES, CLAIMS, RULES = "nodes", "resourceslices", "resourceclaims", "devicetaintrules"
 APPLY = "application/apply-patch+yaml"
-_KINDS = {NODES: "Node", SLICES: "ResourceSlice", CLAIMS: "ResourceClaim"}
+_KINDS = {NODES: "Node", SLICES: "ResourceSlice", CLAIMS: "ResourceClaim", RULES: "DeviceTaintRule"}
 _WATCH_HEADERS = {"Content-Type": JSON, "Transfer-Encoding": "chunked"}
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -151,7 +151,7 @@ class ApiServer(HttpApi):
         return Answer(200, {"kind": "Status", "status": "Success"})
 
     def _apply(self, request: Request) -> Answer:
-        """Server-side apply, for slices and for the status of claims."""
+        """Server-side apply, for slices, for rules, and for the status of claims."""
         if not request.query.get("fieldManager"):
             return status(400, "BadRequest", "fieldManager is required for apply patch")
         before = self.find(request.resource, request.name, request.namespace)
@@ -160,12 +160,12 @@ class ApiServer(HttpApi):
             if name in expected and expected[name] != ((before or {}).get("metadata") or {}).get(name):
                 return status(409, "Conflict", f"the object has been modified: {name} differs")
         match request.resource, request.subresource:
-            case "resourceslices", "":
+            case "resourceslices" | "devicetaintrules", "":
                 if request.query.get("dryRun"):
                     tried = copy.deepcopy(request.body)
                     self._drop_fields(tried)
                     return Answer(200, tried)
-                return self._apply_slice(request.body, before)
+                return self._apply_whole(request.resource, request.body, before)
             case "resourceclaims", "status":
                 return self._apply_claim_status(request, before)
         return status(405, "MethodNotAllowed", request.about)
@@ -176,11 +176,11 @@ class ApiServer(HttpApi):
             if not self.keeps_taints:
                 device.pop("taints", None)
 
-    def _apply_slice(self, wanted: Object, before: Object | None) -> Answer:
+    def _apply_whole(self, resource: str, wanted: Object, before: Object | None) -> Answer:
         if before is None:
-            return Answer(201, self.create(SLICES, wanted))
+            return Answer(201, self.create(resource, wanted))
         metadata = {**before["metadata"], **wanted["metadata"]}
-        return Answer(200, self.put(SLICES, {**before, "metadata": metadata, "spec": wanted["spec"]}))
+        return Answer(200, self.put(resource, {**before, "metadata": metadata, "spec": wanted["spec"]}))
 
     def _apply_claim_status(self, request: Request, before: Object | None) -> Answer:
         """``status.devices`` is a list with the keys driver, pool and device: other managers' entries stay."""
@@ -282,9 +282,14 @@ def _device_id(entry: Mapping[str, Any]) -> DeviceId:
 
 
 def _selected(thing: Mapping[str, Any], request: Request) -> bool:
-    """Whether the field selectors of a request select an object: ``metadata.name``, ``spec.nodeName`` and the like."""
+    """Whether the selectors of a request select an object: labels, or fields such as ``metadata.name``."""
     if request.namespace and thing["metadata"].get("namespace", "default") != request.namespace:
         return False
+    labels = thing["metadata"].get("labels") or {}
+    for selector in filter(None, request.query.get("labelSelector", "").split(",")):
+        name, _, wanted = selector.partition("=")
+        if labels.get(name) != wanted:
+            return False
     for selector in filter(None, request.query.get("fieldSelector", "").split(",")):
         path, _, wanted = selector.partition("=")
         found: Any = thing

@@ -34,6 +34,7 @@ FIELD_MANAGER = "autoclave"
 # Plain objects: a newer server has fields that the library does not know.
 _Claim = create_namespaced_resource(GROUP, VERSION, "ResourceClaim", "resourceclaims")
 _Slice = create_global_resource(GROUP, VERSION, "ResourceSlice", "resourceslices")
+_TaintRule = create_global_resource(GROUP, VERSION, "DeviceTaintRule", "devicetaintrules")
 
 _KNOWN = {status.value for status in ConditionStatus}
 _MOST_QUOTED = 300  # characters of an answer of the API server
@@ -140,6 +141,28 @@ class ApiServer:
         async with self._call("list", "resourceslices"):
             wanted = {"spec.driver": driver, "spec.nodeName": self._node}
             return [_plain(it) async for it in self._client.list(_Slice, fields=wanted)]
+
+    # -- rules that taint the devices of another driver
+
+    async def taint_rules(self, labels: Mapping[str, str]) -> list[Mapping[str, Any]]:
+        """The rules of the cluster that have these labels."""
+        async with self._call("list", "devicetaintrules"):
+            return [_plain(it) async for it in self._client.list(_TaintRule, labels=dict(labels))]
+
+    async def apply_taint_rule(self, wanted: Mapping[str, Any]) -> None:
+        """Create or replace a rule."""
+        async with self._call("patch", "devicetaintrules"):
+            rule = _TaintRule.from_dict(dict(wanted))
+            await self._client.apply(rule, field_manager=FIELD_MANAGER, force=True)
+
+    async def delete_taint_rule(self, name: str) -> None:
+        """Delete a rule, unless it is gone already."""
+        try:
+            async with self._call("delete", "devicetaintrules"):
+                await self._client.delete(_TaintRule, name)
+        except Failure as failure:
+            if failure.kind is not FailureKind.MISSING:
+                raise
 
     def _call(self, verb: str, what: str) -> AbstractAsyncContextManager[None]:
         return call(verb, what, self._within)

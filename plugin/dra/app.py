@@ -28,6 +28,7 @@ from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.publisher import SlicePublisher
 from plugin.dra.vendor import devices as vendor
 from plugin.dra.vendor.registry import VendorRegistry
+from plugin.dra.vendor.taint_rules import TaintRules
 from plugin.listing import Listing
 from plugin.registration import endpoint
 from plugin.registration.events import NotRegistered
@@ -79,6 +80,8 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             work = registration.stay_registered(chosen.driver, add, *sockets, partial(_note, registered, counters))
         else:
             counters.slice_obstacle = ""  # the slices are the vendor's
+            if chosen.taint_rules:
+                tasks.create_task(TaintRules(server, listing, chosen.driver, node).run(), name="taints of devices")
 
             def gate(channel: grpc.aio.Channel, versions: Sequence[str]) -> endpoint.Add:
                 service = vendor.VendorService(channel, chosen.driver, versions)

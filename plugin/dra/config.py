@@ -36,6 +36,7 @@ class DraConfig:
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
     vendor_registry_dir: Path | None = None  # another vendor's driver registers there, and is gated
+    taint_rules: bool = False  # for the devices of that driver
     cdi_dirs: tuple[Path, ...] = tuple(map(Path, paths.CDI_DIRS))
     instance: str = ""  # in the names of the sockets; each process has its own, so that two can run during an update
     log_level: str = "info"
@@ -77,6 +78,8 @@ def check(config: DraConfig) -> Path:
     plugin_config.check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     plugin_config.check_length(paths.scrubber_socket(config.run_dir), "--run-dir")
     if config.vendor_registry_dir is None:
+        if config.taint_rules:
+            raise FatalError("cannot use --taint-rules: it is for another vendor's driver; give --vendor-registry-dir")
         plugin_config.check_length(config.service_socket, "--plugins-dir")
         plugin_config.check_length(config.registry_socket, "--registry-dir")
     else:

@@ -18,6 +18,7 @@ TAINTS_GATE = "DRADeviceTaints"  # the feature gate without which the API server
 LONGEST_TEXT = 64  # characters in the value of an attribute
 LONGEST_VALUE = 63  # characters in the value of a taint
 TAINT = "unhealthy"
+RULE_LABELS = {"app.kubernetes.io/managed-by": "autoclave"}  # of our taint rules
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 
 Key: TypeAlias = tuple[str, str]  # pool and name
@@ -61,10 +62,7 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> di
         "kind": KIND,
         "metadata": {
             "name": slice_name(pool.driver, pool.node),
-            # With the node, its slice is deleted.
-            "ownerReferences": [
-                {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid, "controller": True}
-            ],
+            "ownerReferences": [_owner(pool)],
         },
         "spec": {
             "driver": pool.driver,
@@ -74,6 +72,11 @@ def resource_slice(pool: Pool, devices: Iterable[Device], *, taints: bool) -> di
             **({"devices": [_device(device, pool.driver) for device in offered[:MOST_DEVICES]]} if offered else {}),
         },
     }
+
+
+def _owner(pool: Pool) -> dict[str, Any]:
+    """With the node, its slice and its rules are deleted."""
+    return {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid, "controller": True}
 
 
 # Fields that a slice or a device may lose. A taint that stayed would keep all pods away from a healthy device.
@@ -134,15 +137,30 @@ def _device(device: Device, driver: str) -> dict[str, Any]:
     if device.memory_bytes:
         listed["capacity"] = {"memory": {"value": str(device.memory_bytes)}}
     if not device.healthy:
-        why = device.reason or ("quarantined" if device.quarantined else "not-clean")
-        # As the value of a label: letters, digits, and ``-`` between them.
-        allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in why)
-        value = allowed[:LONGEST_VALUE].strip("-")
-        listed["taints"] = [{"key": f"{driver}/{TAINT}", "value": value, "effect": "NoSchedule"}]
+        listed["taints"] = [taint(driver, device)]
     return listed
 
 
+def taint(driver: str, device: Device) -> dict[str, str]:
+    """What keeps the scheduler away from an unhealthy device. The key is in the domain of the driver that taints it."""
+    why = device.reason or ("quarantined" if device.quarantined else "not-clean")
+    # As the value of a label: letters, digits, and ``-`` between them.
+    allowed = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in why)
+    return {"key": f"{driver}/{TAINT}", "value": allowed[:LONGEST_VALUE].strip("-"), "effect": "NoSchedule"}
+
+
 # -- the slices of a vendor's driver
+
+
+def taint_rule(pool: Pool, device: str, taint: Mapping[str, str]) -> dict[str, Any]:
+    """The rule that taints one device of a vendor's driver."""
+    name = f"{pool.node}-{device}-{pool.driver}"
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "DeviceTaintRule",
+        "metadata": {"name": name, "labels": RULE_LABELS, "ownerReferences": [_owner(pool)]},
+        "spec": {"deviceSelector": {"driver": pool.driver, "pool": pool.node, "device": device}, "taint": taint},
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 
 from deploy import generate
 from plugin import config as plugin_config
+from plugin.devices import Device
 from plugin.dra import config, driver, slices
 from plugin.dra.config import DraConfig
 from plugin.dra.slices import Pool
@@ -21,6 +22,10 @@ NODE_NAME = "authentication.kubernetes.io/node-name"
 SLICE = slices.resource_slice(Pool(config.DRIVER, "a", "uid"), (), taints=True)
 
 
+IN_FRONT = "dra in front"
+WITH_RULES = "1.37"
+
+
 @pytest.mark.parametrize("case", manifests.MATRIX)
 def test_either_the_plugin_or_the_driver_is_installed(case):
     sets = {doc["metadata"]["labels"]["app.kubernetes.io/component"] for doc in manifests.objects(case)
@@ -30,7 +35,9 @@ def test_either_the_plugin_or_the_driver_is_installed(case):
 
 @pytest.mark.parametrize("case", ["default", "dra with everything", "dra in front"])
 def test_each_version_of_the_page_gets_the_same_objects(case):
-    first, *others = [manifests.render_for(it, manifests.MATRIX[case]) for it in kubernetes_versions.VERSIONS]
+    """In front of another driver, those that have no DeviceTaintRule get the same objects."""
+    versions = [it for it in kubernetes_versions.VERSIONS if case != IN_FRONT or it != WITH_RULES]
+    first, *others = [manifests.render_for(it, manifests.MATRIX[case]) for it in versions]
     assert others == [first] * len(others)
 
 
@@ -56,7 +63,6 @@ def test_the_driver_runs_where_the_plugin_runs():
         assert ours["containers"][0][field] == plugin["containers"][0][field]
 
 
-IN_FRONT = "dra in front"
 VENDOR = "/var/lib/kubelet/plugins_gated"
 BOTH: dict[str, tuple[str | None, bool]] = {
     "/var/lib/kubelet/plugins_registry": (None, False),
@@ -277,3 +283,66 @@ def test_the_notes_say_what_the_other_driver_must_do():
     notes = manifests.notes(manifests.MATRIX[IN_FRONT])
     assert f"--reset-then-reuse-values --set kubeletPlugin.kubeletRegistrarDirectoryPath={VENDOR}\n" in notes
     assert "ResourceClaims of the class" not in notes
+
+
+def tainting(**values):
+    """All objects that the chart makes in front of another driver, in a cluster that has DeviceTaintRules."""
+    front = manifests.MATRIX[IN_FRONT]
+    dra = front["dra"] | values
+    made = manifests.render_for(WITH_RULES, front | {"dra": dra})
+    return {
+        (it["kind"], it["metadata"]["name"]): it
+        for name, text in made.items()
+        if "NOTES" not in name
+        for it in manifests.documents(text)
+    }
+
+
+def test_quarantined_devices_of_another_driver_are_tainted_by_choice():
+    made = tainting()
+    [policy] = [name for kind, name in made if kind == "ValidatingAdmissionPolicy" and "taint" in name]
+    assert made["ValidatingAdmissionPolicyBinding", policy]["spec"]["validationActions"] == ["Deny"]
+    flags = made["DaemonSet", "autoclave-dra"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--taint-rules" in flags
+    rights = {(it["resources"][0], *it["verbs"]) for it in made["ClusterRole", "autoclave-dra"]["rules"]}
+    assert {("devicetaintrules", "list", "create", "patch", "delete"), ("nodes", "get")} < rights
+    without = tainting(inFrontOf=manifests.MATRIX[IN_FRONT]["dra"]["inFrontOf"] | {"taintRules": False})
+    assert "taint" not in json.dumps(list(without.values()))
+
+
+DEVICE = Device("gpu-0", healthy=False, clean=False, numa_node=None, resource="", reason="ecc")
+RULE = slices.taint_rule(Pool(config.VENDOR_DRIVER, "a", "uid"), "gpu-0", slices.taint(config.DRIVER, DEVICE))
+ELSEWHERE = "autoclave's DRA driver taints devices of its own node only"
+BROAD = "autoclave's DRA driver taints single devices of gpu.nvidia.com only"
+EVICTS = "autoclave's DRA driver ends no pod by a taint"
+
+
+def ruled(selector=None, **taint):
+    """The rule with another selector, or another taint."""
+    spec = {"deviceSelector": RULE["spec"]["deviceSelector"] | (selector or {}), "taint": RULE["spec"]["taint"] | taint}
+    return RULE | {"spec": spec}
+
+
+@pytest.mark.parametrize(("before", "after", "messages"), [
+    (None, RULE, []),
+    (RULE, RULE, []),
+    (RULE, None, []),
+    (None, ruled({"pool": "b"}), [ELSEWHERE]),
+    (ruled({"pool": "b"}), RULE, [ELSEWHERE]),
+    (ruled({"pool": "b"}), None, [ELSEWHERE]),
+    (None, ruled({"driver": "gpu.site.example"}), [BROAD]),
+    (None, RULE | {"spec": {"deviceSelector": {}, "taint": RULE["spec"]["taint"]}}, [ELSEWHERE, BROAD]),
+    (None, RULE | {"spec": {"taint": RULE["spec"]["taint"]}}, [ELSEWHERE, BROAD]),
+    (None, ruled(effect="NoExecute"), [EVICTS]),
+    (RULE, ruled(key="other"), [EVICTS]),
+])  # fmt: skip
+def test_a_driver_taints_devices_of_its_own_node_only(before, after, messages):
+    [policy] = [
+        it for (kind, name), it in tainting().items() if kind == "ValidatingAdmissionPolicy" and "taint" in name
+    ]
+    user = {"username": "system:serviceaccount:autoclave:autoclave-dra", "extra": {NODE_NAME: ["a"]}}
+    request = {"userInfo": user}
+    assert value(policy["spec"]["matchConditions"][0]["expression"], {"request": request}) is True
+    assert refusals(policy, request=request, object=after, oldObject=before) == messages
+    user["extra"] = {}
+    assert ELSEWHERE in refusals(policy, request=request, object=after, oldObject=before)

@@ -28,6 +28,12 @@ from scrubber import __version__
     None,
     "Stand in front of another vendor's driver, which registers in this directory instead of the kubelet's.",
 )
+@click.option(
+    "--taint-rules",
+    is_flag=True,
+    help="With --vendor-registry-dir: keep the scheduler away from quarantined devices, by a DeviceTaintRule for each."
+    " It needs Kubernetes 1.37 and further rights.",
+)
 @options.cdi_dir
 @options.node_name
 @options.service_dir

@@ -88,6 +88,9 @@ $(POD_IP):{{ . | int }}
 - --driver-name={{ include "autoclave.dra.driver" . }}
 {{- if include "autoclave.gated" . }}
 - --vendor-registry-dir={{ .Values.dra.inFrontOf.registrarDirectory }}
+{{- if include "autoclave.dra.taints" . }}
+- --taint-rules
+{{- end }}
 - --cdi-dir=/host/etc/cdi
 - --cdi-dir=/host/run/cdi
 {{- end }}

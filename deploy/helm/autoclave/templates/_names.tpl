@@ -61,6 +61,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.dra.enabled .Values.dra.inFrontOf.registrarDirectory -}}yes{{- end -}}
 {{- end -}}
 
+{{- /* Whether it taints quarantined devices of the other driver: older clusters have no DeviceTaintRule. */ -}}
+{{- define "autoclave.dra.taints" -}}
+{{- if and (include "autoclave.gated" .) .Values.dra.inFrontOf.taintRules (semverCompare ">=1.37.0-0" .Capabilities.KubeVersion.Version) -}}yes{{- end -}}
+{{- end -}}
+
 {{- /* Whether the device plugin stands in front of a vendor's. */ -}}
 {{- define "autoclave.in-front" -}}
 {{- if .Values.plugin.inFrontOf.directory -}}yes{{- end -}}

@@ -1,0 +1,106 @@
+"""Keeps the scheduler away from the devices of a vendor's DRA driver that no claim may get.
+
+The slices are the vendor's, and only their owner can write a taint into them. So each such device has a
+DeviceTaintRule, which goes when the device is well again. While the scrub service does not answer, the rules stay as
+they are. A rule belongs to the Node: it is deleted with the Node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ground import log
+from ground.aio import Changed
+from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
+from plugin.devices import Device
+from plugin.dra import slices
+from plugin.dra.config import DRIVER
+from plugin.dra.slices import Pool
+from plugin.listing import Listing
+
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
+
+logger = log.get("taints")
+
+PACE = Pace(spacing=1.0)
+AGAIN = 60.0  # seconds: while a device is tainted, the vendor's driver may list it anew, or somebody may delete a rule
+
+
+Taints = Mapping[str, Mapping[str, str]]  # by UUID, in lower case
+
+
+def taints(devices: Iterable[Device]) -> Taints:
+    """Those of sick and quarantined devices. A device that only waits for its scrub has none: a claim may wait."""
+    return {
+        slices.device_name(device.uuid): slices.taint(DRIVER, device)
+        for device in devices
+        if (device.quarantined or device.sick) and not (device.gone or device.replaced)
+    }
+
+
+class TaintRules:
+    """The rules for the devices of one node."""
+
+    def __init__(self, server: ApiServer, listing: Listing, driver: str, node: str, pace: Pace = PACE) -> None:
+        """``driver`` is the vendor's."""
+        self._server = server
+        self._listing = listing
+        self._driver = driver
+        self._node = node
+        self._pace = pace
+        self._changed = Changed()
+        self._taints: Taints | None = None  # None: the service has not answered yet
+        self._written: Taints | None = None  # for which the rules were last brought up to date
+        self._again = NEVER  # when they are looked at again, on the clock of the loop
+
+    async def run(self) -> None:
+        """Follow the devices until cancelled. The rules stay: the next process takes them over."""
+        loop = RetryLoop("taints of devices", self._due, self._write, self._changed, self._pace)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(loop.run(), name="taint rules")
+            tasks.create_task(self._follow(), name="devices for the taint rules")
+
+    async def _follow(self) -> None:
+        await self._listing.until_known()
+        while True:
+            shown = self._listing.current()
+            if shown is not None:
+                self._taints = taints(shown)
+                self._changed.notify()
+            await self._listing.until_differs(shown)
+
+    def _due(self) -> float:
+        if self._taints is None:
+            return NEVER
+        return 0.0 if self._taints != self._written else self._again - asyncio.get_running_loop().time()
+
+    async def _write(self) -> None:
+        taints = self._taints or {}
+        listed = await self._listed() if taints else {}
+        pool = Pool(self._driver, self._node, (await self._server.read()).uid if taints else "")
+        wanted = {name: slices.taint_rule(pool, name, taints[uuid]) for name, uuid in listed.items() if uuid in taints}
+        rules = await self._server.taint_rules(slices.RULE_LABELS)
+        present = {rule["spec"]["deviceSelector"]["device"]: rule for rule in rules if self._is_own(rule)}
+        for device, rule in wanted.items():
+            if not slices.covers(present.get(device), rule):
+                await self._server.apply_taint_rule(rule)
+                logger.info("device tainted", device=device, reason=rule["spec"]["taint"]["value"])
+        for device, found in present.items():
+            # A device that is not listed keeps its rule: after a restart of the kubelet the vendor's driver lists anew.
+            if device not in wanted and (device in listed or not taints):
+                await self._server.delete_taint_rule(found["metadata"]["name"])
+                logger.info("taint removed", device=device)
+        self._written = taints
+        self._again = asyncio.get_running_loop().time() + AGAIN if taints else NEVER
+
+    async def _listed(self) -> dict[str, str]:
+        """The UUIDs of the devices that the vendor's driver lists in the pool of the node, by name."""
+        listed = slices.listed(await self._server.slices_of(self._driver))
+        return {it.name: slices.device_name(it.uuid) for (pool, _), it in listed.items() if pool == self._node}
+
+    def _is_own(self, rule: Mapping[str, Any]) -> bool:
+        selector = rule["spec"].get("deviceSelector") or {}
+        return (selector.get("driver"), selector.get("pool")) == (self._driver, self._node) and "device" in selector

@@ -1,0 +1,160 @@
+"""The taints of a vendor's devices, over real HTTP. The test speaks for the API server and the scrub service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from demo.standins.api_server import NODES, RULES, SLICES, ApiServer
+from plugin.cluster import apiserver
+from plugin.cluster.retry_loop import Pace
+from plugin.dra.vendor import taint_rules
+from plugin.dra.vendor.taint_rules import TaintRules
+from tests.patience import WITHIN
+from tests.plugin.scrub_server import gpu
+
+NODE, DRIVER = "node-1", "gpu.nvidia.com"
+QUICK = Pace(spacing=0, first=0.001, longest=0.02, slow=0.05)
+ILL = {"healthy": False, "clean": False, "quarantined": True, "reason": "ecc"}
+
+
+class Server(ApiServer):
+    """The API server of a cluster with one node, whose vendor's driver lists these devices."""
+
+    async def until(self, predicate, within=WITHIN):
+        await super().until(predicate, within)
+
+    def list_devices(self, *uuids, pool=NODE):
+        devices = [{"name": f"gpu-{number}", "attributes": {"uuid": {"string": it}}} for number, it in enumerate(uuids)]
+        about = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": DRIVER, "nodeName": NODE, "pool": about, "devices": devices}
+        self.put(SLICES, {"metadata": {"name": f"{pool}-slice"}, "spec": spec})
+
+    def tainted(self):
+        """The devices that have a rule, by pool, and why."""
+        rules = [rule["spec"] for rule in self.objects(RULES)]
+        return {
+            f"{it['deviceSelector']['pool']}/{it['deviceSelector']['device']}": it["taint"]["value"] for it in rules
+        }
+
+
+@pytest.fixture
+async def api(short_tmp):
+    api = Server(short_tmp, NODE)
+    await api.open()
+    api.list_devices("GPU-0000", "GPU-0001")
+    yield api
+    await api.leave()
+
+
+@pytest.fixture
+def tainting(api, followed):
+    @asynccontextmanager
+    async def tainting() -> AsyncIterator[None]:
+        server = apiserver.ApiServer(api.kubeconfig, NODE, 5.0)
+        async with followed() as listing:
+            task = asyncio.create_task(TaintRules(server, listing, DRIVER, NODE, QUICK).run())
+            yield
+            task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled()
+        await server.close()
+
+    return tainting
+
+
+async def looks(api, number):
+    """Wait until the rules were looked at so many times more, and all that follows from a look before the last."""
+    asked = len(api.requests)
+    await api.until(lambda: [it.about for it in api.requests[asked:]].count("GET devicetaintrules") >= number)
+
+
+async def test_a_quarantined_device_is_tainted_until_it_is_well(api, door, tainting):
+    door.say(gpu(0), gpu(1, **ILL))
+    async with tainting():
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+        [rule] = api.objects(RULES)
+        assert rule["metadata"]["name"] == "node-1-gpu-1-gpu.nvidia.com"
+        assert rule["spec"]["deviceSelector"]["driver"] == DRIVER
+        assert rule["spec"]["taint"] == {"key": "gpu.autoclave.dev/unhealthy", "value": "ecc", "effect": "NoSchedule"}
+        # A node that is deleted takes its rules with it.
+        assert rule["metadata"]["ownerReferences"][0]["uid"] == api.find(NODES, NODE)["metadata"]["uid"]
+        door.say(gpu(0), gpu(1))
+        await api.until(lambda: api.tainted() == {})
+
+
+async def test_a_device_that_waits_for_its_scrub_has_no_taint(api, door, tainting, monkeypatch):
+    monkeypatch.setattr(taint_rules, "AGAIN", 0.01)
+    api.list_devices("GPU-2", "GPU-3", "GPU-0001", pool="another-pool")  # a rule of this node would not concern it
+    door.say(gpu(0, healthy=False, clean=False), gpu(1, healthy=False, sick=True, reason="xid"))
+    async with tainting():
+        await looks(api, 2)
+        assert api.tainted() == {"node-1/gpu-1": "xid"}
+
+
+async def test_old_rules_go_and_those_of_others_stay(api, door, tainting):
+    def rule(device, driver=DRIVER, node=NODE, **labels) -> None:
+        selector = {"driver": driver, "pool": node, "device": device}
+        labels = labels or {"app.kubernetes.io/managed-by": "autoclave"}
+        name = f"{len(api.objects(RULES))}"
+        api.create(RULES, {"metadata": {"name": name, "labels": labels}, "spec": {
+            "deviceSelector": selector, "taint": {"key": "a", "value": name, "effect": "NoSchedule"}}})  # fmt: skip
+
+    rule("gpu-0")
+    rule("gpu-0", node="node-2")
+    rule("gpu-0", driver="gpu.site.example")
+    rule("gpu-0", owner="a-person")
+    door.say(gpu(0), gpu(1))
+    async with tainting():
+        await api.until(lambda: len(api.objects(RULES)) == 3)
+        assert sorted(it["metadata"]["name"] for it in api.objects(RULES)) == ["1", "2", "3"]
+
+
+async def test_a_silent_service_changes_no_taint(api, door, tainting):
+    """Nothing is known of the devices: a quarantine has not ended, and a healthy device is no sicker."""
+    door.silence = 0.05
+    door.say(gpu(0), gpu(1, **ILL))
+    async with tainting():
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+        asked = len(api.requests)
+        await door.close()
+        door.say(gpu(0, **ILL), gpu(1))  # what it says when it is back
+        await door.open()
+        await api.until(lambda: api.tainted() == {"node-1/gpu-0": "ecc"})
+    writes = [it.about for it in api.requests[asked:] if it.method in ("PATCH", "DELETE")]
+    assert writes == ["PATCH devicetaintrules", "DELETE devicetaintrules"]
+
+
+async def test_a_taint_follows_its_gpu_to_another_name(api, door, tainting, monkeypatch):
+    """The vendor's names are numbers: after a repair another GPU may have the name."""
+    monkeypatch.setattr(taint_rules, "AGAIN", 0.01)
+    door.say(gpu(0), gpu(1, **ILL))
+    async with tainting():
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+        api.list_devices("GPU-0001", "GPU-0000")
+        await api.until(lambda: api.tainted() == {"node-1/gpu-0": "ecc"})
+        api.list_devices()  # as after a restart of the kubelet, which deletes the slices
+        await looks(api, 2)
+        assert api.tainted() == {"node-1/gpu-0": "ecc"}
+
+
+async def test_a_rule_that_somebody_deleted_is_written_again(api, door, tainting, monkeypatch):
+    monkeypatch.setattr(taint_rules, "AGAIN", 0.01)
+    door.say(gpu(0), gpu(1, **ILL))
+    async with tainting():
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+        api.delete(RULES, "node-1-gpu-1-gpu.nvidia.com")
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+
+
+async def test_without_a_sick_device_the_api_server_is_asked_once(api, door, tainting, monkeypatch):
+    monkeypatch.setattr(taint_rules, "AGAIN", 0.0)
+    door.say(gpu(0), gpu(1))
+    async with tainting():
+        await api.until(lambda: api.requests)
+        door.say(gpu(0, healthy=False, clean=False), gpu(1))
+        door.say(gpu(0), gpu(1, **ILL))
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+    first = [it.about for it in api.requests][:2]
+    assert first == ["GET devicetaintrules", "GET resourceslices"]
