@@ -158,3 +158,10 @@ async def test_without_a_sick_device_the_api_server_is_asked_once(api, door, tai
         await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
     first = [it.about for it in api.requests][:2]
     assert first == ["GET devicetaintrules", "GET resourceslices"]
+
+
+async def test_the_driver_taints_by_choice(api, scrub_server, live_driver, short_tmp):
+    (short_tmp / "vendor").mkdir()
+    scrub_server.say(gpu(0), gpu(1, **ILL))
+    await live_driver("--vendor-registry-dir", short_tmp / "vendor", "--taint-rules")
+    await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
