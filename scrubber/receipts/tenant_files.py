@@ -68,13 +68,14 @@ class TenantFiles:
     def changed(self, before: Record | None, after: Record, envelope: str, proof: str) -> None:
         """Follow one row. ``envelope``, ``proof``: the files of a receipt that the row gives; empty: not signed."""
         with _reported(after.device.uuid):
-            old, new = self._paths(before) if before is not None else (), self._paths(after)
-            for path in new:
-                if path not in old:
-                    _make(path, MAY_READ)
-            for path in old:
-                if path not in new:
-                    _remove(path)
+            if before is None or before.vacated != after.vacated:
+                old, new = self._paths(before) if before is not None else (), self._paths(after)
+                for path in new:
+                    if path not in old:
+                        _make(path, MAY_READ)
+                for path in old:
+                    if path not in new:
+                        _remove(path)
             if before is None or _receipt(after) != _receipt(before):
                 given = after.receipt is not None and envelope
                 self._put(self.path(after), {PROOF: proof, ENVELOPE: envelope} if given else {})
