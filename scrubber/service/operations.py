@@ -9,7 +9,7 @@ from functools import partialmethod
 
 from ground.errors import NotReady, Reason, Refused
 from policies.model import Policy
-from scrubber.core import ailments, answers, ownership, presence, proof, upkeep
+from scrubber.core import ailments, answers, device_status, ownership, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.jobs.scrub_job import ScrubJob
@@ -42,7 +42,9 @@ class Operations:
                 return running
             if record.quarantine is not None:
                 _require_allowed(record, policy, proof.next_path(record, policy), "scrub")
-                why = f"it is quarantined; run `autoclave reinstate {presence.argument(record)}`"
+                ailment = record.quarantine.ailment
+                do = "; ".join(device_status.advice(record))
+                why = f"it is quarantined ({ailment.kind.value}: {ailment.detail}); {do}"
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
             if running is not None and not await context.jobs.cancel_unless_resetting(device):

@@ -273,9 +273,13 @@ def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     (device,) = items(autoclave("status", gpu, "-o", "json"))
     assert (device["state"], device["healthy"]) == ("quarantined", False)
     assert device["quarantine"]["by"] == service_call.asker()
+    why = f"{device['device']}: it is quarantined (operator: smells [bold]odd"
     refused = autoclave("scrub", gpu)
     assert refused.exit_code == 1
-    assert "it is quarantined" in refused.stderr
+    assert f"{why}); run `autoclave reinstate {gpu}` when your work on the GPU is done; " in refused.stderr
+    refused = autoclave("acquire", gpu)
+    assert refused.exit_code == 1
+    assert f"{why}; waits for an operator); `autoclave explain {gpu}` says what to do\n" in refused.stderr
     assert re.search(
         rf"^{gpu} +GPU-\S+ +yes ", output_of(autoclave("reinstate", gpu, "--reason", "aired")), re.MULTILINE
     )

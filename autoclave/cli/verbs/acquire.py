@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call
-from ground.errors import Reason, Refused
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from ground.errors import NotReady, Reason, Refused
 from scrubber.api import admin_client
 from scrubber.core import views
 
@@ -29,9 +29,19 @@ def acquire(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     and in the receipt of the scrub after the job. Nobody verifies it.
     """
     devices = service_call.ask(run_dir, lambda admin: service_call.find(admin, gpus))
-    grants = service_call.ask_for_devices(
-        run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
-    )
+    try:
+        grants = service_call.ask_for_devices(
+            run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
+        )
+    except (Refused, NotReady) as error:
+        in_the_way = service_call.ask(run_dir, partial(_explained, error.message))
+        # The refusal of a GPU that has an owner has its advice.
+        if in_the_way is None or (isinstance(error, Refused) and error.reason is Reason.IN_USE):
+            raise
+        device = in_the_way.device
+        why = f" ({note})" if (note := table.note(device)) else ""
+        advice = f"`autoclave explain {device.argument}` says what to do"
+        raise type(error)(error.reason, f"{error.message}{why}; {advice}") from None
     if output != "text":
         document.emit(document.listing("Grant", map(document.fields, grants)), output)
         return
@@ -66,7 +76,8 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
             run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
         )
     except Refused as error:
-        if error.reason is Reason.IN_USE and (by := service_call.ask(run_dir, partial(_user, error.message))):
+        used = service_call.ask(run_dir, partial(_explained, error.message)) if error.reason is Reason.IN_USE else None
+        if used is not None and (by := used.used_by or used.device.pod):
             raise Refused(error.reason, f"{error.message} by {by}; end {by}, and then release it again") from None
         raise
     if not gpus and released:
@@ -82,10 +93,9 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
         human.say(f"GPU {it.name} ({uuid}) {result}")
 
 
-async def _user(refusal: str, admin: admin_client.AdminClient) -> str:
-    """Who uses the device that a refusal names. Tenants may read refusals, so they name no process and no pod."""
-    for device in (await service_call.find(admin, ())).values():
-        if device.device in refusal:
-            explanation = await admin.explain(device.device)
-            return explanation.used_by or explanation.device.pod
-    return ""
+async def _explained(refusal: str, admin: admin_client.AdminClient) -> views.Explanation | None:
+    """The device that a refusal names, explained. Tenants may read refusals, so they name no process and no pod."""
+    for device in await service_call.find(admin, ()):
+        if device in refusal:
+            return await admin.explain(device)
+    return None
