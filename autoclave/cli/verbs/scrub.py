@@ -221,7 +221,7 @@ def _refusal(result: views.ScrubResult, name: str) -> str:
     if result.withdrawn:
         return f"{name} is {result.state}: {why}"
     if result.left_alone:
-        return f"{name} is {result.state} and left as it is: {why}"
+        return f"{name} is left as it is: {why}"
     if result is OVERDUE:
         return f"{name} is not clean yet: {why}, `autoclave status {name}` shows it"
     return f"{name} is not clean: {why}; `autoclave explain {name}` shows the history"
