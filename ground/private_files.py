@@ -101,6 +101,20 @@ def try_lock(path: Path) -> int | None:
     return lock
 
 
+def lock_holder(path: Path, kind: str = "FLOCK") -> int | None:
+    """The process that holds a lock to write of a file; None if /proc shows none. SQLite's locks are ``POSIX``."""
+    try:
+        status, locks = path.stat(), Path("/proc/locks").read_text()
+    except OSError:
+        return None
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in locks.splitlines():
+        _, *lock, pid, file, _, _ = line.split()
+        if (lock, file) == ([kind, "ADVISORY", "WRITE"], wanted):
+            return int(pid)
+    return None
+
+
 @contextmanager
 def locked(directory: Path, within: float = math.inf) -> Iterator[None]:
     """Hold the lock of a directory, which only one block on this machine holds at a time. It must not be a link.

@@ -25,7 +25,6 @@ from scrubber.devices.base import Backend, DeviceError
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.node import proc
 from scrubber.policy import ActivePolicy
 from scrubber.workers.pool import WorkerPool
 
@@ -118,7 +117,7 @@ async def _stand_by(run_dir: Path, pool: WorkerPool, metrics: _Metrics) -> int:
         while (lock := unix_sockets.lock_run_dir(run_dir)) is None:
             waited = clock() - began
             if waited >= STANDBY_REPORTS_EVERY * reports:
-                pid = proc.lock_holder(app.PROC, run_dir / unix_sockets.LOCK)
+                pid = private_files.lock_holder(run_dir / unix_sockets.LOCK)
                 if reports:
                     logger.warning(
                         "another scrub service has not stopped", directory=str(run_dir), pid=pid, seconds=round(waited)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import click
 
 from autoclave.cli import human
-from ground import paths, threads, unix_sockets
+from ground import paths, private_files, threads, unix_sockets
 from ground.documents import units
 from ground.errors import RESTART, START, Unreachable
 from scrubber.api import admin_client, client
@@ -86,7 +86,7 @@ def asker() -> str:
 
 def _hint(socket: Path) -> str:
     """Why the service cannot be reached, and what to do."""
-    pid = proc.lock_holder(Path("/proc"), socket.parent / unix_sockets.LOCK)
+    pid = private_files.lock_holder(socket.parent / unix_sockets.LOCK)
     if pid is not None and isinstance(unix_sockets.connect_error(socket), STARTING):
         return f"the service (pid {pid}) has no socket, because it starts or stops; if this lasts, read its log"
     try:

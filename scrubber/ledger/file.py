@@ -43,7 +43,7 @@ from scrubber.receipts.note import Checkpoint
 REMEMBERED = 1_000  # rows in memory, about seventy scrubs
 AT_ONCE = 500  # rows that are in memory at once while a ledger is loaded
 APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database, for file(1) too
-BUSY_SECONDS = 2.0
+BUSY_SECONDS = 0.9  # a write that waits twice for a lock must not look like a disk that hangs (``ledger.SLOW``)
 WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
@@ -469,7 +469,10 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> str
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return read_only
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            return "another program has it locked; close that program (an open sqlite3 shell, a backup)"
+            locked = (path.with_name(f"{path.name}-shm"), path)  # while SQLite writes
+            pid = next(filter(None, (private_files.lock_holder(file, "POSIX") for file in locked)), None)
+            by = "another program" if pid is None else f"process {pid}"
+            return f"{by} has it locked; end that process, such as a backup or an open sqlite3 shell"
         case sqlite3.SQLITE_CANTOPEN:
             return f"it cannot be opened; check that {path.parent} exists and that this user may write to it"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:

@@ -111,17 +111,3 @@ def sees_all(proc: Path, namespace: int | None = None) -> bool:
         return (proc / "self/ns/pid").stat().st_ino == (namespace or INITIAL_PID_NAMESPACE)
     except FileNotFoundError:
         return False
-
-
-def lock_holder(proc: Path, file: Path) -> int | None:
-    """The process that holds the lock (``flock``) of a file; None if this /proc shows none."""
-    try:
-        found, locks = file.stat(), (proc / "locks").read_text()
-    except OSError:
-        return None
-    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    for line in locks.splitlines():
-        _, kind, _, _, pid, locked, *_ = line.split()
-        if (kind, locked) == ("FLOCK", wanted):
-            return int(pid)
-    return None

@@ -122,3 +122,12 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path):
         (tmp_path / name).touch()
     private_files.remove_leftovers(tmp_path / "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".other.1.1", "file"]
+
+
+def test_the_holder_of_a_lock_is_named(tmp_path):
+    lock = private_files.try_lock(tmp_path / "lock")
+    (tmp_path / "free").touch()
+    holders = [private_files.lock_holder(tmp_path / name) for name in ("lock", "free", "missing")]
+    assert lock is not None
+    os.close(lock)
+    assert holders == [os.getpid(), None, None]

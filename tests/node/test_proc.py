@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ground import private_files
 from scrubber.node import open_files, proc
 from scrubber.node.processes import Processes
 from tests.node.open_programs import WRITE
@@ -73,12 +72,3 @@ def test_an_ended_process_has_no_processor_time(launch) -> None:
     process = launch("print(1, flush=True)")
     process.wait()
     assert proc.processor_time(process.pid) is None
-
-
-def test_the_holder_of_a_lock_is_named(tmp_path) -> None:
-    lock = private_files.try_lock(tmp_path / "lock")
-    (tmp_path / "free").touch()
-    holders = [proc.lock_holder(Path("/proc"), tmp_path / name) for name in ("lock", "free", "missing")]
-    assert lock is not None
-    os.close(lock)
-    assert holders == [os.getpid(), None, None]
