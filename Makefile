@@ -18,7 +18,7 @@ GO_BUILD = CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' n
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 # The stubs of the .proto files: their types (*.pyi), and what else the caller names. By the programs of $(1), into $(2).
 protoc = PATH="$(abspath $(1)):$$PATH" $(1)/python -m grpc_tools.protoc -I. scrubber/api/scrub.proto \
-  plugin/kubelet_api/*.proto --mypy_out=quiet:$(2) --mypy_grpc_out=quiet:$(2)
+  plugin/kubelet_api/*.proto plugin/cluster/nvsentinel.proto --mypy_out=quiet:$(2) --mypy_grpc_out=quiet:$(2)
 # What the image is made of: the releases of requirements.lock, each by its hash.
 IMAGE := --universal --python-version 3.11 --extra cluster --extra receipts --generate-hashes --constraint requirements.lock \
   --no-emit-index-url --no-emit-find-links --no-annotate --no-header

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from ground import log
 from ground.errors import Unreachable
 from plugin import config, stopping
-from plugin.cluster.reporter import ClusterReporter, make_reporter
+from plugin.cluster.reporter import ClusterReporter, make_health_events, make_reporter
 from plugin.config import Config
 from plugin.device_plugin import DevicePlugin, OwnResponses, Responses
 from plugin.devices import own_devices
@@ -31,6 +32,9 @@ from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import VendorOffer
 from scrubber.api import client
 
+if TYPE_CHECKING:
+    from plugin.cluster.nvsentinel import HealthEvents
+
 logger = log.get("app")
 
 
@@ -42,10 +46,11 @@ def run(chosen: Config) -> int:
     config.check(chosen)
     os.umask(0o077)
     with nullcontext() if chosen.standby else sockets.sole_instance(chosen.kubelet_dir):
-        return stopping.run(partial(_work, chosen, make_reporter(chosen.cluster)))
+        reporters = make_reporter(chosen.cluster), make_health_events(chosen.cluster)
+        return stopping.run(partial(_work, chosen, [each for each in reporters if each is not None]))
 
 
-async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InFlight) -> None:
+async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEvents], in_flight: InFlight) -> None:
     """Follow the scrub service, and register each resource as soon as it has a device."""
     async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
         listing, vendors = _listing(chosen, scrubber)
@@ -68,7 +73,7 @@ async def _work(chosen: Config, reporter: ClusterReporter | None, in_flight: InF
                 gate = Gate(scrubber, listing, in_flight)
                 try:
                     async with asyncio.TaskGroup() as reports:
-                        if reporter is not None:
+                        for reporter in reporters:
                             reports.create_task(reporter.run(listing), name="reports to the cluster")
                         await _register(chosen, listing, gate, counters, vendors, registrations)
                 finally:

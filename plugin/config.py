@@ -59,6 +59,7 @@ def check(config: Config) -> None:
     if config.vendor_dir is not None:
         _check_vendor(config, config.vendor_dir)
     _check_cluster(config.cluster)
+    check_nvsentinel(config.cluster)
     check_length(config.scrubber_socket, "--run-dir")
     # Resources may have longer names. At least the shortest one must fit, and its error is reported at the start.
     check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
@@ -104,6 +105,18 @@ def _check_cluster(choice: ReportChoice) -> None:
         return
     if choice.reports is Reports.ON and (why := credentials.missing(choice, os.environ)):
         raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
+
+
+def check_nvsentinel(choice: ReportChoice) -> None:
+    """Raise a FatalError if events for NVSentinel could not name their node, or not reach the connector."""
+    if choice.nvsentinel_socket is None:
+        return
+    check_length(choice.nvsentinel_socket, "--nvsentinel-socket")
+    if not is_subdomain(choice.node):
+        raise FatalError(
+            f"cannot report to NVSentinel: --node-name {choice.node!r} is not a valid name; give the node's name in"
+            " the cluster, or NODE_NAME"
+        )
 
 
 def check_directory(path: Path, what: str, flag: str) -> None:

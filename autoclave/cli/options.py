@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from autoclave.cli import Parsed
 from ground import paths
 from ground.errors import AutoclaveError
+from plugin.cluster.choice import NvsentinelAction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,6 +139,9 @@ cdi_dir = click.option(
 cdi_kind = click.option(
     "--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names."
 )
+nvsentinel_socket = path(
+    "--nvsentinel-socket", None, "Report quarantines and recoveries to NVSentinel's platform connector at this socket."
+)
 service_dir = path("--run-dir", paths.RUN_DIR, "Directory with the sockets of the scrub service.")
 metrics_address = click.option(
     "--metrics-address",
@@ -174,6 +178,12 @@ needed_gpus = click.argument(
     "gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=complete_gpus, callback=_each_gpu
 )
 
+nvsentinel_action = click.option(
+    "--nvsentinel-action",
+    type=Words(NvsentinelAction),
+    default="none",
+    help="With `remediate`, NVSentinel may cordon, drain and repair the node of a quarantined device.",
+)
 node_name = click.option(
     "--node-name",
     envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],

@@ -2,5 +2,6 @@
 
 The reports go one way: no answer and no failure of the API server changes what the kubelet gets. ``node_report``
 decides, ``api_objects`` makes JSON: both are pure. ``reporter`` runs them. ``apiserver`` alone uses HTTP. It is
-imported by name, so that a plugin without credentials never loads the client library.
+imported by name, so that a plugin without credentials never loads the client library. ``nvsentinel`` reports to
+NVSentinel in the same way, if an operator wants it.
 """

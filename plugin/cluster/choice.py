@@ -17,6 +17,13 @@ class Reports(Enum):
     ON = "on"
 
 
+class NvsentinelAction(Enum):
+    """What NVSentinel may do about what it is told: only keep it, or cordon, drain and repair the node."""
+
+    NONE = "none"
+    REMEDIATE = "remediate"
+
+
 @dataclass(frozen=True, slots=True)
 class ReportChoice:
     """The options of the reports."""
@@ -25,3 +32,5 @@ class ReportChoice:
     node: str = ""
     checkpoint: bool = False  # whether the Node gets the newest signed checkpoint of its ledger as an annotation
     service_account: Path = SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there
+    nvsentinel_socket: Path | None = None  # of its platform connector; None: nothing is reported to NVSentinel
+    nvsentinel_action: NvsentinelAction = NvsentinelAction.NONE

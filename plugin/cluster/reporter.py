@@ -13,7 +13,7 @@ import importlib
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,19 +22,20 @@ from ground import log
 from ground.aio import Changed
 from ground.errors import FatalError
 from plugin.cluster import credentials, node_report
-from plugin.cluster.choice import ReportChoice, Reports
+from plugin.cluster.choice import NvsentinelAction, ReportChoice, Reports
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
-from plugin.cluster.retry_loop import NEVER, Action, Failure, FailureKind, Pace, RetryLoop
+from plugin.cluster.retry_loop import NEVER, Action, Failure, FailureKind, Pace, RetryLoop, guarded
 from plugin.listing import Listing, Shown
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer, ClusterNode
+    from plugin.cluster.nvsentinel import HealthEvents
 
 logger = log.get("cluster")
 
 CALL_WITHIN = 5.0  # seconds for a whole call
-_CLIENT = "plugin.cluster.apiserver"
+_CLIENT, _NVSENTINEL = "plugin.cluster.apiserver", "plugin.cluster.nvsentinel"
 
 
 class ClusterReporter:
@@ -70,21 +71,12 @@ class ClusterReporter:
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._guarded(lambda: self._follow(listing)))
+                tasks.create_task(guarded(lambda: self._follow(listing), pace))
                 for loop in loops:
-                    tasks.create_task(self._guarded(loop.run))
+                    tasks.create_task(guarded(loop.run, pace))
         finally:
             # In its own task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
             await asyncio.create_task(self._report_stop())
-
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run the work again after a fault. A fault delays the reports and does not stop the plugin."""
-        while True:
-            try:
-                await work()
-            except Exception:  # logged with its traceback: nothing else records it
-                logger.exception("a fault inside the reports to the cluster")
-            await asyncio.sleep(self._pace.slow)
 
     async def _follow(self, listing: Listing) -> None:
         """Report the devices at every change, and when a device has been unhealthy for long."""
@@ -234,3 +226,13 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
     if found is not None:  # otherwise nothing asks for reports
         logger.warning("nothing is reported to the cluster", why=why)
     return None
+
+
+def make_health_events(choice: ReportChoice) -> HealthEvents | None:
+    """What reports to NVSentinel, ready to run; None if no socket is named: then its module is not loaded."""
+    if choice.nvsentinel_socket is None:
+        return None
+    module, remediate = importlib.import_module(_NVSENTINEL), choice.nvsentinel_action is NvsentinelAction.REMEDIATE
+    logger.info("reporting to NVSentinel", socket=str(choice.nvsentinel_socket), action=choice.nvsentinel_action.value)
+    made: HealthEvents = module.HealthEvents(choice.nvsentinel_socket, choice.node, remediate=remediate, pace=Pace())
+    return made

@@ -114,6 +114,16 @@ class RetryLoop:
         log("cannot report to the cluster", about=self._about, reason=failure.kind.value, error=failure.message)
 
 
+async def guarded(work: Action, pace: Pace) -> None:
+    """Run the work again after a fault. A fault delays the reports and does not stop the plugin."""
+    while True:
+        try:
+            await work()
+        except Exception:  # logged with its traceback: nothing else records it
+            logger.exception("a fault inside the reports to the cluster")
+        await asyncio.sleep(pace.slow)
+
+
 def _failure(state: RetryCallState) -> Failure:
     """The failure of the attempt: only a Failure is retried."""
     error = state.outcome.exception() if state.outcome is not None else None

@@ -17,7 +17,7 @@ from ground import log, paths
 from ground.errors import FatalError
 from plugin import stopping
 from plugin.cluster.credentials import Unusable
-from plugin.cluster.reporter import connect
+from plugin.cluster.reporter import connect, make_health_events
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, driver, registration
 from plugin.dra.claim_gate import ClaimGate
@@ -65,6 +65,9 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
         await stack.enter_async_context(collector.served(metrics, chosen.metrics_address))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         tasks.create_task(listing.follow(), name="listing")
+        health_events = make_health_events(chosen.cluster)
+        if health_events is not None:
+            tasks.create_task(health_events.run(listing), name="reports to NVSentinel")
         statuses = ClaimStatusWriter(server, chosen.driver) if chosen.claim_status else None
         if statuses is not None:
             tasks.create_task(statuses.run(), name="status of claims")

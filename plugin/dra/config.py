@@ -84,6 +84,7 @@ def check(config: DraConfig) -> Path:
         plugin_config.check_length(config.registry_socket, "--registry-dir")
     else:
         _check_vendor(config, config.vendor_registry_dir)
+    plugin_config.check_nvsentinel(config.cluster)
     if why := credentials.missing(config.cluster, os.environ):
         raise FatalError(f"cannot read claims: {why}")
     found = credentials.find(config.cluster, os.environ)

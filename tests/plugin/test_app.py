@@ -17,7 +17,10 @@ from tests.plugin.scrub_server import gpu, hang
 
 GPU = "nvidia.com/gpu"
 MEMORY = 50 * 1024  # KiB
-HEAVY = {"pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube", "rich", "pygments", "scrubber.core"}
+HEAVY = {
+    "pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube", "rich", "pygments", "scrubber.core",
+    "plugin.cluster.nvsentinel",
+}  # fmt: skip
 
 
 async def test_a_hangup_during_the_start_is_answered_after_it(service, plugin, short_tmp):  # noqa: ARG001 - it answers

@@ -68,6 +68,14 @@ def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
         ({"style": Style(dev_root="here")}, "absolute path"),
         ({"cluster": ReportChoice(Reports.ON, "a/b")}, "--node-name 'a/b': not a valid name"),
         (
+            {"cluster": ReportChoice(nvsentinel_socket=Path("/s"))},
+            "report to NVSentinel: --node-name '' is not a valid",
+        ),
+        (
+            {"cluster": ReportChoice(node="n", nvsentinel_socket=Path("/" + "s" * 107))},
+            "108 bytes long .* give a shorter --nvsentinel-socket",
+        ),
+        (
             {"cluster": ReportChoice(Reports.ON)},
             "report to the cluster: the name of the node is unknown: set --node-name",
         ),

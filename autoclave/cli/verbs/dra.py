@@ -10,7 +10,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, options
 from ground import log
-from plugin.cluster.choice import ReportChoice, Reports
+from plugin.cluster.choice import NvsentinelAction, ReportChoice, Reports
 from plugin.dra import app, config
 from scrubber import __version__
 
@@ -36,6 +36,8 @@ from scrubber import __version__
 )
 @options.cdi_dir
 @options.node_name
+@options.nvsentinel_socket
+@options.nvsentinel_action
 @options.service_dir
 @options.path("--plugins-dir", config.PLUGINS_DIR, "The kubelet's directory of plugins.")
 @options.path("--registry-dir", config.REGISTRY_DIR, "The kubelet's plugin registry.")
@@ -55,7 +57,10 @@ from scrubber import __version__
 @options.metrics_address
 @options.log_level
 @options.log_format
-def dra(driver_name: str, node_name: str, cdi_dir: tuple[Path, ...], **flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+def dra(
+    driver_name: str, node_name: str, cdi_dir: tuple[Path, ...], nvsentinel_socket: Path | None,
+    nvsentinel_action: NvsentinelAction, **flags: Any,  # noqa: ANN401 - click has made each what its flag says
+) -> int:  # fmt: skip
     """Run the DRA driver of this node.
 
     Offers the GPUs of the scrub service to ResourceClaims. A claim gets GPUs that are proven clean, and keeps them at
@@ -67,7 +72,9 @@ def dra(driver_name: str, node_name: str, cdi_dir: tuple[Path, ...], **flags: An
     chosen = config.DraConfig(
         driver=driver_name or (config.VENDOR_DRIVER if flags["vendor_registry_dir"] else config.DRIVER),
         cdi_dirs=cdi_dir,
-        cluster=ReportChoice(Reports.ON, node_name),
+        cluster=ReportChoice(
+            Reports.ON, node_name, nvsentinel_socket=nvsentinel_socket, nvsentinel_action=nvsentinel_action
+        ),
         version=__version__,
         instance=secrets.token_hex(4),
         **flags,

@@ -55,6 +55,8 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
     help="With each report, keep the newest signed checkpoint of the ledger as an annotation of the Node.",
 )
 @options.node_name
+@options.nvsentinel_socket
+@options.nvsentinel_action
 @options.path(
     "--vendor-dir",
     None,
@@ -88,7 +90,13 @@ def plugin(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its 
             dev_root=str(flags["driver_root"]),
         ),
         mig_strategy=flags["mig_strategy"],
-        cluster=ReportChoice(flags["cluster_reports"], flags["node_name"], flags["checkpoint_annotation"]),
+        cluster=ReportChoice(
+            flags["cluster_reports"],
+            flags["node_name"],
+            flags["checkpoint_annotation"],
+            nvsentinel_socket=flags["nvsentinel_socket"],
+            nvsentinel_action=flags["nvsentinel_action"],
+        ),
         vendor_dir=flags["vendor_dir"],
         cdi_dirs=flags["cdi_dir"],
         standby=flags["standby"],

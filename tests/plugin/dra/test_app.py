@@ -6,7 +6,11 @@ from plugin.cluster.choice import ReportChoice
 from plugin.dra import app, driver
 from plugin.dra.config import DraConfig
 from plugin.stopping import InFlight
+from tests.plugin.cluster.devices import out
+from tests.plugin.cluster.platform_connector import PlatformConnector
+from tests.plugin.dra.live_driver import NODE
 from tests.plugin.live_plugin import until_files
+from tests.plugin.scrub_server import gpu
 
 
 class Asked(InFlight):
@@ -34,3 +38,14 @@ async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypat
     program.cancel()
     await asyncio.wait({program})
     assert calls.within == [driver.CALL_WITHIN]
+
+
+async def test_the_driver_reports_to_nvsentinel(scrub_server, live_driver, short_tmp):
+    connector = PlatformConnector(short_tmp / "nvsentinel.sock")
+    await connector.open()
+    scrub_server.say(gpu(0), out(1))
+    await live_driver("--nvsentinel-socket", connector.socket)
+    await connector.until(lambda: len(connector.events) == 2)
+    assert connector.reported() == [("GPU-0000", "healthy"), ("GPU-0001", "xid")]
+    assert {(event.nodeName, event.isFatal) for event in connector.events} == {(NODE, False)}
+    await connector.close()
