@@ -82,7 +82,7 @@ async def _costs(autoclave: Autoclave, other: programs.Program) -> list[Figure]:
     """Of each program, at the same time."""
     running = {"service": autoclave.service, "plugin": autoclave.plugin, "do-nothing plugin": other}
     pids = {name: program.process.pid for name, program in running.items() if program.process}
-    pids["zygote"] = [line["pid"] for line in _lines(autoclave.service.log) if line["event"] == "zygote ready"][-1]
+    pids["zygote"] = [line["pid"] for line in lines(autoclave.service.log) if line["event"] == "zygote ready"][-1]
     shares = await asyncio.gather(*(processes.share(pid, IDLE) for pid in pids.values()))
     used = [
         Figure(f"idle, {name}: processor", it * 100, "% of a core", 1) for name, it in zip(pids, shares, strict=True)
@@ -93,7 +93,7 @@ async def _costs(autoclave: Autoclave, other: programs.Program) -> list[Figure]:
 
 def _hooks(autoclave: Autoclave) -> Iterator[Figure]:
     """As plugin and service count them: what is left of the kubelet's time is the way to the plugin."""
-    plugin, service = _lines(autoclave.plugin.log), _lines(autoclave.service.log)
+    plugin, service = lines(autoclave.plugin.log), lines(autoclave.service.log)
     parts = {
         "plugin": [line["seconds"] for line in plugin if line.get("hook") == "Allocate"],
         "service": [line["seconds"] for line in service if line.get("request") == "acquire"],
@@ -104,7 +104,7 @@ def _hooks(autoclave: Autoclave) -> Iterator[Figure]:
     yield Figure("PreStartContainer, as the plugin counts it, p50", quantile(starts, 0.5) * 1000, "ms", len(starts))
 
 
-def _lines(log: Path) -> list[dict[str, Any]]:
+def lines(log: Path) -> list[dict[str, Any]]:
     """What a program of Autoclave logged."""
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,12 +17,18 @@ from plugin.dra.config import DRIVER, PLUGINS_DIR, REGISTRY_DIR
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.registration.events import NotRegistered
 from tests.cluster.cluster import Cluster, container
-from tests.cluster.programs import NODE
+from tests.cluster.programs import KUBECONFIG, NODE, Program
 from tests.patience import WITHIN
 
 SLICE = slices.slice_name(DRIVER, NODE)
 EXTENDED = "claims.example/gpu"  # the resource by which pods get claims of our class
 FAILED_PREPARE = "FailedPrepareDynamicResources"  # the kubelet's Event
+
+
+def dra_driver(logs: Path, *flags: str) -> Program:
+    """Our DRA driver; it is not started."""
+    ours = ("env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "autoclave", "dra")
+    return Program("autoclave-dra", [*ours, *flags], logs)
 
 
 def request(count: int = 1, name: str = "gpus", of: str = DRIVER, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any field

@@ -16,10 +16,10 @@ from plugin.dra.config import DRIVER
 from scrubber.devices.simulated import drills
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED
-from tests.cluster.claims import EXTENDED, SLICE, Claims, OtherDriver, claiming, device_class, request
+from tests.cluster.claims import EXTENDED, SLICE, Claims, OtherDriver, claiming, device_class, dra_driver, request
 from tests.cluster.cluster import container, health
 from tests.cluster.conftest import LOGS
-from tests.cluster.programs import KUBECONFIG, NODE, Program
+from tests.cluster.programs import KUBECONFIG, NODE
 
 
 def allocated(claim):
@@ -32,8 +32,7 @@ def allocated(claim):
 async def driver(pods, autoclave, request):
     """Our driver, in place of the device plugin. The parameter, if there is one, is more flags."""
     autoclave.plugin.end()
-    program = ("env", f"KUBECONFIG={KUBECONFIG}", f"NODE_NAME={NODE}", sys.executable, "-m", "autoclave", "dra")
-    driver = Program("autoclave-dra", [*program, *getattr(request, "param", ())], LOGS)
+    driver = dra_driver(LOGS, *getattr(request, "param", ()))
     driver.start()
     yield driver
     driver.end()
