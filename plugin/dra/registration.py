@@ -33,7 +33,7 @@ async def stay_registered(
             sockets.remove_dead(registry_socket.parent, f"{driver}*-reg.sock")
         on_event(name, failure)
 
-    state = RegistrationState(driver, str(service_socket), note)
+    state = RegistrationState(driver, note)
     registrar = Registrar(_info(driver, service_socket), state)
     watch = FileWatch(service_socket.parent, registry_socket.parent)
     async with asyncio.TaskGroup() as tasks:
@@ -84,7 +84,7 @@ class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     ) -> pluginregistration_pb2.RegistrationStatusResponse:
         """The result; the kubelet retries after a failure. An error of a vendor's driver ends its registration."""
         if request.plugin_registered:
-            self._state.accepted()
+            self._state.accepted(self._info.endpoint)
         else:
             self._state.failed(NotRegistered(Cause.REFUSED, f"the kubelet answers: {request.error}"))
         if self._vendor is not None:

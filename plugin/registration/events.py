@@ -50,9 +50,8 @@ class RegistrationState:
     The log gets each cause once until ``restart``: a kubelet that refuses the plugin must not fill the log.
     """
 
-    def __init__(self, resource: str, endpoint: str, on_event: Listener) -> None:
+    def __init__(self, resource: str, on_event: Listener) -> None:
         self._resource = resource
-        self._endpoint = endpoint
         self._on_event = on_event
         self._logged: set[Cause] = set()
         self._registered = False
@@ -63,11 +62,11 @@ class RegistrationState:
         self._logged.clear()
         self._trying_since = _now()
 
-    def accepted(self) -> None:
-        """The kubelet has accepted the registration."""
+    def accepted(self, endpoint: str) -> None:
+        """The kubelet has accepted the registration of this socket."""
         seconds = round(_now() - self._trying_since, 4)
         self._registered = True
-        logger.info("registered", resource=self._resource, endpoint=self._endpoint, seconds=seconds)
+        logger.info("registered", resource=self._resource, endpoint=endpoint, seconds=seconds)
         self._on_event(self._resource, None)
 
     def lost(self, cause: Cause, detail: str) -> None:

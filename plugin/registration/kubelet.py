@@ -1,11 +1,13 @@
 """Registers one resource through ``kubelet.sock``, and again when the kubelet may have lost it.
 
-Reasons to register again: the kubelet started, the plugin's socket was removed, or the kubelet ended the stream. The
-kubelet ends the stream of a running plugin when an older plugin of the same resource stops.
+Reasons to register again: the kubelet started, the plugin's socket was removed, or the kubelet ended the stream. Before
+1.37 the kubelet ends the stream of a running plugin when an older plugin of the same resource stops.
 
-Rules: register only after the plugin's own socket answers, because a failed Register makes the kubelet forget a plugin
-that works. Dial ``kubelet.sock`` only after a plain connect succeeded, because gRPC retries late. Pause longer after
-every failure. Do not pause when ``kubelet.sock`` was replaced.
+Rules: each registration has a socket of its own. From 1.37 on the kubelet knows a plugin by its socket; a Register that
+arrives before the kubelet has noticed the end of the last stream from the same socket makes it refuse that socket until
+the kubelet starts again. Register only after the socket answers, because a failed Register makes the kubelet forget a
+plugin that works. Dial ``kubelet.sock`` only after a plain connect succeeded, because gRPC retries late. Pause longer
+after every failure. Do not pause when ``kubelet.sock`` was replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ SETTLED = 30.0  # seconds that a stream has to last until the next failure has a
 
 
 class KubeletRegistration:
-    """One resource, served and registered. The caller holds ``sockets.sole_instance``."""
+    """One resource, served and registered."""
 
     def __init__(
         self, resource: str, add: endpoint.Add, kubelet_dir: Path, on_event: events.Listener = events.ignore
@@ -38,75 +40,78 @@ class KubeletRegistration:
         """Serve nothing before ``run``; ``add`` is called for every new server."""
         self._resource = resource
         self._add = add
-        self._endpoint = sockets.endpoint(resource)
-        self._path = kubelet_dir / self._endpoint
+        self._directory = kubelet_dir
         self._kubelet_socket = kubelet_dir / "kubelet.sock"
-        self._watch = FileWatch(kubelet_dir, self._path.parent)
-        self._state = RegistrationState(resource, self._endpoint, on_event)
+        self._watch = FileWatch(kubelet_dir, kubelet_dir / sockets.SUBDIRECTORY)
+        self._state = RegistrationState(resource, on_event)
 
     async def run(self) -> None:
         """Stay registered until cancelled. A FatalError says what the operator has to change."""
-        while True:
-            await self.run_once()
+        sockets.claim(self._directory / sockets.endpoint(self._resource))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch.run())
+            while True:
+                kubelet = sockets.identity(self._kubelet_socket)
+                if kubelet is not None:  # a new ``kubelet.sock`` belongs to a kubelet that does not know the plugin
+                    await self._stay_registered(kubelet)
+                    continue
+                logger.info("waiting for the kubelet", socket=str(self._kubelet_socket))
+                await self._watch.until(lambda: sockets.identity(self._kubelet_socket) is not None)
 
-    async def run_once(self) -> None:
-        """Serve one socket and keep it registered, until its file is removed."""
-        async with endpoint.serve(self._path, self._add) as served, asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._watch.run()), group.create_task(self._follow_kubelets(served))]
-            await self._watch.until(served.gone)
-            self._state.lost(Cause.SOCKET_GONE, f"the file {self._path} was removed")
-            for task in tasks:
-                task.cancel()
-
-    async def _follow_kubelets(self, served: endpoint.PluginServer) -> None:
-        """Register with each new ``kubelet.sock``: it belongs to a kubelet that does not know the plugin."""
-        while True:
-            kubelet = sockets.identity(self._kubelet_socket)
-            if kubelet is not None:
-                await self._stay_registered(served, kubelet)
-                continue
-            logger.info("waiting for the kubelet", socket=str(self._kubelet_socket))
-            await self._watch.until(lambda: sockets.identity(self._kubelet_socket) is not None)
-
-    async def _stay_registered(self, served: endpoint.PluginServer, kubelet: sockets.Identity) -> None:
+    async def _stay_registered(self, kubelet: sockets.Identity) -> None:
         """Stay registered until this kubelet's socket changes. Then end also a pause or a Register that hangs."""
         async with asyncio.TaskGroup() as group:
-            keeping = group.create_task(self._keep(served))
+            keeping = group.create_task(self._keep())
             await self._watch.until(lambda: sockets.identity(self._kubelet_socket) != kubelet)
             self._state.lost(Cause.KUBELET_CHANGED, f"{self._kubelet_socket} was replaced or removed")
             keeping.cancel()
 
-    async def _keep(self, served: endpoint.PluginServer) -> None:
+    async def _keep(self) -> None:
         """Register again and again. Pauses start short again only after a registration that lasted."""
         while True:
             self._state.restart()
-            await self._state.retrying()(self._register_once, served)
+            await self._state.retrying()(self._register_once)
 
-    async def _register_once(self, served: endpoint.PluginServer) -> None:
-        """One registration, from Register to the end of its stream."""
-        streams = served.streams
-        options = await served.prove()
+    async def _register_once(self) -> None:
+        """One registration on a new socket, until its stream ends or the file of the socket is removed."""
         if (error := unix_sockets.connect_error(self._kubelet_socket)) is not None:
             text = f"the kubelet does not answer on {self._kubelet_socket}: {error.strerror}"
             raise NotRegistered(Cause.KUBELET_SILENT, text) from error
-        opened, ended = streams.opened, streams.ended  # also notices an older stream that ends during Register
-        await self._register(options)
+        name = sockets.endpoint(self._resource)
+        async with endpoint.serve(self._directory / name, self._add) as served:
+            registered = asyncio.create_task(self._registered(served, name))
+            removed = asyncio.create_task(self._watch.until(served.gone))
+            try:
+                await asyncio.wait({registered, removed}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                removed.cancel()
+                registered.cancel()
+            if registered.done():
+                await registered
+            else:
+                self._state.lost(Cause.SOCKET_GONE, f"the file {served.path} was removed")
+
+    async def _registered(self, served: endpoint.PluginServer, name: str) -> None:
+        """From Register to the end of the stream."""
+        streams = served.streams
+        await self._register(name, await served.prove())
         began = asyncio.get_running_loop().time()
-        self._state.accepted()
+        self._state.accepted(name)
+        sockets.remove_dead(served.path.parent, "*.sock")  # of killed plugins
         try:
             async with asyncio.timeout(ASK):
-                await streams.until(lambda: streams.opened != opened)
+                await streams.until(lambda: streams.opened > 0)
         except TimeoutError:
             raise NotRegistered(Cause.NOT_ASKED, f"no ListAndWatch within {ASK:g} s of Register") from None
-        await streams.until(lambda: streams.ended != ended)
+        await streams.until(lambda: streams.ended > 0)
         if asyncio.get_running_loop().time() - began < SETTLED:
             raise NotRegistered(Cause.STREAM_ENDED, f"ListAndWatch ended within {SETTLED:g} s of Register")
         self._state.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
 
-    async def _register(self, options: deviceplugin_pb2.DevicePluginOptions) -> None:
+    async def _register(self, name: str, options: deviceplugin_pb2.DevicePluginOptions) -> None:
         """Use a new channel for each call: gRPC would delay calls to a new kubelet after failures of the last one."""
         request = deviceplugin_pb2.RegisterRequest(
-            version=VERSION, endpoint=self._endpoint, resource_name=self._resource, options=options
+            version=VERSION, endpoint=name, resource_name=self._resource, options=options
         )
         try:
             async with endpoint.dial(self._kubelet_socket) as channel:

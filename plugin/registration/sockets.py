@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,8 +62,8 @@ def lock(kubelet_dir: Path) -> int | None:
 
 
 def endpoint(resource: str) -> str:
-    """The path of a resource's socket, relative to the kubelet's directory."""
-    return f"{SUBDIRECTORY}/{resource.replace('/', '_')}.sock"
+    """A new path for a resource's socket, relative to the kubelet's directory."""
+    return f"{SUBDIRECTORY}/{resource.replace('/', '_')}-{secrets.token_urlsafe(3)}.sock"
 
 
 def hidden(path: Path) -> Path:

@@ -113,7 +113,8 @@ async def serving(listing, scrubber, path, style, registry=None, in_flight=None)
 
 async def allocate(root, *ids):
     """Ask the plugin itself, as a kubelet with an old list in its head would."""
-    async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
+    (path,) = (root / "autoclave").glob("nvidia.com_gpu-*.sock")
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
         stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
         return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)

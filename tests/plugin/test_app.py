@@ -162,7 +162,7 @@ async def test_wrong_usage_is_one_line_and_exit_code_2(plugin, flags, expected_e
 
 
 async def test_a_socket_name_that_is_too_long_exits_2(scrub_server, short_tmp, plugin):
-    deep = short_tmp / ("d" * (107 - len(f"{short_tmp}//autoclave/nvidia.com_gpu.sock")))
+    deep = short_tmp / ("d" * (107 - len(f"{short_tmp}//autoclave/nvidia.com_gpu-Zk_9.sock")))
     deep.mkdir()
     scrub_server.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
     it = await plugin("--kubelet-dir", deep, "--mig-strategy", "mixed")

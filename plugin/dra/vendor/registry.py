@@ -110,7 +110,7 @@ class VendorRegistry:
         service = Path(info.endpoint or path)  # without one, the kubelet calls the registration socket
         name = socket_name(self._chosen, path)
         ours = self._chosen.gate_dir / f"{name}.sock" if gated else service
-        state = RegistrationState(info.name, str(ours), self._counters.record if gated else events.ignore)
+        state = RegistrationState(info.name, self._counters.record if gated else events.ignore)
         state.restart()
         lost = "its socket was removed or replaced"
         try:
