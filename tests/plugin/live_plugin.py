@@ -111,10 +111,15 @@ async def serving(listing, scrubber, path, style, registry=None, in_flight=None)
     await server.stop(None)
 
 
+def own_socket(root):
+    """The socket of the present registration."""
+    (path,) = (root / "autoclave").glob("nvidia.com_gpu-*.sock")
+    return path
+
+
 async def allocate(root, *ids):
     """Ask the plugin itself, as a kubelet with an old list in its head would."""
-    (path,) = (root / "autoclave").glob("nvidia.com_gpu-*.sock")
-    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{own_socket(root)}") as channel:
         requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
         stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
         return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)

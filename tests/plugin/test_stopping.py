@@ -27,7 +27,7 @@ class Reporter:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
-stopping.run(partial(app._work, config.Config(run_dir=Path(sys.argv[1])), Reporter()))
+stopping.run(partial(app._work, config.Config(run_dir=Path(sys.argv[1])), [Reporter()]))
 print("ended")
 """
 

@@ -15,7 +15,7 @@ from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import MOST, VendorList, VendorOffer
-from tests.plugin.live_plugin import Plugin, allocate
+from tests.plugin.live_plugin import Plugin, allocate, own_socket
 from tests.plugin.scrub_server import gpu, no, yes
 
 GPU = "nvidia.com/gpu"
@@ -105,7 +105,7 @@ async def test_a_pod_gets_the_vendors_answer_after_the_gate(scrub_server, kubele
 async def test_the_vendors_entry_of_a_device_goes_on_unchanged(ready, vendor, short_tmp):
     vendor.nodes = {"GPU-0000": [3, 5]}
     await ready()
-    async with grpc.aio.insecure_channel(f"unix:{short_tmp}/autoclave/nvidia.com_gpu.sock") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{own_socket(short_tmp)}") as channel:
         async for shown in deviceplugin_pb2_grpc.DevicePluginStub(channel).ListAndWatch(wire.Empty()):
             assert shown.SerializeToString(deterministic=True) == vendor._list().SerializeToString(deterministic=True)
             break
@@ -233,7 +233,7 @@ async def test_a_wrong_registration_is_refused(kubelet, front, vendor, resource,
 
 async def test_a_resource_whose_socket_has_a_long_path_is_refused(short_tmp):
     """The start of a server there would end the plugin."""
-    directory = VendorDirectory(short_tmp, short_tmp / ("d" * 60), "nvidia.com", cast(Any, None), cast(Any, None))
+    directory = VendorDirectory(short_tmp, short_tmp / ("d" * 55), "nvidia.com", cast(Any, None), cast(Any, None))
     request = wire.RegisterRequest(version="v1beta1", resource_name=f"nvidia.com/{'n' * 63}")
     assert "is too long for the path of a socket in" in directory._wrong(request)
     request.resource_name = GPU
