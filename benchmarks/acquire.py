@@ -16,6 +16,7 @@ import grpc.aio
 from benchmarks import rig
 from benchmarks.figures import Figure, quantile
 from demo.stage import Stage
+from ground.quantities import quantity
 
 AIM = "p50 <= 1.5 ms, flat"
 
@@ -55,8 +56,7 @@ async def _acquire(stage: Stage, callers: int, rounds: int) -> list[Figure]:
             results = await asyncio.gather(*(_one_caller(stage, share) for share in shares))
             times += [value for result in results for value in result]
             await service.release(stage.uuids)
-    word = "caller" if callers == 1 else "callers"
-    return _figures(f"Acquire on a CLEAN device, {callers} {word}, {stage.gpus} devices", times, AIM)
+    return _figures(f"Acquire on a CLEAN device, {quantity(callers, 'caller')}, {stage.gpus} devices", times, AIM)
 
 
 async def _one_caller(stage: Stage, uuids: Sequence[str]) -> list[float]:

@@ -13,6 +13,7 @@ from typing import Any
 from autoclave.cli import DONE, NOT_CLEAN, document, human, service_call
 from autoclave.cli.offline import Offline
 from ground.errors import FatalError, InvalidRequest, Unreachable
+from ground.quantities import quantity
 from scrubber.api import admin_client
 from scrubber.core import views
 from scrubber.receipts import dsse, endorsement, note, verification
@@ -122,8 +123,8 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     covered = f"{claim['coveredBytes']} of {claim['allocatableBytes']} bytes, verification {claim['verification']}"
     rest = f"; not covered: {parts}" if parts else ""
     yield f"claim       {claim['category']} ({claim['standard']}) of {covered}{rest}"
-    ended = f"{found['processes']} processes, {found['processesEnded']} of them ended"
-    residue = f"{found['residueBytes']} bytes not zero of {found['searchedBytes']} searched"
+    ended = f"{quantity(found['processes'], 'process', 'processes')}, {found['processesEnded']} of them ended"
+    residue = f"{quantity(found['residueBytes'], 'byte')} not zero of {found['searchedBytes']} searched"
     yield f"found       {residue}; {ended}"
     steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
     yield f"done        {steps} ({predicate['path']})"

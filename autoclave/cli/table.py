@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoclave.cli import human
+from ground.quantities import quantity
 from scrubber.core import views
 
 EMPTY = "-"
@@ -80,8 +81,8 @@ def summary(devices: Sequence[views.DeviceStatus], total: int) -> str:
     count = Counter(device.state for device in devices)
     states = ", ".join(f"{count[state]} {state.replace('_', ' ')}" for state in STATES if count[state])
     unhealthy = sum(not device.healthy for device in devices)
-    of = f"{len(devices)} of {total}" if len(devices) < total else str(total)
-    parts = [f"{of} GPU{'' if total == 1 else 's'}", *([f": {states}"] if devices else [])]
+    of = f"{len(devices)} of " if len(devices) < total else ""
+    parts = [f"{of}{quantity(total, 'GPU')}", *([f": {states}"] if devices else [])]
     return "".join([*parts, *([f"; {unhealthy} not healthy"] if unhealthy != count["quarantined"] else [])])
 
 
@@ -159,12 +160,12 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
         yield f"not covered: {', '.join(parts)}"
     if receipt.residue_bytes:
         first = f", the first at {receipt.residue_at[0]:#x}" if receipt.residue_at else ""
-        yield f"{human.size(receipt.residue_bytes)} were not zero before{first}"
+        yield f"{human.size(receipt.residue_bytes)} of residue{first}"
     if receipt.searched_bytes is not None:
         yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:
         beyond = f", {human.size(left)} of it out of reach" if (left := receipt.shared_unreached_bytes) else ""
-        yield f"memory on the chip overwritten on {receipt.units_reached}/{receipt.units} units{beyond}"
+        yield f"memory on the chip overwritten on {receipt.units_reached}/{quantity(receipt.units, 'unit')}{beyond}"
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
 

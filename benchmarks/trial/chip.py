@@ -10,6 +10,7 @@ from functools import partial
 from benchmarks.trial.card import Listening, Where, opened, opened_as, taken, unwatched, zeroed
 from benchmarks.trial.figures import Measured, one, rounds
 from benchmarks.trial.forks import in_a_fork
+from ground.quantities import quantity
 from scrubber.cuda import clearing, selftest
 from scrubber.cuda.card import KernelProgram
 from scrubber.cuda.selftest import Clock
@@ -45,7 +46,8 @@ def _scratched(where: Where) -> list[Measured]:
         took.append(1000 * (time.perf_counter() - began))
         reached.append(float(done.reached))
         if done.faulty:
-            raise RuntimeError(f"cannot measure: {done.faulty} units do not hold what is written to them")
+            wrong = quantity(done.faulty, "unit does", "units do")
+            raise RuntimeError(f"cannot measure: {wrong} not hold what is written to it")
     return [
         Measured("scratch, shared memory and registers", tuple(took), "ms"),
         one("units", card.units, ""),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from ground.quantities import quantity
 from plugin.devices import Device
 
 NOT_READY_AFTER = 600.0  # seconds that a device may be unhealthy without a reason: a slow scrub takes about a minute
@@ -210,15 +211,16 @@ def condition_content(reports: DeviceReports | None) -> ConditionContent:
 
 def _content(counted: Sequence[DeviceReport]) -> ConditionContent:
     failed = [it for it in counted if it.failure is not None]
+    of = f"of {quantity(len(counted), 'device')}"
     if failed:
         reason = "AllDevicesOut" if len(failed) == len(counted) else "SomeDevicesOut"
         named = _named([f"{it.name} ({_state(it)})" for it in failed])
         return ConditionContent(
-            ConditionStatus.FALSE, reason, f"{len(failed)} of {len(counted)} devices are out: {named}"
+            ConditionStatus.FALSE, reason, f"{quantity(len(failed), f'{of} is', f'{of} are')} out: {named}"
         )
     unknown = [it.name for it in counted if not it.found_healthy]
     if unknown:
-        message = f"{len(unknown)} of {len(counted)} devices were not found healthy yet: {_named(unknown)}"
+        message = f"{quantity(len(unknown), f'{of} was', f'{of} were')} not found healthy yet: {_named(unknown)}"
         return ConditionContent(ConditionStatus.UNKNOWN, "DevicesNotReady", message)
     return ConditionContent(ConditionStatus.TRUE, "AllDevicesHealthy", f"no device of {len(counted)} is out")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ground.device_messages import ReportedDevice
 from ground.errors import InvalidRequest, Reason, Refused
+from ground.quantities import quantity
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.response import MOUNTED, MOUNTS, VARIABLE
 from plugin.vendor import cdi, device_nodes
@@ -40,7 +41,7 @@ def check(
     """Raise Refused if the answer disagrees with the grant. ``granted``: the devices of each container."""
     if len(answer.container_responses) != len(granted):
         count = len(answer.container_responses)
-        raise _wrong(f"it has an answer for {count} containers, and {len(granted)} were asked for")
+        raise _wrong(f"it has an answer for {quantity(count, 'container')}, and the request has {len(granted)}")
     for response, devices in zip(answer.container_responses, granted, strict=True):
         _check_container(response, devices, on_node, cdi_dirs)
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from ground.quantities import quantity
 from policies import xids
 from policies.model import Policy
 from scrubber.core.model import Ailment, AilmentKind, Baseline, ScrubPath, Vitals, Xid
@@ -60,7 +61,7 @@ def _ailments(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ai
         yield Ailment(AilmentKind.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
     if vitals.ecc_uncorrectable > counted:
         new = vitals.ecc_uncorrectable - counted
-        yield Ailment(AilmentKind.ECC, f"{new} new uncorrectable memory error(s)")
+        yield Ailment(AilmentKind.ECC, quantity(new, "new uncorrectable memory error"))
     yield from reported
     if vitals.reset_required:
         yield Ailment(AilmentKind.RESET_REQUIRED, "the driver asks for a reset")

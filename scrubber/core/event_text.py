@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ground.documents.units import format_size
+from ground.quantities import quantity
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.measurements import Uncovered
@@ -96,11 +97,11 @@ def _step(result: StepResult) -> str:
     notes += [result.detail] if result.detail else []
     if findings.residue_bytes:
         first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
-        notes.append(f"{findings.residue_bytes} bytes were not zero before{first}")
+        notes.append(f"{quantity(findings.residue_bytes, 'byte was', 'bytes were')} not zero before{first}")
     if findings.uncovered:
         notes.append(f"not covered: {_parts(findings.uncovered)}")
     if findings.units_reached is not None:
-        notes.append(f"{findings.units_reached} of {findings.units} units")
+        notes.append(f"{findings.units_reached} of {quantity(findings.units or 0, 'unit')}")
     if findings.holders:
         notes.append(f"found {ownership.holder_names(findings.holders)}")
     if findings.terminated:
@@ -108,7 +109,7 @@ def _step(result: StepResult) -> str:
     if findings.mismatch is not None:
         at = findings.mismatch
         wrong = f"at byte {at.offset} {at.got:#04x} was read where {at.expected:#04x} was written"
-        notes.append(f"{wrong}, {at.count} byte(s) wrong in all")
+        notes.append(f"{wrong}, {quantity(at.count, 'byte')} wrong in all")
     if findings.drift:
         notes.append(f"restored {', '.join(findings.drift)}")
     noted = f": {'; '.join(notes)}" if notes else ""
@@ -126,8 +127,9 @@ def _receipt(receipt: Receipt) -> str:
     searched = f" in the {receipt.searched_bytes} that were searched" if receipt.searched_bytes is not None else ""
     proven = (
         f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
-        f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found{searched},"
-        f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
+        f" ({share:.2%}) overwritten{written} and read back,"
+        f" {quantity(receipt.residue_bytes, 'byte')} of residue found{searched},"
+        f" {receipt.processes_terminated} of {quantity(receipt.processes_found, 'process', 'processes')} ended"
     )
     notes = [proven, *([f"signed by {receipt.signed_by}"] if receipt.envelope else [])]
     notes += [*([f"the last owner was {receipt.last_owner}"] if receipt.last_owner else [])]
@@ -135,7 +137,7 @@ def _receipt(receipt: Receipt) -> str:
     if receipt.uncovered:
         notes.append(f"not covered: {_parts(receipt.uncovered)}")
     if receipt.units is not None:
-        notes.append(f"memory on the chip overwritten on {receipt.units_reached} of {receipt.units} units")
+        notes.append(f"memory on the chip overwritten on {receipt.units_reached} of {quantity(receipt.units, 'unit')}")
     if receipt.shared_unreached_bytes:
         notes.append(f"{format_size(receipt.shared_unreached_bytes)} of it out of reach")
     if receipt.tests:

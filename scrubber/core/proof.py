@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ground.quantities import quantity
 from policies.hardware import WhenReset
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
@@ -32,7 +33,7 @@ def leaked_bytes(facts: Facts) -> int:
 
 def leak(leaked: int) -> str:
     """These bytes, as operators read of them."""
-    return f"{leaked} bytes are in use, but no visible process holds them"
+    return f"{quantity(leaked, 'byte is', 'bytes are')} in use, but no visible process holds them"
 
 
 def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:

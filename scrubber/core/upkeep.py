@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from ground.quantities import quantity
 from policies import xids
 from policies.model import Mode, Policy
 from scrubber.core import ailments, answers, in_force, ownership, pauses, presence, proof, verdict
@@ -28,7 +29,6 @@ from scrubber.core.model import (
 )
 
 ASKED = "; an operator has asked for its quarantine: "
-FLAPPING = "it returned from quarantine {count} times within the flap window"
 NOTE_EVERY = 60.0  # seconds between two records of errors that lead to no ailment
 
 
@@ -126,7 +126,8 @@ def quarantine(
     person = _needs_person(ailment)  # an ailment that needs a person is worse than flapping
     excused = lost or ailment.kind in ailments.BLAMELESS
     if len(recent) >= rules.flap_limit and not person and not excused:
-        detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
+        returned = quantity(len(recent), "time")
+        detail = f"{ailment.detail}; it returned from quarantine {returned} within the flap window"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
     before, probes = record.quarantine, _probations(record)
     newest = ailment

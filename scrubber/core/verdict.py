@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any
 
 from ground.documents.units import format_size
+from ground.quantities import quantity
 from policies.model import OnChip, Policy
 from scrubber.core import answers, ownership, proof
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
@@ -338,7 +339,7 @@ def _not_overwritten(scratch: StepResult | None) -> Failed | None:
     if not units or reached is None:
         return failed(Step.SCRATCH, Blame.DEVICE, "scratch did not say how many units it overwrote")
     if reached != units:
-        return failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {units} units")
+        return failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {quantity(units, 'unit')}")
     return None
 
 
@@ -356,7 +357,7 @@ def _not_tested(done: Done) -> Failed | None:
     elif not proven <= covered <= allocatable:
         why = f"says it covered {covered} bytes, but {proven} of {allocatable} were read back before"
     elif found.units != units:
-        why = f"says that {found.units or 'no'} units computed; scratch overwrote {units}"
+        why = f"says that {quantity(found.units or 0, 'unit')} computed; scratch overwrote {units}"
     return failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}") if why else None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from ground.quantities import quantity
 from scrubber.cuda.patterns import VECTOR, Pattern
 
 Step = Callable[[int], None]  # bytes done
@@ -86,7 +87,8 @@ class Found:
     def decoded(cls, count: int, first: int, compared: int) -> Found:
         """Decode the answer of a kernel. An answer that contradicts itself proves nothing."""
         if (count == 0) != (first == NOWHERE):
-            raise CudaError(f"its answer contradicts itself: {count} bytes differ, and the first is {first:#x}")
+            differ = quantity(count, "byte differs", "bytes differ")
+            raise CudaError(f"its answer contradicts itself: {differ}, and the first is {first:#x}")
         if count == 0:
             return cls(compared=compared * VECTOR)
         return cls(count, first >> 8, first & 0xFF, compared * VECTOR)

@@ -32,6 +32,7 @@ from typing import NamedTuple
 from ground import calendar_time, private_files
 from ground.errors import FatalError, LedgerUnavailable
 from ground.private_files import ForeignFileError
+from ground.quantities import quantity
 from scrubber.core import events, states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
@@ -860,11 +861,12 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
 def _check_against(connection: sqlite3.Connection, head: Head, vouched: int, checkpoint: Checkpoint) -> None:
     """CorruptLedgerError unless the checkpoint is of this ledger. An older checkpoint vouches up to row ``vouched``."""
     size = checkpoint.size
+    rows = quantity(size, "row")
     if size > head.seq:
-        gone = f"row {head.seq + 1} is missing: the checkpoint counts {size} rows, and the last one here is {head.seq}"
+        gone = f"row {head.seq + 1} is missing: the checkpoint counts {rows}, and the last one here is {head.seq}"
         raise CorruptLedgerError(f"{gone}; rows were cut off, or an older copy was put back", head.seq + 1)
     if tree.root(connection, size) != checkpoint.root:
-        others = f"the rows from {vouched + 1} to {size} are not those of the checkpoint of {size} rows"
+        others = f"the rows from {vouched + 1} to {size} are not those of the checkpoint of {rows}"
         raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
 

@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 
+from ground.quantities import quantity
 from scrubber.core.events import ScrubPassed
 from scrubber.ledger import chain
 from scrubber.ledger.chain import ChainRow, CorruptLedgerError
@@ -62,7 +63,7 @@ def check_leaves(connection: sqlite3.Connection, rows: Iterable[ChainRow]) -> It
         yield row
     [(leaves,)] = connection.execute("SELECT count(*) FROM tree WHERE level = 0")
     if leaves != last:
-        raise CorruptLedgerError(f"the tree has {leaves} leaves, although the last row is {last}")
+        raise CorruptLedgerError(f"the tree has {quantity(leaves, 'leaf', 'leaves')}, although the last row is {last}")
 
 
 def check(connection: sqlite3.Connection, rows: Iterable[ChainRow]) -> None:

@@ -7,6 +7,7 @@ import binascii
 import json
 from collections.abc import Collection, Mapping
 
+from ground.quantities import quantity
 from scrubber.receipts import dsse
 from scrubber.receipts.key import BYTES, FileKey
 from scrubber.receipts.signer import ReceiptError, Signer
@@ -28,7 +29,7 @@ def endorsed(text: str, keys: Collection[bytes], *, at_least: int = 1) -> bytes:
     except (ValueError, TypeError, LookupError, binascii.Error) as error:
         raise ReceiptError(f"the endorsement names no key: {error!r}") from error
     if len(public_key) != BYTES:
-        raise ReceiptError(f"the endorsement's key has {len(public_key)} bytes, not {BYTES}")
+        raise ReceiptError(f"the endorsement's key has {quantity(len(public_key), 'byte')}, not {BYTES}")
     return public_key
 
 

@@ -15,6 +15,7 @@ from importlib import util
 from pathlib import Path
 
 from ground import paths, private_files
+from ground.quantities import quantity
 from scrubber.receipts.signer import ReceiptError
 
 KEY, NEXT, SECRET = "key.pem", "next.pem", "secret"
@@ -74,7 +75,7 @@ def read_key(state_dir: Path) -> FileKey:
     secret = _read(folder / SECRET)
     if len(secret) != BYTES:
         raise ReceiptError(
-            f"cannot use the secret {folder / SECRET}: it has {len(secret)} bytes, not {BYTES}; {_REMEDY}"
+            f"cannot use the secret {folder / SECRET}: it has {quantity(len(secret), 'byte')}, not {BYTES}; {_REMEDY}"
         )
     following = _file_key(folder / NEXT, secret) if (folder / NEXT).exists() else None
     return _file_key(folder / KEY, secret, following)

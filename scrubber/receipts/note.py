@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ground.quantities import quantity
 from scrubber.receipts import key
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.signer import ReceiptError, Signer
@@ -130,5 +131,5 @@ def _decoded(text: str, what: str, length: int | None = None) -> bytes:
     except (binascii.Error, ValueError) as error:
         raise ReceiptError(f"{what} is not base64: {text[:80]!r}") from error
     if length is not None and len(value) != length:
-        raise ReceiptError(f"{what} has {len(value)} bytes instead of {length}")
+        raise ReceiptError(f"{what} has {quantity(len(value), 'byte')} instead of {length}")
     return value

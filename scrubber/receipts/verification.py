@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ground.quantities import quantity
 from scrubber.receipts import dsse, merkle, note
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER, PREDICATE_TYPE, STATEMENT_TYPE, handover_digest
@@ -63,7 +64,7 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
     given = note.parse_proof(proof)
     checkpoint = note.opened(given.checkpoint, keys)
     if given.index >= checkpoint.size:
-        raise ReceiptError(f"the checkpoint has {checkpoint.size} rows: it was made before the receipt")
+        raise ReceiptError(f"the checkpoint has {quantity(checkpoint.size, 'row')}: it was made before the receipt")
     row_hash = given.extra.decode("ascii", errors="replace")
     leaf = merkle.leaf(merkle.entry(row_hash, envelope))
     leads_to = merkle.root_above(given.index, checkpoint.size, leaf, given.hashes)
@@ -77,6 +78,8 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
             raise ReceiptError("the checkpoint that you hold has another root: the node has shown two histories")
     newest = max((other.size for other in others), default=None)
     if newest is not None and given.index >= newest:
-        raise ReceiptError(f"the checkpoint that you hold has {newest} rows: it was made before the receipt")
+        raise ReceiptError(
+            f"the checkpoint that you hold has {quantity(newest, 'row')}: it was made before the receipt"
+        )
     same = any(other.size == checkpoint.size for other in others)
     return Logged(checkpoint.origin, given.index + 1, checkpoint.size, compared=same)

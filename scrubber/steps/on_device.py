@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ground.quantities import quantity
 from scrubber.core.measurements import Tested
 from scrubber.core.model import Blame, Findings, Outcome
 from scrubber.steps.base import Order, Report, StepContext
@@ -25,8 +26,8 @@ def clear(order: Order, context: StepContext) -> Report:
     cleared = context.gpu.clear(key, order.patterns, context.progress, order.census)
     if (wrong := cleared.mismatch) is not None:
         detail = (
-            f"memory does not hold what is written to it: {wrong.count} bytes differ, the first at offset "
-            f"{wrong.offset:#x} (wrote {wrong.expected:#04x}, read {wrong.got:#04x})"
+            f"memory does not hold what is written to it: {quantity(wrong.count, 'byte differs', 'bytes differ')},"
+            f" the first at offset {wrong.offset:#x} (wrote {wrong.expected:#04x}, read {wrong.got:#04x})"
         )
         return Report(Outcome.FAILED, detail, findings=cleared)
     if not cleared.covered_bytes:
@@ -42,7 +43,9 @@ def verify(_order: Order, context: StepContext) -> Report:
     verified = context.gpu.verify(context.progress)
     if (left := verified.mismatch) is not None:
         # Where and how many, not which values: a byte that is left may belong to a tenant.
-        detail = f"memory is not zero after the clear: {left.count} bytes, the first at offset {left.offset:#x}"
+        detail = (
+            f"memory is not zero after the clear: {quantity(left.count, 'byte')}, the first at offset {left.offset:#x}"
+        )
         return Report(Outcome.FAILED, detail, findings=verified)
     if not verified.covered_bytes:
         return Report(Outcome.FAILED, "nothing was read back", findings=verified)
@@ -62,7 +65,7 @@ def scratch(order: Order, context: StepContext) -> Report:
         shared_unreached_bytes=found.unreached_bytes,
     )
     if found.faulty:
-        wrong = f"memory on the chip does not hold what is written to it, on {found.faulty} unit(s)"
+        wrong = f"memory on the chip does not hold what is written to it, on {quantity(found.faulty, 'unit')}"
         return Report(Outcome.FAILED, wrong, findings=findings)
     if found.reached != found.units or found.reached <= 0:
         return Report(Outcome.FAILED, "memory on the chip was not overwritten everywhere", findings=findings)
@@ -93,7 +96,7 @@ def selftest(order: Order, context: StepContext) -> Report:
 def _fault(tested: Tested) -> str:
     # Where and how many, not which values: the test reads zeros at its end, and another byte may belong to a tenant.
     if (at := tested.mismatch) is not None:
-        return f"memory failed its test: {at.count} bytes, the first at offset {at.offset:#x}"
+        return f"memory failed its test: {quantity(at.count, 'byte')}, the first at offset {at.offset:#x}"
     if tested.deviating:
         return f"these units compute other results than most: {', '.join(map(str, tested.deviating))}"
     if not tested.covered_bytes and not tested.units:

@@ -455,7 +455,7 @@ def test_waiting_ends_at_a_signal(node):
 def test_a_wait_that_is_over_is_a_no(node):
     node.listen("nvidia-gpu.sock")
     with waiting(node, "1ms") as process:
-        assert "1 of 1 findings are broken" in process.communicate(timeout=WITHIN)[1]
+        assert "1 of 1 finding is broken" in process.communicate(timeout=WITHIN)[1]
         assert process.returncode == NOT_CLEAN
 
 

@@ -265,7 +265,7 @@ def test_an_explanation_shows_the_amounts_of_the_proof():
     assert lines == [
         "995B of 1000B (99.50%) random and zero written and read back",
         "not covered: 3B own context, 2B unexplained",
-        "1MiB were not zero before, the first at 0x1000",
+        "1MiB of residue, the first at 0x1000",
         "memory on the chip overwritten on 132/132 units, 132KiB of it out of reach",
         "tested: address, arithmetic",
     ]
@@ -273,7 +273,7 @@ def test_an_explanation_shows_the_amounts_of_the_proof():
 
 def test_an_explanation_leaves_out_steps_that_did_not_run():
     lines = [line.strip() for line in story(CLEAN) if line.startswith(" " * 10)]
-    assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB were not zero before"]
+    assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB of residue"]
 
 
 def test_an_explanation_names_the_pod_and_its_uid():

@@ -127,7 +127,7 @@ def test_variables_of_other_verbs_are_ignored(resolve):
         ("simulated-memory: 1KiB\n", "1:19", "expected between 4KiB and 1TiB"),
         ("metrics-address: ':9475'\n", "1:18", "expected HOST:PORT"),
         ("backend: amd\n", "1:10", "'amd' is not one of 'auto', 'nvidia', 'simulated'"),
-        (f"run-dir: /{'r' * RUN_DIR_LIMIT}\n", "1:10", "the path is too long by 1 bytes"),
+        (f"run-dir: /{'r' * RUN_DIR_LIMIT}\n", "1:10", "the path is too long by 1 byte"),
         ('run-dir: "/a\\0b"\n', "1:10", "the value has a null byte"),
     ],
 )
@@ -157,7 +157,7 @@ def test_an_overridden_wrong_value_is_still_refused(resolve):
         (["--metrics-address", "[127.0.0.1]:1"], {}, "'--metrics-address': found"),
         (["--policy", ""], {}, "'--policy': found '', expected the name of a shipped policy, or a file"),
         (["--state-dir", ""], {}, "'--state-dir': the value is empty, expected a path"),
-        (["--run-dir", "/" + "r" * RUN_DIR_LIMIT], {}, "'--run-dir': the path is too long by 1 bytes"),
+        (["--run-dir", "/" + "r" * RUN_DIR_LIMIT], {}, "'--run-dir': the path is too long by 1 byte"),
         ([], {"AUTOCLAVE_RUN_DIR": "/" + "ü" * 60}, "the path is too long by 28 bytes"),
     ],
 )

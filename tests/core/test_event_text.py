@@ -96,7 +96,7 @@ LIFE = [
     (ev.StepFinished("job-1", replace(result(Step.SELFTEST), detail="no time was left for retention")),
      "selftest passed in 0.250 s: ran address, arithmetic; no time was left for retention"),
     (ev.StepFinished("job-1", replace(result(Step.VERIFY, outcome=Outcome.FAILED, mismatch=FAULT), detail="no good")),
-     ("verify failed in 0.250 s: no good; at byte 4096 0xff was read where 0x00 was written, 3 byte(s) wrong in all"
+     ("verify failed in 0.250 s: no good; at byte 4096 0xff was read where 0x00 was written, 3 bytes wrong in all"
       " - not clean")),
     (ev.StepFinished("job-1", result(Step.SETTINGS, drift=("clocks", "power limit"))),
      "settings passed in 0.250 s: restored clocks, power limit"),

@@ -173,7 +173,7 @@ def test_a_device_that_reports_no_health_fails_the_job():
 
 def test_memory_used_by_no_visible_process_fails_the_job():
     judged = judge(finished(health={"vitals": Vitals(leaked_bytes=1)}))
-    assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "1 bytes are in use, but no visible process holds them")
+    assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "1 byte is in use, but no visible process holds them")
 
 
 KNOWN = Baseline(last_xid=5, ecc_uncorrectable=2)
@@ -211,7 +211,7 @@ def test_only_new_errors_lead_to_an_ailment(vitals, kind):
 
 def test_a_diagnosis_counts_only_new_errors():
     errors = ailments.diagnose(Vitals(ecc_uncorrectable=5), KNOWN, ENFORCE)
-    assert errors == Ailment(AilmentKind.ECC, "3 new uncorrectable memory error(s)")
+    assert errors == Ailment(AilmentKind.ECC, "3 new uncorrectable memory errors")
     xids = ailments.diagnose(Vitals(xids=(Xid(6, 79), Xid(7, 48))), KNOWN, ENFORCE)
     fallen = "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported"
     assert xids == Ailment(AilmentKind.XID, fallen, xid=79)

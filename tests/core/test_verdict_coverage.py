@@ -232,7 +232,7 @@ UNTESTED = [
     ({"tests": ()}, "did not say which tests it ran"),
     ({"covered_bytes": None}, "says it covered 0 bytes, but 1000 of 1000 were read back before"),
     ({"units": 133}, "says that 133 units computed; scratch overwrote 132"),
-    ({"units": None}, "says that no units computed; scratch overwrote 132"),
+    ({"units": None}, "says that 0 units computed; scratch overwrote 132"),
 ]  # fmt: skip
 
 

@@ -287,10 +287,10 @@ def test_all_nodes_are_shown_with_their_trouble_first(shell):
 
 
 def test_nodes_without_an_answer_are_named_with_their_condition(shell):
-    shell.has(*CLUSTER, scrubber_a=FREE, scrubber_b="", condition="False, SomeDevicesOut: 1 of 8 devices are out")
+    shell.has(*CLUSTER, scrubber_a=FREE, scrubber_b="", condition="False, SomeDevicesOut: 1 of 8 devices is out")
     code, out, said = shell.run("status", "-l", "pool=gpu")
     assert (code, len(out.splitlines())) == (3, 3)
-    out_of = "Its condition is False, SomeDevicesOut: 1 of 8 devices are out"
+    out_of = "Its condition is False, SomeDevicesOut: 1 of 8 devices is out"
     refused, missing = said.splitlines()
     forbidden = "Error from server (Forbidden): pods/exec"
     assert refused == f"kubectl autoclave: no status of node gpu-2: {forbidden}. {out_of}"

@@ -87,8 +87,8 @@ def node(gate=GATE, devices=(GPU,), **service):
 
 
 FINDINGS = [
-    (node(), Level.OK, "in force on 1 of 1 GPUs"),
-    (node(devices=IN_USE), Level.OK, "in force on 1 of 1 GPUs"),
+    (node(), Level.OK, "in force on 1 of 1 GPU"),
+    (node(devices=IN_USE), Level.OK, "in force on 1 of 1 GPU"),
     (node(None, gate_specification=""), Level.OK, "is off"),
     (node(gate_in_force=()), Level.OK, "comes into force with the first container"),
     (node(GATE, IN_USE, gate_in_force=()), Level.WARNING, "GPU 3 is in use, and the create gate is not in force on it"),

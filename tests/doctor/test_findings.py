@@ -221,18 +221,18 @@ DRIVERS = [
 TWICE = "/etc/cdi/a.yaml and /etc/cdi/b.json both name GPU-1, and container runtimes then refuse it"
 SECOND = spec("GPU-1", at="/etc/cdi/b.json")
 CDI = [
-    ("cdi", cdi(spec("GPU-1")), OK, "name 1 devices"),
+    ("cdi", cdi(spec("GPU-1")), OK, "name 1 device"),
     ("cdi", cdi(spec("GPU-2"), spec("GPU-1")), OK, "name 2 devices"),
     ("cdi", cdi(spec("0", "all")), WARNING, "names GPU-1"),
     ("cdi", cdi(spec("GPU-1", kind="example.com/gpu")), WARNING, "exists"),
     ("cdi", cdi(), WARNING, "exists"),
     ("cdi", cdi(spec(fault=DENIED)), WARNING, "cannot use /etc/cdi/a.yaml: permission denied"),
-    ("cdi", cdi(spec("GPU-1"), spec("GPU-1", at="/run/cdi/a.json")), OK, "name 1 devices"),
+    ("cdi", cdi(spec("GPU-1"), spec("GPU-1", at="/run/cdi/a.json")), OK, "name 1 device"),
     ("cdi", cdi(spec("GPU-1", "all"), spec("all", at="/etc/cdi/b.json")), OK, "name 2 devices"),
     ("cdi", cdi(spec("GPU-1"), SECOND), WARNING, TWICE),
-    ("cdi", plugin_with_cdi(spec("GPU-1")), OK, "name 1 devices"),
+    ("cdi", plugin_with_cdi(spec("GPU-1")), OK, "name 1 device"),
     ("cdi", plugin_with_cdi(spec("GPU-7")), BROKEN, "names GPU-1"),
-    ("cdi", plugin_with_cdi(spec("GPU-7"), **BLIND), OK, "name 1 devices"),
+    ("cdi", plugin_with_cdi(spec("GPU-7"), **BLIND), OK, "name 1 device"),
     ("cdi", plugin_with_cdi(spec("0", "MIG-7"), **BLIND), OK, "name 2 devices"),
     ("cdi", plugin_with_cdi(spec("0", "all"), **BLIND), BROKEN, "names a GPU by its UUID"),
     ("cdi", plugin_with_cdi(spec("GPU-7"), kind="a.b/gpu", **BLIND), BROKEN, "of the kind a.b/gpu exists"),

@@ -230,7 +230,7 @@ def test_a_failed_part_does_not_stop_the_others(stage, small, tmp_path) -> None:
     assert list(why) == ["scratch", "passes", "timeline", "zeros"]
     assert why["passes"].startswith("it ended with status -9")
     assert (why["timeline"], why["zeros"]) == ("", "")
-    assert why["scratch"].endswith("1 units do not hold what is written to them")
+    assert why["scratch"].endswith("1 unit does not hold what is written to it")
     page = (tmp_path / f"{NAME}.md").read_text()
     assert re.search(r"\| scratch \| FAILED \|", page)
 

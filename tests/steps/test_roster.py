@@ -133,7 +133,7 @@ def test_a_unit_that_was_not_reached_is_no_pass(said: Scratched) -> None:
 def test_a_faulty_unit_fails_the_scratch() -> None:
     report = report_of(Step.SCRATCH, Scratched(8, 8, faulty=2))
     assert (report.outcome, report.findings.units_faulty) == (Outcome.FAILED, 2)
-    assert report.detail == "memory on the chip does not hold what is written to it, on 2 unit(s)"
+    assert report.detail == "memory on the chip does not hold what is written to it, on 2 units"
 
 
 LIES = [

@@ -28,6 +28,7 @@ from autoclave.doctor.findings import hardware
 from ground import paths, private_files
 from ground.documents.faults import safe
 from ground.errors import FatalError, NotReady, Reason, Refused, plain
+from ground.quantities import quantity
 from plugin.response import DEVICE_ID
 
 NAME = "autoclave-nvidia.json"
@@ -215,7 +216,7 @@ def _write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) ->
             named_by = ", ".join(sorted(spec.path for spec in same if _uuids(spec)))
             remedy = "generate that again after each driver update, or remove it and run this again"
             return f"{done}: each GPU is named by UUID in {named_by} already; {remedy}"
-        what = f"it names {count} {'device' if count == 1 else 'devices'} by UUID"
+        what = f"it names {quantity(count, 'device')} by UUID"
         return f"{file} {'is new' if _replaced(file, {**made, 'devices': left}) else 'has not changed'}: {what}"
     except OSError as error:
         remedy = "name a directory that this user can write with --cdi-dir"

@@ -16,6 +16,7 @@ from autoclave.doctor.base import Finding, Level
 from autoclave.doctor.findings.roster import NAMES, OF_KUBERNETES, judge, worst
 from ground import paths
 from ground.documents import units
+from ground.quantities import quantity
 from scrubber.core import views
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
@@ -115,7 +116,8 @@ def doctor(
         human.warn("nothing was checked: no finding is left, which counts as broken")
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
-        human.warn(f"{broken} of {len(findings)} findings are broken; each names its remedy")
+        among = quantity(len(findings), "finding")
+        human.warn(f"{quantity(broken, f'of {among} is', f'of {among} are')} broken; each names its remedy")
     return NOT_CLEAN if worst(findings) is Level.BROKEN else 0
 
 

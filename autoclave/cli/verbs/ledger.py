@@ -10,6 +10,7 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options
 from ground import paths
 from ground.errors import FatalError
+from ground.quantities import quantity
 from scrubber.ledger import file as ledger_file
 from scrubber.receipts import key, note
 from scrubber.receipts.note import Checkpoint
@@ -89,4 +90,4 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
 def _rows(audit: ledger_file.Audit, intact: str = "") -> str:
     head = f", the last is {audit.head.seq} ({audit.head.hash[:16]})" if audit.head else ""
     one, many = (f"row is{intact}", f"rows are{intact}") if intact else ("row", "rows")
-    return f"{audit.rows} {one if audit.rows == 1 else many}{head}"
+    return f"{quantity(audit.rows, one, many)}{head}"

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, document, human, options, service_call
 from ground.documents.faults import DocumentError
 from ground.errors import FatalError
+from ground.quantities import quantity
 from policies import load, match, model
 
 
@@ -37,8 +38,7 @@ def check(files: tuple[str, ...], output: str) -> int:
         if isinstance(result, DocumentError):
             click.echo("\n".join(human.printable(str(fault)) for fault in result.faults), err=True)
         elif output == "text":
-            rules = f"{len(result.rules)} {'rule' if len(result.rules) == 1 else 'rules'}"
-            human.say(f"{file}: policy {result.name} is valid, {rules}")
+            human.say(f"{file}: policy {result.name} is valid, {quantity(len(result.rules), 'rule')}")
     return WRONG_USAGE if any(isinstance(result, DocumentError) for result in checked.values()) else DONE
 
 

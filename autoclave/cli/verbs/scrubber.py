@@ -10,6 +10,7 @@ import click
 from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
 from ground import paths, request_limits, unix_sockets
 from ground.documents import units
+from ground.quantities import quantity
 from policies.model import check_namespace
 from scrubber import config, daemon
 
@@ -25,7 +26,9 @@ class _RunDir(options.AbsolutePath):
         surplus = len(os.fsencode(paths.scrubber_socket(path))) - unix_sockets.MAX_PATH_BYTES
         if surplus > 0:
             room = f"room for scrubber.sock in the {unix_sockets.MAX_PATH_BYTES} bytes of a socket's path"
-            self.fail(f"the path is too long by {surplus} bytes, expected one that leaves {room}", param, ctx)
+            self.fail(
+                f"the path is too long by {quantity(surplus, 'byte')}, expected one that leaves {room}", param, ctx
+            )
         return path
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from autoclave.doctor import base
 from ground import process_names
 from ground.errors import RESTART
+from ground.quantities import quantity
 from scrubber.core import nvidia_advice, views
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
@@ -276,7 +277,7 @@ def cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if lack and (facts.cdi_kind or not faults):
         yield base.Finding("cdi", level, f"no CDI specification of the kind {kind} {lack}", _NAME_GPUS)
     elif not faults and not twice:
-        yield base.ok("cdi", f"the CDI specifications of the kind {kind} name {len(named)} devices")
+        yield base.ok("cdi", f"the CDI specifications of the kind {kind} name {quantity(len(named), 'device')}")
 
 
 _NAME_GPUS = (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autoclave.doctor import base
 from ground.errors import RESTART
+from ground.quantities import quantity
 from scrubber.core import in_force, views
 from scrubber.core.model import State
 
@@ -71,7 +72,7 @@ def _in_force(status: views.Status, now: float) -> base.Finding:
         text = f"GPU {', '.join(unasked)} is in use, and the create gate is not in force on it"
         return base.warning(GATE, text, f"{RESTARTED}; otherwise {SWITCH_ON}")
     if here:
-        count = f"{len(here)} of {len(status.devices)} GPUs"
+        count = f"{len(here)} of {quantity(len(status.devices), 'GPU')}"
         return base.ok(GATE, f"the create gate is in force on {count}: it has let a container through on each of them")
     return base.ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
 

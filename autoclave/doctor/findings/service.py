@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from autoclave.doctor import base
 from ground import calendar_time
 from ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
+from ground.quantities import quantity
 from policies.model import Clear
 from scrubber.core import views
 from scrubber.core.measurements import OURS_AT_MOST, own_memory
@@ -73,7 +74,8 @@ def ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
             text = f"the ledger cannot be written, so nothing is handed out: {why}"
             yield base.broken("ledger", text, remedy or f"make room in {it.state_dir}, or repair its disk")
         case views.Status(service=it):
-            yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {it.ledger_rows} rows")
+            rows = quantity(it.ledger_rows, "row")
+            yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {rows}")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
             remedy = "repair what the message names; the service then tries again by itself"
             yield base.broken("ledger", f"there is no ledger, so {message}", remedy)
@@ -154,7 +156,7 @@ def devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
         remedy = "check that the driver is loaded and sees the GPUs; the service then finds them by itself"
         yield base.warning("device", "the scrub service sees no GPU on this node", remedy)
     elif not findings:
-        yield base.ok("device", f"nothing is wrong with any of the {len(devices)} GPUs")
+        yield base.ok("device", f"nothing is wrong with the {quantity(len(devices), 'GPU')} of this node")
 
 
 def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:

@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 
+from ground.quantities import quantity
+
 
 def main(memory: str, chip: str, manner: str, *offsets: str) -> None:
     """Detach from the parent, write, print the pid, and wait for a signal."""
@@ -22,7 +24,7 @@ def main(memory: str, chip: str, manner: str, *offsets: str) -> None:
     handle = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
     for offset in offsets:
         if os.pwrite(handle, secret, int(offset)) != len(secret):
-            raise OSError(f"cannot write {len(secret)} bytes at offset {offset}")
+            raise OSError(f"cannot write {quantity(len(secret), 'byte')} at offset {offset}")
     on_chip = os.open(chip, os.O_RDWR | os.O_CLOEXEC)
     size = os.fstat(on_chip).st_size
     data = secret[: size // 2]

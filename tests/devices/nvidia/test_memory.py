@@ -215,7 +215,7 @@ def counted(rig, monkeypatch) -> dict[str, int]:
 
 def test_an_error_counted_during_the_self_test_fails_it(one, counted):
     counted["ecc.total.1.0"] = 3
-    with pytest.raises(DeviceError, match=r"3 new uncorrectable memory error\(s\) were counted while it was tested"):
+    with pytest.raises(DeviceError, match=r"it counted 3 new uncorrectable memory errors while it was tested"):
         one.selftest(KEY, 6.0, nothing)
 
 
@@ -223,7 +223,7 @@ def test_a_repair_during_the_self_test_is_only_reported(one, counted):
     counted |= {"ecc.total.0.0": 3, "remap.corrected": 1, "remap.uncorrected": 1}
     report = roster.perform(Step.SELFTEST, Order(key="00" * 16, seconds=6.0), StepContext(one, lambda: (), nothing))
     assert report.outcome is Outcome.PASSED
-    assert report.detail.endswith("3 memory error(s) corrected; 2 memory row(s) remapped")
+    assert report.detail.endswith("3 memory errors corrected; 2 memory rows remapped")
 
 
 @pytest.mark.parametrize(

@@ -219,11 +219,11 @@ GPU1 = report(1, Why.SICK, "xid")
         ((report(), report(1)), "True", "AllDevicesHealthy", "no device of 2 is out"),
         (
             (report(), report(1, found_healthy=False)),
-            "Unknown", "DevicesNotReady", "1 of 2 devices were not found healthy yet: GPU 1",
+            "Unknown", "DevicesNotReady", "1 of 2 devices was not found healthy yet: GPU 1",
         ),
-        ((report(found_healthy=False), GPU1), "False", "SomeDevicesOut", "1 of 2 devices are out: GPU 1 (sick: xid)"),
-        ((report(), GPU1), "False", "SomeDevicesOut", "1 of 2 devices are out: GPU 1 (sick: xid)"),
-        ((GPU1,), "False", "AllDevicesOut", "1 of 1 devices are out: GPU 1 (sick: xid)"),
+        ((report(found_healthy=False), GPU1), "False", "SomeDevicesOut", "1 of 2 devices is out: GPU 1 (sick: xid)"),
+        ((report(), GPU1), "False", "SomeDevicesOut", "1 of 2 devices is out: GPU 1 (sick: xid)"),
+        ((GPU1,), "False", "AllDevicesOut", "1 of 1 device is out: GPU 1 (sick: xid)"),
         (
             (report(0, Why.QUARANTINED, "ecc", mig=True), report(2, Why.GONE), report(3)),
             "False", "SomeDevicesOut", "2 of 3 devices are out: MIG-0 of GPU 0 (quarantined: ecc), GPU-2 (gone)",

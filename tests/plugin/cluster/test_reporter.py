@@ -50,7 +50,7 @@ async def test_a_failure_and_its_recovery_are_events(api, door, reporting):
         await api.until(lambda: api.says("True"))
         door.say(gpu(0), sick(1))
         await api.until(lambda: api.says("False", "SomeDevicesOut") and api.events)
-        assert api.condition()["message"] == "1 of 2 devices are out: GPU 1 (sick: xid)"
+        assert api.condition()["message"] == "1 of 2 devices is out: GPU 1 (sick: xid)"
         door.say(gpu(0), out(1))
         await api.until(lambda: len(api.events) == 2)
         door.say(gpu(0), gpu(1))

@@ -252,5 +252,5 @@ def test_each_container_gets_its_own_answer(cdi_dir):
     swapped = wire.AllocateResponse(container_responses=responses)
     with pytest.raises(Refused, match="which was not granted"):
         answer.check(swapped, [[GRANTED], [OTHER]], NODE, [cdi_dir])
-    with pytest.raises(Refused, match="for 2 containers, and 1 were asked for"):
+    with pytest.raises(Refused, match="for 2 containers, and the request has 1"):
         answer.check(swapped, [[GRANTED, OTHER]], NODE, [cdi_dir])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import pynvml
 
+from ground.quantities import quantity
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia import boards, holders, nvlinks
@@ -87,7 +88,8 @@ def worsened(before: Vitals, after: Vitals) -> str | None:
     if after.lost and not before.lost:
         return "it fell off its bus"
     if after.ecc_uncorrectable > before.ecc_uncorrectable:
-        return f"{after.ecc_uncorrectable - before.ecc_uncorrectable} new uncorrectable memory error(s) were counted"
+        new = after.ecc_uncorrectable - before.ecc_uncorrectable
+        return f"it counted {quantity(new, 'new uncorrectable memory error')}"
     if after.remap_failed and not before.remap_failed:
         return "a memory row could not be remapped"
     if after.remap_pending and not before.remap_pending:
@@ -109,7 +111,10 @@ class Repairs:
     def since(self, before: Repairs) -> tuple[str, ...]:
         """What was repaired since ``before``."""
         errors, rows = self.corrected - before.corrected, self.remapped - before.remapped
-        found = (f"{errors} memory error(s) corrected", errors), (f"{rows} memory row(s) remapped", rows)
+        found = (
+            (f"{quantity(errors, 'memory error')} corrected", errors),
+            (f"{quantity(rows, 'memory row')} remapped", rows),
+        )
         return tuple(text for text, count in found if count > 0)
 
 
@@ -177,8 +182,8 @@ def links_down(before: frozenset[int], up: frozenset[int]) -> Sign | None:
     down = sorted(before - up)
     if not down:
         return None
-    detail = f"{len(down)} of {len(before)} NVLinks that were up are down: {', '.join(map(str, down))}"
-    return Sign(AilmentKind.LINKS, detail)
+    links = quantity(len(before), "NVLink that was up", "NVLinks that were up")
+    return Sign(AilmentKind.LINKS, f"of {links}, {quantity(len(down), 'is', 'are')} down: {', '.join(map(str, down))}")
 
 
 def read_pcie(nvml: Session, gpu: Handle) -> tuple[int | None, int | None]:
@@ -191,7 +196,7 @@ def judge_pcie(lanes: int | None, lanes_before: int, replays_lately: int) -> Sig
     """A link with fewer lanes than before, or many replays. ``lanes_before``: the most since the node booted."""
     faults = []
     if lanes is not None and lanes < lanes_before:
-        faults.append(f"its PCIe link has {lanes} lanes and had {lanes_before}")
+        faults.append(f"its PCIe link has {quantity(lanes, 'lane')} and had {lanes_before}")
     if replays_lately > REPLAYS:
         faults.append(f"{replays_lately} PCIe replays within {REPLAY_WINDOW:g} s")
     return Sign(AilmentKind.PCIE, "; ".join(faults)) if faults else None

@@ -168,7 +168,7 @@ def test_an_unreadable_value_is_no_sign_for_a_worker(rig, call: str) -> None:
 def test_a_worker_reports_links_that_are_down_or_gone(rig) -> None:
     rig.gpu(0).set({"nvlink.3": DOWN, "nvlink.5": DOWN})
     (sign,) = touch(rig, 0, links=[0, 1, 3]).vitals().signs
-    assert sign == Sign(AilmentKind.LINKS, "1 of 3 NVLinks that were up are down: 3")
+    assert sign == Sign(AilmentKind.LINKS, "of 3 NVLinks that were up, 1 is down: 3")
     assert touch(rig, 0, links=[0, 1]).vitals() == touch(rig, 0).vitals() == Vitals()
     rig.gpu(0).fail("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert [sign.kind for sign in touch(rig, 0, links=[0]).vitals().signs] == [AilmentKind.LINKS]

@@ -73,9 +73,9 @@ def change(rig, state: dict[str, object]) -> dict[str, object]:
 
 # For each sign: what NVML reports while it is there, and the words for it.
 CASES: dict[str, tuple[AilmentKind, dict[str, object], str]] = {
-    "a link": (AilmentKind.LINKS, {"nvlink.3": DOWN}, "1 of 18 NVLinks that were up are down: 3"),
+    "a link": (AilmentKind.LINKS, {"nvlink.3": DOWN}, "of 18 NVLinks that were up, 1 is down: 3"),
     "links": (
-        AilmentKind.LINKS, {"nvlink.3": DOWN, "nvlink.17": DOWN}, "2 of 18 NVLinks that were up are down: 3, 17"),
+        AilmentKind.LINKS, {"nvlink.3": DOWN, "nvlink.17": DOWN}, "of 18 NVLinks that were up, 2 are down: 3, 17"),
     "lanes": (AilmentKind.PCIE, {"pcie.width": 8}, "its PCIe link has 8 lanes and had 16"),
     "heat": (
         AilmentKind.HEAT, {"clock.reasons": THERMAL | BY_DRIVER}, "it is too hot: the hardware reduces its clocks"),
