@@ -60,7 +60,8 @@ def test_another_file_is_called_no_ledger(autoclave, tmp_path):
     (tmp_path / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n" * 99)
     run = autoclave("ledger", "verify", tmp_path / "passwd")
     assert (run.exit_code, run.stdout) == (1, "")
-    assert "passwd: it is not a ledger, or its first bytes are damaged; " in run.stderr
+    said = f"autoclave: cannot trust the ledger {tmp_path}/passwd: it is not a ledger, or its first bytes are damaged; "
+    assert run.stderr.startswith(said)
     assert run.stderr.endswith("restart the service\n")
 
 

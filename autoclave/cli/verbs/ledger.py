@@ -60,7 +60,8 @@ def verify(
     if audit.broken is None:
         return 0
     intact = f"; before it, {_rows(audit, ' intact')}" if audit.rows else ""
-    human.warn(f"cannot trust the ledger {path}: {audit.broken.why}{intact}")
+    why = audit.broken.why.removeprefix(f"cannot read the ledger {path}: ")
+    human.warn(f"cannot trust the ledger {path}: {why}{intact}")
     return 1
 
 
