@@ -219,6 +219,7 @@ _NAMESPACES = (
     "nvidia-dra-driver-gpu",
     "nvidia",
     "nvidia-device-plugin",
+    "gpu-feature-discovery",
     "kube-system",
 )
 

@@ -180,7 +180,8 @@ def test_operator_dra_and_gke_programs_are_known_in_their_namespaces(namespace: 
 
 def test_the_default_policy_names_the_namespaces_of_todays_releases() -> None:
     operator = {"nvidia-gpu-operator", "gpu-operator-resources", "gpu-operator"}
-    assert {*operator, "dra-driver-nvidia-gpu", "nvidia", "nvidia-device-plugin"} <= set(Evict().operator_namespaces)
+    plugin = {"nvidia-device-plugin", "gpu-feature-discovery"}
+    assert {*operator, "dra-driver-nvidia-gpu", "nvidia", *plugin} <= set(Evict().operator_namespaces)
 
 
 @pytest.mark.parametrize(
