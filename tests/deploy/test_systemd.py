@@ -1,5 +1,6 @@
 """The unit for machines without Kubernetes: what systemd itself says of it, and whether its few rights are enough."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -60,3 +61,10 @@ def test_every_right_of_the_unit_has_its_reason():
 def test_the_unit_has_the_scrubbers_rights_and_the_kernel_log():
     """tests/deploy/test_rights.py shows what the service cannot do without each of the others."""
     assert set(capabilities()) == {f"CAP_{name}" for name in (*few_rights.GIVEN, "SYSLOG")}
+
+
+def test_the_page_removes_each_file_that_it_installs():
+    install, _, uninstall = PAGE.read_text().partition("\n## Uninstall\n")
+    made, removed = (re.findall(r"(?<!\w)/(?:etc|opt|run|var)/[\w/.-]+", part) for part in (install, uninstall))
+    assert "/opt/autoclave" in made
+    assert not [path for path in made if not any(path.startswith(it) or it.startswith(path) for it in removed)]
