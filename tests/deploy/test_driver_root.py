@@ -22,7 +22,7 @@ LIBRARIES = {  # and the names by which programs load them
     "libnvidia-nvvm.so.580.95.05": "libnvidia-nvvm.so.4",
     "libnvidia-gpucomp.so.580.95.05": None,
 }
-LINKED = {"nvidia-smi", *LIBRARIES, *filter(None, LIBRARIES.values())}
+LINKED = {"nvidia-smi", "persistence", *LIBRARIES, *filter(None, LIBRARIES.values())}
 
 
 def driver(root, folder):
@@ -43,9 +43,10 @@ def driver(root, folder):
 def link(root, links):
     """Run the init container's own command with directories of the test in the places of its own."""
     one = manifests.container(CASE, "link-driver (scrubber)")
-    assert one["args"] == ["/driver", "/driver/links"]
+    *places, socket = one["args"]
+    assert places == ["/driver", "/driver/links"]
     links.mkdir(exist_ok=True)
-    return subprocess.run([*one["command"], root, links], capture_output=True, text=True, check=False)
+    return subprocess.run([*one["command"], root, links, socket], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("folder", [DEBIAN, RED_HAT])
@@ -104,6 +105,26 @@ def test_the_scrubber_finds_the_links_beside_what_its_image_has():
     [path] = re.findall(r"^ENV PATH=(\S+)", (generate.ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
     assert (env["LD_LIBRARY_PATH"], env["PATH"]) == ("/driver/links", f"{path}:/driver/links")
     assert not env.keys() & {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_CONFIG_DEVICES"}
+
+
+@pytest.mark.parametrize(("root", "there"), [("/", "run"), ("/run/nvidia/driver", "run/nvidia/driver/run")])
+def test_a_reset_finds_the_socket_of_nvidia_persistenced(tmp_path, root, there):
+    """The socket may come later. The link leads to it for a doctor in another container too: it is relative."""
+    pod = dict(manifests.pods(manifests.loaded({"scrubber": {"privileged": True, "driverRoot": root}})))["scrubber"]
+    [init] = [it for it in pod["initContainers"] if it["name"] == "link-driver"]
+    [mount] = [it for it in pod["containers"][0]["volumeMounts"] if it["mountPath"] == "/run/nvidia-persistenced"]
+    driver(tmp_path / "driver", DEBIAN)
+    links = tmp_path / "links"
+    links.mkdir()
+    subprocess.run([*init["command"], tmp_path / "driver", links, init["args"][2]], check=True)
+    mounted = tmp_path / "run/nvidia-persistenced"
+    mounted.parent.mkdir()
+    (links / mount["subPath"]).rename(mounted)
+    socket = tmp_path / "host" / there / "nvidia-persistenced/socket"
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+    assert (mounted / "socket").resolve() == socket
+    assert (mount["name"], mount["readOnly"]) == ("driver-links", True)
 
 
 def test_the_drivers_files_are_mounted_read_only():

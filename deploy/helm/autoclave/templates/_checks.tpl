@@ -183,6 +183,7 @@
   {{- end -}}
 {{- end -}}
 {{- $mounts := concat (values $own) (list "/etc/autoclave/policy" "/host" "/driver" "/var/run/secrets/kubernetes.io/serviceaccount") -}}
+{{- with $v.scrubber.driverRoot }}{{ $mounts = append $mounts "/run/nvidia-persistenced" }}{{ end -}}
 {{- $edges := list "/tmp" (clean (printf "%s/dev" $v.plugin.driverRoot)) -}}
 {{- range $side := list "scrubber" "plugin" -}}
   {{- $more := index $v $side -}}
