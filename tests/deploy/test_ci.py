@@ -10,34 +10,21 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.devices.simulated import drills, layout
-from tests.live import Service
+from scrubber.devices.simulated import drills
+from tests.deploy.jobs import JobService, lives, program
 
 ROOT = Path(__file__).parents[2]
 CI = ROOT / "deploy" / "ci"
 ME = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-POLICY = """\
-name: brisk
-defaults:
-  paths: {first_look: fast}
-  clear: {passes: zero}
-  evict: {grace: 10ms}
-  budgets: {allocate: 1s, owner_wait: 0s}
-"""
 SECRET = b"weights of the last job"
 CONTAINER = f"{os.getpid() + 1:064x}"  # of this test run alone: the marks of processes count on the whole machine
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
-    policy.write_text(POLICY)
-    root = Path(f"/tmp/ac-ci-{os.getpid()}")
-    root.mkdir()
-    service = Service(root, 4, "--policy", policy)
+def service():
+    service = JobService("ci", 4)
     yield service
     service.stop()
-    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +35,14 @@ def unused() -> Iterator[int]:
 class Runner:
     """A runner with one GPU, as sudoers allows it."""
 
-    def __init__(self, service: Service, gpu: int, root: Path) -> None:
-        self.service, self.gpu, self.root = service, gpu, root
+    def __init__(self, service: JobService, gpu: int, root: Path) -> None:
+        self.gpu, self.root = gpu, root
         self.programs = root / "programs"
         self.programs.mkdir()
-        self.program("autoclave", f'exec {sys.executable} -P -m autoclave "$@"')
+        program(self.programs / "autoclave", f'exec {sys.executable} -P -m autoclave "$@"')
         allowed = f"begin {ME} {gpu}|end {ME}"
-        self.program(  # sudo keeps nothing of the environment
-            "sudo",
+        program(  # sudo keeps nothing of the environment
+            self.programs / "sudo",
             f'[ "$1 $2" = "-n /etc/autoclave/gpu-job.sh" ] && shift 2 || exit 9\n'
             f'case "$*" in {allowed.replace(" ", "?")}) ;; *) echo "sudo: a password is required" >&2; exit 1 ;; esac\n'
             f'exec env -i PATH="$PATH" PYTHONPATH={ROOT} AUTOCLAVE_RUN_DIR={service.run_dir} {CI}/gpu-job.sh "$@"',
@@ -65,11 +52,6 @@ class Runner:
             "PYTHONPATH": str(ROOT), "AUTOCLAVE_RUN_DIR": str(service.run_dir),
         }  # fmt: skip
 
-    def program(self, name: str, lines: str) -> None:
-        file = self.programs / name
-        file.write_text(f"#!/bin/sh\n{lines}\n")
-        file.chmod(0o755)
-
     def run(self, *command: object, **words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(word) for word in command], env=self.environment | words, cwd=self.root, capture_output=True,
@@ -78,13 +60,6 @@ class Runner:
 
     def job(self, *words: object) -> subprocess.CompletedProcess[str]:
         return self.run(CI / "gpu-job.sh", *words)
-
-    @property
-    def uuid(self) -> str:
-        return service_call.ask(self.service.run_dir, lambda admin: admin.status([str(self.gpu)])).devices[0].device
-
-    def memory(self) -> bytes:
-        return layout.find(self.service.simulated_dir, self.uuid).memory.read_bytes()
 
 
 @pytest.fixture
@@ -104,8 +79,7 @@ def buildkite(runner, hook, **words):
     name = {"started": "environment", "completed": "pre-exit"}[hook]
     shutil.copy(CI / f"{hook}.sh", runner.root / name)
     wrapper = runner.root / "wrapper"
-    wrapper.write_text(f"#!/bin/sh\n. {runner.root / name}\nstatus=$?\nenv >{runner.root}/after\nexit $status\n")
-    wrapper.chmod(0o755)
+    program(wrapper, f". {runner.root / name}\nstatus=$?\nenv >{runner.root}/after\nexit $status")
     run = runner.run(wrapper, **words)
     assert (runner.root / "after").exists(), "the agent reads what the hook has set"
     return run
@@ -115,14 +89,16 @@ def buildkite(runner, hook, **words):
 def test_a_dead_job_leaves_nothing_to_the_next_one(service, runner, farm):
     assert farm(runner, "started").returncode == 0
     assert service.settled(runner.gpu, "granted").owner == ME
-    left = drills.zombie(service.simulated_dir, runner.uuid, SECRET)  # its job is killed, and no hook follows
+    left = drills.zombie(
+        service.simulated_dir, service.uuid(runner.gpu), SECRET
+    )  # its job is killed, and no hook follows
     service.settled(runner.gpu, "in_use")
-    assert SECRET in runner.memory()
+    assert SECRET in service.memory(runner.gpu)
     again = farm(runner, "started")
     assert again.returncode == 0, again.stderr
-    assert runner.memory().strip(b"\0") == b""
+    assert service.memory(runner.gpu).strip(b"\0") == b""
     assert service.settled(runner.gpu, "granted").receipt.last_owner == ME
-    assert not Path(f"/proc/{left}/cmdline").exists() or Path(f"/proc/{left}/cmdline").read_bytes() == b""
+    assert not lives(left)
     assert farm(runner, "completed").returncode == 0
     service.settled(runner.gpu, "clean")
     assert farm(runner, "started", AUTOCLAVE_GPUS="0 1 2 3").returncode != 0, "a job must not choose other GPUs"
@@ -131,19 +107,21 @@ def test_a_dead_job_leaves_nothing_to_the_next_one(service, runner, farm):
 
 def test_a_container_that_a_job_left_fails_the_next_job(service, runner):
     assert github(runner, "started").returncode == 0
-    drills.occupy(service.simulated_dir, runner.uuid, SECRET, CONTAINER)
+    drills.occupy(service.simulated_dir, service.uuid(runner.gpu), SECRET, CONTAINER)
     service.settled(runner.gpu, "in_use")
     for hook in ("completed", "started"):
         refused = github(runner, hook)
         assert refused.returncode == 1
         assert "a job has left a container on them" in refused.stderr
-    assert drills.release(service.simulated_dir, runner.uuid)
+    assert drills.release(service.simulated_dir, service.uuid(runner.gpu))
     assert github(runner, "started").returncode == 0
     assert github(runner, "completed").returncode == 0
 
 
 def test_docker_gets_proven_gpus_and_gives_them_back(service, runner):
-    runner.program("docker", f'printf "%s\\n" "$@" >{runner.root}/asked\nautoclave status -o json >&2\nexit 7')
+    program(
+        runner.programs / "docker", f'printf "%s\\n" "$@" >{runner.root}/asked\nautoclave status -o json >&2\nexit 7'
+    )
     run = runner.job("run", "nightly", runner.gpu, "--", "image", "--", "pytest")
     assert run.returncode == 7
     assert '"state": "granted"' in run.stderr
@@ -164,11 +142,3 @@ def test_wrong_words_are_refused(words):
     run = subprocess.run([CI / "gpu-job.sh", *words.split()], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "usage" in run.stderr
-
-
-def test_the_scripts_are_plain_shell():
-    shellcheck = Path(sys.executable).parent / "shellcheck"
-    if not shellcheck.exists():
-        pytest.skip("shellcheck has no wheel for this machine")
-    run = subprocess.run([shellcheck, "--shell=sh", *CI.iterdir()], capture_output=True, text=True, check=False)
-    assert run.stdout + run.stderr == ""

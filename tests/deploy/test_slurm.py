@@ -15,21 +15,13 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.devices.simulated import drills, layout
-from tests.live import Service
+from scrubber.devices.simulated import drills
+from tests.deploy.jobs import JobService, lives, program
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "slurm" / "autoclave.sh"
 SOPERATOR = json.loads((ROOT / "deploy" / "slurm" / "soperator.json").read_text())
 LARGEST = 16 * 1024  # bytes: Crusoe takes no larger health check
-POLICY = """\
-name: brisk
-defaults:
-  paths: {first_look: fast}
-  clear: {passes: zero}
-  evict: {grace: 10ms}
-  budgets: {allocate: 1s, owner_wait: 0s}
-"""
 SECRET = b"what the last job computed"
 CONTAINER = f"{os.getpid():064x}"  # of this test run alone: the marks of processes count on the whole machine
 GPUS = 18
@@ -41,7 +33,7 @@ FIRST, SECOND = "GPU-0aaaaaaa-0000-4000-8000-000000000000", "GPU-0bbbbbbb-0000-4
 class Slurmd:
     """What slurmd gives to its scripts: an environment with little in it."""
 
-    def __init__(self, root: Path, service: Service | None) -> None:
+    def __init__(self, root: Path, service: JobService | None) -> None:
         programs = root / "programs"
         programs.mkdir()
         run_dir = service.run_dir if service else root / "no-service"
@@ -52,15 +44,11 @@ class Slurmd:
         }  # fmt: skip
         self.asked = root / "asked"  # what the scripts have asked autoclave
         note = f'echo "$AUTOCLAVE_SERVICE_WAIT $*" >> {self.asked}'
-        self.program(programs / "autoclave", f'{note}\nexec {sys.executable} -P -m autoclave "$@"')
+        program(programs / "autoclave", f'{note}\nexec {sys.executable} -P -m autoclave "$@"')
         self.environment["PYTHONPATH"] = str(ROOT)
         self.answer = root / "answer"  # of ``scontrol show``
         script = f'if [ "$1" = show ]; then cat {self.answer}; else printf "%s\\n" "$@" >> {self.drained}; fi'
-        self.program(programs / "scontrol", script)
-
-    def program(self, path: Path, line: str) -> None:
-        path.write_text(f"#!/bin/sh\n{line}\n")
-        path.chmod(0o755)
+        program(programs / "scontrol", script)
 
     def alone(self, name: str) -> Path:
         """The script under this name, in a directory of its own."""
@@ -94,15 +82,10 @@ class Slurmd:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
-    policy.write_text(POLICY)
-    root = Path(f"/tmp/ac-slurm-{os.getpid()}")
-    root.mkdir()
-    service = Service(root, GPUS, "--policy", policy)
+def service():
+    service = JobService("slurm", GPUS)
     yield service
     service.stop()
-    shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")
@@ -122,20 +105,6 @@ def slurmd(tmp_path, service):
     return Slurmd(tmp_path, service)
 
 
-def uuid(service, gpu):
-    return service_call.ask(service.run_dir, lambda admin: admin.status([str(gpu)])).devices[0].device
-
-
-def memory(service, gpu):
-    return layout.find(service.simulated_dir, uuid(service, gpu)).memory.read_bytes()
-
-
-def lives(pid):
-    """Whether it runs: one that has ended and was not waited for yet is still listed, without its words."""
-    words = Path(f"/proc/{pid}/cmdline")
-    return words.exists() and words.read_bytes() != b""
-
-
 def ended(run, code):
     assert run.returncode == code, run.stderr
     return run.stderr
@@ -144,27 +113,27 @@ def ended(run, code):
 def test_a_job_gets_clean_gpus_and_leaves_none_dirty(service, slurmd, gpu):
     ended(slurmd.run("prolog.sh", 42, gpu), 0)
     assert service.settled(gpu, "granted").receipt
-    first = drills.zombie(service.simulated_dir, uuid(service, gpu), SECRET)  # in no container, and ignores SIGTERM
+    first = drills.zombie(service.simulated_dir, service.uuid(gpu), SECRET)  # in no container, and ignores SIGTERM
     service.settled(gpu, "in_use")
     drills.kill(first)
-    left = drills.zombie(service.simulated_dir, uuid(service, gpu))  # a job's next step, after a pause
+    left = drills.zombie(service.simulated_dir, service.uuid(gpu))  # a job's next step, after a pause
     assert service.settled(gpu, "in_use").job is None
-    assert SECRET in memory(service, gpu)
+    assert SECRET in service.memory(gpu)
     ended(slurmd.run("epilog.sh", 42, gpu), 0)
     assert service.settled(gpu, "clean").receipt
     assert not lives(left)
-    assert memory(service, gpu).strip(b"\0") == b""
+    assert service.memory(gpu).strip(b"\0") == b""
     assert slurmd.output() == []
     assert list(slurmd.state.iterdir()) == []
 
 
 def test_a_prolog_waits_for_a_gpu_being_scrubbed(service, slurmd, gpu):
-    drills.stall_clears(service.simulated_dir, uuid(service, gpu))
+    drills.stall_clears(service.simulated_dir, service.uuid(gpu))
     with slurmd.begun("epilog.sh", 44, gpu) as last, ExitStack() as later:
         service.settled(gpu, "scrubbing")
         run = later.enter_context(slurmd.begun("prolog.sh", 45, gpu))
         assert "cannot" in run.stderr.readline()  # within the budget; now the prolog waits for the scrub
-        drills.heal(service.simulated_dir, uuid(service, gpu))
+        drills.heal(service.simulated_dir, service.uuid(gpu))
         assert (run.wait(), last.wait()) == (0, 0)
     assert service.settled(gpu, "granted").receipt
 
@@ -240,7 +209,7 @@ def test_each_caller_gets_its_turn_exit_code_and_reason(service, slurmd, gpu, na
 def test_argument_name_or_context_says_whose_turn(tmp_path, name, words, environment, asked):
     slurmd = Slurmd(tmp_path, None)
     slurmd.answer.touch()
-    slurmd.program(tmp_path / "programs" / "autoclave", f'echo "$1" >> {slurmd.asked}')
+    program(tmp_path / "programs" / "autoclave", f'echo "$1" >> {slurmd.asked}')
     command = [slurmd.alone(name), *words]
     environment |= slurmd.environment | {"SLURM_JOB_ID": "45", "SLURM_JOB_GPUS": "0"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -272,7 +241,7 @@ def test_an_epilog_after_the_release_drains_no_node(service, slurmd, gpu):
 
 
 def test_a_node_without_a_slurm_name_uses_its_hostname(slurmd):
-    slurmd.program(slurmd.drained.parent / "programs" / "uname", "echo node8.example.org")
+    program(slurmd.drained.parent / "programs" / "uname", "echo node8.example.org")
     ended(slurmd.run("prolog.sh", 45, "nonsense", SLURMD_NODENAME=""), 2)
     assert slurmd.output()[1] == "nodename=node8"
 
@@ -282,7 +251,7 @@ async def begin_scrub(admin, gpu):
 
 
 def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
-    drills.stall_clears(service.simulated_dir, uuid(service, gpu))
+    drills.stall_clears(service.simulated_dir, service.uuid(gpu))
     # On a slow machine, the script may give up before it has asked.
     service_call.ask(service.run_dir, lambda admin: begin_scrub(admin, gpu))
     ended(slurmd.run("epilog.sh", 46, gpu, AUTOCLAVE_SLURM_LIMIT="2"), 124)
@@ -295,7 +264,7 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
 def test_gpus_of_another_job_are_left_alone(service, slurmd, gpu):
     """Where two jobs were given one GPU, the second does not start. Its epilog ends nothing of the first."""
     ended(slurmd.run("prolog.sh", 47, gpu), 0)
-    pid = drills.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
+    pid = drills.zombie(service.simulated_dir, service.uuid(gpu), SECRET)
     service.settled(gpu, "in_use")
     ended(slurmd.run("prolog.sh", 48, gpu), 4)
     assert slurmd.output()[-1] == f"reason=autoclave: job 48: left alone: GPU {gpu} belongs to job 47"
@@ -304,7 +273,7 @@ def test_gpus_of_another_job_are_left_alone(service, slurmd, gpu):
     assert slurmd.output() == []
     assert service.settled(gpu, "in_use").job is None
     assert lives(pid)
-    assert SECRET in memory(service, gpu)
+    assert SECRET in service.memory(gpu)
     drills.kill(pid)
     ended(slurmd.run("epilog.sh", 47, gpu), 0)
 
@@ -324,7 +293,7 @@ def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
     """An epilog tries every GPU of its job, keeps those it could not give back on record, and can be run again."""
     others = [next(unused), next(unused)]
     ended(slurmd.run("prolog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 0)
-    drills.occupy(service.simulated_dir, uuid(service, gpu), SECRET, CONTAINER)
+    drills.occupy(service.simulated_dir, service.uuid(gpu), SECRET, CONTAINER)
     service.settled(gpu, "in_use")
     ended(slurmd.run("epilog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 1)
     reason = f"reason=autoclave: job 55: not proven clean: GPU {gpu} is in_use (run autoclave explain {gpu})"
@@ -333,7 +302,7 @@ def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
     assert (slurmd.state / "55").read_text() == f"{gpu}\n"
     ended(slurmd.run("prolog.sh", 56, f"{others[0]},{others[1]}"), 0)
     ended(slurmd.run("epilog.sh", 56), 0)
-    assert drills.release(service.simulated_dir, uuid(service, gpu))
+    assert drills.release(service.simulated_dir, service.uuid(gpu))
     ended(slurmd.run("epilog.sh", 55), 0)
     assert list(slurmd.state.iterdir()) == []
 
@@ -344,22 +313,22 @@ def test_jobs_in_the_pod_of_slurmd_follow_each_other(service, slurmd, gpu, unuse
     service.settled(other, "clean")
     entry = {
         "PodUID": CONTAINER, "ContainerName": "slurmd", "ResourceName": "nvidia.com/gpu",
-        "DeviceIDs": {"0": [uuid(service, gpu), uuid(service, other)]},
+        "DeviceIDs": {"0": [service.uuid(gpu), service.uuid(other)]},
     }  # fmt: skip
     checkpoint = service.root / "kubelet_internal_checkpoint"
     checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 0}))
     ended(slurmd.run("prolog.sh", 57, gpu), 0)
     ended(slurmd.run("prolog.sh", 58, other), 0)
     for each in (gpu, other):
-        drills.occupy(service.simulated_dir, uuid(service, each), SECRET, CONTAINER)
+        drills.occupy(service.simulated_dir, service.uuid(each), SECRET, CONTAINER)
         service.settled(each, "in_use")
     ended(slurmd.run("epilog.sh", 57, gpu), 1)
-    drills.release(service.simulated_dir, uuid(service, gpu))
+    drills.release(service.simulated_dir, service.uuid(gpu))
     ended(slurmd.run("epilog.sh", 57, gpu), 0)
     assert service.settled(gpu, "clean").receipt.last_owner == "57"
-    assert memory(service, gpu).strip(b"\0") == b""
+    assert service.memory(gpu).strip(b"\0") == b""
     ended(slurmd.run("prolog.sh", 59, gpu), 0)
-    drills.release(service.simulated_dir, uuid(service, other))
+    drills.release(service.simulated_dir, service.uuid(other))
     ended(slurmd.run("epilog.sh", 58), 0)
     ended(slurmd.run("epilog.sh", 59), 0)
     checkpoint.unlink()
@@ -491,11 +460,3 @@ def test_the_index_of_a_slice_or_missing_gpu_is_refused(driver):
     (place / "capabilities" / "gpu0" / "mig" / "gi1").mkdir(parents=True)
     assert gpus(place, SLURM_JOB_GPUS="1") is None
     assert gpus(place, SLURM_JOB_GPUS="1", CUDA_VISIBLE_DEVICES="MIG-7") == ["MIG-7"]
-
-
-def test_the_script_is_plain_shell():
-    shellcheck = Path(sys.executable).parent / "shellcheck"
-    if not shellcheck.exists():
-        pytest.skip("shellcheck has no wheel for this machine")
-    run = subprocess.run([shellcheck, "--shell=sh", SCRIPT], capture_output=True, text=True, check=False)
-    assert run.stdout + run.stderr == ""

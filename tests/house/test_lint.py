@@ -29,6 +29,15 @@ def test_the_tree_passes(command):
         pytest.fail(f"{' '.join(command)}\n{run.stdout}{run.stderr}", pytrace=False)
 
 
+def test_the_scripts_are_plain_shell():
+    if not (BIN / "shellcheck").exists():
+        pytest.skip("shellcheck has no wheel for this machine")
+    scripts = [*(ROOT / "deploy").rglob("*.sh"), *(ROOT / "deploy/kubectl").iterdir()]
+    command: list[str | Path] = [BIN / "shellcheck", "--shell=sh", *scripts]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.stdout + run.stderr == ""
+
+
 def test_actionlint_accepts_the_workflows():
     path = os.pathsep.join([str(ROOT / "build" / "tools"), str(BIN), os.environ["PATH"]])  # BIN has its shellcheck
     program = shutil.which("actionlint", path=path)
