@@ -269,7 +269,7 @@ def build(
         backend, observer, pool, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
-    notary = ledger.witness if isinstance(ledger.witness, Notary) else None
+    notary = ledger.witness
     if notary is not None:
         jobs.seal_with(notary.seal)
     gate = create_gate(config, ledger.notify)

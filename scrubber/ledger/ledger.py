@@ -29,21 +29,11 @@ from scrubber.ledger import chain
 from scrubber.ledger.chain import KEEP_ALL, Fold, Head, Retention
 from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
 from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.notary import Notary
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
 """Gets the entries of each write, the record before each entry, and the seconds that the write took. Must not block."""
-
-
-class Witness(Protocol):
-    """Learns of each write as soon as it is on the disk, before any reader does. The ledger's own thread calls it."""
-
-    def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
-        """``prove``: that the row of this number is in the tree over all rows; and the row's hash."""
-
-    def checkpoint(self, included: Inclusion) -> str:
-        """Sign and log the present size and root of the tree; returns the signed note."""
-
 
 logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
@@ -117,7 +107,8 @@ class Ledger:
     ) -> None:
         """Load everything from the store, unless the caller passes what it has just loaded."""
         self._listener = listener
-        self.witness: Witness | None = None  # set before the first write
+        # Set before the first write. The writing thread calls it when rows are on the disk, before a reader sees them.
+        self.witness: Notary | None = None
         self._store = store
         self._now = now
         self._keep = keep

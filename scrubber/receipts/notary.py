@@ -46,7 +46,10 @@ class Notary:
             return receipt
 
     def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
-        """Write the documents that tenants get, and remove those of proofs and tenancies that have ended."""
+        """Write the documents that tenants get, and remove those of proofs and tenancies that have ended.
+
+        ``prove``: that the row of this number is in the tree over all rows; and the row's hash.
+        """
         for entry, before, after in changes:
             envelope, proof = "", ""
             if isinstance(entry.event, ev.ScrubPassed) and entry.event.receipt.envelope:
@@ -56,7 +59,10 @@ class Notary:
             self.files.changed(before, after, envelope, proof)
 
     def checkpoint(self, included: Inclusion) -> str:
-        """Sign the size and the root of the tree, and log it: the log leaves the node, so others can hold it."""
+        """Sign the size and the root of the tree, and log it: the log leaves the node, so others can hold it.
+
+        Returns the signed note.
+        """
         signed = note.sign(Checkpoint(self._origin, included.size, included.root), self._key)
         self.newest, self._state.last_checkpoint = signed, time.time()
         logger.info("checkpoint", checkpoint=signed, rows=included.size)
