@@ -39,7 +39,7 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.receipts import endorsement
+from scrubber.receipts import endorsement, tenant_files
 from scrubber.receipts import key as key_file
 from scrubber.receipts.notary import Notary
 from scrubber.receipts.signer import ReceiptError
@@ -185,6 +185,8 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     if notary is not None:
         notary.files.reconcile(ledger.records.values())
         ledger.witness = notary
+    else:
+        tenant_files.withdraw(paths.receipts(config.state_dir))
     counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
     return ledger
 

@@ -95,6 +95,16 @@ class TenantFiles:
                 aside.replace(folder / name)
 
 
+def withdraw(directory: Path) -> None:
+    """Remove the receipts that an earlier service has signed, where this one cannot sign newer ones.
+
+    The directories stay: a container that has one among its mounts cannot start without it.
+    """
+    with _reported(""):
+        for path in directory.glob("*/*"):
+            path.unlink()
+
+
 def _vacated(record: Record) -> Record:
     """The record as it is when the present tenancy has ended."""
     return replace(record, vacated=record.vacated + 1)

@@ -97,3 +97,5 @@ def test_a_key_that_others_may_have_read_signs_nothing(service: Service) -> None
     service.hear("serving")
     assert (receipt := service.settled(0, "clean").receipt) is not None
     assert receipt.signed_by == ""
+    assert not tenant_files(state), "a container that starts now must not find the receipt of an earlier scrub"
+    assert list((state / "receipts").iterdir()), "a container that mounts its directory must be able to start"
