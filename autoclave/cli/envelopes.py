@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autoclave.cli import DONE, NOT_CLEAN, document, human, service_call
 from autoclave.cli.offline import Offline
+from ground import paths
+from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Unreachable
 from ground.quantities import quantity
 from scrubber.api import admin_client
@@ -26,28 +30,63 @@ EVERY = 2**31  # rows: more than a ledger has
 PASSED = "scrub-passed"
 ID = re.compile(r"[0-9a-f]{16}")
 HANDOVER = re.compile(r"[0-9a-f]{24}")
+DEV, DEVICE_NODE = Path("/dev"), re.compile(r"nvidia[0-9]+")
 
 Files = tuple[Path, ...]
 
 
-def verify(path: Path, files: tuple[Files, Files, Files], wanted: tuple[str, str, str], output: str) -> int:
-    """Verify a receipt and say what was checked. ``files``: keys, keys of the site, checkpoints."""
+def verify(path: Path | None, files: tuple[Files, Files, Files], wanted: tuple[str, str, str], output: str) -> int:
+    """Verify receipts and say what was checked. ``files``: keys, keys of the site, checkpoints.
+
+    Without a path: the receipt of each GPU of this container, which must be of this boot.
+    """
+    public = _trusted(*files[:2])
+    if path is not None:
+        return _verify(path, public, files[2], wanted, output)
+    gpu, boot, handover = wanted
+    try:
+        folders = _in_container(os.environ.get(paths.RECEIPTS_VARIABLE, ""))
+    except ReceiptError as error:
+        return _not_verified(f"cannot find the receipts of this container: {error}", output)
+    wanted = gpu, boot or boot_id(), handover
+    return max([_verify(each, public, files[2], wanted, output) for each in folders])
+
+
+def _in_container(named: str) -> list[Path]:
+    """The directories of the hand-overs of this container's GPUs."""
+    if not named:
+        why = "it has no GPU, the policy of its node has no `receipts: mount`, or the service cannot sign"
+        raise ReceiptError(f"{paths.RECEIPTS_VARIABLE} is not set: {why}")
+    try:
+        folders = sorted(each for each in Path(named).iterdir() if HANDOVER.fullmatch(each.name))
+    except OSError as error:
+        raise ReceiptError(f"{named} cannot be read: {error.strerror}") from error
+    gpus = max(1, sum(1 for each in DEV.iterdir() if DEVICE_NODE.fullmatch(each.name)))  # slices of a GPU share a node
+    if len(folders) < gpus:
+        raise ReceiptError(f"{named} has {len(folders)} hand-over(s), and the container {gpus} GPU(s)")
+    return folders
+
+
+def _not_verified(why: str, output: str) -> int:
+    if output != "text":
+        document.emit(document.single("ReceiptVerification", {"verified": False, "why": why}), output)
+    human.warn(why)
+    return NOT_CLEAN
+
+
+def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tuple[str, str, str], output: str) -> int:
     gpu, boot, handover = wanted
     envelope_file = path / ENVELOPE if path.is_dir() else path
     folder = envelope_file.resolve().parent
     expected = Expected(gpu, boot, handover or (folder.name if HANDOVER.fullmatch(folder.name) else ""))
     try:
-        public = _trusted(*files[:2])
         envelope = _text(envelope_file)
         statement = verification.statement(envelope, public, expected)
-        held = [one for each in files[2] for one in note.notes_in(_text(each))]
+        held = [one for each in checkpoints for one in note.notes_in(_text(each))]
         proven = (folder / PROOF).exists() or path.is_dir() or bool(held)  # a container always has both files
         logged = verification.logged(envelope, _text(folder / PROOF), public, held) if proven else None
     except ReceiptError as error:
-        if output != "text":
-            document.emit(document.single("ReceiptVerification", {"verified": False, "why": str(error)}), output)
-        human.warn(f"cannot trust the receipt {envelope_file}: {error}")
-        return NOT_CLEAN
+        return _not_verified(f"cannot trust the receipt {envelope_file}: {error}", output)
     keys = [key_file.key_id(each) for each in public]
     if output == "text":
         human.say("verified", *_checked(statement, expected, logged, keys), *_words(statement))
@@ -62,16 +101,15 @@ def verify(path: Path, files: tuple[Files, Files, Files], wanted: tuple[str, str
 def _trusted(keys: Files, site_keys: Files) -> list[bytes]:
     """The public keys in these files. A document that vouches for a key counts only if a site key signed it."""
     sites = [_read(each, key_file.public_key_of) for each in site_keys]
-    trusted = []
-    for file in keys:
-        text = _read(file, str)
-        if not text.lstrip().startswith("{"):
-            trusted.append(_read(file, key_file.public_key_of))
-        elif not sites:
-            raise FatalError(f"cannot trust the key in {file}: it is vouched for; name the site's key with --site-key")
-        else:
-            trusted.append(_read(file, lambda content: endorsement.endorsed(content, sites)))
-    return trusted
+    return [_read(each, partial(_trusted_key, each, sites)) for each in keys]
+
+
+def _trusted_key(file: Path, sites: Sequence[bytes], text: str) -> bytes:
+    if not text.lstrip().startswith("{"):
+        return key_file.public_key_of(text)
+    if not sites:
+        raise FatalError(f"cannot trust the key in {file}: it is vouched for; name the site's key with --site-key")
+    return endorsement.endorsed(text, sites)
 
 
 def _read(file: Path, read: Callable[[str], Any]) -> Any:  # noqa: ANN401 - what ``read`` returns

@@ -140,6 +140,34 @@ def test_a_reset_by_the_tool_finds_the_driver_closed(service, autoclave):
     assert any(call[:2] == (1, "nvmlShutdown") for call in service.stage.machine.calls())  # 1: the service
 
 
+def reset_by_others(machine: OnMachine, enter: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [*enter, "nvidia-smi", "--gpu-reset", "-i", machine.stage.machine.gpu(0).uuid]
+    env = os.environ | machine.stage.environment(os.environ["PATH"])
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_reset_by_others_needs_a_stop_and_ends_the_proof(library, short_tmp):
+    """As NVSentinel's GPUReset does it: with NVIDIA's tool, after the programs that use the GPU were stopped."""
+    stage = staged(short_tmp, library, 1)
+    environment = equip(short_tmp / "cuda", stage.machine.gpus, libraries()).environment(library.parent)
+    bare = OnMachine(short_tmp, stage, POLICY, environment)
+    try:
+        before = bare.settled(0, "clean").receipt
+        refused = reset_by_others(bare, ["nsenter", "--target", str(bare.inner), "--pid"])
+        assert (refused.returncode, "In use by another client" in refused.stdout) == (255, True)
+        assert bare.settled(0, "clean").receipt == before
+        bare.stop()
+        assert reset_by_others(bare, []).returncode == 0
+        bare.start()
+        after = bare.settled(0, "clean").receipt
+        assert before is not None
+        assert after is not None
+        assert after.previous == before.digest
+        assert not any(text.startswith("reset passed") for text in bare.texts(0))
+    finally:
+        bare.stop()
+
+
 def verb(autoclave, device: str) -> str:
     """What brings a device back by hand, wherever another test has left it."""
     (item,) = json.loads(autoclave("status", device, "-o", "json").stdout)["items"]

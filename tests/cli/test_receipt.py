@@ -2,13 +2,16 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from click.testing import Result
 
+from autoclave.cli import envelopes
 from scrubber.receipts import dsse, endorsement, key
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SITE
 
@@ -112,6 +115,90 @@ def test_a_key_counts_once_the_site_vouches_for_it(verify, files):
     (files / "node.json").write_text(endorsement.endorse(OTHER.public_key, SITE))
     wrong = verify("--site-key", files / "site.pem", trusted="node.json")
     assert [run.exit_code for run in (alone, foreign, wrong)] == [2, 2, 1]
+
+
+@pytest.fixture
+def in_container(files, monkeypatch):
+    """Verify as a container does that has these GPUs: with nothing but the key."""
+
+    def run(autoclave, *flags, gpus=1, boot=BOOT, trusted="node.pem", **more) -> Result:
+        (files / "dev").mkdir()
+        for index in range(gpus):
+            (files / "dev" / f"nvidia{index}").touch()
+        for name in ("nvidiactl", "nvidia-uvm"):
+            (files / "dev" / name).touch()
+        (files / "receipts").mkdir()
+        shutil.move(files / HANDOVER, files / "receipts")
+        monkeypatch.setattr(envelopes, "DEV", files / "dev")
+        monkeypatch.setattr(envelopes, "boot_id", lambda: boot)
+        monkeypatch.setenv("AUTOCLAVE_RECEIPTS", str(files / "receipts"))
+        for change in more.get("changes", ()):
+            change(files / "receipts")
+        result: Result = autoclave("receipt", "verify", "--key", files / trusted, *flags)
+        return result
+
+    return run
+
+
+def test_a_container_needs_only_the_key(autoclave, in_container):
+    run = in_container(autoclave)
+    assert run.exit_code == 0
+    assert "(not compared: --gpu)" in run.stdout
+    assert "not compared: --boot" not in run.stdout
+    assert "not compared: --handover" not in run.stdout
+
+
+def empty(receipts):
+    for file in (receipts / HANDOVER).iterdir():
+        file.unlink()
+
+
+def rename(receipts):
+    (receipts / HANDOVER).rename(receipts / ("0" * 24))
+
+
+def second(receipts):
+    (receipts / ("f" * 24)).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ({"trusted": "other.pem"}, "signature is wrong"),
+        ({"changes": [empty]}, "receipt.dsse.json cannot be read: No such file"),
+        ({"changes": [rename]}, "the hand-over is wrong"),
+        ({"boot": "other"}, "the boot is wrong"),
+        ({"gpus": 2}, "has 1 hand-over(s), and the container 2 GPU(s)"),
+        ({"gpus": 2, "changes": [second]}, f"{'f' * 24}/receipt.dsse.json cannot be read"),
+        (
+            {"changes": [lambda receipts: shutil.rmtree(receipts / HANDOVER)]},
+            "has 0 hand-over(s), and the container 1 GPU(s)",
+        ),
+        ({"gpus": 0, "changes": [lambda receipts: shutil.rmtree(receipts / HANDOVER)]}, "has 0 hand-over(s)"),
+        ({"changes": [shutil.rmtree]}, "receipts cannot be read: No such file"),
+    ],
+)
+def test_a_container_with_a_gpu_without_a_proof_ends_with_1(autoclave, in_container, case, why):
+    run = in_container(autoclave, **case)
+    assert run.exit_code == 1
+    assert why in run.stderr
+
+
+def test_a_container_without_the_variable_has_no_proof(autoclave, files):
+    run = autoclave("receipt", "verify", "--key", files / "node.pem", "-o", "json")
+    assert run.exit_code == 1
+    assert "AUTOCLAVE_RECEIPTS is not set" in run.stderr
+    assert json.loads(run.stdout)["verified"] is False
+
+
+def test_a_key_may_come_through_a_pipe(files):
+    """As in a pod that has the keys of all nodes in a variable."""
+    command = (
+        f'printf "%s\\n" "$KEY" | {sys.executable} -m autoclave receipt verify {files / HANDOVER} --key /dev/stdin'
+    )
+    env = os.environ | {"KEY": (files / "node.pem").read_text()}
+    run = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_receipt_is_no_key(verify):

@@ -32,6 +32,10 @@ privileged: {scrubber: {privileged: true}}
 reports: {clusterReports: {enabled: true}}
 checkpoints: {clusterReports: {enabled: true, checkpoint: true}}
 any node: {clusterReports: {enabled: true, ownNodeOnly: false}}
+nvsentinel: {nvsentinel: {socket: /var/run/nvsentinel/nvsentinel.sock}}
+nvsentinel for claims:
+  nvsentinel: {socket: /var/run/nvsentinel/nvsentinel.sock, action: remediate}
+  dra: {enabled: true}
 pod monitor: {podMonitor: {enabled: true, labels: {release: prometheus}, interval: 15s}}
 service monitor: {serviceMonitor: {enabled: true}}
 rules:

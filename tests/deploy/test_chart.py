@@ -256,6 +256,22 @@ def test_reports_need_three_rights():
     )["env"]
 
 
+@pytest.mark.parametrize(
+    ("case", "side", "action"), [("nvsentinel", "plugin", "none"), ("nvsentinel for claims", "dra", "remediate")]
+)
+def test_reports_to_nvsentinel_need_a_mount_and_no_token(case, side, action):
+    """The connector takes callers without a token for its own node, and a read-only mount lets them connect."""
+    one, pod = manifests.container(case, side), dict(manifests.pods(case))[side]
+    flags = manifests.flags(one)
+    socket = "/var/run/nvsentinel/nvsentinel.sock"
+    assert (flags["--nvsentinel-socket"], flags["--nvsentinel-action"]) == (socket, action)
+    assert "NODE_NAME" in {it["name"] for it in one["env"]}
+    [mount] = [it for it in one["volumeMounts"] if it["name"] == "nvsentinel"]
+    [volume] = [it["hostPath"] for it in pod["volumes"] if it["name"] == "nvsentinel"]
+    assert (mount["mountPath"], mount["readOnly"]) == (volume["path"], True) == ("/var/run/nvsentinel", True)
+    assert ("token" in {it["name"] for it in pod["volumes"]}) is (side == "dra")
+
+
 @pytest.mark.parametrize("case", ["default", "reports"])
 def test_only_metrics_go_through_the_network(case):
     for side in ("scrubber", "plugin"):

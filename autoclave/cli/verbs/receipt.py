@@ -55,7 +55,7 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
 
 
 @receipt.command(context_settings=ENVIRONMENT)
-@click.argument("path", type=READABLE)
+@click.argument("path", type=READABLE, required=False)
 @click.option(
     "--key", "keys", type=READABLE, multiple=True, required=True, metavar="FILE", envvar="AUTOCLAVE_KEY",
     help="The node's public key, or with --site-key a document that vouches for it; may be repeated.",
@@ -73,13 +73,14 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
 )  # fmt: skip
 @options.output("text", "json", "yaml")
 def verify(  # noqa: PLR0913, PLR0917 - its flags
-    path: Path, keys: tuple[Path, ...], site_keys: tuple[Path, ...], gpu: str, handover: str, boot: str,
+    path: Path | None, keys: tuple[Path, ...], site_keys: tuple[Path, ...], gpu: str, handover: str, boot: str,
     checkpoints: tuple[Path, ...], output: str,
 ) -> int:  # fmt: skip
     """Verify a receipt, on any machine: who signed it, what it is for, and that the node's log has it.
 
-    PATH is a directory as a container sees it, /run/autoclave/receipts/ID, or the signed document alone. A key is a
-    PEM, base64, or a verifier key of signed notes. Exit code 1, with the field that is wrong, if the check fails.
+    PATH is a directory as a container sees it, /run/autoclave/receipts/ID, or the signed document alone. Without PATH,
+    in a container, each of its GPUs must have a receipt of this hand-over and this boot. A key is a PEM, base64, or a
+    verifier key of signed notes. Exit code 1, with what is wrong or missing, if the check fails.
     """
     envelopes = importlib.import_module("autoclave.cli.envelopes")  # late: most verbs verify nothing
     code: int = envelopes.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)

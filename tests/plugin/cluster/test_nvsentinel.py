@@ -233,7 +233,7 @@ async def test_no_answer_of_nvsentinel_changes_the_node(connector, scrub_server,
     assert it.said == ""
 
 
-async def test_the_plugin_lets_nvsentinel_act_if_it_is_told_to(connector, scrub_server, kubelet, plugin):  # noqa: ARG001 - it answers
+async def test_the_plugin_lets_nvsentinel_act_by_choice(connector, scrub_server, kubelet, plugin):  # noqa: ARG001 - it answers
     scrub_server.say(out(0, "lost"))
     await plugin(
         "--nvsentinel-socket", connector.socket, "--nvsentinel-action", "remediate", "--node-name", NODE

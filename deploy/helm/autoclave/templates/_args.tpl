@@ -57,6 +57,13 @@ $(POD_IP):{{ . | int }}
 - --cdi-dir={{ .Values.directories.cdiDynamic }}
 {{- end -}}
 
+{{- define "autoclave.nvsentinel.args" -}}
+{{- with .Values.nvsentinel.socket }}
+- --nvsentinel-socket={{ . }}
+- --nvsentinel-action={{ $.Values.nvsentinel.action }}
+{{- end }}
+{{- end -}}
+
 {{- define "autoclave.plugin.args" -}}
 - --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
 - --run-dir={{ include "autoclave.doors" . }}
@@ -79,6 +86,7 @@ $(POD_IP):{{ . | int }}
 {{- if .Values.clusterReports.checkpoint }}
 - --checkpoint-annotation
 {{- end }}
+{{- include "autoclave.nvsentinel.args" . }}
 - --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}
@@ -99,6 +107,7 @@ $(POD_IP):{{ . | int }}
 {{- if .Values.dra.claimStatus }}
 - --claim-status
 {{- end }}
+{{- include "autoclave.nvsentinel.args" . }}
 - --registry-dir={{ .Values.kubelet.registryDir }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
 - --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
