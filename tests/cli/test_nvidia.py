@@ -146,7 +146,7 @@ def reset_by_others(machine: OnMachine, enter: list[str]) -> subprocess.Complete
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_reset_by_others_needs_a_stop_and_ends_the_proof(library, short_tmp):
+def test_a_stop_for_a_reset_by_others_ends_proofs(library, short_tmp):
     """As NVSentinel's GPUReset does it: with NVIDIA's tool, after the programs that use the GPU were stopped."""
     stage = staged(short_tmp, library, 1)
     environment = equip(short_tmp / "cuda", stage.machine.gpus, libraries()).environment(library.parent)

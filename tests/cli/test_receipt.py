@@ -178,7 +178,7 @@ def second(receipts):
         ({"changes": [shutil.rmtree]}, "receipts cannot be read: No such file"),
     ],
 )
-def test_a_container_with_a_gpu_without_a_proof_ends_with_1(autoclave, in_container, case, why):
+def test_a_gpu_of_the_container_without_proof_is_exit_1(autoclave, in_container, case, why):
     run = in_container(autoclave, **case)
     assert run.exit_code == 1
     assert why in run.stderr

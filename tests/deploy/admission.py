@@ -5,7 +5,13 @@ import json
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
-ANY = {"object": cel.Type.DYN, "oldObject": cel.Type.DYN, "request": cel.Type.DYN, "variables": cel.Type.DYN}
+ANY = {
+    "event": cel.Type.DYN,
+    "object": cel.Type.DYN,
+    "oldObject": cel.Type.DYN,
+    "request": cel.Type.DYN,
+    "variables": cel.Type.DYN,
+}
 ENV = cel.NewEnv(variables=ANY, extensions=[ext_strings.ExtStrings()])
 
 

@@ -13,23 +13,28 @@ import pytest
 from autoclave.cli import service_call
 from deploy import generate
 from plugin.cluster import api_objects
+from plugin.cluster.nvsentinel import health_event
 from scrubber.devices.simulated import layout
-from tests.deploy import manifests
+from scrubber.receipts import key
+from tests.deploy import admission, manifests, podsecurity
 from tests.live import Service
+from tests.plugin.cluster.devices import out
+from tests.receipts.vectors import OTHER
 
 EXAMPLES = generate.ROOT / "deploy/examples"
 NAMES = ("reader", "writer")
+NVSENTINEL = ("nvsentinel-preflight", "nvsentinel-remediate")
 DETECTOR = EXAMPLES / "node-problem-detector.sh"
 
 
-def pod(name):
+def pod(name):  # or what else the file is
     [doc] = manifests.documents((EXAMPLES / f"{name}.yaml").read_text())
     return doc
 
 
 def test_no_example_is_left_out():
     # tests/cluster runs the descheduler
-    names = {"descheduler", "node-problem-detector", "node-readiness-rule", *NAMES}
+    names = {"descheduler", "node-problem-detector", "node-readiness-rule", *NVSENTINEL, *NAMES}
     assert {path.stem for path in EXAMPLES.iterdir()} == names
 
 
@@ -142,3 +147,68 @@ def test_the_problem_detector_names_each_quarantined_gpu(node, tmp_path, place):
     node.kill()
     assert check() == (2, "the scrub service does not answer")
     node.start()
+
+
+def preflight():
+    [container] = pod("nvsentinel-preflight")["preflight"]["initContainers"]
+    return container
+
+
+def test_the_preflight_check_is_a_container_for_strict_namespaces():
+    """NVSentinel makes the image of two values, and adds NODE_NAME."""
+    image = preflight()["image"]
+    container = preflight() | {"image": f"{image['repository']}:{image['tag']}"}
+    metadata, main = {"name": "train"}, {"name": "train", "image": "train"}
+    spec = {"initContainers": [container], "containers": [main]}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    assert manifests.check(made) == []
+    assert list(podsecurity.broken(spec, container)) == []
+
+
+def test_the_preflight_check_passes_only_with_valid_proofs(node, tmp_path):
+    """Its own command, with receipts and key of a real service. Each other exit code keeps the pod from its start."""
+    (tmp_path / "dev").mkdir()
+    start = f"from autoclave.cli import envelopes, main; envelopes.DEV = pathlib.Path({str(tmp_path / 'dev')!r})"
+    (tmp_path / "autoclave").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -P -c "import pathlib, sys; {start}; sys.exit(main())" "$@"\n'
+    )
+    (tmp_path / "autoclave").chmod(0o755)
+    for index in range(2):
+        node.settled(index, "clean")
+        (tmp_path / "dev" / f"nvidia{index}").touch()
+    [command] = preflight()["args"]
+    show = [sys.executable, "-m", "autoclave", "receipt", "key", "-o", "vkey", "--state-dir", node.root / "state"]
+    keys = [
+        subprocess.run([*show, "--node-name", name], capture_output=True, text=True, check=True).stdout
+        for name in ("gpu-1", "gpu-11")
+    ]
+    other = key.vkey(OTHER.public_key, "autoclave/gpu-1")
+    receipts = tmp_path / "receipts"
+    for file in (node.root / "state" / "receipts").glob("*/receipt.dsse.json"):  # without those of the next hand-overs
+        shutil.copytree(file.parent, receipts / file.parent.name)
+
+    def check(**words: str) -> int:
+        given = {"NODE_NAME": "gpu-1", "KEYS": "".join(keys), "AUTOCLAVE_RECEIPTS": str(receipts)} | words
+        env = {"PATH": f"{tmp_path}:{os.defpath}", "PYTHONPATH": str(generate.ROOT)} | given
+        return subprocess.run([*preflight()["command"], command], env=env, capture_output=True, check=False).returncode
+
+    assert check() == 0
+    assert check(NODE_NAME="gpu-2") == 2  # there is no key of this node
+    assert check(KEYS=other) == 1
+    assert check(AUTOCLAVE_RECEIPTS="") == 1
+    (tmp_path / "dev" / "nvidia2").touch()  # a GPU without a directory
+    assert check() == 1
+
+
+def test_the_ruleset_matches_only_what_nvsentinel_may_act_on():
+    [rules] = pod("nvsentinel-remediate")["fault-quarantine"]["ruleSets"]
+    [condition] = rules["match"]["all"]
+    found = {}
+    for remediate in (True, False):
+        for reason in ("xid", "heat"):
+            said = health_event(out(0, reason), "gpu-1", remediate=remediate)
+            assert said is not None
+            data = {"agent": said.agent, "isFatal": said.isFatal}
+            found[remediate, reason] = admission.value(condition["expression"], {"event": data})
+    assert [key for key, matches in found.items() if matches] == [(True, "xid")]
+    assert (rules["enabled"], rules["cordon"]) == (True, {"shouldCordon": True})
