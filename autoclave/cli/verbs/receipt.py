@@ -79,8 +79,9 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
     """Verify a receipt, on any machine: who signed it, what it is for, and that the node's log has it.
 
     PATH is a directory as a container sees it, /run/autoclave/receipts/ID, or the signed document alone. Without PATH,
-    in a container, each of its GPUs must have a receipt of this hand-over and this boot. A key is a PEM, base64, or a
-    verifier key of signed notes. Exit code 1, with what is wrong or missing, if the check fails.
+    in a container, each of its GPUs must have a receipt of this hand-over and this boot, and -o json prints a document
+    for each. A key is a PEM, base64, or a verifier key of signed notes. Exit code 1, with what is wrong or missing, if
+    the check fails.
     """
     envelopes = importlib.import_module("autoclave.cli.envelopes")  # late: most verbs verify nothing
     code: int = envelopes.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)
