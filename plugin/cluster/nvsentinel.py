@@ -36,13 +36,7 @@ ACTIONS = {
     **dict.fromkeys(("compute-fault", "flapping", "memory-fault", "remap-failed", "sram"), wire.CONTACT_SUPPORT),
 }
 
-_KINDS = {
-    grpc.StatusCode.UNAVAILABLE: FailureKind.AWAY,
-    grpc.StatusCode.DEADLINE_EXCEEDED: FailureKind.AWAY,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: FailureKind.AWAY,
-    grpc.StatusCode.PERMISSION_DENIED: FailureKind.FORBIDDEN,
-    grpc.StatusCode.UNAUTHENTICATED: FailureKind.FORBIDDEN,
-}
+_AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 def health_event(device: ReportedDevice, node: str, *, remediate: bool) -> wire.HealthEvent | None:
@@ -54,7 +48,9 @@ def health_event(device: ReportedDevice, node: str, *, remediate: bool) -> wire.
     action = ACTIONS.get(device.reason, wire.NONE) if sick else wire.NONE
     if device.mig and action == wire.COMPONENT_RESET:
         action = wire.NONE  # NVSentinel resets a whole GPU, by its UUID
-    state = "has no fault" if device.healthy else "is no longer in this node"
+    message = f"{name} has no fault" if device.healthy else f"{name} is no longer in this node"
+    if sick:
+        message = f"{name} is out of service: {device.reason}; run `autoclave explain {device.uuid}` on the node"
     return wire.HealthEvent(
         version=1,
         agent=AGENT,
@@ -62,9 +58,7 @@ def health_event(device: ReportedDevice, node: str, *, remediate: bool) -> wire.
         checkName=CHECK,
         isFatal=remediate and action != wire.NONE,
         isHealthy=not sick,
-        message=f"{name} is out of service: {device.reason}; run `autoclave explain {device.uuid}` on the node"
-        if sick
-        else f"{name} {state}",
+        message=message,
         recommendedAction=action,
         errorCode=[device.reason] if sick else [],
         entitiesImpacted=[wire.Entity(entityType="MIG_UUID" if device.mig else "GPU_UUID", entityValue=device.uuid)],
@@ -130,7 +124,7 @@ class HealthEvents:
         try:
             await stub.HealthEventOccurredV1(request, timeout=CALL_WITHIN)
         except grpc.aio.AioRpcError as error:
-            kind = _KINDS.get(error.code(), FailureKind.REFUSED)
+            kind = FailureKind.AWAY if error.code() in _AWAY else FailureKind.REFUSED
             raise Failure(kind, f"{error.code().name.lower()}: {error.details()}") from error
         sent |= unsent
 
