@@ -26,6 +26,7 @@ from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
 from plugin.registration import kubelet, sockets
+from plugin.registration.succession import Turn
 from plugin.stopping import DRAINED_WITHIN, InFlight
 from plugin.vendor import responses as vendor
 from plugin.vendor.directory import VendorDirectory
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from plugin.cluster.nvsentinel import HealthEvents
 
 logger = log.get("app")
-
-
-STANDBY_TRIES_EVERY = 0.02  # seconds: until the next plugin has registered, the kubelet can give out no device
 
 
 def run(chosen: Config) -> int:
@@ -66,7 +64,8 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
         collector = PluginCollector(listing, counters, chosen.version, vendors)
         async with collector.served(metrics, chosen.metrics_address), asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
-            async with _sole_instance(chosen, counters), asyncio.TaskGroup() as registrations:
+            async with _turn(chosen, counters) as turn, asyncio.TaskGroup() as registrations:
+                registrations.create_task(_end_turn_of_last(turn, listing), name="turn")
                 if vendors is not None:
                     registrations.create_task(vendors.run(), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
@@ -79,8 +78,7 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
-                    within = DRAINED_WITHIN if vendors is None else vendor.DRAINED_WITHIN
-                    await asyncio.create_task(stopping.drain(in_flight, within))
+                    await asyncio.create_task(_leave(chosen, turn, in_flight))
 
 
 def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, VendorDirectory | None]:
@@ -93,24 +91,36 @@ def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, 
 
 
 @asynccontextmanager
-async def _sole_instance(chosen: Config, counters: PluginCounters) -> AsyncIterator[None]:
-    """Be the one plugin of this node within the context. With ``--standby``, first wait until another one has stopped.
+async def _turn(chosen: Config, counters: PluginCounters) -> AsyncIterator[Turn]:
+    """Be the plugin of this node within the context. With ``--standby``, first wait until another one hands over.
 
     The next plugin of a rolling update waits here with all its preparations done, so that it registers at once.
     """
-    if not chosen.standby:
-        yield  # ``run`` holds the lock
-        return
-    while (lock := sockets.lock(chosen.kubelet_dir)) is None:
-        if not counters.standby:
-            counters.standby = True
-            logger.info("waiting for another plugin of this node to stop", directory=str(chosen.kubelet_dir))
-        await asyncio.sleep(STANDBY_TRIES_EVERY)
-    counters.standby = False
+
+    def waits() -> None:
+        counters.standby = True
+        logger.info("waiting for another plugin of this node to stop", directory=str(chosen.kubelet_dir))
+
+    turn = Turn(chosen.kubelet_dir)
     try:
-        yield
+        if chosen.standby:  # otherwise ``run`` holds the lock
+            await turn.begin(waits)
+        counters.standby = False
+        yield turn
     finally:
-        os.close(lock)
+        turn.end()
+
+
+async def _end_turn_of_last(turn: Turn, listing: Listing) -> None:
+    """The last plugin stops when the kubelet has a list of each resource from this one."""
+    await listing.until(lambda: bool(listing.resources()) and all(map(listing.is_followed, listing.resources())))
+    turn.registered()
+
+
+async def _leave(chosen: Config, turn: Turn, in_flight: InFlight) -> None:
+    if chosen.standby and chosen.vendor_dir is None:  # the vendor's plugin cannot register with two
+        await turn.hand_over()
+    await stopping.drain(in_flight, DRAINED_WITHIN if chosen.vendor_dir is None else vendor.DRAINED_WITHIN)
 
 
 async def _register(

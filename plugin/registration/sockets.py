@@ -25,6 +25,7 @@ from ground.errors import FatalError
 logger = log.get("registration")
 
 SUBDIRECTORY = "autoclave"  # at its start the kubelet removes the sockets of its directory, not those one level below
+PRESENT = unix_sockets.LOCK  # the name of the lock of the plugin that serves
 GROUP_MAY_ENTER = 0o750
 CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM | Mask.DELETE_SELF | Mask.MOVE_SELF
 POLL_EVERY = 5.0  # seconds; also the longest time that a replaced directory is not watched
@@ -45,8 +46,8 @@ def sole_instance(kubelet_dir: Path) -> Iterator[None]:
         os.close(held)
 
 
-def lock(kubelet_dir: Path) -> int | None:
-    """The descriptor that holds the lock of the plugin's directory; None while another plugin holds the lock."""
+def lock(kubelet_dir: Path, name: str = PRESENT) -> int | None:
+    """The descriptor that holds a lock in the plugin's directory; None while another plugin holds it."""
     own = kubelet_dir / SUBDIRECTORY
     if not kubelet_dir.is_dir():
         remedy = "start the kubelet first, mount its directory here, or give another with --kubelet-dir"
@@ -56,7 +57,7 @@ def lock(kubelet_dir: Path) -> int | None:
         if not private_files.is_private(own, 0o027):
             remedy = "make it a directory of this user, with mode 0750 or tighter"
             raise FatalError(f"cannot use directory {own}: other users may use it; {remedy}")
-        return private_files.try_lock(own / unix_sockets.LOCK)
+        return private_files.try_lock(own / name)
     except OSError as error:
         raise FatalError(f"cannot use directory {own}: {error.strerror}; remove it, or run as its owner") from error
 

@@ -67,6 +67,8 @@ class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
         self.listening: dict[
             str, grpc.aio.UnaryStreamCall[pb.Empty, pb.ListAndWatchResponse]
         ] = {}  # endpoint -> the open stream
+        self.connected = 0  # plugins
+        self.gaps = 0  # how often there was a plugin, and then none
         self.refusal = ""
         self.hangs = self.drops = self.ignores = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,6 +103,7 @@ class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
         async with grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as back:
             await deviceplugin_pb2_grpc.DevicePluginStub(back).GetDevicePluginOptions(pb.Empty())
         if not self.ignores:
+            self.connected += 1
             task = asyncio.create_task(self._listen(request.endpoint, path))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -121,6 +124,8 @@ class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
                 pass  # the plugin is gone
             finally:
                 self.listening.pop(endpoint, None)
+                self.connected -= 1
+                self.gaps += not self.connected
                 self.notify()
 
     async def until(self, holds):

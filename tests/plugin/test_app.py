@@ -11,6 +11,7 @@ import pytest
 
 from demo.standins.pods import Phase, Pod
 from plugin.registration import sockets
+from tests.plugin.kubelet_server import Kubelet as NewerKubelet
 from tests.plugin.live_plugin import allocate
 from tests.plugin.scraping import get, scrape
 from tests.plugin.scrub_server import gpu, hang
@@ -122,11 +123,30 @@ async def test_a_plugin_on_standby_registers_when_the_other_one_stops(kubelet, p
     # Only when it is ready does a rolling update stop the other plugin.
     assert await get((await second.hear("showing metrics"))["address"], "/readyz") == (200, "ready\n")
     assert await first.stop() == 0
-    await second.hear("registered")
-    await kubelet.registered(GPU)  # the plugin says so when the stream opens, before its first list
+    # This kubelet is one before 1.37: the end of the first plugin ends the stream of the second one, which comes again.
+    await kubelet.until(lambda: len(kubelet.registrations) == 3)
+    await kubelet.registered(GPU)
     await kubelet.admit(pod := Pod.of("one", {GPU: 1}))
     assert pod.phase is not Phase.FAILED
-    assert len(kubelet.registrations) == 2
+
+
+@pytest.mark.usefixtures("scrub_server")
+async def test_in_an_update_the_kubelet_always_has_a_plugin(plugin, short_tmp):
+    """This kubelet knows plugins by their sockets, as those from 1.37 on."""
+    newer = NewerKubelet(short_tmp)
+    await newer.start()
+    last = await plugin("--standby")
+    for count in (2, 3):
+        await newer.knows(count - 1)
+        following = await plugin("--standby")
+        await following.hear("waiting for another plugin of this node to stop")
+        assert await last.stop() == 0
+        last = following
+        assert len(newer.registers) == count
+    assert newer.gaps == 0
+    assert await last.stop() == 0
+    await newer.until(lambda: newer.gaps == 1)
+    await newer.stop()
 
 
 @pytest.mark.usefixtures("scrub_server")

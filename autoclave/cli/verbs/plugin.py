@@ -66,7 +66,7 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
 @click.option(
     "--standby",
     is_flag=True,
-    help="If another plugin runs on this node, wait until it stops, and then register at once.",
+    help="If another plugin runs on this node, wait, and take its place when it is about to stop.",
 )
 @options.metrics_address
 @options.log_level
