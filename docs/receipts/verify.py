@@ -38,8 +38,8 @@ def read_key(text: str) -> bytes:
     """A public key from a PEM, from base64, or from a key of signed notes (NAME+ID+BASE64)."""
     word = "".join(line.strip() for line in text.splitlines() if not line.startswith("-----"))
     noted = re.fullmatch(r"[^+]+\+[0-9a-f]{8}\+(.+)", word)
-    content = decode(noted[1] if noted else word)
-    key = content.removeprefix(b"\x01" if noted else SPKI)
+    demand(" " not in word, "key", "it is no public key")
+    key = decode(noted[1] if noted else word).removeprefix(b"\x01" if noted else SPKI)
     demand(len(key) == 32, "key", "it is no Ed25519 public key")  # noqa: PLR2004 - bytes of such a key
     return key
 
@@ -71,12 +71,13 @@ def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def open_checkpoint(note: str, key: bytes) -> tuple[str, int, bytes]:
-    """Origin, size and root of a log, from a signed note."""
+    """Origin, size and root of a log, from a signed note, or from a line of the service's log that has one."""
+    note = json.loads(note)["checkpoint"] if note.startswith("{") else note
+    demand(note.count("\n") > 3, "checkpoint", "it is no signed checkpoint")  # noqa: PLR2004 - lines of the smallest
     body, _, signatures = note.rpartition("\n\n")
     origin, size, root = body.split("\n")[:3]
     key_hash = hashlib.sha256(origin.encode() + b"\n\x01" + key).digest()[:4]
-    for line in signatures.splitlines():
-        mark, name, signature = line.split(" ")
+    for mark, name, signature in (line.split(" ") for line in signatures.splitlines()):
         content = decode(signature)
         if (mark, name, content[:4]) == ("\u2014", origin, key_hash):
             demand(signed_by(key, content[4:], f"{body}\n".encode()), "checkpoint", "its signature is wrong")
@@ -90,8 +91,7 @@ def root_of(index: int, size: int, leaf: bytes, hashes: list[bytes]) -> bytes:
     while last:
         if index % 2 or index != last:  # it has a sibling: else it moves up alone
             demand(bool(hashes), "proof", "it has too few hashes")
-            pair = hashes.pop(0) + node if index % 2 else node + hashes.pop(0)
-            node = hashlib.sha256(b"\x01" + pair).digest()
+            node = hashlib.sha256(b"\x01" + (hashes.pop(0) + node if index % 2 else node + hashes.pop(0))).digest()
         index, last = index // 2, last // 2
     demand(not hashes, "proof", "it has too many hashes")
     return node
@@ -103,19 +103,18 @@ def check_log(proof: str, envelope: bytes, key: bytes, held: str | None) -> str:
     head, _, note = proof.partition("\n\n")
     _, extra, index, *hashes = head.split("\n")
     row, place = decode(extra.removeprefix("extra ")), int(index.removeprefix("index "))
-    entry = row + b"\n" + hashlib.sha256(envelope).hexdigest().encode()
+    leaf = hashlib.sha256(b"\x00" + row + b"\n" + hashlib.sha256(envelope).hexdigest().encode()).digest()
     origin, size, root = open_checkpoint(note, key)
     demand(0 <= place < size, "checkpoint", f"it has {size} rows: it was made before the receipt, row {place + 1}")
-    leads_to = root_of(place, size, hashlib.sha256(b"\x00" + entry).digest(), [decode(each) for each in hashes])
-    demand(leads_to == root, "proof", "it does not lead from this receipt to the checkpoint")
+    demand(root_of(place, size, leaf, list(map(decode, hashes))) == root, "proof", "it does not lead to the checkpoint")
     if held is None:
         return f"row {place + 1} of {origin}"
     other, held_size, held_root = open_checkpoint(held, key)
     demand(other == origin, "checkpoint", f"yours is of {other}, not of {origin}")
     demand(held_size > place, "checkpoint", f"yours has {held_size} rows: it was made before the receipt")
     demand(held_size != size or held_root == root, "checkpoint", "yours has another root: there are two histories")
-    compared = "is yours" if held_size == size else "is not yours: `autoclave ledger verify` compares them"
-    return f"row {place + 1} of {origin}; the checkpoint {compared}"
+    compared = "is the same" if held_size == size else "has another size: `autoclave ledger verify` compares them"
+    return f"row {place + 1} of {origin}; your checkpoint {compared}"
 
 
 def verify(given: argparse.Namespace) -> None:
@@ -129,13 +128,14 @@ def verify(given: argparse.Namespace) -> None:
     handover = given.handover or given.path.resolve().name
     digest = hashlib.sha256(f"{device}\n{boot}\n{handover}\n".encode()).hexdigest()
     subjects = [each["digest"]["sha256"] for each in statement["subject"] if each["name"] == "hand-over"]
-    demand(subjects == [digest], "handover", f"the receipt is for another one than {handover}, such as an older one")
-    held = given.checkpoint.read_text(encoding="utf-8") if given.checkpoint else None
-    row = check_log(proof.decode(), envelope, key, held)
+    demand(subjects == [digest], "handover", f"the receipt is not for {handover}; of a renamed copy, give --handover")
+    row = check_log(proof.decode(), envelope, key, given.checkpoint and given.checkpoint.read_text(encoding="utf-8"))
     claim = statement["predicate"]["sanitization"]
     print(f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover}, {row}")
     print(f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}")
     print(f"{claim['category']} ({claim['standard']}) of {claim['coveredBytes']} of {claim['allocatableBytes']} bytes")
+    print(f"finished {statement['predicate']['finished']}, by the clock of the node")
+    [print(f"not covered: {part['bytes']} bytes, {part['cause']}") for part in claim["uncovered"]]
 
 
 if __name__ == "__main__":
@@ -147,4 +147,4 @@ if __name__ == "__main__":
     try:
         verify(parser.parse_args())
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        sys.exit(f"not verified: {error}" if isinstance(error, WrongError) else f"not verified: format: {error!r}")
+        sys.exit(f"not verified: {error if isinstance(error, (WrongError, OSError)) else f'format: {error!r}'}")
