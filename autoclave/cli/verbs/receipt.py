@@ -51,7 +51,8 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     """
     handovers = importlib.import_module("autoclave.cli.handovers")  # late: it decodes events
     found = handovers.read(file, run_dir, state_dir, gpu, since)
-    handovers.show(found, node_name or platform.node(), output, since=since, until=until)
+    node = node_name or ("" if file else platform.node())  # a copy may be of any node
+    handovers.show(found, node, output, since=since, until=until)
 
 
 @receipt.command(context_settings=ENVIRONMENT)
