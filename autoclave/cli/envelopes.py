@@ -89,7 +89,7 @@ def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tup
         return _not_verified(f"cannot trust the receipt {envelope_file}: {error}", output)
     keys = [key_file.key_id(each) for each in public]
     if output == "text":
-        human.say("verified", *_checked(statement, expected, logged, keys), *_words(statement))
+        human.say("verified", *_checked(statement, expected, logged, keys, held), *_words(statement))
     else:
         compared = {f"{name}_compared": bool(value) for name, value in asdict(expected).items()}
         about = {"verified": True, "why": "", "trusted_keys": keys, **compared}
@@ -130,11 +130,11 @@ def _text(file: Path) -> str:
 
 
 def _checked(
-    statement: dict[str, Any], expected: Expected, logged: Logged | None, keys: Sequence[str]
+    statement: dict[str, Any], expected: Expected, logged: Logged | None, keys: Sequence[str], held: Sequence[str]
 ) -> Iterator[str]:
     """One line for each thing that was checked, or was not."""
     predicate = statement["predicate"]
-    yield f"signature   by one of {', '.join(keys)}"
+    yield f"signature   by {'one of ' if len(keys) > 1 else ''}{', '.join(keys)}"
     for name, value, given, flag in (
         ("gpu", predicate["device"]["uuid"], expected.gpu, "--gpu"),
         ("boot", predicate["boot"]["id"], expected.boot, "--boot"),
@@ -145,9 +145,8 @@ def _checked(
         yield f"log         not checked: there is no {PROOF} beside it"
         return
     yield f"log         row {logged.row} of {logged.rows} of {logged.origin}"
-    compared = (
-        "the same was held elsewhere" if logged.compared else "not compared with one of the same size: --checkpoint"
-    )
+    advice = "yours has another size; `autoclave ledger verify` compares them" if held else "--checkpoint"
+    compared = "the same was held elsewhere" if logged.compared else f"not compared with one of the same size: {advice}"
     yield f"checkpoint  {compared}"
 
 

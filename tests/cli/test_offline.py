@@ -73,6 +73,11 @@ def test_an_export_is_a_line_of_json_for_every_row(autoclave, state):
     assert rows[1]["hash"] == rows[2]["prev"]
 
 
+def test_an_auditor_without_the_node_is_told_to_name_its_key(autoclave, tmp_path):
+    run = autoclave("ledger", "verify", tmp_path / "copy", "--checkpoint", __file__, "--state-dir", tmp_path)
+    assert (run.exit_code, run.stderr.count("name the key of the node with --key")) == (2, 1)
+
+
 @pytest.mark.parametrize("verb", ["verify", "export"])
 def test_a_missing_ledger_is_wrong_usage(autoclave, tmp_path, verb):
     run = autoclave("ledger", verb, "--state-dir", tmp_path / "nowhere")

@@ -43,7 +43,7 @@ def test_what_was_checked_is_said_and_what_was_not(verify):
     lines = [re.sub(" +", " ", line) for line in run.stdout.splitlines()]
     assert lines[:7] == [
         "verified",
-        f"signature by one of {NODE.key_id}",
+        f"signature by {NODE.key_id}",
         f"gpu {GPU} (not compared: --gpu)",
         f"boot {BOOT} (not compared: --boot)",
         f"hand-over {HANDOVER}",
@@ -61,6 +61,11 @@ def test_with_every_value_given_nothing_is_left_unchecked(verify, files):
     log = {"event": "checkpoint", "checkpoint": (files / "checkpoint").read_text()}
     (files / "log").write_text(f"2026-11-25 {json.dumps(log)}\n")
     assert "the same was held elsewhere" in verify("--checkpoint", files / "log").stdout
+    older = verify(
+        "--checkpoint", FOLDER / "older-checkpoint-with-the-receipt" / "checkpoint", "--key", files / "other.pem"
+    )
+    assert f"by one of {NODE.key_id}, {OTHER.key_id}" in older.stdout
+    assert "yours has another size" in older.stdout
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,8 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
     """The checkpoints in these files; FatalError for one that none of the keys has signed."""
     if not files:
         return []
+    if not keys and not paths.receipt_key(state_dir).exists():
+        raise FatalError(f"cannot check the checkpoints: {state_dir} has no key; name the key of the node with --key")
     try:
         public = [key.public_key_of(each.read_text()) for each in keys] or [key.read_key(state_dir).public_key]
         return [note.opened(one, public) for each in files for one in note.notes_in(each.read_text())]
