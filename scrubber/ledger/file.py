@@ -456,12 +456,17 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> str
     """Why the file cannot be used now, and what to do; None if it is damaged."""
     full = f"the disk is full or a size limit is reached; free some space under {path.parent}"
     read_only = f"it is read-only; mount {path.parent} writable, or correct its permissions"
+    forbidden = (
+        f"this user may not open it; become the user of the service, or correct the permissions of {path.parent}"
+    )
     if isinstance(error, OSError):
         if isinstance(error, ForeignFileError):
             return f"{error.filename}: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return full
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return forbidden
+        if error.errno == errno.EROFS:
             return read_only
         return f"{error.strerror or error}; check the kernel log and the disk"
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the low byte is the family
