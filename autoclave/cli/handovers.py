@@ -70,7 +70,7 @@ def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
     if since < kept:
         human.warn(f"the ledger has no events from before {human.local(kept)}")
     for name in set_aside:
-        human.warn(f"earlier hand-overs may be in the damaged ledger {name} that was set aside: see --file")
+        human.warn(f"earlier hand-overs may be in {name}, a damaged ledger: `autoclave ledger export` prints its rows")
 
 
 def show(found: Rows, node: str, output: str, *, since: float, until: float) -> None:

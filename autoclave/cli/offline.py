@@ -17,6 +17,7 @@ from scrubber.core import device_status, presence, views
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
 from scrubber.ledger import file
+from scrubber.ledger.chain import CorruptLedgerError
 from scrubber.service.history import MAX_ENTRIES, History
 
 NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")
@@ -34,6 +35,9 @@ class Offline:
         try:
             self._file = file.read(path)
         except (AutoclaveError, FatalError) as error:
+            if unreachable is None and isinstance(error, CorruptLedgerError) and str(path) not in str(error):
+                advice = f"`autoclave ledger export {path}` prints its rows unchecked"
+                raise CorruptLedgerError(f"cannot trust the ledger {path}: {error}; {advice}", error.seq) from error
             if unreachable is None:
                 raise
             raise Unreachable(f"{unreachable.message}; without it, {error}") from error

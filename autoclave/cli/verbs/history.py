@@ -85,6 +85,8 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
         seen = (await admin.status([gpu] if gpu else ())).service.ledger_rows
         newest_rows = await admin.history(gpu, since=since, limit=rows, warn=human.warn, **which)
         service = (await admin.status([gpu] if gpu else ())).service
+        for name in service.set_aside:
+            human.warn(f"earlier events may be in {name}, a damaged ledger: `autoclave ledger export` prints its rows")
         entries = newest(newest_rows, (service.history_since, service.steps_since))
         if not follow:
             _show(entries, output)

@@ -31,7 +31,7 @@ def receipt() -> None:
 )  # fmt: skip
 @click.option(
     "--file", type=click.Path(dir_okay=False, path_type=Path), envvar="AUTOCLAVE_FILE",
-    help="A copy of a ledger, or one that was set aside. The service is not asked.",
+    help="A copy of a ledger. The service is not asked.",
 )  # fmt: skip
 @options.node_name
 @options.output("table", "csv", "json", "jsonl")
