@@ -169,7 +169,10 @@ def _file_key(path: Path, secret: bytes, following: FileKey | None = None) -> Fi
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - will sign
 
     found = _PEM.fullmatch(_read(path).decode("ascii", errors="replace"))
-    content = base64.b64decode("".join(found["body"].split())) if found else b""
+    try:
+        content = base64.b64decode("".join(found["body"].split())) if found else b""
+    except ValueError:  # no base64
+        content = b""
     seed = content.removeprefix(PRIVATE)
     if len(seed) != BYTES or not content.startswith(PRIVATE):
         raise ReceiptError(f"cannot use the key {path}: it holds no Ed25519 key; {_REMEDY}")

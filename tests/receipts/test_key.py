@@ -72,6 +72,14 @@ def test_a_wrong_file_is_an_error_and_stays(state_dir, name, change, why):
     assert (path.read_bytes() if path.exists() else None) == before
 
 
+def test_a_key_with_a_letter_too_many_is_an_error(state_dir):
+    key.open_key(state_dir)
+    path = paths.receipt_key(state_dir) / "key.pem"
+    path.write_bytes(path.read_bytes().replace(b"\n-----END", b"A\n-----END"))
+    with pytest.raises(ReceiptError, match="it holds no Ed25519 key"):
+        key.open_key(state_dir)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file of another user takes root")
 def test_a_key_of_another_user_is_an_error(state_dir):
     key.open_key(state_dir)
