@@ -134,8 +134,8 @@ def verify(given: argparse.Namespace) -> None:
     print(f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover}, {row}")
     print(f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}")
     print(f"{claim['category']} ({claim['standard']}) of {claim['coveredBytes']} of {claim['allocatableBytes']} bytes")
-    print(f"finished {statement['predicate']['finished']}, by the clock of the node")
-    [print(f"not covered: {part['bytes']} bytes, {part['cause']}") for part in claim["uncovered"]]
+    uncovered = (f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"])
+    print(f"finished {statement['predicate']['finished']}, by the clock of the node", *uncovered, sep="\n")
 
 
 if __name__ == "__main__":
