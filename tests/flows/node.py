@@ -22,7 +22,6 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, Phase, Pod
 from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2_grpc
-from plugin.registration import sockets
 from scrubber.core import views
 from scrubber.devices.simulated import drills, layout
 from tests import foreign_processes
@@ -190,7 +189,7 @@ class Node:
     @asynccontextmanager
     async def door(self) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePluginAsyncStub]:
         """The plugin's own socket, for whoever asks beside the kubelet."""
-        socket = self.stage.kubelet_dir / sockets.endpoint(RESOURCE)
+        socket = self.stage.kubelet_dir / self.kubelet.registrations[-1].endpoint
         async with grpc.aio.insecure_channel(f"unix:{socket}", options=endpoint.OPTIONS) as channel:
             yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
 
