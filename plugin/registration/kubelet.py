@@ -103,7 +103,7 @@ class KubeletRegistration:
                 await streams.until(lambda: streams.opened > 0)
         except TimeoutError:
             raise NotRegistered(Cause.NOT_ASKED, f"no ListAndWatch within {ASK:g} s of Register") from None
-        await streams.until(lambda: streams.ended > 0)
+        await streams.until(lambda: streams.open == 0)  # a person may listen beside the kubelet
         if asyncio.get_running_loop().time() - began < SETTLED:
             raise NotRegistered(Cause.STREAM_ENDED, f"ListAndWatch ended within {SETTLED:g} s of Register")
         self._state.lost(Cause.STREAM_ENDED, "ListAndWatch ended")

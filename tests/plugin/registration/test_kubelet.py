@@ -14,7 +14,8 @@ import tenacity
 from structlog.testing import capture_logs
 
 from ground import unix_sockets
-from plugin.registration import events, kubelet, sockets
+from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
+from plugin.registration import endpoint, events, kubelet, sockets
 from plugin.registration.events import Cause
 from plugin.registration.kubelet import KubeletRegistration
 from tests.patience import WITHIN
@@ -127,6 +128,20 @@ async def test_each_registration_has_a_socket_of_its_own(registration, door, see
         await hears(seen_events, Cause.REFUSED, 3)
     sockets_ = [request.endpoint for request in door.registers]
     assert len(set(sockets_)) == len(sockets_) >= 5
+
+
+async def test_a_listener_beside_the_kubelet_may_leave(registration, door, home):
+    await door.start()
+    async with running(registration):
+        await door.knows()
+        async with endpoint.dial(home / door.registers[-1].endpoint) as channel:
+            stream = deviceplugin_pb2_grpc.DevicePluginStub(channel).ListAndWatch(deviceplugin_pb2.Empty())
+            assert await stream.read()
+            stream.cancel()
+        await asyncio.sleep(0.2)  # what is counted is what does not happen meanwhile
+        assert len(door.registers) == 1
+        door.hang_up()
+        await door.knows(2)
 
 
 async def test_sockets_of_killed_plugins_are_removed(registration, door, home, seen_events):
