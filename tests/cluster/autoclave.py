@@ -94,11 +94,15 @@ class Autoclave(Operator):
         """Another policy; without one, that of every node."""
         POLICY.write_text(f"name: cluster\ndefaults: {policy}\n")
 
+    def serve(self) -> None:
+        """Start the service. Return when it answers."""
+        self.service.start()
+        until_ready(self.service, lambda: connects(paths.admin_socket(RUN_DIR)))
+
     async def up(self) -> None:
         """Start what does not run. Return when the service answers and the plugin has registered."""
         if self.service.process is None:
-            self.service.start()
-            until_ready(self.service, lambda: connects(paths.admin_socket(RUN_DIR)))
+            self.serve()
         if self.plugin.process is None:
             async with self.registered():
                 self.plugin.start()

@@ -74,7 +74,7 @@ async def claims(pods, autoclave, pytestconfig):
     vendor = Program("nvidia-dra", ["env", *assigned, program, *flags], LOGS)
     ours: list[str | Path] = [sys.executable, "-m", "autoclave", "dra", "--vendor-registry-dir", GATED]
     gate = Program("autoclave-dra", ["env", *assigned, *ours], LOGS)
-    autoclave.service.start()
+    autoclave.serve()
     before = registered(gate)
     for it in (gate, vendor):
         it.start()
@@ -154,4 +154,4 @@ async def test_a_pods_event_says_why_its_claim_is_refused(claims, autoclave):
     await autoclave.clean()
     autoclave.service.end()
     gpu.device.write_text(json.dumps(described))
-    autoclave.service.start()
+    autoclave.serve()  # the next test asks it at once
