@@ -117,14 +117,14 @@ def pod(record: Record, assigned: Mapping[str, Collection[str]], names: Mapping[
 
     ``assigned``: the pods in the kubelet's checkpoint, with their containers, by UID. ``names``: NAMESPACE/NAME by UID.
     If the record has an owner, only that pod is named. For a granted device without an owner, all pods of the
-    checkpoint are named.
+    checkpoint are named, but none for a job: there the checkpoint may name the pod in which the jobs of Slurm run.
     """
     if record.owner is not None:
         uid = record.owner.container or ""
         if record.owner.name:
             return record.owner.name
         return _called(uid, assigned, names) if uid in names else ""
-    if record.state is State.GRANTED:
+    if record.state is State.GRANTED and not (record.grant and record.grant.owner):
         return ", ".join(_called(uid, assigned, names) for uid in sorted(assigned))
     return ""
 

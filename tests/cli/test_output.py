@@ -278,9 +278,9 @@ def test_an_explanation_leaves_out_steps_that_did_not_run():
 
 def test_an_explanation_names_the_pod_and_its_uid():
     shown = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
-    assert "        used by ns/train/main\n        its UID is uid-7\n        healthy: clean\n" in shown
+    assert "        used by ns/train/main\n        the entries above name it uid-7\n        healthy: clean\n" in shown
     for device in (replace(CLEAN, owner="uid-7"), replace(CLEAN, state="granted", pod="ns/train/main")):
-        assert "its UID" not in "\n".join(story(device))
+        assert "the entries above name it" not in "\n".join(story(device))
 
 
 def test_a_quarantine_without_probation_says_how_to_end_it():

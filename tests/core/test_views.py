@@ -84,6 +84,7 @@ NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
         ("before a start whoever is written down", lives.GRANTED, {"pod-b": ("app",)}, NAMES, "ns/serve/app"),
         ("by the UID without a name", lives.GRANTED, {"pod-b": ("app",)}, {}, "pod-b"),
         ("all of them", lives.GRANTED, HELD, {"pod-b": "ns/serve"}, "pod-a, ns/serve/app"),
+        ("none for a job, whoever is written down", replace(lives.GRANTED, grant=ACQUIRED), HELD, NAMES, ""),
         ("nobody, if nobody is", lives.GRANTED, {}, NAMES, ""),
         ("nobody's device, whoever is written down", lives.CLEAN, HELD, NAMES, ""),
         ("one that was left, whoever is written down", lives.DIRTY, HELD, NAMES, ""),

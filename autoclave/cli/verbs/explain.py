@@ -77,8 +77,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
             yield f"        {_way_back(device.quarantine, device.argument)}"
     elif note := table.note(device):
         yield f"        {note}"
-    if device.owner and device.pod:  # the entries above name the pod by its UID
-        yield f"        its UID is {device.owner}"
+    if device.owner and device.pod:  # the UID of the pod or of its claim, or a job of Slurm in that pod
+        yield f"        the entries above name it {device.owner}"
     if device.receipt is not None:
         signed = f"signed by {device.receipt.signed_by}" if device.receipt.signed_by else "not signed"
         yield f"        proven by receipt {device.receipt.id}, {signed}"
