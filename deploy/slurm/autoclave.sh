@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm's Prolog, Epilog and HealthCheckProgram in one file, which reads no other file: docs/without-kubernetes.md.
+# Slurm's Prolog, Epilog and HealthCheckProgram in one file, which reads no other file: docs/slurm.md.
 #
 # Which of them runs is said by the first argument, the file's name, Soperator or Slurm, in this order. Where the caller
 # says none of these, write `set -- prolog`, `set -- epilog` or `set -- health` below this comment.
@@ -160,7 +160,7 @@ numbered() {
       n = split(ENVIRON["WANTED"], numbers, "\n")
       for (i = 1; i <= n; i++) if (name[numbers[i]] !~ /^GPU-[0-9a-f-]+$/) exit 4
       for (i = 1; i <= n; i++) print name[numbers[i]]
-    }' || { say "cannot tell the job's GPUs: their numbers do not say which; see AUTOCLAVE_SLURM_NUMBERING"; return 1; }
+    }' || { say "cannot tell the job's GPUs: their numbers do not say which; set NUMBERING in this file"; return 1; }
 }
 
 # The job starts only if its GPUs are proven clean. Only exit code 0 means success.
