@@ -108,7 +108,7 @@ def _trusted_key(file: Path, sites: Sequence[bytes], text: str) -> bytes:
     if not text.lstrip().startswith("{"):
         return key_file.public_key_of(text)
     if not sites:
-        raise FatalError(f"cannot trust the key in {file}: it is vouched for; name the site's key with --site-key")
+        raise FatalError(f"cannot trust the key in {file}: a site vouches for it; name the site's key with --site-key")
     return endorsement.endorsed(text, sites)
 
 

@@ -38,7 +38,7 @@ def read_key(text: str) -> bytes:
     """A public key from a PEM, from base64, or from a key of signed notes (NAME+ID+BASE64)."""
     word = "".join(line.strip() for line in text.splitlines() if not line.startswith("-----"))
     noted = re.fullmatch(r"[^+]+\+[0-9a-f]{8}\+(.+)", word)
-    demand(" " not in word, "key", "it is no public key")
+    demand(not set(word) & set(' {"'), "key", "it is no public key")
     key = decode(noted[1] if noted else word).removeprefix(b"\x01" if noted else SPKI)
     demand(len(key) == 32, "key", "it is no Ed25519 public key")  # noqa: PLR2004 - bytes of such a key
     return key
