@@ -429,7 +429,9 @@ def _load(connection: sqlite3.Connection, noted: Head | None, fold: Fold) -> Loa
         entries = chain.entries(part)
         records, count = fold(records, entries), count + len(entries)
         recent.extend(entries)
-    return Loaded(records, count, tuple(recent), head_of(connection))
+    head = head_of(connection)
+    tree.check_end(connection, head.seq)  # otherwise no row could be written, and the ledger would never be set aside
+    return Loaded(records, count, tuple(recent), head)
 
 
 # -- its errors, as messages that say what to do

@@ -85,6 +85,14 @@ def check_nodes(connection: sqlite3.Connection) -> None:
             return
 
 
+def check_end(connection: sqlite3.Connection, size: int) -> None:
+    """CorruptLedgerError if no leaf can be added to the first ``size`` ones: a node for it is missing, or there."""
+    root(connection, size)
+    for level in range(_HIGHEST + 1):
+        if connection.execute("SELECT 1 FROM tree WHERE level = ? AND place >= ?", (level, size >> level)).fetchone():
+            raise CorruptLedgerError(f"the tree has nodes on level {level} beyond the last row, which is {size}")
+
+
 def leaf(row: ChainRow) -> bytes:
     """The leaf of a row; CorruptLedgerError if it is said to have a receipt and has none."""
     try:

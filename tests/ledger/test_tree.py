@@ -132,6 +132,24 @@ def test_a_start_finds_the_leaf_of_another_row(open_ledger, path):
     assert aside.why == "row 3 has another leaf in the tree"
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("DELETE FROM tree WHERE level = 2 AND place = 0", "the tree has no node 0 on level 2"),
+        ("INSERT INTO tree VALUES (1, 2, zeroblob(32))", "the tree has nodes on level 1 beyond the last row, which is 5"),
+    ],
+)
+def test_a_start_finds_a_tree_to_which_no_row_can_be_added(open_ledger, path, change, why):
+    ledger, _ = open_ledger()
+    ledger.append([drafted("a tenant")] * 4)
+    ledger.close()
+    changing(path, change)
+    ledger, aside = open_ledger()
+    assert aside is not None
+    assert aside.why == why
+    ledger.append([drafted("a tenant")] * 4)
+
+
 def test_evidence_without_its_leaf_is_found(ledger, path):
     ledger.append([drafted(f"tenant {number}") for number in range(9)])
     ledger.compact(lambda records, _: records, 2, NOW)
