@@ -224,8 +224,14 @@ class Ledger:
         """Have the witness sign the present state of the ledger, unless the last write failed."""
         async with self._lock:
             witness = self.witness
-            if witness is not None and not self._stale:
+            if witness is None or self._stale:
+                return
+            try:
                 await self._write(lambda: witness.checkpoint(self._store.prove(self._store.head.seq)[0]))
+            except LedgerUnavailable:
+                raise
+            except Exception:  # whatever the signer raises: the ledger is written all the same
+                logger.exception("cannot sign a checkpoint")
 
     async def _write(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -59,3 +59,14 @@ async def test_the_files_are_there_before_the_device_counts_as_clean(tmp_path: P
     await ledger.append("op", (DEVICE, ev.Distrusted("a reload", lives.RELOADED)))
     assert notary.seen[-1] == (State.CLEAN, []), "a proof that has ended is shown to nobody before"
     await ledger.close()
+
+
+async def test_a_checkpoint_that_cannot_be_signed_stops_nothing(tmp_path: Path) -> None:
+    signer = key.open_key(tmp_path)
+    ledger = Ledger(MemoryStore(), lambda: lives.NOW)
+    files = TenantFiles(tmp_path / "receipts", signer.secret)
+    ledger.witness = Notary(signer, "autoclave/n\udce9", Program("1"), files, SigningState())  # a name in Latin-1
+    await ledger.append("op", (DEVICE, ev.Discovered(lives.DEVICE, lives.HERE)))
+    await ledger.checkpoint()
+    assert ledger.fault is None
+    await ledger.close()
