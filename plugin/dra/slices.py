@@ -6,6 +6,7 @@ of the list that fits, so clean devices stand first.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ API_VERSION, KIND = "resource.k8s.io/v1", "ResourceSlice"
 MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a slice with taints
 TAINTS_GATE = "DRADeviceTaints"  # the feature gate without which the API server drops the taints
 LONGEST_TEXT = 64  # characters in the value of an attribute
+LONGEST_NAME = 253  # characters in the name of an object, and in that of a node
 LONGEST_VALUE = 63  # characters in the value of a taint
 TAINT = "unhealthy"
 RULE_LABELS = {"app.kubernetes.io/managed-by": "autoclave"}  # of our taint rules
@@ -154,11 +156,14 @@ def taint(driver: str, device: Device) -> dict[str, str]:
 
 def taint_rule(pool: Pool, device: str, taint: Mapping[str, str]) -> dict[str, Any]:
     """The rule that taints one device of a vendor's driver."""
-    name = f"{pool.node}-{device}-{pool.driver}"
+    node, of_device = pool.node, f"-{device}-{pool.driver}"
+    if len(node + of_device) > LONGEST_NAME:
+        digest = hashlib.sha256(node.encode()).hexdigest()[:16]
+        node = f"{node[: LONGEST_NAME - len(of_device) - len(digest) - 1].rstrip('-.')}-{digest}"
     return {
         "apiVersion": API_VERSION,
         "kind": "DeviceTaintRule",
-        "metadata": {"name": name, "labels": RULE_LABELS, "ownerReferences": [_owner(pool)]},
+        "metadata": {"name": f"{node}{of_device}", "labels": RULE_LABELS, "ownerReferences": [_owner(pool)]},
         "spec": {"deviceSelector": {"driver": pool.driver, "pool": pool.node, "device": device}, "taint": taint},
     }
 

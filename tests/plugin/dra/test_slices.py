@@ -142,3 +142,13 @@ def test_slice_and_service_must_mean_the_same_gpu(uuid, address, why):
     found = slices.disagreement(ListedDevice("gpu-0", UUID, "gpu", PCI), device)
     assert found.startswith(why)
     assert bool(found) is bool(why)
+
+
+def test_the_name_of_a_rule_is_never_too_long_and_never_that_of_another_node():
+    """Kubernetes takes 253 characters, which the name of a node alone may have."""
+    nodes = [f"{'a.' * 125}a-{end}" for end in "bc"]
+    made = [slices.taint_rule(Pool("gpu.nvidia.com", node, "uid"), "gpu-0", {})["metadata"]["name"] for node in nodes]
+    assert len(nodes[0]) == 253
+    assert max(map(len, made)) <= 253
+    assert len(set(made)) == 2
+    assert all(name.endswith("-gpu-0-gpu.nvidia.com") for name in made)
