@@ -93,8 +93,9 @@ class TaintRules:
             if device not in wanted and (device in listed or not taints):
                 await self._server.delete_taint_rule(found["metadata"]["name"])
                 logger.info("taint removed", device=device)
+        # Once more after the last taint: another process of a rolling update may have written a rule at the same time.
+        self._again = asyncio.get_running_loop().time() + AGAIN if taints or self._written else NEVER
         self._written = taints
-        self._again = asyncio.get_running_loop().time() + AGAIN if taints else NEVER
 
     async def _listed(self) -> dict[str, str]:
         """The UUIDs of the devices that the vendor's driver lists in the pool of the node, by name."""

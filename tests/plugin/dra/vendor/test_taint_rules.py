@@ -160,6 +160,19 @@ async def test_without_a_sick_device_the_api_server_is_asked_once(api, door, tai
     assert first == ["GET devicetaintrules", "GET resourceslices"]
 
 
+async def test_a_taint_that_an_older_process_writes_too_late_goes(api, door, tainting, monkeypatch):
+    """In a rolling update two processes write rules: the older one may end before it hears of a recovery."""
+    monkeypatch.setattr(taint_rules, "AGAIN", 0.05)
+    door.say(gpu(0), gpu(1, **ILL))
+    async with tainting():
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+        [rule] = api.objects(RULES)
+        door.say(gpu(0), gpu(1))
+        await api.until(lambda: api.tainted() == {})
+        api.create(RULES, rule)
+        await api.until(lambda: api.tainted() == {})
+
+
 async def test_the_driver_taints_by_choice(api, scrub_server, live_driver, short_tmp):
     (short_tmp / "vendor").mkdir()
     scrub_server.say(gpu(0), gpu(1, **ILL))
