@@ -199,7 +199,8 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     try:
         key = key_file.open_key(config.state_dir)
         noted = store.last_note(chain.KEY)
-        if key.next is not None or noted is None or json.loads(noted)["key"] != key.key_id:
+        signs = key.next or key
+        if noted is None or json.loads(noted)["key"] != signs.key_id:  # a start that was killed may have noted it
             if noted is not None and key.next is None:
                 logger.warning("another key signs receipts, and the last one does not vouch for it", key=key.key_id)
             store.note(chain.KEY, clock.now(), endorsement.announcement(key))

@@ -79,6 +79,24 @@ def test_the_key_before_a_rotation_put_back_is_reported(service: Service) -> Non
     service.start("another key signs receipts, and the last one does not vouch for it")
 
 
+def test_a_rotation_that_was_killed_is_noted_once(service: Service) -> None:
+    """A row that repeats it would follow no key: whoever goes from key to key would stop there."""
+    state = service.root / "state"
+    before = {path: path.read_bytes() for path in [state / "receipt-key" / "key.pem"]}
+    first, following = key.read_key(state).public_key, key.make_next(state).public_key
+    before[state / "receipt-key" / "next.pem"] = (state / "receipt-key" / "next.pem").read_bytes()
+    service.stop()
+    service.start()
+    service.stop()
+    for path, content in before.items():  # as after a kill between the row and the files
+        path.write_bytes(content)
+        path.chmod(0o600)
+    service.start()
+    [_, rotated] = notes(state)
+    assert endorsement.successor(rotated, first) == following == key.read_key(state).public_key
+    assert not any("vouch" in line for line in service.log_lines)
+
+
 def test_an_unexpected_new_key_is_reported(service: Service) -> None:
     state = service.root / "state"
     service.stop()
