@@ -206,7 +206,7 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
             store.note(chain.KEY, clock.now(), endorsement.announcement(key))
         if key.next is not None:
             key = key_file.take_next(config.state_dir)
-    except (ReceiptError, OSError) as error:
+    except (ReceiptError, OSError, ImportError) as error:  # an import fails where a part of ``cryptography`` is missing
         logger.error("receipts are not signed", error=str(error))  # noqa: TRY400 - expected
         return None
     origin = f"autoclave/{config.node_name or socket.gethostname()}"

@@ -117,3 +117,14 @@ def test_a_key_that_others_may_have_read_signs_nothing(service: Service) -> None
     assert receipt.signed_by == ""
     assert not tenant_files(state), "a container that starts now must not find the receipt of an earlier scrub"
     assert list((state / "receipts").iterdir()), "a container that mounts its directory must be able to start"
+
+
+def test_a_broken_library_stops_no_service(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = service.root / "broken" / "cryptography"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libssl.so.3 is missing')\n")
+    service.stop()
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    service.start("receipts are not signed")
+    assert "libssl.so.3 is missing" in service.log_lines[-1]
+    service.hear("serving")
