@@ -78,7 +78,8 @@ def test_the_script_alone_names_the_wrong_field(case, tmp_path):
 def test_the_script_takes_a_line_of_the_log_and_names_a_missing_file(tmp_path):
     log = tmp_path / "log"
     log.write_text(json.dumps({"checkpoint": (FOLDER / "same-checkpoint" / "checkpoint").read_text()}))
-    command: list[str | Path] = [sys.executable, "-I", SCRIPT, FOLDER / "right", f"--handover={CASES['right']['handover']}"]
+    right = f"--handover={CASES['right']['handover']}"
+    command: list[str | Path] = [sys.executable, "-I", SCRIPT, FOLDER / "right", right]
     run = subprocess.run([*command, "--key", FOLDER / "node.pem", "--checkpoint", log], capture_output=True, check=True)
     assert b"your checkpoint is the same" in run.stdout
     assert b"not covered: 500000000 bytes, " in run.stdout
