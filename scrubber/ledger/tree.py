@@ -90,7 +90,7 @@ def check_end(connection: sqlite3.Connection, size: int) -> None:
     root(connection, size)
     for level in range(_HIGHEST + 1):
         if connection.execute("SELECT 1 FROM tree WHERE level = ? AND place >= ?", (level, size >> level)).fetchone():
-            raise CorruptLedgerError(f"the tree has nodes on level {level} beyond the last row, which is {size}")
+            raise CorruptLedgerError(f"the tree has nodes on level {level} beyond the last row, of {size}")
 
 
 def leaf(row: ChainRow) -> bytes:

@@ -136,7 +136,7 @@ def test_a_start_finds_the_leaf_of_another_row(open_ledger, path):
     ("change", "why"),
     [
         ("DELETE FROM tree WHERE level = 2 AND place = 0", "the tree has no node 0 on level 2"),
-        ("INSERT INTO tree VALUES (1, 2, zeroblob(32))", "the tree has nodes on level 1 beyond the last row"),
+        ("INSERT INTO tree VALUES (1, 2, zeroblob(32))", "the tree has nodes on level 1 beyond the last row, of 5"),
     ],
 )
 def test_a_start_finds_a_tree_to_which_no_row_can_be_added(open_ledger, path, change, why):
