@@ -33,11 +33,14 @@ Taints = Mapping[str, Mapping[str, str]]  # by UUID, in lower case
 
 
 def taints(devices: Iterable[Device]) -> Taints:
-    """Those of sick and quarantined devices. A device that only waits for its scrub has none: a claim may wait."""
+    """Those of sick and quarantined devices. A device that only waits for its scrub has none: a claim may wait.
+
+    A device that the service no longer lists keeps its taint: nothing says that it is well.
+    """
     return {
         slices.device_name(device.uuid): slices.taint(DRIVER, device)
         for device in devices
-        if (device.quarantined or device.sick) and not (device.gone or device.replaced)
+        if (device.quarantined or device.sick) and not device.replaced
     }
 
 
@@ -67,7 +70,7 @@ class TaintRules:
         await self._listing.until_known()
         while True:
             shown = self._listing.current()
-            if shown is not None:
+            if shown:  # a service that has just started may know no device yet
                 self._taints = taints(shown)
                 self._changed.notify()
             await self._listing.until_differs(shown)

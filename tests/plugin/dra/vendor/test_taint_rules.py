@@ -160,6 +160,25 @@ async def test_without_a_sick_device_the_api_server_is_asked_once(api, door, tai
     assert first == ["GET devicetaintrules", "GET resourceslices"]
 
 
+async def test_a_list_without_the_device_ends_no_taint(api, door, tainting):
+    """A service whose ledger is new and whose driver does not answer yet knows no device."""
+    door.say(gpu(0), gpu(1, **ILL))
+    async with tainting():
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+    door.say()
+    asked = len(api.requests)
+    async with tainting():
+        await asyncio.sleep(0.1)
+        door.say(gpu(0, **ILL), gpu(1, **ILL))
+        await api.until(lambda: len(api.tainted()) == 2)
+        door.say()
+        await asyncio.sleep(0.1)
+        door.say(gpu(0), gpu(1, **ILL))
+        await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+    writes = [it.about for it in api.requests[asked:] if it.method in ("PATCH", "DELETE")]
+    assert writes == ["PATCH devicetaintrules", "DELETE devicetaintrules"]
+
+
 async def test_a_taint_that_an_older_process_writes_too_late_goes(api, door, tainting, monkeypatch):
     """In a rolling update two processes write rules: the older one may end before it hears of a recovery."""
     monkeypatch.setattr(taint_rules, "AGAIN", 0.05)
