@@ -40,6 +40,8 @@ def report(error: Exception) -> int:
             return _print(f"{text}{hint}", WRONG_USAGE)
         case FatalError() | DocumentError():
             return _print(str(error), WRONG_USAGE)
+        case UnicodeEncodeError(reason="surrogates not allowed"):  # Python marks so what it could not read as UTF-8
+            return _print("cannot send the request: an argument is not UTF-8", WRONG_USAGE)
         case AutoclaveError(reason=Reason.OTHER_OWNER):
             return _print(error.message, LEFT_ALONE)
         case AutoclaveError() | DeviceError():

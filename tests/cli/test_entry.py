@@ -204,6 +204,13 @@ def test_each_kind_of_error_has_its_exit_code(error, code, capsys):
     assert capsys.readouterr().err.startswith("autoclave: cannot")
 
 
+def test_an_argument_that_is_no_utf_8_is_named(capsys):
+    with pytest.raises(UnicodeEncodeError) as raised:
+        "n\udcff".encode()
+    assert failure.report(raised.value) == 2
+    assert capsys.readouterr().err == "autoclave: cannot send the request: an argument is not UTF-8\n"
+
+
 def test_an_interrupt_exits_with_130_without_a_message(capsys):
     assert failure.report(click.Abort()) == 130
     assert capsys.readouterr().err == ""
