@@ -139,7 +139,7 @@ def test_a_start_finds_the_leaf_of_another_row(open_ledger, path):
         ("INSERT INTO tree VALUES (1, 2, zeroblob(32))", "the tree has nodes on level 1 beyond the last row, of 5"),
     ],
 )
-def test_a_start_finds_a_tree_to_which_no_row_can_be_added(open_ledger, path, change, why):
+def test_a_start_finds_a_tree_that_takes_no_row(open_ledger, path, change, why):
     ledger, _ = open_ledger()
     ledger.append([drafted("a tenant")] * 4)
     ledger.close()

@@ -144,7 +144,7 @@ def test_slice_and_service_must_mean_the_same_gpu(uuid, address, why):
     assert bool(found) is bool(why)
 
 
-def test_the_name_of_a_rule_is_never_too_long_and_never_that_of_another_node():
+def test_a_long_node_name_gives_a_rule_its_own_name():
     """Kubernetes takes 253 characters, which the name of a node alone may have."""
     nodes = [f"{'a.' * 125}a-{end}" for end in "bc"]
     made = [slices.taint_rule(Pool("gpu.nvidia.com", node, "uid"), "gpu-0", {})["metadata"]["name"] for node in nodes]
