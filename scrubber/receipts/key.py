@@ -24,7 +24,7 @@ BYTES = 32  # of a key, and of the secret
 PUBLIC, PRIVATE = bytes.fromhex("302a300506032b6570032100"), bytes.fromhex("302e020100300506032b657004220420")
 NOTE_TYPE = b"\x01"  # Ed25519, in the keys of signed notes
 _PEM = re.compile(r"-----BEGIN (?P<kind>[A-Z ]+)-----\s(?P<body>[A-Za-z0-9+/=\s]+)-----END (?P=kind)-----\s*")
-_INSTALL = "install the extra `receipts` (pip install 'autoclave[receipts]')"
+_INSTALL = "install the extra `receipts` (in a checkout: pip install '.[receipts]')"
 _REMEDY = (
     "restore it from a copy, or stop the service, move the directory away, and start the service: it makes a new key"
 )

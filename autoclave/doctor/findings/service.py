@@ -105,9 +105,7 @@ def receipts(facts: base.NodeFacts) -> Iterator[base.Finding]:
     key = facts.receipt_key
     if key is None:
         text = f"receipts are not signed: {facts.cupy.path} has no package `cryptography`"
-        remedy = (
-            "install the extra `receipts` (pip install 'autoclave[receipts]') or use the image; restart the service"
-        )
+        remedy = "install the extra `receipts` (in a checkout: pip install '.[receipts]'), or use the image; restart"
         yield base.warning("receipts", text, remedy)
     elif isinstance(key, base.CheckFault):
         why, _, remedy = key.text.partition("; ")
