@@ -73,7 +73,7 @@ def test_an_export_is_a_line_of_json_for_every_row(autoclave, state):
     assert rows[1]["hash"] == rows[2]["prev"]
 
 
-def test_a_list_from_a_damaged_ledger_names_it_and_says_what_prints_it(autoclave, state):
+def test_a_damaged_ledger_in_a_list_is_named_with_advice(autoclave, state):
     (state / "ledger.db.head").unlink()
     run = autoclave("receipt", "list", "--file", state / "ledger.db")
     assert run.exit_code == 1
@@ -81,7 +81,7 @@ def test_a_list_from_a_damaged_ledger_names_it_and_says_what_prints_it(autoclave
     assert f"`autoclave ledger export {state}/ledger.db` prints its rows unchecked" in run.stderr
 
 
-def test_an_auditor_without_the_node_is_told_to_name_its_key(autoclave, tmp_path):
+def test_checkpoints_without_a_key_ask_for_the_key(autoclave, tmp_path):
     run = autoclave("ledger", "verify", tmp_path / "copy", "--checkpoint", __file__, "--state-dir", tmp_path)
     assert (run.exit_code, run.stderr.count("name the key of the node with --key")) == (2, 1)
 
