@@ -132,7 +132,11 @@ class Claims:
 
     async def refused(self, pod: str) -> str:
         """What the kubelet says of a pod's claims, as soon as it says that they are not prepared."""
-        about: Any = {"reason": FAILED_PREPARE, "involvedObject.name": pod}
+        return await self.event(pod, FAILED_PREPARE)
+
+    async def event(self, pod: str, reason: str) -> str:
+        """What the Event of a pod with this reason says, as soon as there is one."""
+        about: Any = {"reason": reason, "involvedObject.name": pod}
         async with asyncio.timeout(WITHIN):
             async for change, event in self.cluster.client.watch(Event, fields=about):
                 if change != "DELETED":

@@ -43,9 +43,9 @@ def install():
     return machine.environment
 
 
-def mounted(spec, container):
-    """The specification of a pod whose container mounts the memory of all GPUs."""
-    places = [(f"memory{number}", f"/dev/simulated-gpu{number}", gpu.memory) for number, gpu in enumerate(gpus())]
+def mounted(spec, container, indices=range(GPUS)):
+    """The specification of a pod whose container mounts the memory of all GPUs, or of some."""
+    places = [(f"memory{index}", f"/dev/simulated-gpu{index}", gpus()[index].memory) for index in indices]
     volumes = [{"name": it, "hostPath": {"path": str(memory), "type": "File"}} for it, _, memory in places]
     container["volumeMounts"] += [{"name": it, "mountPath": path} for it, path, _ in places]
     return spec | {"containers": [container], "volumes": [*spec["volumes"], *volumes]}

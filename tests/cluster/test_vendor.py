@@ -8,18 +8,21 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
-from lightkube.resources.resource_v1 import DeviceClass, ResourceSlice
+from lightkube.resources.core_v1 import Node
+from lightkube.resources.resource_v1 import DeviceClass, DeviceTaintRule, ResourceSlice
 
+from plugin.dra import slices
 from plugin.dra.config import VENDOR_DRIVER as DRIVER
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS
-from tests.cluster.claims import Claims, device_class, request
+from tests.cluster.claims import Claims, claiming, device_class, request
 from tests.cluster.conftest import LOGS
 from tests.cluster.nvidia import ROOT, SPECS, gpus, install, mounted
 from tests.cluster.programs import KUBECONFIG, NODE, Program
 from tests.patience import WITHIN
 
 PROGRAM = "gpu-kubelet-plugin"
+RULES_GATE = "DRADeviceTaintRules"
 # Below the directory that the operator mounts with GPUCluster. The kubelet does not look there.
 GATED = Path("/var/lib/kubelet/plugins/gated")
 
@@ -37,10 +40,10 @@ class NvidiaClaims(Claims):
         self.vendor = vendor
         self.gate = gate
 
-    async def put(self, name, spec):
-        """Create a pod that mounts the memory of all GPUs."""
+    async def put(self, name, spec, indices=range(GPUS)):
+        """Create a pod that mounts the memory of all GPUs, or of some."""
         [its] = spec["containers"]
-        await super().put(name, mounted(self.cluster.spec() | spec, its))
+        await super().put(name, mounted(self.cluster.spec() | spec, its, indices))
 
     async def published(self):
         """Return when NVIDIA's driver has published all GPUs."""
@@ -57,7 +60,7 @@ class NvidiaClaims(Claims):
 
 
 @pytest.fixture
-async def claims(pods, autoclave, pytestconfig):
+async def claims(pods, autoclave, pytestconfig, gate):
     """NVIDIA's driver and our gate, in place of the device plugin."""
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / PROGRAM).resolve()
     if not program.exists():
@@ -73,22 +76,24 @@ async def claims(pods, autoclave, pytestconfig):
     flags += ["--nvidia-driver-root", ROOT, "--container-driver-root", ROOT, "-v", "4"]
     vendor = Program("nvidia-dra", ["env", *assigned, program, *flags], LOGS)
     ours: list[str | Path] = [sys.executable, "-m", "autoclave", "dra", "--vendor-registry-dir", GATED]
-    gate = Program("autoclave-dra", ["env", *assigned, *ours], LOGS)
+    if gate(RULES_GATE):
+        ours.append("--taint-rules")
+    in_front = Program("autoclave-dra", ["env", *assigned, *ours], LOGS)
     autoclave.serve()
-    before = registered(gate)
-    for it in (gate, vendor):
+    before = registered(in_front)
+    for it in (in_front, vendor):
         it.start()
-    claims = NvidiaClaims(pods, vendor, gate)
+    claims = NvidiaClaims(pods, vendor, in_front)
     await pods.client.create(device_class(DRIVER))
     await claims.template(f"gpus-{GPUS}", request(GPUS, of=DRIVER))
     try:
         await claims.published()
         # The kubelet tries a pod again only after a minute if it does not know the driver yet.
-        await files.until(gate.log, lambda: registered(gate) > before)
+        await files.until(in_front.log, lambda: registered(in_front) > before)
         yield claims
         await claims.clear()
     finally:
-        for it in (gate, vendor):
+        for it in (in_front, vendor):
             it.end()
         await pods.client.delete(DeviceClass, DRIVER)
         await pods.client.deletecollection(ResourceSlice)
@@ -155,3 +160,34 @@ async def test_a_pods_event_says_why_its_claim_is_refused(claims, autoclave):
     autoclave.service.end()
     gpu.device.write_text(json.dumps(described))
     autoclave.serve()  # the next test asks it at once
+
+
+@pytest.mark.gate(RULES_GATE)
+async def test_the_scheduler_does_not_choose_a_quarantined_gpu(claims, autoclave):
+    """NVIDIA's slice lists it first. A pod that finds no other one waits for the end of the quarantine."""
+    cluster = claims.cluster
+    sick, *well = range(GPUS)
+    rule = f"{NODE}-gpu-{sick}-{DRIVER}"
+    uuid = gpus()[sick].info().uuid
+    await claims.template("gpus-1", request(1, of=DRIVER))
+    await claims.template(f"gpus-{len(well)}", request(len(well), of=DRIVER))
+    await autoclave.quarantine(uuid)
+    await cluster.until(DeviceTaintRule, rule, lambda found: found is not None)
+    await claims.put("others", claiming(template=f"gpus-{len(well)}"), well)
+    await claims.holds("others")
+    await claims.put("next", claiming(template="gpus-1"), [sick])
+    assert "cannot allocate all claims" in await claims.event("next", "FailedScheduling")
+    await autoclave.reinstate(uuid)
+    await cluster.until(DeviceTaintRule, rule, lambda found: found is None)
+    await claims.holds("next")
+    assert cluster.words("next").count("CLEAN") == 1
+
+
+@pytest.mark.gate(RULES_GATE)
+async def test_a_taint_rule_goes_with_its_node(bare):
+    node = await bare.client.create(Node.from_dict({"metadata": {"name": "gone"}}))
+    pool = slices.Pool(DRIVER, "gone", node.metadata.uid)
+    rule = slices.taint_rule(pool, "gpu-0", {"key": "gpu.autoclave.dev/unhealthy", "effect": "NoSchedule"})
+    created = await bare.client.create(DeviceTaintRule.from_dict(rule))
+    await bare.client.delete(Node, "gone")
+    await bare.until(DeviceTaintRule, created.metadata.name, lambda found: found is None)
