@@ -1,6 +1,6 @@
 """Read which pods own a device, from the checkpoint of the kubelet's device manager.
 
-The file is internal to the kubelet. Its format is the same from 1.20 to 1.36; any other format is an error. It names
+The file is internal to the kubelet. Its format is the same from 1.20 to 1.37; any other format is an error. It names
 init containers and pod UIDs, which no API of the kubelet does. An entry does not prove that its pod runs: entries of
 ended pods stay until the next write.
 

@@ -26,7 +26,7 @@ def held(pod, container, nodes, resource="nvidia.com/gpu", answer='"GiwKGW52aWRp
 
 
 def written(*entries, registered='{"nvidia.com/gpu":["GPU-0"]}'):
-    """A file as kubelets 1.28 to 1.36 write it: what differs is the node, not the version."""
+    """A file as kubelets 1.28 to 1.37 write it: what differs is the node, not the version."""
     return f'{{"Data":{{"PodDeviceEntries":[{",".join(entries)}],"RegisteredDevices":{registered}}},"Checksum":27}}'
 
 
