@@ -148,7 +148,7 @@ def plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     if not sockets.found:
         text = f"no device plugin serves in {sockets.directory}: no pod gets a GPU through Autoclave"
-        yield base.broken("plugin", text, "start `autoclave plugin`")
+        yield base.broken("plugin", text, "start `autoclave plugin`, or read its log if it runs")
         return
     alive = any(socket.fault is None for socket in sockets.found)
     for socket in sockets.found:
