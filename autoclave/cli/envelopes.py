@@ -79,10 +79,10 @@ def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tup
     envelope_file = path / ENVELOPE if path.is_dir() else path
     folder = envelope_file.resolve().parent
     expected = Expected(gpu, boot, handover or (folder.name if HANDOVER.fullmatch(folder.name) else ""))
+    held = [one for each in checkpoints for one in _read(each, note.notes_in, "checkpoint")]
     try:
         envelope = _text(envelope_file)
         statement = verification.statement(envelope, public, expected)
-        held = [one for each in checkpoints for one in note.notes_in(_text(each))]
         proven = (folder / PROOF).exists() or path.is_dir() or bool(held)  # a container always has both files
         logged = verification.logged(envelope, _text(folder / PROOF), public, held) if proven else None
     except ReceiptError as error:
@@ -112,12 +112,12 @@ def _trusted_key(file: Path, sites: Sequence[bytes], text: str) -> bytes:
     return endorsement.endorsed(text, sites)
 
 
-def _read(file: Path, read: Callable[[str], Any]) -> Any:  # noqa: ANN401 - what ``read`` returns
-    """What a key file holds; FatalError names the file."""
+def _read(file: Path, read: Callable[[str], Any], what: str = "key") -> Any:  # noqa: ANN401 - what ``read`` returns
+    """What a file of the caller holds; FatalError names the file."""
     try:
         return read(_text(file))
     except ReceiptError as error:
-        raise FatalError(f"cannot use the key in {file}: {error}") from error
+        raise FatalError(f"cannot use the {what} in {file}: {error}") from error
 
 
 def _text(file: Path) -> str:

@@ -103,6 +103,13 @@ def test_a_container_without_a_proof_has_no_whole_receipt(verify, files):
     assert "log         not checked" in alone.stdout
 
 
+def test_a_file_that_is_no_log_is_wrong_usage(verify, files):
+    (files / "log").write_text("{}\n")
+    run = verify("--checkpoint", files / "log")
+    assert run.exit_code == 2
+    assert f"cannot use the checkpoint in {files / 'log'}: no line of the log has a checkpoint" in run.stderr
+
+
 def test_json_has_the_statement_and_what_was_compared(verify):
     document = json.loads(verify("--gpu", GPU, "-o", "json").stdout)
     assert (document["kind"], document["verified"]) == ("ReceiptVerification", True)
