@@ -89,7 +89,7 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             def gate(channel: grpc.aio.Channel, versions: Sequence[str]) -> endpoint.Add:
                 service = vendor.VendorService(channel, chosen.driver, versions)
                 devices = vendor.VendorDevices(service, server, listing, chosen.driver, chosen.cdi_dirs)
-                health = vendor.health_handler(channel) if driver.HEALTH in versions else None
+                health = vendor.health_handler(channel, versions)
                 return partial(_add, driver.handlers(answer(devices=devices), health))
 
             work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters).run()

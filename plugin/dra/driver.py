@@ -50,7 +50,7 @@ MARGIN = 2.0  # seconds for the answer itself
 READ_WITHIN = 10.0  # seconds: a new claim, a new right or a restarted API server may be a moment late
 READ_PAUSES = wait_exponential(multiplier=0.05, max=1.0)
 HEALTH_EVERY = 10.0  # seconds between two messages without a change; the kubelet forgets a health after 30
-HEALTH = "v1alpha1.DRAResourceHealth"
+HEALTHS = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")  # the same messages; the first one since 1.37
 FAULT = "a fault inside the DRA driver"
 
 
@@ -259,8 +259,10 @@ def _until(left: float | None) -> float:
     return asyncio.get_running_loop().time() + max(min(CALL_WITHIN if left is None else left, CALL_WITHIN) - MARGIN, 0)
 
 
-def handlers(driver: Driver, health: grpc.GenericRpcHandler | None = None) -> tuple[grpc.GenericRpcHandler, ...]:
-    """The handlers of a server, for both versions of the kubelet's calls. ``health``: instead of the driver's."""
+def handlers(
+    driver: Driver, health: grpc.RpcMethodHandler[Any, Any] | None = None
+) -> tuple[grpc.GenericRpcHandler, ...]:
+    """The handlers of a server, for all versions of the kubelet's calls. ``health``: instead of the driver's."""
     unary: Any = grpc.unary_unary_rpc_method_handler  # typed for threads
     calls = {
         "NodePrepareResources": unary(
@@ -282,7 +284,7 @@ def handlers(driver: Driver, health: grpc.GenericRpcHandler | None = None) -> tu
         health_wire.NodeWatchResourcesRequest.FromString,
         health_wire.NodeWatchResourcesResponse.SerializeToString,
     )
-    return *services, health or generic(HEALTH, {"NodeWatchResources": watch})
+    return *services, *(generic(name, {"NodeWatchResources": health or watch}) for name in HEALTHS)
 
 
 class OwnDevices:

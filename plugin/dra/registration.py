@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from plugin.dra.driver import HEALTHS
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, sockets
 from plugin.registration.events import Cause, Listener, NotRegistered, RegistrationState
@@ -19,7 +20,7 @@ from plugin.registration.sockets import FileWatch
 
 KIND = "DRAPlugin"
 ANSWERS_WITHIN = 5.0  # seconds for a call to the registration socket of a vendor's driver
-VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")  # the kubelet takes the first it knows
+VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *HEALTHS)  # the kubelet takes the first it knows
 
 
 async def stay_registered(

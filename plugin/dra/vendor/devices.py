@@ -20,7 +20,7 @@ from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import slices
 from plugin.dra.claims import AllocatedDevice, NamedDevice
-from plugin.dra.driver import HEALTH
+from plugin.dra.driver import HEALTHS
 from plugin.dra.slices import Key, ListedDevice
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
@@ -144,13 +144,17 @@ class VendorDevices:
         return self._listed
 
 
-def health_handler(channel: grpc.aio.Channel) -> grpc.GenericRpcHandler:
-    """Hands on the health that the vendor's driver reports, as it is."""
-    watch = channel.unary_stream(f"/{HEALTH}/NodeWatchResources", bytes, bytes)
+def health_handler(channel: grpc.aio.Channel, versions: Collection[str]) -> grpc.RpcMethodHandler[Any, Any] | None:
+    """Hands on the health that the vendor's driver reports, as it is; None if it reports none."""
+    service = next((it for it in HEALTHS if it in versions), None)
+    if service is None:
+        return None
+    watch = channel.unary_stream(f"/{service}/NodeWatchResources", bytes, bytes)
 
     async def relay(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         async for message in watch(request):
             await context.write(message)
 
     stream: Any = grpc.unary_stream_rpc_method_handler  # typed for threads
-    return grpc.method_handlers_generic_handler(HEALTH, {"NodeWatchResources": stream(relay, bytes, bytes)})
+    handler: grpc.RpcMethodHandler[Any, Any] = stream(relay, bytes, bytes)
+    return handler

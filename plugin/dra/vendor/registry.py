@@ -18,7 +18,7 @@ import grpc.aio
 
 from ground import log, unix_sockets
 from plugin.dra.config import DraConfig
-from plugin.dra.driver import HEALTH
+from plugin.dra.driver import HEALTHS
 from plugin.dra.metrics import DraCounters
 from plugin.dra.registration import ANSWERS_WITHIN, KIND, Registrar
 from plugin.dra.vendor.devices import SERVED
@@ -187,7 +187,7 @@ def _ours(info: wire.PluginInfo, service: Path, *, gated: bool) -> wire.PluginIn
     if gated:
         shown.ClearField("supported_versions")
         shown.supported_versions.extend(
-            [*(version for version in info.supported_versions if version in SERVED), HEALTH]
+            [*(version for version in info.supported_versions if version in SERVED), *HEALTHS]
         )
     return shown
 

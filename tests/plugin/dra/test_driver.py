@@ -19,7 +19,7 @@ from plugin.dra.config import DraConfig
 from plugin.dra.driver import Driver, OwnDevices
 from plugin.dra.metrics import DraCounters
 from plugin.kubelet_api import dra_pb2 as wire
-from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2, drahealth_pb2_grpc
+from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrubber.api import admin_client, client
@@ -196,9 +196,14 @@ async def test_an_older_kubelet_is_answered(cluster):
     assert await call(wire.NodePrepareResourcesRequest(), timeout=WITHIN) == wire.NodePrepareResourcesResponse()
 
 
-async def test_the_kubelet_learns_the_health_of_each_device(cluster):
-    health = drahealth_pb2_grpc.DRAResourceHealthStub(cluster.channel)
-    stream = health.NodeWatchResources(drahealth_pb2.NodeWatchResourcesRequest())
+@pytest.mark.parametrize("version", ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"])
+async def test_the_kubelet_learns_the_health_of_each_device(cluster, version):
+    watch = cluster.channel.unary_stream(
+        f"/{version}/NodeWatchResources",
+        drahealth_pb2.NodeWatchResourcesRequest.SerializeToString,
+        drahealth_pb2.NodeWatchResourcesResponse.FromString,
+    )
+    stream = watch(drahealth_pb2.NodeWatchResourcesRequest())
     message = await stream.read()
     healths = {(it.device.pool_name, it.device.device_name): it.health for it in message.devices}
     names = {("node-1", device.uuid.lower()) for device in cluster.listing.current()}

@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 
 from plugin.dra import registration
+from plugin.dra.driver import HEALTHS
 from plugin.kubelet_api import pluginregistration_pb2 as wire
 from plugin.kubelet_api import pluginregistration_pb2_grpc
 from plugin.registration.events import Cause, NotRegistered
@@ -45,7 +46,7 @@ async def test_the_kubelet_gets_name_kind_and_socket(places):
     async with registered(places) as (kubelet, notified):
         info = await kubelet.GetInfo(wire.InfoRequest(), timeout=WITHIN)
         assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(places[0]))
-        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
+        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", *HEALTHS]
         await kubelet.NotifyRegistrationStatus(wire.RegistrationStatus(plugin_registered=True), timeout=WITHIN)
         assert await notified.get() is None
 

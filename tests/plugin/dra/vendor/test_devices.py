@@ -260,7 +260,7 @@ async def test_the_kubelet_registers_the_gate_as_the_vendor(cluster):
         info = await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN)
         assert (info.type, info.name) == ("DRAPlugin", VENDOR_DRIVER)
         assert info.endpoint != str(cluster.vendor.service)
-        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
+        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", *driver.HEALTHS]
         status = registration.RegistrationStatus(plugin_registered=True)
         await registrar.NotifyRegistrationStatus(status, timeout=WITHIN)
         refused = registration.RegistrationStatus(error="the versions differ")
@@ -331,7 +331,7 @@ async def test_health_has_the_names_of_the_vendor(cluster):
 
 async def test_health_that_the_vendor_reports_is_handed_on(cluster):
     await cluster.vendor.stop()
-    cluster.vendor.versions.append(driver.HEALTH)
+    cluster.vendor.versions.append("v1alpha1.DRAResourceHealth")
     cluster.vendor.health.put_nowait([drahealth_pb2.DeviceHealth(device=GPU_0, message="of the vendor")])
     await cluster.vendor.serve()
     message = await cluster.healths()
