@@ -63,7 +63,8 @@ def _in_container(named: str) -> list[Path]:
         raise ReceiptError(f"{named} cannot be read: {error.strerror}") from error
     gpus = max(1, sum(1 for each in DEV.iterdir() if DEVICE_NODE.fullmatch(each.name)))  # slices of a GPU share a node
     if len(folders) < gpus:
-        raise ReceiptError(f"{named} has {len(folders)} hand-over(s), and the container {gpus} GPU(s)")
+        has = quantity(len(folders), "hand-over")
+        raise ReceiptError(f"{named} has {has}, and the container {quantity(gpus, 'GPU')}")
     return folders
 
 

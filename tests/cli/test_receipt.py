@@ -180,13 +180,13 @@ def second(receipts):
         ({"changes": [empty]}, "receipt.dsse.json cannot be read: No such file"),
         ({"changes": [rename]}, "the hand-over is wrong"),
         ({"boot": "other"}, "the boot is wrong"),
-        ({"gpus": 2}, "has 1 hand-over(s), and the container 2 GPU(s)"),
+        ({"gpus": 2}, "has 1 hand-over, and the container 2 GPUs"),
         ({"gpus": 2, "changes": [second]}, f"{'f' * 24}/receipt.dsse.json cannot be read"),
         (
             {"changes": [lambda receipts: shutil.rmtree(receipts / HANDOVER)]},
-            "has 0 hand-over(s), and the container 1 GPU(s)",
+            "has 0 hand-overs, and the container 1 GPU",
         ),
-        ({"gpus": 0, "changes": [lambda receipts: shutil.rmtree(receipts / HANDOVER)]}, "has 0 hand-over(s)"),
+        ({"gpus": 0, "changes": [lambda receipts: shutil.rmtree(receipts / HANDOVER)]}, "has 0 hand-overs"),
         ({"changes": [shutil.rmtree]}, "receipts cannot be read: No such file"),
     ],
 )
