@@ -65,7 +65,7 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
         async with collector.served(metrics, chosen.metrics_address), asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             async with _turn(chosen, counters) as turn, asyncio.TaskGroup() as registrations:
-                registrations.create_task(_end_turn_of_last(turn, listing), name="turn")
+                registrations.create_task(_release_last(turn, listing), name="release of the last plugin")
                 if vendors is not None:
                     registrations.create_task(vendors.run(), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
@@ -111,8 +111,8 @@ async def _turn(chosen: Config, counters: PluginCounters) -> AsyncIterator[Turn]
         turn.end()
 
 
-async def _end_turn_of_last(turn: Turn, listing: Listing) -> None:
-    """The last plugin stops when the kubelet has a list of each resource from this one."""
+async def _release_last(turn: Turn, listing: Listing) -> None:
+    """Let the last plugin stop as soon as the kubelet has a list of each resource from this one."""
     await listing.until(lambda: bool(listing.resources()) and all(map(listing.is_followed, listing.resources())))
     turn.registered()
 

@@ -47,7 +47,7 @@ class KubeletRegistration:
 
     async def run(self) -> None:
         """Stay registered until cancelled. A FatalError says what the operator has to change."""
-        sockets.claim(self._directory / sockets.endpoint(self._resource))
+        sockets.claim(self._directory / sockets.endpoint(self._resource))  # an unusable path is an error of the start
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run())
             while True:

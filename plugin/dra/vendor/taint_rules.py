@@ -28,7 +28,6 @@ logger = log.get("taints")
 PACE = Pace(spacing=1.0)
 AGAIN = 60.0  # seconds: while a device is tainted, the vendor's driver may list it anew, or somebody may delete a rule
 
-
 Taints = Mapping[str, Mapping[str, str]]  # by UUID, in lower case
 
 
