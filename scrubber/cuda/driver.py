@@ -27,6 +27,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetPCIBusId": (c_char_p, c_int, c_int),
     "cuDeviceGetUuid_v2": (c_char_p, c_int),
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDevicePrimaryCtxSetFlags_v2": (c_int, c_uint),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxSetCurrent": (c_void_p,),
     "cuCtxSetLimit": (c_int, c_size_t),
@@ -45,6 +46,8 @@ class CudaDriver:
 
     The context belongs to the thread that has made it.
     """
+
+    waits = 4  # of the context's flags: a wait blocks; CUDA's own choice burns a core during each pass
 
     def __init__(self, cupy: ModuleType) -> None:
         """Load the library; OSError if it is missing, AttributeError if it is too old. Nothing is called yet."""
@@ -84,8 +87,9 @@ class CudaDriver:
         return value.value
 
     def make_context(self) -> None:
-        """Make the context of this process, for this thread."""
+        """Make the context of this process, for this thread. While it waits for the device, it leaves the processor."""
         context = c_void_p()
+        self.call("cuDevicePrimaryCtxSetFlags_v2", _DEVICE, self.waits)
         self.call("cuDevicePrimaryCtxRetain", context, _DEVICE)
         self.call("cuCtxSetCurrent", context)
 

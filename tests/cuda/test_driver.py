@@ -53,6 +53,21 @@ def test_no_scrub_passes_if_a_call_fails(cuda, gpu, call):
         scrub(gpu)
 
 
+def test_a_context_has_one_channel_and_its_waits_leave_the_processor(cuda, gpu, monkeypatch):
+    """Asked for before the context is made. CUDA's own choice is eight channels, and waits that burn a core."""
+    asked, call = [], driver.CudaDriver.call
+
+    def noted(self, name, *arguments):
+        asked.append((name, os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], *arguments[:2]))
+        call(self, name, *arguments)
+
+    monkeypatch.setattr(driver.CudaDriver, "call", noted)
+    device.opened(gpu.uuid, gpu.pci)
+    made = next(place for place, (name, *_) in enumerate(asked) if name == "cuDevicePrimaryCtxRetain")
+    assert asked[made - 1] == ("cuDevicePrimaryCtxSetFlags_v2", "1", 0, 4)
+    assert asked[0] == ("cuInit", "1", 0)
+
+
 def test_memory_runs_out_without_an_error(cuda, gpu):
     """The one refusal that a scrub waits for; before it has taken any, somebody else has the memory."""
     scrub(gpu)

@@ -248,6 +248,14 @@ API int cuDevicePrimaryCtxRetain(void **out, int device)
     return CUDA_OK;
 }
 
+/* How waits are done changes nothing here. */
+API int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags)
+{
+    CALL();
+    REFUSE_UNLESS(initialized && device == 0 && flags <= 4);
+    return CUDA_OK;
+}
+
 API int cuCtxSetCurrent(void *context)
 {
     CALL();
