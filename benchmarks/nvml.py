@@ -8,6 +8,7 @@ Writes ``<model>-nvml.md``, without serial numbers and with UUIDs cut short: it 
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pynvml
@@ -33,7 +35,6 @@ from scrubber.node import proc
 from scrubber.node.cgroups import Containers
 
 ROUNDS, OPENINGS = 20, 3
-NOWHERE = Path("/dev/null/settings")  # nothing is kept
 PROC = Path("/proc")
 _SLUG = re.compile(r"[^a-z0-9]+")
 
@@ -51,8 +52,10 @@ def memory(nvml: Session) -> list[dict[str, object]]:
 
 
 def backend(host: Host, library: Library) -> Nvidia:
-    """The service's own eyes."""
-    return Nvidia(host, Containers(Path("/proc")), NOWHERE, library)
+    """The service's own eyes. What they keep is gone at the end of this process."""
+    kept = TemporaryDirectory(prefix="ac-")
+    atexit.register(kept.cleanup)
+    return Nvidia(host, Containers(Path("/proc")), Path(kept.name), library)
 
 
 def looks(eyes: Nvidia, gpu: str) -> list[dict[str, object]]:

@@ -17,12 +17,12 @@ from scrubber.cuda.memory import GpuMemory
 
 OUT_OF_MEMORY = 2  # a status of CUDA
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-USUAL, ONE = "as usual", "with one connection"
+EIGHT, ONE = "with eight connections", "as usual"
 VIRTUAL = "1024 MiB, created and mapped"
 LARGEST = {"8192 MiB": 2**33, "1024 MiB": 2**30, "256 MiB": 2**28}
 _BY_TABLES = "the driver writes page tables for pages of 2 MiB: about 1 ms a GiB, however large the allocation is"
 STARTED = {
-    USUAL: (
+    EIGHT: (
         Question("context", 50, 600, "ms", "the driver makes channels and copies its own code"),
         Question("load the kernels", 0.2, 30, "ms", "they are loaded lazily: the file is read, little is copied"),
         Question("limits, memory for results, first launches", 1, 150, "ms", "seven kernels are copied"),
@@ -59,6 +59,14 @@ class StepByStep(MeasuredCard):
         self.times["limits, memory for results, first launches"] = _seconds(super()._load)
 
 
+class ManyConnections(StepByStep):
+    """With as many channels as CUDA makes by itself."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        os.environ[CONNECTIONS] = "8"  # CUDA reads it when it starts, which is later
+
+
 def measure(where: Where) -> Iterator[Measured]:
     """Each size of allocation in a process of its own, with and without the usual number of connections."""
     for how, questions in STARTED.items():
@@ -71,9 +79,7 @@ def measure(where: Where) -> Iterator[Measured]:
 
 
 def _started(where: Where, how: str, what: str) -> tuple[Times, int, int]:
-    if how == ONE:
-        os.environ[CONNECTIONS] = "1"
-    card = opened_as(StepByStep, where)
+    card = opened_as(ManyConnections if how == EIGHT else StepByStep, where)
     began = time.perf_counter()
     spans = [*(_mapped(card, where.limit) if what == VIRTUAL else _allocated(card, LARGEST[what]))]
     card.times["memory"] = time.perf_counter() - began

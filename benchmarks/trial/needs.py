@@ -1,11 +1,13 @@
-"""The packages that the trial needs, and whether they are here. Uses nothing but Python itself."""
+"""What the trial needs beside the checkout, and whether it is here. Uses nothing but Python itself."""
 
 from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("packages.txt")
+KERNELS = "scrubber/cuda/kernels"  # ignored by git
 HOW = "carry the packages of benchmarks/trial/packages.txt to this machine, as benchmarks/trial/README.md says"
 
 
@@ -24,6 +26,9 @@ def installed(name: str) -> str | None:
 
 
 def missing() -> str | None:
-    """One sentence about the packages that are not here; None if all are."""
+    """One sentence about what is not here; None if all is."""
+    if not any((ROOT / KERNELS).glob("scrub.*.cubin")):
+        carried = f"git ignores them: run make kernels where a network is, and carry the folder {KERNELS} as well"
+        return f"the compiled kernels are not in this checkout; {carried}"
     lacks = [name for name in pinned() if installed(name) is None]
     return f"these packages are not installed: {', '.join(lacks)}; {HOW}" if lacks else None

@@ -37,29 +37,30 @@ class Kind:
 
 
 PARTS = {
-    "imports": Kind("imports", 15),
+    "imports": Kind("imports", 30),
     "launches": Kind("launches", 15),
     "nvml": Kind("beliefs", 15),
-    "opens": Kind("opens", 45, held=False),
+    "opens": Kind("opens", 20, held=False),
     "clear": Kind("proof", 15),
-    "service": Kind("service", 35, held=False),  # it opens the node itself, and keeps it open
-    "residue": Kind("proof", 15, "residue"),
+    "service": Kind("service", 60, held=False),  # it opens the node itself, and keeps it open
+    "pods": Kind("pods", 40, held=False),  # the same
+    "residue": Kind("proof", 10, "residue"),
     "accounts": Kind("beliefs", 10, "accounts"),
-    "faults": Kind("faults", 20),
+    "faults": Kind("faults", 15),
     "scratch": Kind("chip", 20),
     "passes": Kind("passes", 15),
     "dram": Kind("dram", 20),
-    "timeline": Kind("start", 30),
-    "one worker": Kind("job", 30),
-    "tests": Kind("checks", 50),
+    "timeline": Kind("start", 25),
+    "one worker": Kind("job", 25),
+    "tests": Kind("checks", 30),
     "allocations": Kind("allocations", 15),
-    "ramp": Kind("ramp", 50),
+    "ramp": Kind("ramp", 40),
     "flips": Kind("flips", 20),
     "traps": Kind("traps", 15),
     "self-test": Kind("chip", 25, "tested"),
     "sizes": Kind("passes", 10, "sizes"),
     "variants": Kind("variants", 20),
-    "sanitizer": Kind("sanitizer", 25),
+    "sanitizer": Kind("sanitizer", 20),
     LAST: Kind("proof", 10, "leave_zeros"),
 }
 

@@ -12,7 +12,7 @@ import pynvml
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial import computed
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
-from benchmarks.trial.figures import Measured, one, rounds
+from benchmarks.trial.figures import Measured, Question, one, rounds
 from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
@@ -30,10 +30,18 @@ NOTES = {
 }
 
 
+_BLOCKS = "the context says that its waits block"
+BUSY = {
+    name: Question("processor time, as a part of the pass", 0, 0.2, "", _BLOCKS)
+    for name in ("write keyed", "check keyed")
+}
+
+
 @dataclass
 class Watch:
-    """Seconds of each pass, by the events of the device and by the clock of the host."""
+    """Seconds of each pass, by the events of the device, by the clock of the host and of its processor."""
 
+    processor: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     device: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     wall: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -45,8 +53,9 @@ class Watch:
 
     def swept(self, card: MeasuredCard, name: str, deed: Callable[[], Mismatch | None]) -> None:
         """A pass of the worker; it must find no difference."""
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         wrong = deed()
+        self.processor[name].append(time.process_time() - busy)
         self.wall[name].append(time.perf_counter() - began)
         self.device[name].append(card.device_seconds())
         expect_nothing(wrong, f"what was written to it ({name})")
@@ -65,7 +74,13 @@ def measure(where: Where) -> list[Measured]:
     for clock, seconds in (("device", watch.device), ("wall", watch.wall)):
         found += [_rate(f"{name}, by the {clock}", seconds[name], whole.size, NOTES.get(name, "")) for name in names]
     found += [_ratio(name, watch) for name in names if name != BASELINE]
+    found += [question.about(name).answered(*busy(watch, name)) for name, question in BUSY.items()]
     return found + _of_peak(where, watch, whole.size)
+
+
+def busy(watch: Watch, name: str) -> list[float]:
+    """The part of each pass that a processor was busy with it."""
+    return [busy / wall for busy, wall in zip(watch.processor[name], watch.wall[name], strict=True)]
 
 
 def _round(card: MeasuredCard, whole: GpuMemory, watch: Watch) -> None:

@@ -21,9 +21,9 @@ import pynvml
 
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import Where
-from benchmarks.trial.figures import Measured, NotDone, one, remark, rounds
+from benchmarks.trial.figures import Measured, NotDone, Question, one, remark, rounds
 from benchmarks.trial.imports import pidfd_refused
-from benchmarks.trial.programs import last_line
+from benchmarks.trial.programs import last_line, output_of
 from policies.hardware import Setting
 from policies.model import Policy
 from scrubber.devices.nvidia.nvml import Library
@@ -34,6 +34,26 @@ SAVED_WITHIN = 4.0  # seconds for each of the files that are kept of the service
 STARTS_WITHIN = STOPS_WITHIN = 20.0
 PAUSE = 0.02  # seconds between two checks for the socket
 
+_PARTS = "a worker with context 0.3 to 0.8 s, four passes 0.12 s, memory given back up to 1 s, observations"
+FIRST = Question("from the service's first answer to the first receipt", 600, 8000, "ms", f"zygote and CuPy; {_PARTS}")
+SCRUB = Question("autoclave scrub, from the command to its end", 600, 4000, "ms", f"start of Python 0.2 s; {_PARTS}")
+JOBS, SHORT_USES = 3, 5
+NOTICED_WITHIN = 3.0  # seconds: a round of the service is two
+# Of a process that opens the GPU as a worker does: it fills all memory, or none.
+USE = """
+import json, sys
+from benchmarks.trial.card import Where, fresh, opened, unheard
+from scrubber.cuda import memory
+card = opened(Where(**json.load(sys.stdin)))
+if sys.argv[1] == "all":
+    memory.take(card).write(fresh("a job"), unheard)
+"""
+NEXT_JOB = Question("acquire at once after the release of a full GPU", 600, 4000, "ms", f"start of Python; {_PARTS}")
+RESIDUE = Question(
+    "bytes that a job had left, as the receipt says", 0, 2**26, "bytes", "the driver clears freed memory"
+)
+NOTICED = Question("short uses of a clean GPU that were noticed", 20, 100, "%", "open for 0.6 s; a look every 2 s")
+
 
 def measure(where: Where) -> Iterator[Measured]:
     """Start the service, let it scrub, and read the receipts."""
@@ -41,17 +61,47 @@ def measure(where: Where) -> Iterator[Measured]:
         raise NotDone("the service takes all memory, which --limit forbids")
     if (refused := pidfd_refused()) is not None:
         raise NotDone(f"{refused}, so the service can hold no worker: no scrub by the service is proved here")
-    others = _others_held(where)
+    others = others_held(where)
     with others, TemporaryDirectory(prefix="ac-", dir="/tmp") as place, _service(Path(place), where) as ask:
         began = time.perf_counter()
         first = _scrubbed(ask, where)
         until_clean = time.perf_counter() - began
-        yield one("from the service's first answer to the first receipt", 1000 * until_clean, "ms", first)
+        yield FIRST.answered(1000 * until_clean, note=first)
         walls = [_timed(lambda: _scrubbed(ask, where)) for _ in rounds(min(SCRUBS, where.rounds), where.ends)]
-        yield Measured("autoclave scrub, from the command to its end", tuple(1000 * it for it in walls), "ms")
+        yield SCRUB.answered(*(1000 * it for it in walls))
         receipts = _receipts(ask, where.uuid)
         yield from _steps(receipts[-len(walls) :])
         yield from _of_receipt(receipts[-1])
+        yield from _jobs(ask, where)
+        yield from _short_uses(ask, where)
+
+
+def _jobs(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
+    """A job takes the GPU, fills its memory and ends; the next job waits for the scrub."""
+    ask("acquire", where.uuid, "--owner", "job-0")
+    took: list[float] = []
+    for number in rounds(JOBS, where.share(1 / 2)):
+        output_of([sys.executable, "-c", USE, "all"], where=where)
+        ask("release", where.uuid)
+        took.append(_timed(lambda number=number: ask("acquire", where.uuid, "--owner", f"job-{number + 1}")))
+    yield NEXT_JOB.answered(*(1000 * it for it in took))
+    last = _receipts(ask, where.uuid)[-1]
+    yield RESIDUE.answered(last["residue_bytes"])
+    ask("release", where.uuid)
+    _scrubbed(ask, where)
+
+
+def _short_uses(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
+    """A process opens the clean GPU and ends; the service must look just then, where nothing counts such uses."""
+    seen, took = 0, []
+    for _ in rounds(SHORT_USES, where.ends):
+        before = len(_receipts(ask, where.uuid))
+        took.append(_timed(lambda: output_of([sys.executable, "-c", USE, "none"], where=where)))
+        time.sleep(NOTICED_WITHIN)
+        ask("wait", where.uuid, "--timeout", "20s")
+        seen += len(_receipts(ask, where.uuid)) > before
+    yield Measured("short use of a clean GPU: the whole process", tuple(1000 * it for it in took), "ms")
+    yield NOTICED.answered(100 * seen / len(took), note=f"{seen} of {len(took)}")
 
 
 def _scrubbed(ask: Callable[..., str], where: Where) -> str:
@@ -59,7 +109,7 @@ def _scrubbed(ask: Callable[..., str], where: Where) -> str:
     return last_line(ask("scrub", where.uuid, "--timeout", f"{left:.0f}s"))
 
 
-def _others_held(where: Where) -> ExitStack:
+def others_held(where: Where) -> ExitStack:
     """The nodes of all other GPUs, open: the service scrubs no GPU that a process has open."""
     held, library = ExitStack(), Library()
     with reads_only(), library.session() as nvml:
@@ -102,20 +152,9 @@ def _timed(deed: Callable[[], object]) -> float:
 @contextmanager
 def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
     """The service while it runs; yields a function that runs a verb and returns what it prints."""
-    policy, run = directory / "policy.yaml", directory / "run"
-    policy.write_text(_policy(where))
-    flags = {
-        "--backend": "nvidia",
-        "--policy": policy,
-        "--state-dir": directory / "state",
-        "--run-dir": run,
-        "--kubelet-dir": directory,
-        "--gate-cdi-dir": directory,  # without a gate, the service takes that of this directory off
-        "--host-root": where.root,
-        "--sight": "namespace",
-        "--log-format": "json",
-    }
-    words = [str(word) for flag in flags.items() for word in flag]
+    policy_file, run = directory / "policy.yaml", directory / "run"
+    policy_file.write_text(policy(where))
+    words = [str(word) for flag in flags(where, directory, run, policy_file).items() for word in flag]
     evidence = Path(where.evidence)
     evidence.mkdir(parents=True, exist_ok=True)
     log = evidence / "service.log"
@@ -134,6 +173,21 @@ def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
         except subprocess.TimeoutExpired:
             service.kill()
             raise
+
+
+def flags(where: Where, directory: Path, run: Path, policy_file: Path) -> dict[str, object]:
+    """The flags of the service, with its files in this directory."""
+    return {
+        "--backend": "nvidia",
+        "--policy": policy_file,
+        "--state-dir": directory / "state",
+        "--run-dir": run,
+        "--kubelet-dir": directory,
+        "--gate-cdi-dir": directory,  # without a gate, the service takes that of this directory off
+        "--host-root": where.root,
+        "--sight": "namespace",
+        "--log-format": "json",
+    }
 
 
 def _save(file: Path, run: Path, *verb: str) -> None:
@@ -167,7 +221,7 @@ def _asked(run: Path, log: Path, *verb: str) -> str:
     return done.stdout
 
 
-def _policy(where: Where) -> str:
+def policy(where: Where) -> str:
     """A policy that changes nothing on the GPU but its memory."""
     return _POLICY.format(
         settings=", ".join(it.value for it in Setting),

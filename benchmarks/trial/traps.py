@@ -15,6 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
+import pynvml
+
+from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import MeasuredCard, Where, fresh, opened, opened_as, unheard
 from benchmarks.trial.figures import Measured, Question, Unproven, one, remark
 from benchmarks.trial.forks import Fork, in_a_fork, say
@@ -27,6 +30,7 @@ from scrubber.cuda.device import THREADS
 from scrubber.cuda.driver import Word, status_of
 from scrubber.cuda.patterns import Pattern, PatternKind
 from scrubber.devices.nvidia.health.xids import GpuError, read
+from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.kernellog import KernelLog
 
 SMALL = memory.RUNGS[-1]
@@ -42,9 +46,14 @@ OPEN = Question("a worker leaves open whose fault it is", 1, 1, "", "719 alone d
 GRAVE = Question("XIDs for which the usual policy quarantines", 0, 0, "", "13, 31, 43 and 45 are a program's own fault")
 ENDED = Question("from SIGKILL to the end of the process", 5, 2500, "ms", "the driver stops a kernel that does not end")
 LINES = Question("lines in the kernel's log for each refusal", 1, 6, "", "the driver reports each check that fails")
+GHOST = Question("load that the driver reports two seconds later, without a process", 0, 0, "%", "a kernel has ended")
+CURED = Question("the same load, after the next context", 0, 0, "%", "a new context makes the driver look again")
+FULL = Question("CUDA's status for whoever opens the GPU then", 2, 2, "", "a context takes memory: out of memory")
 SOUND = Question("multiprocessors that compute alike in the next process", 100, 100, "%", "no error outlives a context")
 
 TRAP, KILL, REFUSAL = "a kernel that traps", "a process that is killed inside a kernel", "a refused allocation"
+CROWD = "a process holds all memory"
+LATER = 2.0  # seconds: the driver averages a load over at most one
 
 
 class OurFaults(MeasuredCard):
@@ -95,7 +104,9 @@ def measure(where: Where) -> Iterator[Measured]:
         alike = in_a_fork(partial(_alike, where))
         yield SOUND.about(about).answered(100 * alike)
         unsound += [about] if alike < 1 else []
+    yield CURED.about(KILL).answered(*_load(where))
     yield from _refusals(where, log)
+    yield from _crowded(where)
     if unsound:
         raise Unproven(f"the GPU does not compute alike everywhere after {' and '.join(unsound)}")
 
@@ -143,7 +154,45 @@ def _killed(where: Where) -> list[Measured]:
     worker.hear()
     time.sleep(INSIDE)
     began = time.perf_counter()
-    return [ENDED.about(KILL).answered(1000 * (worker.end(by_force=True) - began))]
+    took = 1000 * (worker.end(by_force=True) - began)
+    time.sleep(LATER)
+    return [ENDED.about(KILL).answered(took), GHOST.about(KILL).answered(*_load(where))]
+
+
+def _load(where: Where) -> list[float]:
+    """Nothing where the driver does not say it."""
+    library = Library()
+    with reads_only(), library.session() as nvml:
+        load = nvml.ask_optional(pynvml.nvmlDeviceGetUtilizationRates, nvml.handle(where.uuid))
+    library.close()
+    return [] if load is None else [float(load.gpu)]
+
+
+def _crowded(where: Where) -> Iterator[Measured]:
+    """Another process opens the GPU while no memory is free."""
+    if where.limit is not None:
+        yield FULL.about(CROWD).answered(note="all memory must be taken, which --limit forbids")
+        return
+
+    def hold(line: Connection) -> None:
+        memory.take(opened(where))
+        say(line)
+        line.recv()
+
+    holder = Fork(hold)
+    holder.hear()
+    status, kind, text = in_a_fork(partial(_opened_late, where))
+    holder.tell()
+    holder.end()
+    yield FULL.about(CROWD).answered(status, note=f"{kind}: {text}")
+
+
+def _opened_late(where: Where) -> tuple[int, str, str]:
+    try:
+        card = opened(where)
+    except CudaError as error:
+        return status_of(cast("Exception", error.__cause__)), type(error).__name__, str(error)
+    return 0, "opened", f"{memory.take(card).size} bytes were left"
 
 
 def _said(about: str, log: Heard) -> Iterator[Measured]:

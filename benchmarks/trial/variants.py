@@ -1,4 +1,4 @@
-"""Measures alternatives: accesses in flight, cache hints, a sampled census."""
+"""Measures alternatives: fewer passes, waits that do not spin, accesses in flight, cache hints, a sampled census."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, taken, unheard, zeroed
-from benchmarks.trial.figures import Measured, remark
+from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, opened_as, taken, unheard, zeroed
+from benchmarks.trial.figures import Measured, Question, remark
 from benchmarks.trial.forks import in_a_fork
+from benchmarks.trial.passes import Watch, busy
 from deploy.compile_kernels import HEADER, OPTIONS, SOURCE, read_sources
 from scrubber.cuda import memory
 from scrubber.cuda.images import binary
 from scrubber.cuda.memory import GpuMemory
-from scrubber.cuda.patterns import ZERO
+from scrubber.cuda.patterns import ZERO, repeated
 
 ROUNDS = 5
 SAMPLE = 16  # one byte in so many
@@ -32,13 +33,92 @@ SOURCES: Mapping[str, Mapping[str, str]] = {
     "loads without a cache hint": {LOAD: "ld.global.nc.v2.u64"},
     "stores without a cache hint": {STORE: "*at = v"},
 }
+FOUR, FUSED = "key written and read, zeros written and read", "the two in the middle in one pass"
+_EACH = "each pass moves all memory once"
+CHOICES = {
+    "key written and read, zeros written": Question("as a part of four passes", 0.7, 0.8, "", _EACH),
+    "key written and read": Question("as a part of four passes", 0.45, 0.55, "", _EACH),
+    FUSED: Question("as a part of four passes", 0.95, 1.15, "", "reads and writes together reach 79 % of the rate"),
+}
+BUSY = {
+    "write keyed": Question("processor time, as a part of the pass", 0.8, 1.1, "", "CUDA's own choice is to spin"),
+    "check keyed": Question("processor time, as a part of the pass", 0, 0.5, "", "the worker waits for events"),
+}
+QUIET = Question("processor time, as a part of the pass", 0, 0.2, "", "the context says that its waits block")
+SLOWER = Question("time, as a part of that of a wait that spins", 0.98, 1.05, "", "one interrupt a pass")
+SPINS, BLOCKS = "waits that spin", "waits that block"
 
 
 def measure(where: Where) -> Iterator[Measured]:
     """Each alternative in a process of its own."""
+    yield from in_a_fork(partial(_choices, where))
+    yield from _waits(where)
     for name in SOURCES:
         yield from in_a_fork(partial(_compiled, where, name))
     yield from in_a_fork(partial(_census, where))
+
+
+def _choices(where: Where) -> list[Measured]:
+    """Fewer passes than a fast scrub has. The fused form is a pass that reads and writes, of a constant pattern."""
+    card, whole = taken(where)
+    parts: dict[str, list[float]] = {name: [] for name in (FOUR, *CHOICES)}
+    for _ in range(ROUNDS):
+        key, steady = fresh("a choice"), repeated(0x55)
+        took: list[float] = []
+
+        def timed(took: list[float] = took) -> None:
+            took.append(card.device_seconds())
+
+        whole.write(key, unheard)
+        timed()
+        expect_nothing(whole.check(key, unheard), "the key")
+        timed()
+        whole.write(ZERO, unheard)
+        timed()
+        expect_nothing(whole.check(ZERO, unheard), "zeros")
+        timed()
+        whole.write(steady, unheard)
+        expect_nothing(whole.invert(steady, unheard), "what is inverted")
+        timed()
+        written, read, zeros, read_again, both = took
+        four = sum(took[:4])
+        passes = (four, written + read + zeros, written + read, written + both + read_again)
+        for name, seconds in zip(parts, passes, strict=True):
+            parts[name].append(1000 * seconds if name == FOUR else seconds / four)
+    zeroed(whole)
+    return [
+        Measured(f"{FOUR}: time", tuple(parts[FOUR]), "ms", "by the device"),
+        *(question.about(name).answered(*parts[name]) for name, question in CHOICES.items()),
+    ]
+
+
+def _waits(where: Where) -> Iterator[Measured]:
+    """A context whose waits block, beside the usual one."""
+    found = {how: in_a_fork(partial(_waited, where, how)) for how in (SPINS, BLOCKS)}
+    for how, questions in ((SPINS, BUSY), (BLOCKS, dict.fromkeys(BUSY, QUIET))):
+        for name, question in questions.items():
+            yield question.about(f"{how}: {name}").answered(*busy(found[how], name))
+    for name in BUSY:
+        pairs = zip(found[BLOCKS].wall[name], found[SPINS].wall[name], strict=True)
+        yield SLOWER.about(f"{BLOCKS}: {name}").answered(*(blocked / spun for blocked, spun in pairs))
+
+
+def _waited(where: Where, how: str) -> Watch:
+    card = opened_as(Spinning if how == SPINS else MeasuredCard, where)
+    whole, watch, key = memory.take(card), Watch(), fresh(how)
+    for _ in range(ROUNDS):
+        watch.swept(card, "write keyed", lambda: whole.write(key, unheard))
+        watch.swept(card, "check keyed", lambda: whole.check(key, unheard))
+    zeroed(whole)
+    return watch
+
+
+class Spinning(MeasuredCard):
+    """Its context waits as CUDA chooses."""
+
+    def _make_context(self) -> None:
+        self.driver.waits = 0
+        super()._make_context()
 
 
 def _compiled(where: Where, name: str) -> list[Measured]:
