@@ -53,11 +53,12 @@ def test_no_scrub_passes_if_a_call_fails(cuda, gpu, call):
         scrub(gpu)
 
 
-def test_a_context_has_one_channel_and_its_waits_leave_the_processor(cuda, gpu, monkeypatch):
+@pytest.mark.usefixtures("cuda")
+def test_a_context_has_one_channel_and_its_waits_leave_the_processor(gpu, monkeypatch):
     """Asked for before the context is made. CUDA's own choice is eight channels, and waits that burn a core."""
     asked, call = [], driver.CudaDriver.call
 
-    def noted(self, name, *arguments):
+    def noted(self, name, *arguments) -> None:
         asked.append((name, os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], *arguments[:2]))
         call(self, name, *arguments)
 
