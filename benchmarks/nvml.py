@@ -24,7 +24,7 @@ from typing import Any
 
 import pynvml
 
-from benchmarks.nvml_questions import TIMES, answered, cut, questions, reads_only
+from benchmarks.nvml_questions import TIMES, answered, cut, questions, reads_only, wrapped
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.backend import Nvidia
@@ -223,7 +223,7 @@ def write(directory: Path, command: str, found: dict[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     taken = time.strftime("%Y-%m-%d", time.gmtime())
     file = directory / f"{_SLUG.sub('-', str(found['machine']['model']).lower()).strip('-')}-nvml.md"
-    file.write_text(cut(page(taken, command, found)))
+    file.write_text(wrapped(cut(page(taken, command, found))))
     return file
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pynvml
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.nvml import ArgumentError, Handle, NotFoundError, NotSupportedError, Session
 
+WIDTH = 120  # of a page
 TIMES = 50  # each question; the median counts
 _MOST_INSTANCES = 16  # more than any GPU can be cut into
 _READS = re.compile(
@@ -29,6 +31,22 @@ _NAMES = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f-]+", re.ASCII)
 def cut(text: str) -> str:
     """UUIDs to their first eight characters."""
     return _NAMES.sub(r"\1", text)
+
+
+def wrapped(page: str) -> str:
+    """A page with its prose in lines of one width; headings and tables stay as they are."""
+    return "\n\n".join(map(_wrapped, page.strip().split("\n\n"))) + "\n"
+
+
+def _wrapped(block: str) -> str:
+    if block.startswith(("#", "|")):
+        return block
+    lines = block.split("\n") if block.startswith("* ") else [" ".join(block.split())]
+    indent = "  " if block.startswith("* ") else ""
+    return "\n".join(
+        textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
 
 
 class NotARead(RuntimeError):

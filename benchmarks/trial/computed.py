@@ -1,6 +1,6 @@
 """What the passes of a scrub should take, computed from the bandwidth of the memory, beside what they took.
 
-The page ``docs/measurements/computed.md`` says where the two shares are from.
+The page ``docs/measurements/gpus.md`` says where the two shares are from.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_float, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
 from types import ModuleType
 
@@ -36,6 +37,7 @@ class _Access(Structure):
 
 _CALLS = {
     "cuDriverGetVersion": (POINTER(c_int),),
+    "cuMemFree_v2": (c_uint64,),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
     "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
     "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
@@ -79,6 +81,11 @@ class MeasuringDriver(CudaDriver):
     def copy(self, target: int, source: int, size: int) -> None:
         """Copy on the device, without waiting for the end."""
         self.call("cuMemcpyDtoDAsync_v2", target, source, size, None)
+
+    def release(self, addresses: Iterable[int]) -> None:
+        """Give memory back to the driver."""
+        for address in addresses:
+            self.call("cuMemFree_v2", address)
 
     def reserve(self, size: int) -> int:
         """Addresses without memory."""

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from benchmarks import nvml as beside
-from benchmarks.nvml_questions import cut
+from benchmarks.nvml_questions import cut, wrapped
 from benchmarks.trial.figures import Part, one
 from benchmarks.trial.parts import PARTS
 from benchmarks.trial.records import Records
@@ -96,7 +96,7 @@ def page(command: str, about: dict[str, object], parts: Sequence[Part]) -> str:
 
 Taken from {about["taken"]} on with `{command}` on one GPU that no other process used. No setting was changed and
 nothing was reset. UUIDs are cut short. GB are 10^9 bytes. Every figure is of this trial. What is predicted of a median
-was written into the trial before a GPU was met.
+was written into the trial before it was measured for the first time.
 
 * Parts that failed: {", ".join(failed) or "none"}
 * Parts that could not be done here: {", ".join(not_done) or "none"}
@@ -111,4 +111,4 @@ was written into the trial before a GPU was met.
 
 def write(records: Records, command: str) -> None:
     """The page of all parts that have ended."""
-    records.page.write_text(cut(page(command, records.machine() or {}, records.parts())))
+    records.page.write_text(wrapped(cut(page(command, records.machine() or {}, records.parts()))))

@@ -54,7 +54,7 @@ def test_no_scrub_passes_if_a_call_fails(cuda, gpu, call):
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_context_has_one_channel_and_its_waits_leave_the_processor(gpu, monkeypatch):
+def test_a_context_has_one_channel_and_waits_without_spinning(gpu, monkeypatch):
     """Asked for before the context is made. CUDA's own choice is eight channels, and waits that burn a core."""
     asked, call = [], driver.CudaDriver.call
 

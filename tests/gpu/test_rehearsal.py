@@ -156,7 +156,7 @@ def test_one_call_of_the_page_fills_the_returned_folder() -> None:
 
 
 def test_time_that_parts_leave_goes_to_the_others() -> None:
-    assert time_for("ramp", ["sizes", LAST], 30) == 20  # of 60 that all need
+    assert time_for("ramp", ["sizes", LAST], 33) == 21  # of 55 that all need
     assert time_for("ramp", ["sizes", LAST], 500) == 2 * PARTS["ramp"].seconds
 
 

@@ -33,7 +33,7 @@ LARGE = 512 * PAGE  # next to which a context is small; most of it is never touc
 SMALL = 12 * PAGE
 SMALLER = {"GPU_MEMORY_LIMIT": str(12 * PAGE), "GPU_TEST_SECONDS": "12"}
 NAME = "nvidia-h200"
-MORE = ("tests", "dram", "service", "sanitizer", "accounts", "ramp")  # these need more than a GPU and a moment
+MORE = ("tests", "dram", "service", "pods", "sanitizer", "accounts", "ramp")  # these need more than a GPU and a moment
 ALONE = [name for name in PARTS if name not in MORE]
 CHANGES = re.compile(r"Set|Reset|Clear|Create|Destroy|nvidia-smi")
 
@@ -217,7 +217,7 @@ def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) 
     assert found["traps"]["a kernel that traps: a worker leaves open whose fault it is"] == [1]
     for fault in ("a kernel that traps", "a process that is killed inside a kernel"):
         assert found["traps"][f"{fault}: multiprocessors that compute alike in the next process"] == [100]
-    for how in ("as usual", "with one connection"):
+    for how in ("as usual", "with eight connections"):
         assert len(found["allocations"][f"{how}: all memory, 1024 MiB, created and mapped"]) == 1
 
 

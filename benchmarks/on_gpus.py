@@ -1,0 +1,251 @@
+"""Print the page of what trials have measured on GPUs, side by side, from their records.
+
+python -m benchmarks.on_gpus > docs/measurements/gpus.md
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.nvml_questions import wrapped
+from benchmarks.trial import computed
+from benchmarks.trial.records import Records
+
+MEASUREMENTS = Path(__file__).parents[1] / "docs" / "measurements"
+CARDS = {"H100 80 GB": "nvidia-h100-80gb-hbm3", "H200": "nvidia-h200"}
+NOT_MEASURED = "not measured"
+
+SOON, LATE = "a pod right after a pod that filled the memory", "a pod that gets a clean GPU"
+FORK, WORKER = "a fork of a process that has loaded CuPy", "warm zygote"
+BACK = "memory that another process had written and given back, immediately"
+ENDED, KILLED = "after a process that ended, at once", "after a process that was killed, at once"
+FOUND = "bytes that are not zero in the memory that a pod finds"
+OTHERS = "heard by another process, after the planter's end"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: the words for it, and which figure of which part it is."""
+
+    words: str
+    part: str
+    what: str
+    per: float = 1  # how many of the figure's unit are one of the shown unit
+    unit: str = ""  # that is shown; none: the figure's own
+
+    def cell(self, records: Records) -> str:
+        """The median, and the range where there are several samples."""
+        for part in records.parts():
+            for figure in part.figures if part.name == self.part else ():
+                if figure.what == self.what and figure.samples:
+                    unit = self.unit or figure.unit
+                    samples = [sample / self.per for sample in figure.samples]
+                    low, high = min(samples), max(samples)
+                    extent = f" ({_plain(low)} to {_plain(high)})" if low != high else ""
+                    return f"{_plain(statistics.median(samples))}{extent} {unit}".strip()
+        return NOT_MEASURED
+
+
+MIB = 2**20
+TABLES = {
+    "hand-over": (
+        Row("`Allocate` of a clean GPU", "pods", f"{LATE}: Allocate"),
+        Row("`PreStartContainer` of it", "pods", f"{LATE}: PreStartContainer"),
+        Row(
+            "from the end of a container to the start of the next pod's, which was waiting",
+            "pods",
+            f"{SOON}: from the end of the last container to the start of this one",
+        ),
+        Row("of it, `Allocate`", "pods", f"{SOON}: Allocate"),
+        Row(FOUND, "pods", FOUND),
+        Row(
+            "`autoclave scrub`, from the command to its end", "service", "autoclave scrub, from the command to its end"
+        ),
+    ),
+    "steps": (
+        Row("until there is a worker, a fork of the zygote", "one worker", f"{WORKER}: until there is a worker"),
+        Row("`cuInit`", "timeline", f"{FORK}: the driver"),
+        Row("the context", "timeline", f"{FORK}: context"),
+        Row(
+            "all memory allocated, after the context was made", "allocations", "as usual: all memory, 8192 MiB at most"
+        ),
+        Row("the same, right after another process gave it back", "timeline", f"{BACK}: all of it allocated"),
+        Row("a keyed pattern written", "passes", "write keyed: time"),
+        Row("the same read back and compared", "passes", "check keyed: time"),
+        Row("zeros written", "passes", "write zero: time"),
+        Row("zeros read back and compared", "passes", "check zero: time"),
+        Row("these four passes", "passes", "the four passes of a fast scrub: time"),
+        Row("registers and shared memory", "scratch", "scratch, shared memory and registers"),
+        Row("until the worker is gone", "one worker", f"{WORKER}: until the worker is gone"),
+        Row("the self-test of the slow path, all tests", "self-test", "self-test, in a box of 10 s"),
+    ),
+    "reach": (
+        Row("memory, by NVML", "clear", "NVML, before: total", MIB, "MiB"),
+        Row("reserved by the driver, not allocatable", "clear", "NVML, before: reserved", MIB, "MiB"),
+        Row("covered, of what is allocatable", "clear", "random+zero: covered, of what is allocatable"),
+        Row(
+            "not covered: the context of the scrub itself",
+            "clear",
+            "random+zero: not covered: the context of the scrub itself",
+            MIB,
+            "MiB",
+        ),
+        Row(
+            "shared memory that the driver lets no program write, of all units",
+            "scratch",
+            "shared memory that the driver lets no program write",
+            1024,
+            "KiB",
+        ),
+    ),
+    "left": (
+        Row("memory of a process that ended: bytes that the next one finds", "residue", f"{ENDED}: of those, not zero"),
+        Row("memory of a process that was killed: the same", "residue", f"{KILLED}: of those, not zero"),
+        Row("shared memory: words of a process that the next one finds", "scratch", f"shared memory: {OTHERS}"),
+        Row("registers: the same", "scratch", f"registers: {OTHERS}"),
+        Row(
+            "from SIGKILL of a process with all memory until it is free",
+            "faults",
+            "a process that is killed: NVML's used, from its end until at the baseline",
+        ),
+        Row("short uses of a clean GPU that were noticed", "service", "short uses of a clean GPU that were noticed"),
+    ),
+    "choices": (
+        Row(
+            "three passes: zeros are not read back",
+            "variants",
+            "key written and read, zeros written: as a part of four passes",
+        ),
+        Row("two passes: the key alone", "variants", "key written and read: as a part of four passes"),
+        Row(
+            "the two in the middle as one pass that reads and writes",
+            "variants",
+            "the two in the middle in one pass: as a part of four passes",
+        ),
+    ),
+}
+
+TEXT = """# On GPUs
+
+Measured on {taken} by [the trial](../../benchmarks/trial/README.md), on one GPU at a time: {cards}. Both were passed
+through to a virtual machine with Linux {kernel}, 16 processors, control groups of the second version and the driver
+{driver} (open modules), persistence mode on. All figures and what was predicted of them: {pages}. Each cell is the
+median, and in brackets the lowest and the highest sample. `make docs` writes this page from the records of the trials.
+
+**All promises that the trial looks at held on both.** Not tried on a GPU: MIG, several GPUs, a reset, changes of
+settings, the accounting mode, other generations and other drivers, a GPU that is sick, a real kubelet.
+
+## From one pod to the next
+
+Service and plugin are the real programs. Their policy is `default`, with the fast path for the first look too, without
+resets, and with all settings left alone. The kubelet is the stand-in of the demo. Each container is a process in a
+control group of its pod. It counts what it finds in all of the memory, and fills the memory. `Allocate` and
+`PreStartContainer` of a clean GPU make no pass over the memory.
+
+{hand-over}
+
+## Where the time goes
+
+{steps}
+
+Most of a scrub is not spent on passes. The driver takes a third of a second to start CUDA, to make a context and to end
+the process. Freeing the memory before the exit does not make it shorter. A pod that
+allocates all of the memory right after another pod waits for the driver without Autoclave, too: the driver clears freed
+memory first. The worker leaves the processor while it waits for a pass, and makes one channel instead of eight: a
+context then takes about half the time.
+
+## What is reached
+
+{reach}
+
+## What the driver itself leaves
+
+{left}
+
+So on these GPUs, with this driver, no byte of an earlier process was found even without a scrub. Autoclave adds the
+proof, and refuses a GPU where this does not hold. Short uses are noticed by chance only while the accounting mode is
+off, as it was here ([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
+
+A kernel that traps gave CUDA's status 719 and one XID 43, and the next process found a sound GPU. A process that was
+killed inside a kernel that does not end gave no XID, and the driver reported no load afterwards. While a process held
+all memory, nobody else could make a context: CUDA's status 2, out of memory.
+
+## Fewer passes
+
+A fast scrub passes over the memory four times: a keyed pattern is written and read back, then zeros. Each pass moves
+the whole memory once. As a part of the four passes:
+
+{choices}
+
+## Computed
+
+The floor of a pass is the whole memory at the peak of its bandwidth. The expected time is for {least:.1%} to {best:.1%}
+of the peak, which a kernel with three reads and a write was reported to reach on two GPUs of this generation
+(RRZE-HPC/gpu-benches at 1038c5d: GH200 96 GB, H100 PCIe). What was measured is for the memory that is covered, which is
+a little less.
+
+{computed}
+
+The figures of the B200 are those of its datasheet; no B200 was at hand.
+"""
+
+# By name: memory in MiB, its clock in MHz, the width of its bus in bits.
+KNOWN = {"H100 80 GB": (81559, 2619, 5120), "H200": (143771, 3201, 6016), "B200": (182628, 3996, 7680)}
+
+
+def main() -> None:
+    """Print the page."""
+    print(page(MEASUREMENTS), end="")
+
+
+def page(directory: Path) -> str:
+    """The page of the records in this directory."""
+    found = {name: Records(directory / f"{file}.jsonl") for name, file in CARDS.items()}
+    about = [records.machine() or {} for records in found.values()]
+    tables = {name: _table(("", *found), *(_cells(row, found) for row in rows)) for name, rows in TABLES.items()}
+    text = TEXT.format(
+        **tables,
+        taken=about[0]["taken"],
+        cards=" and ".join(f"an {machine['model']}" for machine in about),
+        kernel=about[0]["kernel"],
+        driver=about[0]["driver"],
+        pages=" and ".join(f"[{name}]({file}.md)" for name, file in CARDS.items()),
+        least=computed.LEAST,
+        best=computed.BEST,
+        computed=_table(
+            ("GPU", "peak", "one pass: floor, expected", "four passes", "measured"), *map(_expected, KNOWN)
+        ),
+    )
+    return wrapped(text)
+
+
+def _cells(row: Row, found: dict[str, Records]) -> tuple[str, ...]:
+    return (row.words, *(row.cell(records) for records in found.values()))
+
+
+def _expected(name: str) -> tuple[str, ...]:
+    mib, clock, bits = KNOWN[name]
+    size, peak = mib * MIB, computed.peak(clock, bits)
+    least, (low, high) = computed.floor(size, peak), computed.expected(size, peak)
+    cells = (f"{n * least:.0f} ms, {n * low:.0f} to {n * high:.0f} ms" for n in (1, 4))
+    four = next(row for row in TABLES["steps"] if row.words == "these four passes")
+    measured = four.cell(Records(MEASUREMENTS / f"{CARDS[name]}.jsonl")) if name in CARDS else NOT_MEASURED
+    return (name, f"{peak:,.0f} GB/s", *cells, measured)
+
+
+def _table(*rows: Sequence[str]) -> str:
+    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *rest])
+
+
+def _plain(value: float) -> str:
+    if value == round(value) or abs(value) >= 1000:  # noqa: PLR2004 - four digits are enough
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()
