@@ -13,6 +13,12 @@ from scrubber.node.processes import Processes
 from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
+# Where a GPU is, there is a checkout and nothing is installed of it: what an editable install adds is taken away again.
+UNINSTALLED = f"""
+import os, sys
+if {str(ROOT)!r} not in os.environ["PYTHONPATH"].split(os.pathsep):
+    sys.path[:] = [it for it in sys.path if it != {str(ROOT)!r}]
+"""
 KEEP = {"PYTEST_PLUGINS": "tests.gpu.stand_in_variables"}
 
 
@@ -25,6 +31,14 @@ def environment(stage, more: Mapping[str, str]) -> dict[str, str]:
         **KEEP,
         **more,
     }
+
+
+def uninstalled(directory: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """These variables, for a process that finds only the checkout in which it runs."""
+    place = directory / "uninstalled"
+    place.mkdir(exist_ok=True)
+    (place / "sitecustomize.py").write_text(UNINSTALLED)
+    return {**variables, "PYTHONPATH": str(place)}
 
 
 def rehearse(stage, file: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:

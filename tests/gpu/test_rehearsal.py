@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from contextlib import closing, nullcontext
@@ -25,6 +26,7 @@ from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
 from benchmarks.trial.idle import Idle, InUse
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, Kind, time_for
 from benchmarks.trial.records import Records, Writer
+from scrubber.cuda.images import FOLDER
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import LISTS
 from scrubber.devices.nvidia.host import Host
@@ -36,7 +38,7 @@ from tests.fakes.kmsg import Kmsg
 from tests.fakes.nvml.changing_calls import CHANGERS
 from tests.fakes.nvml.fixtures import on_stage
 from tests.fakes.nvml.machine import Process
-from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
+from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse, uninstalled
 
 CHANGES = re.compile(rf"(?!nvmlEventSet|\w*Get){CHANGERS.pattern}|nvidia-smi")  # a set of events changes no GPU
 SIZE = 10 * PAGE
@@ -214,14 +216,36 @@ def where(**more) -> Where:
     return replace(Where("GPU-none", "0000:00:00.0", 0, 1, None, "/", 0), **more)
 
 
-def test_a_bare_machine_gets_one_sentence_on_what_to_carry() -> None:
-    run = subprocess.run(
-        [sys.executable, "-S", "-m", "benchmarks.trial"], cwd=ROOT, capture_output=True, text=True, check=False
+def test_a_checkout_that_has_travelled_runs_or_says_what_to_carry(stage, tmp_path) -> None:
+    """What git does not ignore travels by itself; the packages and the compiled kernels must be carried."""
+    here, gpu = tmp_path / "travelled", stage.machine.gpu(0)
+    files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(files, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if (ROOT / name).is_file():
+            (here / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, here / name)
+    cuda = equip(tmp_path / "cuda", [gpu], libraries(), SIZE)
+    alone = uninstalled(tmp_path, environment(stage, cuda.environment(stage.library.parent)))
+
+    def tried(*options: str) -> tuple[int, str]:
+        command = [sys.executable, *options, "-m", "benchmarks.trial", "--only", "imports"]
+        places = ["--output", str(tmp_path / "out"), "--host-root", str(stage.root.path)]
+        run = subprocess.run([*command, *places], cwd=here, env=alone, capture_output=True, text=True, check=False)
+        return run.returncode, run.stderr
+
+    lacks = (
+        "cannot begin: the compiled kernels are not in this checkout; .* carry the folder scrubber/cuda/kernels .*\n"
     )
-    assert run.returncode == 2
-    assert re.fullmatch(
-        r"cannot begin: these packages are not installed: .*, pytest, .*; carry .*trial/README.md.*\n", run.stderr
-    )
+    status, said = tried()
+    assert status == 2
+    assert re.fullmatch(lacks, said)
+    shutil.copytree(FOLDER, here / needs.KERNELS, dirs_exist_ok=True)
+    status, said = tried("-S")
+    assert status == 2
+    assert re.fullmatch(r"cannot begin: these packages are not installed: .*, pytest, .*; carry .*README.md.*\n", said)
+    status, said = tried()
+    assert status == 0, said
+    assert str(ROOT) not in said
 
 
 def test_a_plugin_of_the_machine_does_not_disturb_the_tests(tmp_path, monkeypatch) -> None:

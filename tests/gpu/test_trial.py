@@ -24,7 +24,7 @@ from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
 from tests.fakes.nvml.machine import Process, Slice
-from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse
+from tests.gpu.rehearsing import ROOT, environment, failed, free, rehearse, uninstalled
 
 pytestmark = pytest.mark.night
 
@@ -38,20 +38,9 @@ ALONE = [name for name in PARTS if name not in MORE]
 CHANGES = re.compile(r"Set|Reset|Clear|Create|Destroy|nvidia-smi")
 
 
-# Where a GPU is, there is a checkout and nothing is installed of it: what an editable install adds is taken away again.
-UNINSTALLED = f"""
-import os, sys
-if {str(ROOT)!r} not in os.environ["PYTHONPATH"].split(os.pathsep):
-    sys.path[:] = [it for it in sys.path if it != {str(ROOT)!r}]
-"""
-
-
 def seen(stage, machine: CudaMachine) -> dict[str, str]:
     """As from the checkout alone: neither installed nor named in PYTHONPATH."""
-    uninstalled = machine.machine.path.with_name("uninstalled")
-    uninstalled.mkdir(exist_ok=True)
-    (uninstalled / "sitecustomize.py").write_text(UNINSTALLED)
-    return machine.environment(stage.library.parent) | {"PYTHONPATH": str(uninstalled)}
+    return uninstalled(machine.machine.path.parent, machine.environment(stage.library.parent))
 
 
 @pytest.fixture
