@@ -1,11 +1,12 @@
 """Is the create gate in force on a device: does the container runtime ask before it creates a container with it?
 
-No program can know what the container runtime will do. So the answer rests on what it did: it asked about this device,
-the service let the container through, and since then nothing has shown that it may not ask again. Deferral rests on
-the answer: a device that is not clean is given to a pod only because its containers wait at the gate.
+No program can know what the container runtime will do. So the answer rests on what it did: it asked about a device of
+the node, the service let the container through, and since then nothing has shown that it may not ask again. Deferral
+rests on the answer: a device that is not clean is given to a pod only because its containers wait at the gate.
 
-Rule 1: each device needs a container of its own that was let through. A container that comes past the gate, on whatever
-        device of the node, ends the answer for all devices. The service does not look for one on a device under mode
+Rule 1: what one container has shown of the runtime counts for all devices: they are in one specification. A container
+        that comes past the gate, on whatever device, ends the answer for all devices. From then on, each device needs
+        a container of its own that was let through later. The service does not look for one on a device under mode
         ``observe``: several pods may share it, and the service remembers only the last one that asked.
 Rule 2: a change of the specification or another run of the container runtime ends it for all devices, too.
 Rule 3: only a container of the pod that was given the device shows that the runtime did not ask. Other users of the
@@ -29,12 +30,11 @@ def in_force(device: str, passages: Mapping[str, Passage], records: Iterable[Rec
 
     ``passages``: by device, the last container that the gate let through since the boot.
     """
-    passage = passages.get(device)
-    if passage is None or not passage.counts:
+    shown = {name: it.at for name, it in passages.items() if it.counts}
+    if not shown or uptime - max(shown.values()) > LASTS:
         return False
-    if uptime - max(it.at for it in passages.values()) > LASTS:
-        return False
-    return all(it.past_gate is None or it.past_gate.at < passage.at for it in records)
+    past = [it.past_gate.at for it in records if it.past_gate is not None]
+    return not past or shown.get(device, 0.0) > max(past)
 
 
 def unasked(record: Record, facts: Facts, passages: Mapping[str, Passage]) -> tuple[str, ...]:

@@ -132,11 +132,10 @@ class CreateGate:
 
     def let_through(self, device: str, pod: str, uptime: float, era: int) -> None:
         """A container of this pod is created with the device. ``era``: that of the question."""
-        before = self._passages.get(device)
         counts = era == self.era()
-        self._passages = {**self._passages, device: Passage(pod, uptime, counts)}
-        if counts and not (before is not None and before.counts):
+        if counts and not any(it.counts for it in self._passages.values()):
             logger.info("create gate in force: the container runtime asks", device=device)
+        self._passages = {**self._passages, device: Passage(pod, uptime, counts)}
         self._remember()
         self._notify()
 
@@ -206,7 +205,7 @@ class CreateGate:
         self._runtimes = runtimes
         if any(it.counts for it in self._passages.values()):
             why = "the container runtime was restarted" if ours else "another program changed the specification"
-            logger.warning("create gate not in force until the container runtime asks about each device", why=why)
+            logger.warning("create gate not in force until the container runtime asks again", why=why)
             self._passages = {device: replace(it, counts=False) for device, it in self._passages.items()}
             self._remember()
             self._notify()

@@ -23,14 +23,16 @@ AGAIN = live(lives.SCRUBBING, lives.passed(lives.SCRUBBING))  # its last owner i
     [
         ({}, None, LATE, False),
         (LET_A, None, LATE, True),
-        ({"GPU-2": Passage(A, NOW.uptime)}, None, LATE, False),
+        ({"GPU-2": Passage(A, NOW.uptime)}, None, LATE, True),
+        ({"GPU-2": Passage(A, LATE)}, Passage(B, NOW.uptime), LATE, False),
         ({GPU: Passage(A, NOW.uptime, counts=False)}, None, LATE, False),
         (LET_A, Passage(B, NOW.uptime - 1), LATE, True),
         (LET_A, Passage(B, NOW.uptime), LATE, False),
         (LET_A, None, NOW.uptime + in_force.LASTS + 1, False),
         (LET_A | {"GPU-2": Passage(B, LATE)}, None, NOW.uptime + in_force.LASTS + 1, True),
     ],
-    ids=["none was let through", "one was", "on another device", "before a change", "after one came past",
+    ids=["none was let through", "one was", "on another device", "on another device, after one came past",
+         "before a change", "after one came past",
          "before one came past", "a day ago", "a day ago, and another since"],
 )  # fmt: skip
 def test_the_gate_is_in_force_where_the_runtime_asked(passages, past, now, holds):

@@ -104,7 +104,7 @@ async def _another_specification(node: Node) -> None:
     for device in document["devices"]:
         device["containerEdits"] = {"env": ["HOOK=none"]}
     path.write_text(json.dumps(document))
-    await node.run("other")
+    await node.kubelet.admit(node.pod("other"))  # it has the other GPU, and no container asks for it
 
 
 async def _no_cdi(node: Node) -> None:

@@ -216,7 +216,7 @@ def where(**more) -> Where:
     return replace(Where("GPU-none", "0000:00:00.0", 0, 1, None, "/", 0), **more)
 
 
-def test_a_checkout_that_has_travelled_runs_or_says_what_to_carry(stage, tmp_path) -> None:
+def test_a_checkout_that_travelled_says_what_it_lacks(stage, tmp_path) -> None:
     """What git does not ignore travels by itself; the packages and the compiled kernels must be carried."""
     here, gpu = tmp_path / "travelled", stage.machine.gpu(0)
     files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

@@ -73,7 +73,7 @@ def _in_force(status: views.Status, now: float) -> base.Finding:
         return base.warning(GATE, text, f"{RESTARTED}; otherwise {SWITCH_ON}")
     if here:
         count = f"{len(here)} of {quantity(len(status.devices), 'GPU')}"
-        return base.ok(GATE, f"the create gate is in force on {count}: it has let a container through on each of them")
+        return base.ok(GATE, f"the create gate is in force on {count}: the container runtime asks")
     return base.ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
 
 
