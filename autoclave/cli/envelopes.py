@@ -20,6 +20,7 @@ from ground.errors import FatalError, InvalidRequest, Unreachable
 from ground.quantities import quantity
 from scrubber.api import admin_client
 from scrubber.core import views
+from scrubber.core.measurements import UNSEARCHED
 from scrubber.receipts import dsse, endorsement, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
@@ -163,7 +164,7 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     yield f"claim       {claim['category']} ({claim['standard']}) of {covered}{rest}"
     ended = f"{quantity(found['processes'], 'process', 'processes')}, {found['processesEnded']} of them ended"
     residue = f"{quantity(found['residueBytes'], 'byte')} not zero of {found['searchedBytes']} searched"
-    yield f"found       {residue}; {ended}"
+    yield f"found       {residue if found['searchedBytes'] else UNSEARCHED}; {ended}"
     steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
     yield f"done        {steps} ({predicate['path']})"
     program, policy = predicate["program"], predicate["policy"]

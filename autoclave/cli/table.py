@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autoclave.cli import human
 from ground.quantities import quantity
 from scrubber.core import views
+from scrubber.core.measurements import UNSEARCHED
 
 EMPTY = "-"
 
@@ -140,7 +141,7 @@ def _result(result: views.ScrubResult) -> list[str]:
         return ["no", *_NOTHING]
     return [
         "yes",
-        human.size(receipt.residue_bytes),
+        "unknown" if receipt.searched_bytes == 0 else human.size(receipt.residue_bytes),
         _coverage(receipt),
         str(len(receipt.tests) or ""),
         human.took(sum(step.seconds for step in receipt.steps)),
@@ -161,7 +162,9 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     if receipt.residue_bytes:
         first = f", the first at {receipt.residue_at[0]:#x}" if receipt.residue_at else ""
         yield f"{human.size(receipt.residue_bytes)} of residue{first}"
-    if receipt.searched_bytes is not None:
+    if receipt.searched_bytes == 0:
+        yield UNSEARCHED
+    elif receipt.searched_bytes is not None:
         yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:
         beyond = f", {human.size(left)} of it out of reach" if (left := receipt.shared_unreached_bytes) else ""

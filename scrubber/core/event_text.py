@@ -6,7 +6,7 @@ from ground.documents.units import format_size
 from ground.quantities import quantity
 from scrubber.core import events as ev
 from scrubber.core import ownership
-from scrubber.core.measurements import Uncovered
+from scrubber.core.measurements import UNSEARCHED, Uncovered
 from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult
 
 
@@ -125,10 +125,12 @@ def _receipt(receipt: Receipt) -> str:
     share = receipt.covered_bytes / receipt.allocatable_bytes
     written = f" ({', '.join(receipt.patterns)})" if receipt.patterns else ""
     searched = f" in the {receipt.searched_bytes} that were searched" if receipt.searched_bytes is not None else ""
+    residue = f"{quantity(receipt.residue_bytes, 'byte')} of residue found{searched}"
+    residue = UNSEARCHED if receipt.searched_bytes == 0 else residue
     proven = (
         f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
         f" ({share:.2%}) overwritten{written} and read back,"
-        f" {quantity(receipt.residue_bytes, 'byte')} of residue found{searched},"
+        f" {residue},"
         f" {receipt.processes_terminated} of {quantity(receipt.processes_found, 'process', 'processes')} ended"
     )
     notes = [proven, *([f"signed by {receipt.signed_by}"] if receipt.envelope else [])]

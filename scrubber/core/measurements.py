@@ -13,6 +13,9 @@ OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # no scrub can cover these
 # So much of it counts as covered. Others report contexts of 256 to 612 MiB; nothing was measured here.
 OURS_AT_MOST = 640 * 2**20
 
+# Said of a receipt whose ``searched_bytes`` is 0: what is in memory may then be the pattern of that clear.
+UNSEARCHED = "what the last owner left is not known, because an earlier clear did not end"
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -53,7 +56,7 @@ class Measurements:
     units_reached: int | None = None
     shared_unreached_bytes: int | None = None  # shared memory of the units that the driver lets no program write
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
-    searched_bytes: int | None = None  # searched for residue; None: all that was covered
+    searched_bytes: int | None = None  # searched for residue; None: all that was covered; 0: see ``UNSEARCHED``
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
 
 

@@ -131,6 +131,20 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     return _measurements(job, done)
 
 
+def credited(result: StepResult, record: Record) -> StepResult:
+    """The result, without old data that may be the pattern of an earlier clear: no owner is named for it.
+
+    ``record``: the device before the result.
+    """
+    found = result.findings
+    if not record.half_cleared or not found.residue_bytes:
+        return result
+    note = f"{quantity(found.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
+    detail = "; ".join(filter(None, (result.detail, f"{note} a clear that did not end")))
+    left_out = replace(found, residue_bytes=None, residue_at=(), searched_bytes=0)
+    return replace(result, detail=detail, findings=left_out)
+
+
 def confirmed(
     judged: Verdict, vitals: Vitals | None, record: Record, policy: Policy, workers: Collection[int] = ()
 ) -> Verdict:
@@ -393,9 +407,20 @@ def _measurements(job: Job, done: Done) -> Measurements:
         units_reached=scratch.findings.units_reached if scratch else None,
         shared_unreached_bytes=scratch.findings.shared_unreached_bytes if scratch else None,
         tests=selftest.findings.tests if selftest else (),
-        searched_bytes=clear.searched_bytes,
+        searched_bytes=_searched(job, clear),
         unsupported=done[Step.SETTINGS].findings.unsupported,
     )
+
+
+def _searched(job: Job, clear: Findings) -> int | None:
+    """How much was searched for what the last owner left; None: all that was covered.
+
+    Where the last clear may have found the pattern of an earlier one, an earlier path of the job may have searched.
+    """
+    if clear.searched_bytes != 0:
+        return clear.searched_bytes
+    clears = [result.findings for result in job.results if result.step is Step.CLEAR]
+    return max((it.covered_bytes if it.searched_bytes is None else it.searched_bytes) or 0 for it in clears)
 
 
 def _covered(done: Done) -> int:

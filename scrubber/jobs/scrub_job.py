@@ -232,7 +232,7 @@ class ScrubJob:
             result = await self._change(worker, step, order)
         if is_last and result.outcome is Outcome.PASSED:
             result = await (await worker).finish(result)
-        return result
+        return verdict.credited(result, self._ledger.records[self.device])
 
     async def _read(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run a step during the observation. If the fence says no, the worker is killed and its result is dropped."""

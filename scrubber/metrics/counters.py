@@ -137,7 +137,7 @@ class ServiceCounters:
             self._instruments.count(table.RESETS, result.outcome.value)
         if step is Step.CLEAR and result.outcome is Outcome.PASSED:
             self._instruments.count(table.SCRUBBED, by=found.covered_bytes or 0)
-        if found.residue_bytes and not before.half_cleared:
+        if found.residue_bytes:
             self._instruments.count(table.RESIDUE, before.device.name, before.device.uuid)
             self._instruments.count(table.RESIDUE_BYTES, before.device.name, before.device.uuid, by=found.residue_bytes)
         for holder in found.holders:

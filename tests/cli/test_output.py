@@ -276,6 +276,14 @@ def test_an_explanation_leaves_out_steps_that_did_not_run():
     assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB of residue"]
 
 
+def test_residue_is_unknown_after_a_clear_that_did_not_end():
+    receipt = replace(RECEIPT, residue_bytes=0, searched_bytes=0)
+    lines = [line.strip() for line in story(replace(CLEAN, receipt=receipt)) if line.startswith(" " * 10)]
+    assert lines[1:] == ["what the last owner left is not known, because an earlier clear did not end"]
+    [row] = table.results([progress(CLEAN, result=replace(PASSED, receipt=receipt))], {CLEAN.device: CLEAN})
+    assert row[2:4] == ["yes", "unknown"]
+
+
 def test_an_explanation_names_the_pod_and_its_uid():
     shown = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
     assert "        used by ns/train/main\n        the entries above name it uid-7\n        healthy: clean\n" in shown

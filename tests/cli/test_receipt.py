@@ -249,6 +249,23 @@ def test_a_receipt_of_the_service_is_shown_and_verifies(service, autoclave, gpu,
     assert f"receipt     {receipt.id}" in by_id.stdout
 
 
+def test_a_clear_that_did_not_end_leaves_the_residue_unknown(service, autoclave, gpu):
+    for command in (("stall-clears",), ("occupy", "--secret", "hush"), ("release",)):
+        assert autoclave("simulate", command[0], gpu, *command[1:]).exit_code == 0
+        if command[0] == "occupy":
+            service.settled(gpu, "dirty")
+    while (job := service.settled(gpu, "scrubbing").job) is None or job.step != "clear":
+        pass
+    assert autoclave("quarantine", gpu, "--reason", "test").exit_code == 0
+    for again in (("simulate", "heal"), ("reinstate",)):
+        assert autoclave(*again, gpu).exit_code == 0
+    shown = autoclave("receipt", "show", gpu).stdout
+    assert "found       what the last owner left is not known, because an earlier clear did not end; 0 proc" in shown
+    found = json.loads(autoclave("receipt", "show", gpu, "-o", "json").stdout)["statement"]["predicate"]["found"]
+    assert (found["residueBytes"], found["searchedBytes"]) == (0, 0)
+    assert "bytes were not zero before, which may be the pattern" in autoclave("history", gpu, "--steps").stdout
+
+
 def test_a_receipt_is_shown_without_a_service(service, autoclave, gpu, tmp_path):
     receipt = service.settled(gpu, "clean").receipt
     assert receipt is not None

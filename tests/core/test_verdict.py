@@ -331,6 +331,36 @@ def test_a_receipt_has_the_measurements_of_earlier_paths():
     assert (said.residue_bytes, said.residue_at, said.processes_terminated, len(said.steps)) == (70, (4, 8), 2, 9)
 
 
+CUT_OFF = replace(lives.SCRUBBING, half_cleared=True)
+OLD = result(Step.CLEAR, residue_bytes=7, residue_at=(64,))
+
+
+def test_old_data_counts_unless_a_clear_was_cut_off_before():
+    assert verdict.credited(OLD, lives.SCRUBBING) == OLD
+    credited = verdict.credited(OLD, CUT_OFF)
+    assert credited.detail == "7 bytes were not zero before, which may be the pattern of a clear that did not end"
+    assert credited.findings == replace(OLD.findings, residue_bytes=None, residue_at=(), searched_bytes=0)
+    zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
+    assert verdict.credited(zeros, CUT_OFF) == zeros
+    failed = verdict.credited(replace(OLD, detail="it failed"), CUT_OFF)
+    assert failed.detail == f"it failed; {credited.detail}"
+
+
+@pytest.mark.parametrize(
+    ("searched", "said"), [(60, (70, 60)), (None, (70, 500))], ids=["a part was searched", "all that was covered"]
+)
+def test_a_receipt_credits_the_last_owner_with_the_first_search(searched, said):
+    """The second path finds the pattern of the first one."""
+    failed = result(
+        Step.CLEAR, outcome=Outcome.FAILED, covered_bytes=500, residue_bytes=70, searched_bytes=searched
+    )  # fmt: skip
+    second = replace(verdict.credited(OLD, CUT_OFF), path=ScrubPath.RESET)
+    job = escalated(failed)
+    job = replace(job, results=tuple(second if it.step is Step.CLEAR and it != failed else it for it in job.results))
+    receipt = receipt_of(job)
+    assert (receipt.residue_bytes, receipt.searched_bytes) == said
+
+
 def test_a_receipt_takes_the_larger_allocatable_size():
     clear: dict[str, object] = {"covered_bytes": 990, "allocatable_bytes": 990}
     said = receipt_of(finished(clear=clear, verify={**clear, "allocatable_bytes": 1000}))

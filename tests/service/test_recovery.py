@@ -60,6 +60,22 @@ async def test_reinstate_without_proof_cancels_a_probation(world):
     assert "it was cancelled" in world.story(device)
 
 
+async def test_a_pattern_of_a_cut_off_clear_is_no_residue(world):
+    """The service is killed in the middle of a clear, and nobody has had the device since."""
+    device = world.uuids[0]
+    await world.reach(device, State.CLEAN)
+    process = world.intrude(device)
+    await world.reach(device, State.DIRTY)
+    world.node.leave(process)
+    await at_step(world, device, Step.CLEAR)
+    await world.die()
+    world.node.gpus[device].blocks[0] = process  # some memory holds what the clear has written, or what was there
+    await world.start()
+    receipt = (await world.reach(device, State.CLEAN)).receipt
+    assert (receipt.residue_bytes, receipt.residue_at, receipt.searched_bytes) == (0, (), 0)
+    assert "not zero before, which may be the pattern of a clear that did not end" in world.story(device)
+
+
 class WithoutErrorLog(PretendWorker):
     """A worker as the real ones are: it reads counters, and has no error log."""
 
