@@ -401,6 +401,7 @@ class Record:
     # Counts the ends of tenancies, from the milliseconds of its discovery on: the ids of hand-overs are made from it.
     # So the id of the next one is known before the present one ends, and none comes twice, also after a lost ledger.
     vacated: int = 0
+    held_from: int | None = None  # ``vacated`` of the first hand-over whose directory a pod may have; None: the present
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
     proven_at: float = 0.0  # uptime of this boot; when the last scrub that passed had finished
     past_gate: Passage | None = None  # the last container of this boot that came past the create gate

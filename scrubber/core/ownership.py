@@ -172,6 +172,14 @@ def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | 
     return ev.PutInUse(Owner(container, now, seen=container is not None, unannounced=not until_release(record)))
 
 
+def replaced(record: Record, owner: Owner) -> bool:
+    """Whether the tenancy of an admitted pod ends with this owner: another pod starts, as policy ``observe`` allows."""
+    before = record.owner
+    if before is None or before.container is None or before.unannounced or until_release(record):
+        return False
+    return owner.container != before.container
+
+
 def until_release(record: Record) -> bool:
     """Whether the device was granted until its release, so that any container may use it meanwhile."""
     return record.grant is not None and record.grant.until_release

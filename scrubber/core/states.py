@@ -258,13 +258,18 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             receipt = record.receipt if isinstance(event, ev.Granted) else None
             ended = _ended(record, at) if record.owner is not None else record.tenancy_ended
             handouts = record.handouts + (event.grant.announced and not event.grant.at_start)
+            replaced = record.owner is not None and leftover.start_admitted(record)
             return replace(
                 record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt,
-                handouts=handouts, half_cleared=False,
+                handouts=handouts, half_cleared=False, vacated=record.vacated + replaced,
+                held_from=record.held_from if event.grant.at_start else None,
             )  # fmt: skip
         case ev.PutInUse():
             began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
-            return replace(record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False)
+            return replace(
+                record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False,
+                vacated=record.vacated + ownership.replaced(record, event.owner),
+            )  # fmt: skip
         case ev.Released():
             handouts = record.handouts if event.restart else _unused_handouts(record)
             left = not event.restart and leftover.start_admitted(record)
@@ -272,6 +277,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             return replace(
                 record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at), handouts=handouts,
                 last_owner=last, left_by=_left_by(record), vacated=record.vacated + left,
+                held_from=None if left else record.held_from,
             )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
@@ -368,6 +374,9 @@ def _begin(record: Record, job: Job) -> Record:
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     """What was known about the memory no longer holds. A quarantine stays, and its next probation is timed anew."""
     quarantine, baseline, due = record.quarantine, record.baseline, record.due_path
+    left = leftover.start_admitted(record)
+    # The containers of the tenancy that ends may start again, with the mount that the runtime knows.
+    held_from = record.vacated if left and record.held_from is None else record.held_from
     if event.incarnation.boot_id != record.incarnation.boot_id:  # a reboot restarts the numbers and counts of errors
         record = replace(record, past_gate=None, past_pods=(), past_unproven=0.0, proven_at=0.0)
         baseline = Baseline()
@@ -390,7 +399,8 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         due_path=most_thorough(ScrubPath.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
         left_by=_left_by(record),
-        vacated=_vacated_from(at) if event.older_ledger else record.vacated,
+        vacated=_vacated_from(at) if event.older_ledger else record.vacated + left,
+        held_from=None if event.older_ledger else held_from,
     )
 
 

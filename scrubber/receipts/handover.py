@@ -11,7 +11,7 @@ from scrubber.core.model import Record
 def handover_id(secret: bytes, record: Record) -> str:
     """The id of the device's next tenancy, which nobody without the node's secret can guess.
 
-    It changes when a tenancy ends, and stays the same over restarts of the service, the container and the node.
+    It changes when a tenancy ends, also by a reboot, and stays the same over restarts of the service and the container.
     """
     text = f"{record.device.uuid}\n{record.vacated!r}"
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:24]

@@ -1,7 +1,9 @@
 """The receipts that tenants find in their containers: a directory for each hand-over, with two files.
 
 Rule 1: the directories of the present and of the next hand-over of each device exist, so that no container has to wait
-        for one. A directory is removed when its tenancy has ended.
+        for one. A directory is removed when its tenancy has ended. If a reboot or a reload of the driver has ended it,
+        its containers may start again with their mount: then the directory stays, without files, until its device has
+        another tenant.
 Rule 2: the files of a directory are those of the receipt on which the device was, or is, given to this tenant. Nobody
         sees a part of a file, or a document without its proof.
 Rule 3: an error costs a tenant its receipt, and nothing else.
@@ -64,11 +66,12 @@ class TenantFiles:
                     _make(path, MAY_READ)
                 if not _is_of(record, self.path(record) / ENVELOPE):
                     self._put(self.path(record), {})
+                self._empty_held(record)
 
     def changed(self, before: Record | None, after: Record, envelope: str, proof: str) -> None:
         """Follow one row. ``envelope``, ``proof``: the files of a receipt that the row gives; empty: not signed."""
         with _reported(after.device.uuid):
-            if before is None or before.vacated != after.vacated:
+            if before is None or _hand_overs(before) != _hand_overs(after):
                 old, new = self._paths(before) if before is not None else (), self._paths(after)
                 for path in new:
                     if path not in old:
@@ -76,13 +79,18 @@ class TenantFiles:
                 for path in old:
                     if path not in new:
                         _remove(path)
+                self._empty_held(after)
             if before is None or _receipt(after) != _receipt(before):
                 given = after.receipt is not None and envelope
                 self._put(self.path(after), {PROOF: proof, ENVELOPE: envelope} if given else {})
 
-    def _paths(self, record: Record) -> tuple[Path, Path]:
-        """The directories of the present and the next hand-over."""
-        return self.path(record), self.path(_vacated(record))
+    def _paths(self, record: Record) -> list[Path]:
+        """The directories of a device. The last two are those of the present and the next hand-over."""
+        return [self.path(replace(record, vacated=number)) for number in _hand_overs(record)]
+
+    def _empty_held(self, record: Record) -> None:
+        for path in self._paths(record)[:-2]:
+            self._put(path, {})
 
     def _put(self, folder: Path, files: Mapping[str, str]) -> None:
         """Replace the files of a directory: the document goes first, and comes last."""
@@ -108,6 +116,12 @@ def withdraw(directory: Path) -> None:
 def _vacated(record: Record) -> Record:
     """The record as it is when the present tenancy has ended."""
     return replace(record, vacated=record.vacated + 1)
+
+
+def _hand_overs(record: Record) -> range:
+    """``vacated`` of the hand-overs whose directories exist."""
+    first = record.vacated if record.held_from is None else record.held_from
+    return range(first, record.vacated + 2)
 
 
 def _receipt(record: Record) -> str | None:

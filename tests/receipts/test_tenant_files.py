@@ -62,6 +62,10 @@ class Life:
         """The same after a grant."""
         return self.has(ev.Granted(lives.grant(self.record)))
 
+    def is_dir_of(self, folder: Path, names: list[str]) -> bool:
+        """Whether the directory exists, with these files."""
+        return sorted(path.name for path in folder.iterdir()) == names
+
     def content(self) -> list[str]:
         """The names of the files in all directories."""
         return sorted(path.name for path in self.directory.glob("*/*"))
@@ -109,21 +113,47 @@ def test_each_tenancy_has_another_directory_that_is_there_before(life: Life) -> 
     assert (following / ENVELOPE).exists()
 
 
-@pytest.mark.parametrize(
-    "events",
-    [
-        (AGAIN,),
-        (ev.Distrusted("a reboot", lives.REBOOTED),),
-        (ev.Distrusted("a reboot", lives.REBOOTED), ev.PutInUse(Owner(lives.A, NOW, seen=True, unannounced=True))),
-    ],
-)
-def test_a_container_that_starts_again_finds_its_directory(life: Life, events: tuple[ev.Event, ...]) -> None:
+REBOOT = ev.Distrusted("a reboot", lives.REBOOTED)
+
+
+def test_a_container_that_starts_again_finds_its_directory(life: Life) -> None:
     folder = life.is_proven()
     life.is_granted()
     life.has(STARTS)
-    assert life.has(*events) == folder
+    assert life.has(AGAIN) == folder
     assert folder.is_dir()
     assert life.content() == []  # the proof has ended
+
+
+@pytest.mark.parametrize(
+    "events", [(REBOOT,), (REBOOT, ev.PutInUse(Owner(lives.A, NOW, seen=True, unannounced=True))), (REBOOT, STARTS)]
+)
+def test_a_reboot_keeps_the_directory_empty_under_a_new_id(life: Life, events: tuple[ev.Event, ...]) -> None:
+    """A container that starts again has its mount. It has no receipt: its tenancy has ended."""
+    folder = life.is_proven()
+    life.is_granted()
+    life.has(STARTS)
+    assert life.has(*events) != folder
+    assert life.is_dir_of(folder, [])
+    life.files.reconcile([life.record])
+    assert life.is_dir_of(folder, [])
+    if life.record.owner is None:
+        assert life.is_proven() != folder
+        life.has(ev.Granted(replace(lives.grant(life.record), at_start=True)), STARTS)
+    if life.record.owner is not None and life.record.owner.unannounced:
+        life.has(ev.PutInUse(replace(life.record.owner, unannounced=False)))
+    life.has(REBOOT)
+    assert life.is_dir_of(folder, [])
+    life.is_proven()
+    life.is_granted()
+    assert not folder.exists()
+
+
+def test_a_tenant_that_ends_after_a_reboot_leaves_no_directory(life: Life) -> None:
+    folder = life.is_proven()
+    life.is_granted()
+    life.has(STARTS, REBOOT, STARTS, GONE)
+    assert not folder.exists()
 
 
 def test_a_grant_without_a_start_keeps_its_directory(life: Life) -> None:

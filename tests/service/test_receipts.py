@@ -95,13 +95,30 @@ async def test_a_container_keeps_its_directory_over_every_restart(mounting, tmp_
     assert content(first) == []
     await world.clean()
     await world.begin("pod", device)  # the kubelet starts it again, with the mount that it knows
-    assert world.context.receipts(world.record(device), granted=True) == first
-    assert content(first) == FILES
+    assert content(first) == []
     await ended(world, "pod", device)
     assert content(first) is None
     following = await granted(world, device)
     assert following != first
     assert content(following) == FILES
+
+
+async def test_the_next_pod_after_a_reboot_has_its_own_receipt(mounting, tmp_path):
+    """The kubelet rejects the pods of before, and starts new ones."""
+    world = await mounting()
+    device = world.uuids[0]
+    first = await granted(world, device)
+    written_down(world, pod=[device])
+    await world.begin("pod", device)
+    await world.stop()
+    world.node.reboot()
+    await begun(world, tmp_path)
+    await world.clean()
+    listed = reported(world, device).receipts
+    assert content(first) == []
+    following = await granted(world, device)
+    assert listed == following != first
+    assert (content(first), content(following)) == (None, FILES)
 
 
 async def test_two_containers_of_one_admission_have_one_directory(mounting):
