@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -31,6 +32,7 @@ EVERY = 2**31  # rows: more than a ledger has
 PASSED = "scrub-passed"
 ID = re.compile(r"[0-9a-f]{16}")
 HANDOVER = re.compile(r"[0-9a-f]{24}")
+RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
 DEV, DEVICE_NODE = Path("/dev"), re.compile(r"nvidia[0-9]+")
 
 Files = tuple[Path, ...]
@@ -79,14 +81,15 @@ def _not_verified(why: str, output: str) -> int:
 def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tuple[str, str, str], output: str) -> int:
     gpu, boot, handover = wanted
     envelope_file = path / ENVELOPE if path.is_dir() else path
-    folder = envelope_file.resolve().parent
-    expected = Expected(gpu, boot, handover or (folder.name if HANDOVER.fullmatch(folder.name) else ""))
+    folder = envelope_file.absolute().parent  # a link has the id of its own name, whatever it leads to
+    named = path.is_dir() or HANDOVER.fullmatch(folder.name)
+    expected = Expected(gpu, boot, handover or (folder.name or "/" if named else ""))
     held = [one for each in checkpoints for one in _read(each, note.notes_in, "checkpoint")]
     try:
-        envelope = _text(envelope_file)
+        envelope = _text(envelope_file, RECEIPT)
         statement = verification.statement(envelope, public, expected)
         proven = (folder / PROOF).exists() or path.is_dir() or bool(held)  # a container always has both files
-        logged = verification.logged(envelope, _text(folder / PROOF), public, held) if proven else None
+        logged = verification.logged(envelope, _text(folder / PROOF, RECEIPT), public, held) if proven else None
     except ReceiptError as error:
         return _not_verified(f"cannot trust the receipt {envelope_file}: {error}", output)
     keys = [key_file.key_id(each) for each in public]
@@ -122,9 +125,16 @@ def _read(file: Path, read: Callable[[str], Any], what: str = "key") -> Any:  # 
         raise FatalError(f"cannot use the {what} in {file}: {error}") from error
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, most: int = OTHER) -> str:
+    """The text of a file. Keys and checkpoints may come through a pipe; what others wrote must be a regular file."""
     try:
-        return file.read_bytes().decode()
+        if most == RECEIPT and not stat.S_ISREG(file.stat().st_mode):
+            raise ReceiptError(f"{file} is no regular file")
+        with file.open("rb") as opened:
+            content = opened.read(most + 1)
+        if len(content) > most:
+            raise ReceiptError(f"{file} has more than {most} bytes")
+        return content.decode()
     except OSError as error:
         raise ReceiptError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

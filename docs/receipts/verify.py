@@ -21,7 +21,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 SPKI = bytes.fromhex("302a300506032b6570032100")  # what comes before the key in a PEM
+PEM = re.compile(r"-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
+NUMBER, SIGNATURE = re.compile("0|[1-9][0-9]{0,18}"), re.compile("\u2014 ([^\\s+]+) ([A-Za-z0-9+/]+=*)")
 TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "https://autoclave.dev/receipts/v1")
+URL_SAFE = {ord("-"): "+", ord("_"): "/"}  # base64 in DSSE may have either alphabet
+RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
 
 
 class WrongError(ValueError):
@@ -34,14 +38,39 @@ def demand(holds: bool, field: str, why: str) -> None:  # noqa: FBT001 - each ca
         raise WrongError(f"{field}: {why}")
 
 
+def content(path: Path, most: int) -> bytes:
+    """What is in a file. Keys and checkpoints may come through a pipe; what others wrote must be a regular file."""
+    demand(most == OTHER or path.is_file() or not path.exists(), path.name, "it is no regular file")
+    with path.open("rb") as file:
+        found = file.read(most + 1)
+    demand(len(found) <= most, path.name, f"it has more than {most} bytes")
+    return found
+
+
+def decode(text: str, length: int = 0) -> bytes:
+    """Base64, of so many bytes."""
+    found = base64.b64decode(text, validate=True)
+    demand(length in {0, len(found)}, "format", f"{text[:80]} is not {length} bytes in base64")
+    return found
+
+
+def key_id(name: str, key: bytes) -> bytes:
+    """The id of a key in signed notes."""
+    return hashlib.sha256(name.encode() + b"\n\x01" + key).digest()[:4]
+
+
 def read_key(text: str) -> bytes:
     """A public key from a PEM, from base64, or from a key of signed notes (NAME+ID+BASE64)."""
-    word = "".join(line.strip() for line in text.splitlines() if not line.startswith("-----"))
-    noted = re.fullmatch(r"[^+]+\+[0-9a-f]{8}\+(.+)", word)
-    demand(not set(word) & set(' {"'), "key", "it is no public key")
-    key = decode(noted[1] if noted else word).removeprefix(b"\x01" if noted else SPKI)
-    demand(len(key) == 32, "key", "it is no Ed25519 public key")  # noqa: PLR2004 - bytes of such a key
-    return key
+    text = text.strip()
+    if found := PEM.fullmatch(text):
+        pem = decode("".join(found[1].split()), 44)
+        demand(pem.startswith(SPKI), "key", "it is no Ed25519 public key")
+        return pem[12:]
+    if not (found := re.fullmatch(r"([^+]*)\+([0-9a-f]{8})\+(.*)", text)):
+        return decode(text, 32)
+    key = decode(found[3], 33)
+    demand(key[:1] == b"\x01" and key_id(found[1], key[1:]).hex() == found[2], "key", "it is no key of signed notes")
+    return key[1:]
 
 
 def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
@@ -53,17 +82,13 @@ def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
     return True
 
 
-def decode(text: str) -> bytes:
-    """Base64 in the standard or in the URL-safe alphabet."""
-    return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-
-
 def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
     """The statement in an envelope (DSSE). It is parsed only after its signature was verified."""
-    envelope = json.loads(text)
-    kind, payload = envelope["payloadType"], decode(envelope["payload"])
+    envelope = json.loads(text.decode())
+    kind, encoded = envelope["payloadType"], [envelope["payload"], *(each["sig"] for each in envelope["signatures"])]
+    payload, *signatures = (decode(each.translate(URL_SAFE)) for each in encoded)
     message = b"DSSEv1 %d %b %d %b" % (len(kind.encode()), kind.encode(), len(payload), payload)
-    valid = any(signed_by(key, decode(each["sig"]), message) for each in envelope["signatures"])
+    valid = any(signed_by(key, each, message) for each in signatures)
     demand(valid, "signature", "the key did not sign this content: the key is wrong, or the content was altered")
     statement = json.loads(payload)
     demand((kind, statement["_type"], statement["predicateType"]) == TYPES, "type", "it is no receipt of version 1")
@@ -71,18 +96,29 @@ def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def open_checkpoint(note: str, key: bytes) -> tuple[str, int, bytes]:
-    """Origin, size and root of a log, from a signed note, or from a line of the service's log that has one."""
-    note = json.loads(note)["checkpoint"] if note.startswith("{") else note
-    demand(note.count("\n") > 3, "checkpoint", "it is no signed checkpoint")  # noqa: PLR2004 - lines of the smallest
+    """Origin, size and root of a log, from a signed note."""
     body, _, signatures = note.rpartition("\n\n")
-    origin, size, root = body.split("\n")[:3]
-    key_hash = hashlib.sha256(origin.encode() + b"\n\x01" + key).digest()[:4]
-    for mark, name, signature in (line.split(" ") for line in signatures.splitlines()):
-        content = decode(signature)
-        if (mark, name, content[:4]) == ("\u2014", origin, key_hash):
-            demand(signed_by(key, content[4:], f"{body}\n".encode()), "checkpoint", "its signature is wrong")
-            return origin, int(size), decode(root)
-    raise WrongError(f"checkpoint: the key did not sign the checkpoint of {origin}")
+    lines, signed = body.split("\n"), [SIGNATURE.fullmatch(line) for line in signatures.removesuffix("\n").split("\n")]
+    right = len(lines) > 2 and all(signed) and NUMBER.fullmatch(lines[1])  # noqa: PLR2004 - its lines
+    demand(bool(right), "checkpoint", "it is no signed checkpoint")
+    ours = [decode(each[2]) for each in signed if each and each[1] == lines[0]]
+    ours = [each[4:] for each in ours if each[:4] == key_id(lines[0], key)]
+    demand(bool(ours), "checkpoint", f"the key did not sign the checkpoint of {lines[0]}")
+    demand(signed_by(key, ours[0], f"{body}\n".encode()), "checkpoint", "its signature is wrong")
+    return lines[0], int(lines[1]), decode(lines[2], 32)
+
+
+def notes_in(text: str) -> list[str]:
+    """The signed checkpoints in a file: one as it is, or those in lines of the service's log."""
+    lines, found = [line[line.index("{") :] for line in text.split("\n") if "{" in line], []
+    for line in lines:
+        try:
+            fields = json.loads(line)
+        except ValueError:  # cut off, or of another program
+            continue
+        found += [fields["checkpoint"]] if isinstance(fields.get("checkpoint"), str) else []
+    demand(bool(found) or not lines, "checkpoint", "no line of the log has one")
+    return found or [text]
 
 
 def root_of(index: int, size: int, leaf: bytes, hashes: list[bytes]) -> bytes:
@@ -97,54 +133,68 @@ def root_of(index: int, size: int, leaf: bytes, hashes: list[bytes]) -> bytes:
     return node
 
 
-def check_log(proof: str, envelope: bytes, key: bytes, held: str | None) -> str:
-    """That the log of the node contains the receipt, and that a checkpoint from elsewhere agrees."""
-    demand(proof.startswith("c2sp.org/tlog-proof@v1\nextra "), "proof", "it is no tlog-proof of a receipt")
+def check_log(proof: str, envelope: bytes, key: bytes, held: list[str]) -> str:
+    """That the log of the node contains the receipt, and that checkpoints from elsewhere agree."""
     head, _, note = proof.partition("\n\n")
-    _, extra, index, *hashes = head.split("\n")
-    row, place = decode(extra.removeprefix("extra ")), int(index.removeprefix("index "))
+    form = re.fullmatch(r"c2sp[.]org/tlog-proof@v1\nextra (.*)\nindex (.*)((?:\n.*)*)", head)
+    demand(form is not None and bool(NUMBER.fullmatch(form[2])), "proof", "it is no tlog-proof of a receipt")
+    row, place, hashes = decode(form[1], 64), int(form[2]), [decode(line, 32) for line in form[3].split("\n")[1:]]
     leaf = hashlib.sha256(b"\x00" + row + b"\n" + hashlib.sha256(envelope).hexdigest().encode()).digest()
     origin, size, root = open_checkpoint(note, key)
-    demand(0 <= place < size, "checkpoint", f"it has {size} rows: it was made before the receipt, row {place + 1}")
-    demand(root_of(place, size, leaf, list(map(decode, hashes))) == root, "proof", "it does not lead to the checkpoint")
-    if held is None:
-        return f"row {place + 1} of {origin}"
-    other, held_size, held_root = open_checkpoint(held, key)
-    demand(other == origin, "checkpoint", f"yours is of {other}, not of {origin}")
-    demand(held_size > place, "checkpoint", f"yours has {held_size} rows: it was made before the receipt")
-    demand(held_size != size or held_root == root, "checkpoint", "yours has another root: there are two histories")
-    compared = "is the same" if held_size == size else "has another size: `autoclave ledger verify` compares them"
-    return f"row {place + 1} of {origin}; your checkpoint {compared}"
+    demand(place < size, "checkpoint", f"it has {size} rows: it was made before the receipt, row {place + 1}")
+    demand(root_of(place, size, leaf, hashes) == root, "proof", "it does not lead to the checkpoint")
+    others = [open_checkpoint(each, key) for each in held]
+    for other, held_size, held_root in others:
+        demand(other == origin, "checkpoint", f"yours is of {other}, not of {origin}")
+        demand(held_size != size or held_root == root, "checkpoint", "yours has another root: there are two histories")
+    demand(max((each[1] for each in others), default=size) > place, "checkpoint", "yours is older than the receipt")
+    same, another = (origin, size, root) in others, "has another size: `autoclave ledger verify` compares them"
+    return f"row {place + 1} of {origin}" + (
+        f"; your checkpoint {'is the same' if same else another}" if others else ""
+    )
 
 
-def verify(given: argparse.Namespace) -> None:
+def verify(given: argparse.Namespace) -> list[str]:
     """Check everything that can be checked, and say it."""
-    envelope, proof = ((given.path / f"receipt.{kind}").read_bytes() for kind in ("dsse.json", "tlog-proof"))
-    key = read_key(given.key.read_text())
+    envelope, proof = (content(given.path / f"receipt.{kind}", RECEIPT) for kind in ("dsse.json", "tlog-proof"))
+    key = read_key(content(given.key, OTHER).decode())
     statement = open_envelope(envelope, key)
     device, boot = statement["predicate"]["device"]["uuid"], statement["predicate"]["boot"]["id"]
     demand(given.gpu in (None, device), "gpu", f"the receipt is for {device}, not for {given.gpu}")
     demand(given.boot in (None, boot), "boot", f"the receipt is of boot {boot}, not of {given.boot}")
-    handover = given.handover or given.path.resolve().name
+    handover = given.path.absolute().name if given.handover is None else given.handover  # a link has its own name
     digest = hashlib.sha256(f"{device}\n{boot}\n{handover}\n".encode()).hexdigest()
     subjects = [each["digest"]["sha256"] for each in statement["subject"] if each["name"] == "hand-over"]
     demand(subjects == [digest], "handover", f"the receipt is not for {handover}; of a renamed copy, give --handover")
-    row = check_log(proof.decode(), envelope, key, given.checkpoint and given.checkpoint.read_text(encoding="utf-8"))
+    held = notes_in(content(given.checkpoint, OTHER).decode()) if given.checkpoint else []
+    row = check_log(proof.decode(), envelope, key, held)
     claim = statement["predicate"]["sanitization"]
-    print(f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover}, {row}")
-    print(f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}")
-    print(f"{claim['category']} ({claim['standard']}) of {claim['coveredBytes']} of {claim['allocatableBytes']} bytes")
-    uncovered = (f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"])
-    print(f"finished {statement['predicate']['finished']}, by the clock of the node", *uncovered, sep="\n")
+    return [
+        f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover}, {row}",
+        f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}",
+        f"{claim['category']} ({claim['standard']}) of {claim['coveredBytes']} of {claim['allocatableBytes']} bytes",
+        f"finished {statement['predicate']['finished']}, by the clock of the node",
+        *(f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"]),
+    ]
 
 
-if __name__ == "__main__":
+def plain(text: str) -> str:
+    """The text without what a terminal obeys."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Verify, and print what was found or what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--key", type=Path, required=True, help="the node's public key")
     [parser.add_argument(flag) for flag in ("--gpu", "--boot", "--handover")]
     parser.add_argument("--checkpoint", type=Path, help="a signed checkpoint of the node from elsewhere")
     try:
-        verify(parser.parse_args())
-    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        sys.exit(f"not verified: {error if isinstance(error, (WrongError, OSError)) else f'format: {error!r}'}")
+        print(*map(plain, verify(parser.parse_args(arguments))), sep="\n")
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        sys.exit(plain(f"not verified: {error if isinstance(error, (WrongError, OSError)) else f'format: {error!r}'}"))
+
+
+if __name__ == "__main__":
+    main()

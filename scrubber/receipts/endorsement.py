@@ -26,7 +26,7 @@ def endorsed(text: str, keys: Collection[bytes], *, at_least: int = 1) -> bytes:
     payload = dsse.opened(text, keys, payload_type=KEY_TYPE, at_least=at_least)
     try:
         public_key = base64.b64decode(json.loads(payload)["key"], validate=True)
-    except (ValueError, TypeError, LookupError, binascii.Error) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, binascii.Error) as error:
         raise ReceiptError(f"the endorsement names no key: {error!r}") from error
     if len(public_key) != BYTES:
         raise ReceiptError(f"the endorsement's key has {quantity(len(public_key), 'byte')}, not {BYTES}")

@@ -139,7 +139,7 @@ def public_key_of(text: str) -> bytes:
     try:
         if found := _PEM.fullmatch(text):
             content = base64.b64decode("".join(found["body"].split()), validate=True)
-            key = content.removeprefix(PUBLIC)
+            key = content.removeprefix(PUBLIC) if found["kind"] == "PUBLIC KEY" and content.startswith(PUBLIC) else b""
         elif (parts := text.split("+", 2))[2:] and re.fullmatch(r"[0-9a-f]{8}", parts[1]):
             content = base64.b64decode(parts[2], validate=True)
             key = content.removeprefix(NOTE_TYPE)

@@ -22,7 +22,7 @@ from scrubber.receipts.signer import ReceiptError, Signer
 
 PROOF = "c2sp.org/tlog-proof@v1"
 HASH_BYTES = 32
-_SIGNATURE = re.compile(r"\u2014 (\S+) ([A-Za-z0-9+/]+=*)")
+_SIGNATURE = re.compile(r"\u2014 ([^\s+]+) ([A-Za-z0-9+/]+=*)")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -70,22 +70,29 @@ def prove(included: Inclusion, row_hash: str, checkpoint: str) -> Proof:
 
 
 def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
-    """The checkpoint in a note that one of these keys signed; ReceiptError otherwise. Other signatures do not count."""
+    """The checkpoint in a note that one of these keys signed; ReceiptError otherwise.
+
+    Signatures of other keys do not count. A line that is no signature is an error, and a wrong one by a key as well.
+    """
     body, separated, signatures = note.rpartition("\n\n")
     body += "\n"
     lines = body.split("\n")
     if not separated or len(lines) < 4 or not _NUMBER.fullmatch(lines[1]):  # noqa: PLR2004 - three lines and the end
         raise ReceiptError("this is not a checkpoint: expected an origin, a size and a root, and then signatures")
     checkpoint = Checkpoint(lines[0], int(lines[1]), _decoded(lines[2], "the root of a checkpoint", HASH_BYTES))
-    for line in signatures.splitlines():
-        if (found := _SIGNATURE.fullmatch(line)) is None or found[1] != checkpoint.origin:
-            continue
-        signed = _decoded(found[2], "a signature of a checkpoint")
-        for public_key in keys:
-            ours = signed[:4] == key.note_id(found[1], public_key)
-            if ours and key.verify(public_key, signed[4:], body.encode()):
-                return checkpoint
-    raise ReceiptError(f"the checkpoint of {checkpoint.origin} is not signed by the key")
+    signed: dict[bytes, bytes] = {}  # of each key the first signature
+    for line in signatures.removesuffix("\n").split("\n"):
+        if (found := _SIGNATURE.fullmatch(line)) is None:
+            raise ReceiptError("this is not a checkpoint: a line below its text is no signature")
+        if found[1] == checkpoint.origin:
+            signature = _decoded(found[2], "a signature of a checkpoint")
+            signed.setdefault(signature[:4], signature[4:])
+    ours = {by: signed[each] for by in keys if (each := key.note_id(checkpoint.origin, by)) in signed}
+    if not ours:
+        raise ReceiptError(f"the checkpoint of {checkpoint.origin} is not signed by the key")
+    if not all(key.verify(by, signature, body.encode()) for by, signature in ours.items()):
+        raise ReceiptError(f"the checkpoint of {checkpoint.origin} has a wrong signature")
+    return checkpoint
 
 
 def parse_proof(text: str) -> Proof:
@@ -95,8 +102,8 @@ def parse_proof(text: str) -> Proof:
     extra = b""
     if lines and lines[0].startswith("extra "):
         extra = _decoded(lines.pop(0).removeprefix("extra "), "the extra of a proof")
-    index = lines.pop(0).removeprefix("index ") if lines else ""
-    if mark != PROOF or not _NUMBER.fullmatch(index):
+    word, _, index = lines.pop(0).partition(" ") if lines else ("", "", "")
+    if mark != PROOF or word != "index" or not _NUMBER.fullmatch(index):
         raise ReceiptError(f"this is not a proof: expected {PROOF} and an index")
     hashes = tuple(_decoded(line, "a hash of a proof", HASH_BYTES) for line in lines)
     return Proof(int(index), hashes, checkpoint, extra)
@@ -104,7 +111,7 @@ def parse_proof(text: str) -> Proof:
 
 def notes_in(text: str) -> list[str]:
     """The notes in a file: one as it is, or those in lines of the service's log, as JSON behind anything else."""
-    lines = [line[line.index("{") :] for line in text.splitlines() if "{" in line]
+    lines = [line[line.index("{") :] for line in text.split("\n") if "{" in line]
     if not lines:
         return [text]
     found = [noted for line in lines if isinstance(noted := _fields(line).get("checkpoint"), str)]
@@ -118,6 +125,8 @@ def _fields(line: str) -> dict[str, object]:
         fields = json.loads(line)
     except ValueError:  # cut off, or of another program
         return {}
+    except RecursionError as error:
+        raise ReceiptError("a line of the log has too many brackets") from error
     return fields if isinstance(fields, dict) else {}
 
 

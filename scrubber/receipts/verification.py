@@ -36,8 +36,12 @@ class Logged:
 
 def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dict[str, Any]:
     """The statement of a receipt, once one of the keys has signed it for this; ReceiptError names the wrong field."""
-    content: dict[str, Any] = json.loads(dsse.opened(envelope, keys))
-    types = (content.get("_type"), content.get("predicateType"))
+    payload = dsse.opened(envelope, keys)
+    try:
+        content: dict[str, Any] = json.loads(payload)
+        types = (content.get("_type"), content.get("predicateType"))
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ReceiptError(f"the type cannot be read: {error!r}") from error
     if types != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is no receipt of version 1")
     try:
@@ -51,7 +55,8 @@ def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dic
         raise ReceiptError(f"the boot is wrong: the receipt is of boot {boot}, not of {expected.boot}")
     if expected.handover and subjects != [handover_digest(gpu, boot, expected.handover)]:
         raise ReceiptError(
-            f"the hand-over is wrong: the receipt is for another one than {expected.handover}, such as an older one"
+            f"the hand-over is wrong: the receipt is for another one than {expected.handover}, such as an older one; "
+            "of a renamed copy, give the id with --handover"
         )
     return content
 

@@ -4,6 +4,7 @@ Each case is a receipt as a container finds it, what a verifier is told, and the
 """
 
 import base64
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from scrubber.receipts.note import Checkpoint
 from tests.receipts.signing import WordSigner
 
 FOLDER = Path(__file__).parents[2] / "docs" / "receipts" / "vectors"
+SCRIPT = FOLDER.parent / "verify.py"
 NODE, OTHER, SITE = WordSigner("node"), WordSigner("other"), WordSigner("site")
 ORIGIN = "autoclave/gpu-1"
 GPU, BOOT = "GPU-8f2c6f3e-1a2b-4c5d-8e9f-0123456789ab", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -35,6 +37,16 @@ def receipt():
     )  # fmt: skip
     digest = verdict.digest_of(draft)
     return replace(draft, id=digest[:16], digest=digest)
+
+
+def receipts_script():
+    """The verifier of the documentation, as a module."""
+    found = importlib.util.spec_from_file_location("verify", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 class Log:

@@ -55,6 +55,13 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     handovers.show(found, node, output, since=since, until=until)
 
 
+def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str:
+    """The value of a flag, empty without the flag. An empty value, as of an unset variable, would compare nothing."""
+    if value == "":
+        raise click.BadParameter("it is empty; give a value, or leave the flag out")
+    return value or ""
+
+
 @receipt.command(context_settings=ENVIRONMENT)
 @click.argument("path", type=READABLE, required=False)
 @click.option(
@@ -65,9 +72,13 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     "--site-key", "site_keys", type=READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_SITE_KEY",
     help="The public key of the site that vouches for the node's key; may be repeated.",
 )  # fmt: skip
-@click.option("--gpu", default="", metavar="UUID", help="The GPU that the receipt must be for.")
-@click.option("--handover", default="", metavar="ID", help="The hand-over  [default: the name of the directory].")
-@click.option("--boot", default="", metavar="ID", help="The boot of the node, as in /proc/sys/kernel/random/boot_id.")
+@click.option("--gpu", callback=_not_empty, metavar="UUID", help="The GPU that the receipt must be for.")
+@click.option(
+    "--handover", callback=_not_empty, metavar="ID", help="The hand-over  [default: the name of the directory]."
+)
+@click.option(
+    "--boot", callback=_not_empty, metavar="ID", help="The boot of the node, as in /proc/sys/kernel/random/boot_id."
+)
 @click.option(
     "--checkpoint", "checkpoints", type=READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_CHECKPOINT",
     help="A signed checkpoint from elsewhere, or lines of the service's log; may be repeated.",
