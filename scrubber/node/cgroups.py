@@ -5,7 +5,8 @@ the first characters of its id. None is a process outside both, which the servic
 BlindError and is never None.
 
 A process in a container may create groups below its own, with any name. So only the first matching name from the root
-counts, and only at a place where a kubelet or a runtime creates its groups.
+counts, and only at a place where a kubelet or a runtime creates its groups. systemd gives users groups of services and
+scopes, never slices: so no pod is below a service or a scope, except that of a runtime.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from scrubber.node.proc import DEAD, ENDED, BlindError, pids, sees_all, status
 _UID = r"([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"  # 32 digits: a static pod
 _END = r"(?=[/:]|$)"
 _QOS = r"(?:burstable|besteffort)"
+_SLICES = r"(?:/(?:[.][.]|[^/:]*[.]slice))*"
+_PLAIN = r"(?:/(?:[.][.]|[^/:]*[.]slice|(?!lxc/)[^/:.]+))*?"  # also the root of a kubelet: /kubelet, /k3s
+_RUNTIME = r"/system[.]slice/(?:containerd|k3s(?:-agent)?|rke2-(?:server|agent))[.]service"
 _POD = re.compile(
     # The systemd driver, perhaps below another slice: kubepods-burstable-podUID.slice
-    rf"/(?:[^/:]*-)?kubepods(?:-{_QOS})?-pod{_UID}[.]slice{_END}"
+    rf"^{_SLICES}/(?:[^/:]*-)?kubepods(?:-{_QOS})?-pod{_UID}[.]slice{_END}"
+    # The kubelet has the systemd driver, and the runtime has not: it creates the group below its own
+    rf"|^{_RUNTIME}/kubepods(?:-{_QOS})?-pod{_UID}[.]slice(?=:)"
     # The cgroupfs driver: kubepods/burstable/podUID
-    rf"|/kubepods(?:/{_QOS})?/pod{_UID}{_END}"
+    rf"|^{_PLAIN}/kubepods(?:/{_QOS})?/pod{_UID}{_END}"
     # The same when our own group is in a pod: the path begins with ".." instead of names.
     rf"|^(?:/[.][.])+(?:/{_QOS})?/pod{_UID}{_END}"
 )
@@ -69,10 +75,9 @@ def place(text: str) -> str | None:
 
 
 def _place(path: str) -> str | None:
-    pod = _POD.search(path)
-    above = "" if pod is None else path[: pod.start()]
+    pod = _POD.match(path)
     # A kubelet creates no group below a container or a user's slice.
-    if pod is not None and _USERS not in f"{above}/" and not _containers(above):
+    if pod is not None and _USERS not in pod[0] and not _containers(pod[0]):
         return next(uid for uid in pod.groups() if uid is not None).replace("_", "-")
     outermost = next(iter(_containers(path)), None)
     return None if outermost is None else f"{CONTAINER}{outermost[:_SHOWN]}"

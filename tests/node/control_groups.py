@@ -13,7 +13,7 @@ from tests.pod_groups import roots
 
 UID = f"{os.getpid():08x}-11aa-4b3c-9d3e-5f6a7b8c9d0e"  # unique to this run
 ID, INNER = "a1" * 32, "b2" * 32
-OURS = f"autoclave-layouts-{os.getpid()}"  # all groups are below it: others test here at the same time
+OURS = f"autoclave-layouts-{os.getpid()}.slice"  # all groups are below it: others test here at the same time
 POD = {  # the kubelet's driver and the pod's class of service to the group of the pod; systemd wants it with "_"
     "systemd, burstable": "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{_}.slice",
     "systemd, guaranteed": "kubepods.slice/kubepods-pod{_}.slice",

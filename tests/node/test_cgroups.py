@@ -31,6 +31,10 @@ LAYOUTS = {
     f"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod{U_}.slice:cri-containerd:{H}": U,
     f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
     f"kubelet-kubepods-burstable-pod{U_}.slice/cri-containerd-{H}.scope": U,
+    f"1:name=systemd:/system.slice/k3s.service/kubepods-pod{U_}.slice:cri-containerd:{H}": U,
+    f"0::/kubelet/kubepods/burstable/pod{U}/{H}": U,  # kind with the driver cgroupfs
+    f"0::/k3s/kubepods/pod{U}/{H}": U,
+    f"0::/../../kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{U_}.slice/cri-containerd-{H}.scope": U,
     f"0::/kubepods/burstable/pod{DIGEST}/{H}": DIGEST,
     f"0::{OURS}/crio-conmon-{H}.scope": U,  # watches a container, and is in none
     f"0::{OURS}/cri-containerd-{H}.scope/docker/{INNER}": U,
@@ -56,6 +60,18 @@ FORGED = {
     "a container of no pod as another": (f"0::/docker/{H}/docker/{INNER}", OUTSIDE),
     "a pod from a second container of our own pod": (f"0::/../{H}/../../pod{V}", OUTSIDE),
     "a pod below a user's session": (f"0::/user.slice/user-1.slice/user@1.service/kubepods/pod{V}", None),
+    "a slice below a delegated service": (f"0::/system.slice/runner.service/kubepods-pod{V_}.slice", None),
+    "a slice below a delegated scope": (f"0::/system.slice/a.scope/x.slice/kubepods-pod{V_}.slice/{H}", OUTSIDE),
+    "a slice as a runtime would make it": (
+        f"0::/system.slice/run-u7.service/kubepods-pod{V_}.slice:cri-containerd:{H}",
+        OUTSIDE,
+    ),
+    "a slice below a runtime's service": (f"0::/system.slice/containerd.service/kubepods-pod{V_}.slice", None),
+    "a group below a delegated service": (f"0::/system.slice/runner.service/kubepods/burstable/pod{V}", None),
+    "a slice below another group": (f"0::/app/kubepods-pod{V_}.slice", None),
+    "a pod of LXC": (f"0::/lxc.payload.a/kubepods/pod{V}", None),
+    "a pod of LXC, before": (f"4:cpu:/lxc/a/kubepods/pod{V}", None),
+    "a pod of systemd-nspawn": (f"0::/machine.slice/machine-a.scope/payload/kubepods/pod{V}", None),
     "a pod outside the kubelet's groups": (f"0::/app/pod{V}", None),
     "a longer name": (f"0::/kubepods/pod{V}0/x", None),
     "a name that ends a line for some": (f"0::/x\u20280::/kubepods/pod{V}\x0b0::/docker/{H}/", OUTSIDE),
