@@ -38,6 +38,7 @@ STARTING = "the service is starting"
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"  # lines of systemd's protocol sd_notify
 CHECKPOINT_EVERY = 600.0  # seconds; each receipt has one, too
 LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to open the ledger; the last one repeats
+POLICY_EVERY = 5.0  # seconds between two looks at the policy file while it cannot be watched
 FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
 
 
@@ -274,16 +275,26 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
 async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
     """Set ``changed`` after each change in the directory of the policy file.
 
-    The kubelet updates a ConfigMap by moving a link in that directory.
+    The kubelet updates a ConfigMap by moving a link in that directory. All containers of a node that run as root share
+    the inotify instances of root: while none is left, the file is read every few seconds.
     """
     if active_policy.path is None:
         await asyncio.Event().wait()
         return
-    with Inotify() as inotify:
-        inotify.add_watch(active_policy.path.parent, FILE_CHANGES)
-        changed.set()  # the file may have changed before the watch began
-        async for _ in inotify:
-            changed.set()
+    fault = ""
+    while True:
+        try:
+            with Inotify() as inotify:
+                inotify.add_watch(active_policy.path.parent, FILE_CHANGES)
+                changed.set()  # the file may have changed before the watch began
+                async for _ in inotify:
+                    changed.set()
+        except OSError as error:
+            if str(error) != fault:
+                fault = str(error)
+                logger.warning("cannot watch the policy file; it is read every few seconds", error=fault)
+        changed.set()
+        await asyncio.sleep(POLICY_EVERY)
 
 
 async def _reload_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:

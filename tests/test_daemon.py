@@ -33,6 +33,11 @@ from tests.live import Service
 from tests.patience import WITHIN
 from tests.workers.zygotes import children, gone_within
 
+# Runs a program in a user namespace that may have no inotify instance.
+WITHOUT_WATCHES = [
+    "unshare", "-r", "sh", "-c", 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"', "sh",
+]  # fmt: skip
+ISOLATES = subprocess.run([*WITHOUT_WATCHES, "true"], capture_output=True, check=False).returncode == 0
 MOST_RESIDENT = 80 * 2**20
 
 
@@ -190,6 +195,24 @@ def test_only_a_policy_file_without_faults_replaces_the_policy(short_tmp, how):
     assert (status.service.policy, status.service.policy_fault) == ("after", "")
     service.stop()
     os.close(handle)
+
+
+@pytest.mark.skipif(not ISOLATES, reason="takes root, or user namespaces, to have no inotify instance")
+def test_without_inotify_the_policy_file_is_read_every_few_seconds(service):
+    """As on a node where another container that runs as root has taken all of them."""
+    service.stop()
+    file = service.root / "site.yaml"
+    file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
+    service.command = [*WITHOUT_WATCHES, *service.command, "--policy", file]
+    service.start()
+    assert "Too many open files" in service.hear("cannot watch the policy file")["error"]
+    file.write_text(load.read_shipped("fast").replace("name: fast", "name: after"))
+    assert service.hear("policy loaded")["policy"] == "after"
+    doctor = [*service.command[: len(WITHOUT_WATCHES) + 3], "doctor", "--only", "file-watches"]
+    report = subprocess.run(
+        [*doctor, "--run-dir", service.run_dir], capture_output=True, text=True, timeout=WITHIN, check=False
+    )
+    assert "this user can watch no file" in report.stdout, report.stderr
 
 
 def test_a_hangup_during_the_start_is_answered_after_it(service):

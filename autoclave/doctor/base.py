@@ -186,6 +186,7 @@ class NodeFacts:
     cgroups: str | CheckFault  # the versions in use, in words
     sees_all: bool | CheckFault  # whether the doctor sees every process of the node
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
+    file_watches: CheckFault | None = None  # why this user cannot watch files
     amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
 
     kubelet_dir: Directory

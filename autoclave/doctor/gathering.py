@@ -77,6 +77,7 @@ def gather(
         cgroups=posture.cgroups(host_root),
         sees_all=process_facts.sees_all(PROC),
         kernel_log=posture.kernel_log(host_root),
+        file_watches=posture.file_watches(),
         amdgpu=posture.amdgpu(host_root),
         kubelet_dir=_directory(kubelet_dir, links=True),
         kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),

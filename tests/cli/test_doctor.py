@@ -38,7 +38,7 @@ NVIDIA = {
 }  # fmt: skip
 SOMETIMES = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name
 EVERYTHING = {*roster.NAMES} - NVIDIA - SOMETIMES
-ALONE = {"run-dir", "clock"}  # neither of the service nor of the kubelet
+ALONE = {"run-dir", "clock", "file-watches"}  # neither of the service nor of the kubelet
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
 SEEN_WITHOUT_SERVICE = KUBELET | (NVIDIA - {"privileges", "mig-driver", "reset", "ecc"}) | ALONE | {"service"}
 OPTIONS = "RegistryDwords: {}\nRegistryDwordsPerDevice: \nInitializeSystemMemoryAllocations: 1\n"
@@ -386,12 +386,12 @@ def test_the_table_lists_findings_and_stderr_counts_them(node):
     lines = run.stdout.splitlines()
     assert lines[0].split() == ["LEVEL", "CHECK", "FINDING"]
     assert [line.split()[:2] for line in lines[1:]] == [
-        ["broken", "service"], ["ok", "run-dir"], ["ok", "clock"], ["ok", "plugin-dir"], ["ok", "rival-plugin"],
-        ["ok", "kubelet-dir"], ["broken", "kubelet"], ["ok", "checkpoint"], ["ok", "double-allocation"],
-        ["ok", "plugin"],
+        ["broken", "service"], ["ok", "run-dir"], ["ok", "file-watches"], ["ok", "clock"], ["ok", "plugin-dir"],
+        ["ok", "rival-plugin"], ["ok", "kubelet-dir"], ["broken", "kubelet"], ["ok", "checkpoint"],
+        ["ok", "double-allocation"], ["ok", "plugin"],
     ]  # fmt: skip
-    assert lines[7].endswith("kubelet.sock: connection refused; start the kubelet, or read its log if it runs")
-    assert run.stderr == "autoclave: 2 of 10 findings are broken; each names its remedy\n"
+    assert lines[8].endswith("kubelet.sock: connection refused; start the kubelet, or read its log if it runs")
+    assert run.stderr == "autoclave: 2 of 11 findings are broken; each names its remedy\n"
     assert run.exit_code == 1
     assert sorted(node.root.rglob("*")) == before  # the doctor leaves no file behind
 

@@ -269,6 +269,7 @@ NODES = [
     ("disk", room(100, 15), BROKEN, "if the next write fails"),
     ("disk", stands(room=ABSENT), WARNING, "cannot tell"),
     ("kernel-log", stands(kernel_log=ABSENT), WARNING, "cannot be read"),
+    ("file-watches", stands(file_watches=CheckFault("too many open files")), WARNING, "seen 5 seconds late: too many"),
     ("plugin-dir", plugin(writable=True), OK, ""),
     ("plugin-dir", plugin(), WARNING, "cannot write"),
     ("plugin-dir", plugin(base.Socket(PLUGIN, DENIED)), WARNING, "cannot write"),

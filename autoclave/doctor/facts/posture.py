@@ -10,6 +10,8 @@ import re
 import stat
 from pathlib import Path
 
+from asyncinotify import Inotify
+
 from autoclave.doctor.base import CheckFault, Room
 from autoclave.doctor.facts import safe_read
 from scrubber.devices.nvidia.host import Host
@@ -159,6 +161,15 @@ def room(directory: Path) -> Room | CheckFault:
     except OSError as error:
         return safe_read.fault(error)
     return Room(system.f_bavail * system.f_frsize, system.f_favail if system.f_files else None)
+
+
+def file_watches() -> CheckFault | None:
+    """Why this user cannot watch files; None if it can."""
+    try:
+        Inotify().close()
+    except OSError as error:
+        return safe_read.fault(error)
+    return None
 
 
 def kernel_log(root: Path) -> CheckFault | None:

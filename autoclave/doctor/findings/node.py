@@ -96,6 +96,20 @@ def kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
     yield base.unseen(name, text, fault, remedy, base.Level.WARNING)
 
 
+def file_watches(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """Services that cannot watch a file look at it every few seconds."""
+    name, fault = "file-watches", facts.file_watches
+    if fault is None:
+        yield base.ok(name, "files can be watched: a change of the policy is seen at once")
+        return
+    text = "this user can watch no file: changes of the policy and of the kubelet's sockets are seen 5 seconds late"
+    remedy = (
+        "end the program that has most of them (`find /proc/[0-9]*/fd -lname anon_inode:inotify`), "
+        "or raise `sysctl fs.inotify.max_user_instances`"
+    )
+    yield base.unseen(name, text, fault, remedy, base.Level.WARNING)
+
+
 def clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The clock matters to people who read the ledger; decisions use uptime."""
     remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
