@@ -144,11 +144,11 @@ class StateCollector(Collector):
     def _obstacles(self) -> Iterator[str]: ...
 
 
-def service_obstacles(listing: Listing) -> Iterator[str]:
-    """Why the scrub service gives no device to offer."""
+def service_obstacles(listing: Listing, *, offers: bool = True) -> Iterator[str]:
+    """Why the scrub service gives no device to offer. ``offers``: whether there should be one by now."""
     if reason := listing.silence_reason():
         yield f"the scrub service does not answer: {reason}"
-    elif not listing.resources():
+    elif offers and not listing.resources():
         yield "there is no device to offer"
 
 
@@ -175,8 +175,10 @@ class PluginCollector(StateCollector):
         self._vendors = vendors
 
     def _obstacles(self) -> Iterator[str]:
-        yield from service_obstacles(self._listing)
-        if self._vendors is not None and not self._counters.standby:
+        # On standby, the vendor's plugin has registered with the other plugin, which knows its devices.
+        waits = self._vendors is not None and self._counters.standby
+        yield from service_obstacles(self._listing, offers=not waits)
+        if self._vendors is not None and not waits:
             yield from self._vendors.obstacles()
         for resource in sorted(self._listing.resources()):
             if why := self._counters.obstacle(resource):

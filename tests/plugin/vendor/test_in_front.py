@@ -16,6 +16,7 @@ from plugin.listing import Listing
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import MOST, VendorList, VendorOffer
 from tests.plugin.live_plugin import Plugin, allocate, own_socket
+from tests.plugin.scraping import get
 from tests.plugin.scrub_server import gpu, no, yes
 
 GPU = "nvidia.com/gpu"
@@ -323,6 +324,24 @@ async def test_our_restart_asks_the_vendor_to_register_again(kubelet, front, rea
     await front()
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
     assert (await kubelet.admit(pod())).phase is not Phase.FAILED
+
+
+async def test_a_plugin_on_standby_is_ready_without_the_vendor(front, vendor, plugin, kubelet, short_tmp):
+    """Two updates in a row. Only when it is ready does a rolling update stop the other plugin."""
+    flags = "--standby", "--metrics-address", "127.0.0.1:0"
+    last = await front(*flags)
+    await vendor.begin()
+    await kubelet.registered(GPU)
+    for name in ("first", "second"):
+        following = await plugin("--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi", *flags)
+        await following.hear("waiting for another plugin of this node to stop")
+        await following.hear("devices known")
+        assert await get((await following.hear("showing metrics"))["address"], "/readyz") == (200, "ready\n")
+        before = len(kubelet.registrations)
+        assert await last.stop() == 0
+        last = following
+        await kubelet.until(lambda before=before: len(kubelet.registrations) > before)
+        assert (await kubelet.run(pod(name))).phase is not Phase.FAILED
 
 
 async def test_a_start_asks_the_vendor_if_it_wants_that(kubelet, ready, vendor):
