@@ -31,10 +31,10 @@ def tell(event: ev.Event) -> str:
             return f"in use by {_user(owner)}"
         case ev.Released(why):
             return f"released: {why}"
-        case ev.Soiled(why, holders):
-            return f"no longer clean: {why}" + (
-                f" by {ownership.holder_names(holders)}: unauthorised use" if holders else ""
-            )
+        case ev.Soiled(why, holders, times):
+            user = f" by {ownership.holder_names(holders)}: unauthorised use" if holders else ""
+            again = f" ({times} times since it was last handed out)" if times > 1 else ""
+            return f"no longer clean: {why}{user}{again}"
         case ev.PastGate(pod, unproven):
             proven = f"NOT PROVEN CLEAN ({unproven})" if unproven else "proven clean"
             return f"a container of pod {pod} started past the create gate, on a GPU that was {proven}"

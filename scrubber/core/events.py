@@ -90,6 +90,7 @@ class Soiled:
 
     why: str
     holders: tuple[Holder, ...] = ()
+    times: int = 1  # how often this has happened, with this time, since the device was last handed out
 
 
 @dataclass(frozen=True, slots=True)

@@ -407,6 +407,7 @@ class Record:
     past_gate: Passage | None = None  # the last container of this boot that came past the create gate
     past_pods: tuple[str, ...] = ()  # the pods whose containers came past it since the last proof
     past_unproven: float = 0.0  # uptime; when the last of them came while the device was not proven clean; 0: never
+    soiled: int = 0  # how often its proof was ended by a use, or by memory of nobody, since it was last handed out
 
 
 @dataclass(frozen=True, slots=True)

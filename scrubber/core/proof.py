@@ -43,12 +43,13 @@ def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
         return ev.Distrusted("the node was rebooted" if rebooted else "the driver was reloaded", facts.incarnation)
     if record.state is not State.CLEAN:
         return None
+    times = record.soiled + 1
     if facts.holders:
-        return ev.Soiled("it was used without a grant", facts.holders)
+        return ev.Soiled("it was used without a grant", facts.holders, times)
     if record.receipt is not None and record.receipt.finished.uptime < facts.used_at:
-        return ev.Soiled("it was used without a grant, by a process that cannot be named")
+        return ev.Soiled("it was used without a grant, by a process that cannot be named", times=times)
     leaked = leaked_bytes(facts)
-    return ev.Soiled(leak(leaked)) if leaked else None
+    return ev.Soiled(leak(leaked), times=times) if leaked else None
 
 
 def ended_by_older_ledger(record: Record, boot_id: str | None) -> ev.Distrusted | None:

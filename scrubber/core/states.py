@@ -261,13 +261,13 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             replaced = record.owner is not None and leftover.start_admitted(record)
             return replace(
                 record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt,
-                handouts=handouts, half_cleared=False, vacated=record.vacated + replaced,
+                handouts=handouts, half_cleared=False, vacated=record.vacated + replaced, soiled=0,
                 held_from=record.held_from if event.grant.at_start else None,
             )  # fmt: skip
         case ev.PutInUse():
             began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
             return replace(
-                record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False,
+                record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False, soiled=0,
                 vacated=record.vacated + ownership.replaced(record, event.owner),
             )  # fmt: skip
         case ev.Released():
@@ -280,7 +280,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
                 held_from=None if left else record.held_from,
             )  # fmt: skip
         case ev.Soiled():
-            return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
+            return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None, soiled=event.times)
         case ev.PastGate(pod, unproven):
             return replace(
                 record, past_gate=Passage(pod, at.uptime), past_pods=(*record.past_pods, pod),

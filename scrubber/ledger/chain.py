@@ -60,9 +60,13 @@ BEGUN = "ledger-begun"
 COMPACTED = "ledger-compacted"
 KEY = "receipt-key"
 NOTES = frozenset({BEGUN, COMPACTED, KEY})
+SOILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubPassed]
 STEPS = frozenset(KINDS[event] for event in events.STEPS)
 
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
+
+User = tuple[str, frozenset[str | None]]
+"""Who used a clean device: the reason and the containers. A process of none can choose its name."""
 
 Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
 """The records after more entries: (records so far, next entries) -> records."""
@@ -268,8 +272,34 @@ def fold(
 
 
 def evidence(rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
-    """The rows that stay in the history after they were folded."""
-    return tuple(row for row in rows if row.kind not in STEPS and row.kind != COMPACTED)
+    """The rows that stay in the history after they were folded.
+
+    Who uses a clean device again and again must not push out what else is kept. Of such uses, the first one stays, and
+    for each container the last one, which counts them. The proofs between them were for nobody.
+    """
+    kept: dict[int, ChainRow] = {}
+    uses: dict[str, dict[User, list[ChainRow]]] = {}  # by device: the last use by each, and the proof after it
+    for row in rows:
+        if row.kind in STEPS or row.kind == COMPACTED:
+            continue
+        kept[row.seq] = row
+        users = uses.setdefault(row.device, {})
+        if row.kind == SOILED:
+            times, user = _use(row)
+            for counted in users.pop(user, ()):
+                del kept[counted.seq]
+            users[user] = [row] if times > 1 else []
+        elif row.kind == PROVEN and users:
+            next(reversed(users.values())).append(row)
+        else:
+            users.clear()
+    return tuple(kept.values())
+
+
+def _use(row: ChainRow) -> tuple[int, User]:
+    """How often it has happened since the device was last handed out, and who used it."""
+    [event] = _read(events.Soiled, f"[{row.body}]", "an event")
+    return event.times, (event.why, frozenset(holder.container for holder in event.holders))
 
 
 def batch(cut: int, kept: Sequence[ChainRow]) -> Batch:

@@ -114,6 +114,9 @@ LIFE = [
     (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),
      ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
       "container): unauthorised use")),
+    (ev.Soiled("it was used without a grant", (lives.OF_B,), times=1200),
+     ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b): unauthorised use (1200 times since '
+      "it was last handed out)")),
     (ev.Described(replace(lives.DEVICE, index=3)), "now seen as NVIDIA H100 80GB HBM3 at index 3"),
     (ev.Distrusted("the node was rebooted", lives.REBOOTED),
      "what was known about its memory no longer holds: the node was rebooted"),

@@ -65,7 +65,7 @@ def test_a_body_is_canonical():
     holder = model.Holder(7, 0.1, "é x", None)
     assert chain.encode(events.Soiled("why", (holder,))) == (
         "soiled",
-        '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"why":"why"}',
+        '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"times":1,"why":"why"}',
     )
 
 
@@ -147,9 +147,42 @@ def test_the_stored_format_changes_only_with_the_schema_version():
     )
 
 
-# -- the chain
+# -- evidence
 
 AT = Moment(1.5, 2.5)
+
+
+def used(times, container="pod-a", why="it was used without a grant"):
+    holder = model.Holder(100 + times, 0.5, "python", container)
+    return chain.encode(events.Soiled(why, (holder,), times))
+
+
+PROVEN = "scrub-passed", "{}"  # what it says does not matter here
+HANDED_OUT = "granted", "{}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [
+        ([used(1), PROVEN, used(2), PROVEN, used(3), PROVEN, used(4), PROVEN, HANDED_OUT], [1, 7, 8, 9]),
+        ([used(7), PROVEN, used(8), PROVEN], [3, 4]),  # the batch before ends with 6
+        ([used(1), PROVEN, used(2), PROVEN, used(3, "pod-b"), PROVEN, used(4), PROVEN, used(5)], [1, 5, 6, 9]),
+        ([used(2), PROVEN, used(3, why="unnamed"), PROVEN, used(4), PROVEN, used(5, why="unnamed")], [5, 6, 7]),
+        ([used(2), PROVEN, HANDED_OUT, used(1), PROVEN, used(2), PROVEN], [1, 2, 3, 4, 6, 7]),
+        ([used(2), PROVEN, ("scrub-failed", "{}"), PROVEN, used(3)], [1, 2, 3, 4, 5]),
+    ],
+    ids=["one run", "goes on", "another container", "in turns", "another tenant", "a failure between"],
+)
+def test_repeated_uses_are_counted_together_by_container(rows, kept):
+    of_another = chain.unsealed("GPU-2", AT, "op", *PROVEN)
+    drafts = [chain.unsealed("GPU-1", AT, "op", *row) for row in rows]
+    sealed = chain.seal(chain.START, [it for draft in drafts for it in (draft, of_another)])
+    assert [(row.seq + 1) // 2 for row in chain.evidence(sealed) if row.device == "GPU-1"] == kept
+    assert sum(row.device == "GPU-2" for row in chain.evidence(sealed)) == len(rows)
+
+
+# -- the chain
+
 ROWS = chain.seal(chain.START, [chain.unsealed("GPU-1", AT, "op", "released", '{"why":"x"}')] * 4)
 HEAD = ROWS[-1].head
 SNAPSHOT = chain.Snapshot(HEAD, "[]")

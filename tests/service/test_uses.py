@@ -83,3 +83,22 @@ async def test_a_use_between_two_observations_ends_the_proof(begin, ask, then):
     assert "cannot be named" in rows(world, ev.Soiled, device)[0].why
     await world.reach(device, then)
     assert scrubs(world, device) == passed + 1
+
+
+async def test_uses_are_counted_until_the_next_hand_over(begin):
+    world = await unobserved(begin)
+    device = world.uuids[0]
+
+    async def is_used() -> None:
+        await asyncio.sleep(0.1)  # a use at the very end of a scrub is taken for one before it
+        world.node.leave(world.intrude(device))
+        await world.upkeep.reconcile(device)
+        await world.reach(device, State.CLEAN)
+
+    for _ in range(3):
+        await is_used()
+    await world.acquire("pod", device)
+    await world.handover.release([device])
+    await world.reach(device, State.CLEAN)
+    await is_used()
+    assert [event.times for event in rows(world, ev.Soiled, device)] == [1, 2, 3, 1]
