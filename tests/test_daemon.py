@@ -246,6 +246,21 @@ def test_a_state_directory_writable_by_others_is_refused(service):
     assert "--state-dir" in done.stderr
 
 
+def test_an_emptied_driver_file_has_a_remedy(service):
+    """A power cut empties what was not written to the disk yet."""
+    before = service.settled(0, "clean")
+    service.stop()
+    driver = service.simulated_dir / "driver.json"
+    driver.write_text("")
+    done = subprocess.run(service.command, capture_output=True, text=True, timeout=WITHIN, check=False)
+    assert (done.returncode, f"stop the service, remove {driver}: " in done.stderr) == (1, True)
+    driver.unlink()
+    service.start()
+    service.hear("job ended")
+    after = service.settled(0, "clean")
+    assert (after.device, after.receipt.id == before.receipt.id) == (before.device, False)
+
+
 def test_a_damaged_ledger_is_set_aside_and_logged(service):
     service.settled(0, "clean")
     service.stop()

@@ -122,8 +122,14 @@ def read(path: Path, kind: type[T]) -> T:
     """The document in a file; DeviceError unless it has exactly the fields of ``kind``."""
     try:
         return cast("T", _decoded(cast("type", kind), contents(path)))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise DeviceError(f"cannot read {path.name} of {path.parent.name}: {error}") from error
+    except ValueError as error:  # nothing forces a document to the disk: a power cut may empty it
+        anew = f"{path}: the driver is loaded anew" if kind is Driver else f"{path.parent}: another GPU takes its place"
+        raise DeviceError(
+            f"cannot read {path.name} of {path.parent.name}: {error}; if a power cut has damaged it, stop the service, "
+            f"remove {anew} at the next start"
+        ) from error
 
 
 def contents(path: Path) -> bytes:

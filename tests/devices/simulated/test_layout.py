@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import stat
 from dataclasses import asdict
 from pathlib import Path
@@ -115,6 +116,20 @@ def test_a_gpu_keeps_its_name_and_its_memory_over_restarts(tmp_path: Path) -> No
     assert after[:1] == before
     assert (tmp_path / "gpu0/memory").read_bytes() == b"x" * 4096
     assert [info.memory_bytes for info in after] == [4096, 8192]
+
+
+def test_an_emptied_gpu_can_be_made_anew(tmp_path: Path) -> None:
+    """A power cut empties what was not written to the disk yet."""
+    layout.create(tmp_path, 2, 4096)
+    [emptied, other] = layout.places(tmp_path)
+    kept = other.info()
+    emptied.device.write_text("")
+    with pytest.raises(DeviceError, match=f"remove {emptied.directory}: another GPU takes its place at the next start"):
+        Simulated(tmp_path).inventory()
+    shutil.rmtree(emptied.directory)
+    layout.create(tmp_path, 2, 4096)
+    assert [info.index for info in Simulated(tmp_path).inventory()] == [0, 1]
+    assert other.info() == kept
 
 
 @pytest.mark.parametrize(("name", "size"), [("memory", 64 * 2**20), ("scratch", 2**20)])
