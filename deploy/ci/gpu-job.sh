@@ -7,7 +7,7 @@
 #
 # OWNER runs one job at a time: `begin` takes for granted that its last job is over.
 set -uf
-PATH="/opt/autoclave/bin:${PATH:-/usr/local/bin:/usr/bin:/bin}"
+PATH=/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin # it runs as root: a caller's PATH may name programs of the caller
 LIMIT=600 # seconds that `begin` may wait for a proof
 
 say() { printf 'autoclave: %s\n' "$*" >&2; }

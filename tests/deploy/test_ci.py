@@ -22,14 +22,14 @@ CONTAINER = f"{os.getpid() + 1:064x}"  # of this test run alone: the marks of pr
 
 @pytest.fixture(scope="module")
 def service():
-    service = JobService("ci", 4)
+    service = JobService("ci", 5)
     yield service
     service.stop()
 
 
 @pytest.fixture(scope="module")
 def unused() -> Iterator[int]:
-    return iter(range(4))
+    return iter(range(5))
 
 
 class Runner:
@@ -39,13 +39,15 @@ class Runner:
         self.gpu, self.root = gpu, root
         self.programs = root / "programs"
         self.programs.mkdir()
+        self.script = root / "gpu-job.sh"  # as installed with autoclave in another place
+        program(self.script, (CI / "gpu-job.sh").read_text().replace("/opt/autoclave/bin", str(self.programs)))
         program(self.programs / "autoclave", f'exec {sys.executable} -P -m autoclave "$@"')
         allowed = f"begin {ME} {gpu}|end {ME}"
         program(  # sudo keeps nothing of the environment
             self.programs / "sudo",
             f'[ "$1 $2" = "-n /etc/autoclave/gpu-job.sh" ] && shift 2 || exit 9\n'
             f'case "$*" in {allowed.replace(" ", "?")}) ;; *) echo "sudo: a password is required" >&2; exit 1 ;; esac\n'
-            f'exec env -i PATH="$PATH" PYTHONPATH={ROOT} AUTOCLAVE_RUN_DIR={service.run_dir} {CI}/gpu-job.sh "$@"',
+            f'exec env -i PATH="$PATH" PYTHONPATH={ROOT} AUTOCLAVE_RUN_DIR={service.run_dir} {self.script} "$@"',
         )
         self.environment = {
             "PATH": f"{self.programs}:{os.defpath}", "AUTOCLAVE_GPUS": str(gpu),
@@ -59,7 +61,7 @@ class Runner:
         )  # fmt: skip
 
     def job(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return self.run(CI / "gpu-job.sh", *words)
+        return self.run(self.script, *words)
 
 
 @pytest.fixture
@@ -142,3 +144,17 @@ def test_wrong_words_are_refused(words):
     run = subprocess.run([CI / "gpu-job.sh", *words.split()], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "usage" in run.stderr
+
+
+def test_no_program_of_the_caller_runs_as_root(service, runner):
+    """A runner's own sudoers file, or root in its directory, may pass on any PATH."""
+    foreign = runner.root / "foreign"
+    foreign.mkdir()
+    for name in ("autoclave", "timeout", "uname", "tr", "docker", "env", "printf"):
+        program(foreign / name, f"touch {runner.root}/ran\nexit 0")
+    words = {"PATH": f"{foreign}:{os.defpath}"}
+    begun = runner.run(runner.script, "begin", ME, runner.gpu, **words)
+    assert (begun.returncode, (runner.root / "ran").exists()) == (0, False)
+    assert service.settled(runner.gpu, "granted").owner == ME
+    assert runner.run(runner.script, "end", ME, **words).returncode == 0
+    assert not (runner.root / "ran").exists()
