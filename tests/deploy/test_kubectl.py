@@ -311,6 +311,24 @@ def test_what_a_node_says_brings_no_control_characters(shell):
     assert problem.endswith(f"(Forbidden): pods/exec. Its condition is {HARMLESS}")
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (b"a\x9b31mb", b"a31mb"),
+        (b"\x9b\xff\xc3 \xe2\x80", b" "),
+        ("a\u202eb\u2066c\u200bd\u2028e\ufefff\U000e0041".encode(), b"abcdef"),
+        (b"\xe2\xc2\x9b\x80\xaea \xc2\x07\x9bb \xe0\x82\x9bc", b"a b c"),  # what is left makes no new character
+        ("\u04db\u00fc\u202f\u4e2d\U0001f600".encode(), "\u04db\u00fc\u202f\u4e2d\U0001f600".encode()),
+    ],
+    ids=["a byte", "not utf-8", "invisible", "pieces", "letters"],
+)
+def test_a_terminal_gets_visible_characters_only(said, shown):
+    text = SCRIPT.read_text()
+    filtering = text[text.index("CONTROL=$(") : text.index("to_terminal()")] + "visible"
+    run = subprocess.run(["sh", "-c", filtering], input=said + b"\n", capture_output=True, check=True)
+    assert (run.stdout, run.stderr) == (shown + b"\n", b"")
+
+
 def test_a_node_that_is_late_holds_up_no_other(shell):
     shell.has(*CLUSTER, scrubber_a="late", scrubber_b=SICK)
     code, out, said = shell.run("status", "-A", "--within", "1")
