@@ -44,10 +44,12 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)
-    if exclusive and record.state in (State.GRANTED, State.IN_USE):
-        if ownership.until_release(record) and ownership.acquired_for(record, owner):
-            return answers.Proceed()
-        why = f"it is {record.state.value}; run `autoclave release {record.device.name}` once its owner has ended"
+    taken = record.state in (State.GRANTED, State.IN_USE)
+    if exclusive and taken and ownership.until_release(record) and ownership.acquired_for(record, owner):
+        return answers.Proceed()
+    if exclusive and (taken or record.kept_for not in ("", owner)):
+        is_ = record.state.value if taken else "kept for a claim"
+        why = f"it is {is_}; run `autoclave release {record.device.name}` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))
     answer = _enforced(record, facts, policy, now, action)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
@@ -172,9 +174,9 @@ def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> ans
     ``owner``: refuse a device that was granted to another owner. A device that was found in use, as after the loss of
     the ledger, has no grant: no other owner is known, and the observation decides alone.
     """
-    if record.state not in (State.GRANTED, State.IN_USE):
+    if record.state not in (State.GRANTED, State.IN_USE) and not record.kept_for:
         return answers.Proceed()
-    if owner and record.grant is not None and not ownership.acquired_for(record, owner):
+    if owner and (record.grant is not None or record.kept_for) and not ownership.acquired_for(record, owner):
         why = "it was not acquired for this owner; `autoclave status` names its owner"
         return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.TAKE_BACK, record, why))
     free = ownership.between_jobs(record, facts)

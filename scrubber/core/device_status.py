@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 
 from policies.model import Policy
-from scrubber.core import ailments, answers, pauses, presence, proof, verdict, views
+from scrubber.core import ailments, answers, ownership, pauses, presence, proof, verdict, views
 from scrubber.core.model import AilmentKind, Job, Moment, Quarantine, Receipt, Record, ScrubPath, Sign, State, Vitals
 
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
@@ -102,8 +102,8 @@ def device_status(
 
 def _owner(record: Record) -> str:
     """Who it was acquired for, or else the pod or container that has it."""
-    if record.grant is not None and record.grant.owner:
-        return record.grant.owner
+    if acquired := ownership.acquired_by(record):
+        return acquired
     return (record.owner.container or "unknown") if record.owner else ""
 
 
@@ -171,8 +171,8 @@ def advice(
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
     remedies = ((sign.kind, ailments.remedy_of_sign(sign.kind).format(gpu=gpu)) for sign in signs)
     by_sign = tuple(f"{kind.value}: {remedy}; {served}" for kind, remedy in remedies)
-    if record.grant is not None and record.grant.owner and record.state in (State.GRANTED, State.IN_USE):
-        who = shlex.quote(record.grant.owner)
+    if acquired := ownership.acquired_by(record):
+        who = shlex.quote(acquired)
         end = f"end {used_by}, then " if used_by else ""
         return (*by_sign, f"if its owner {who} has ended: {end}run `autoclave release {gpu} --owner {who}`")
     if record.owner is not None and not record.owner.seen and not used_by:  # its end cannot be noticed

@@ -398,6 +398,7 @@ class Record:
     handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
+    kept_for: str = ""  # the claim that has the device while it is scrubbed once more before its first container
     # Counts the ends of tenancies, from the milliseconds of its discovery on: the ids of hand-overs are made from it.
     # So the id of the next one is known before the present one ends, and none comes twice, also after a lost ledger.
     vacated: int = 0

@@ -110,7 +110,7 @@ def _fits(fact: Fact, before: Owner | None, after: Owner) -> bool:
     if before is None or before.container != after.container or fact is Fact.FOUND:
         # The checkpoint names another holder: the device was crowded before its owner was known.
         known = fact in (Fact.FOUND, Fact.ADMITTED, Fact.CONFIRMED) and after.crowded is (fact is Fact.CONFIRMED)
-        return known and not after.name
+        return known and (fact is Fact.ADMITTED or not after.name)
     match fact:
         case Fact.SEEN:
             return after == replace(before, seen=True)
@@ -155,9 +155,10 @@ def just_admitted(owner: Owner | None, now: Moment) -> bool:
 
 def first_seen(record: Record, facts: Facts) -> ev.PutInUse | None:
     """The owner runs for the first time. From now on its absence means that it has ended."""
-    if record.owner is None or record.owner.seen or facts.owner_alive is not True:
+    owner = record.owner
+    if owner is None or standing(owner) is not Standing.AWAITED or facts.owner_alive is not True:
         return None
-    return ev.PutInUse(replace(record.owner, seen=True))
+    return ev.PutInUse(replace(owner, seen=True))
 
 
 def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
@@ -195,8 +196,13 @@ def between_jobs(record: Record, facts: Facts) -> bool:
 
 
 def acquired_for(record: Record, owner: str) -> bool:
-    """Whether the device was granted to this owner. An owner without a name has no device."""
-    return owner != "" and record.grant is not None and record.grant.owner == owner
+    """Whether the device was granted to this owner, or is kept for it. An owner without a name has no device."""
+    return owner != "" and acquired_by(record) == owner
+
+
+def acquired_by(record: Record) -> str:
+    """Who has acquired the device; empty if nobody has, or somebody without a name."""
+    return record.grant.owner if record.grant is not None else record.kept_for
 
 
 def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:

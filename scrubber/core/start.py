@@ -70,24 +70,40 @@ def decide(
     return answer
 
 
-def in_claim(record: Record, facts: Facts, policy: Policy, claim: str) -> answers.StartAnswer:
-    """May a container be created on a device that was acquired for this claim?
+def in_claim(
+    record: Record, facts: Facts, policy: Policy, claim: str, pod: str, name: str, now: Moment
+) -> answers.StartAnswer:  # fmt: skip
+    """May a container of this pod be created, and called so, on a device that was acquired for this claim?
 
-    A claim has its devices until a release, and may have several pods. None of their containers is a new tenant.
+    A claim has its devices until a release, and may have several pods. Its first container starts by the rules for the
+    first start of a grant. If the device must be scrubbed before, the claim keeps it meanwhile. After the first
+    container, which gives the owner its name, no container of the claim is a new tenant.
     """
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)
     if record.state is State.QUARANTINED:
         return answers.quarantined(Action.START_ON, record)
-    if not (ownership.until_release(record) and ownership.acquired_for(record, claim)):
+    kept = ownership.until_release(record) or record.kept_for != ""
+    if not (kept and ownership.acquired_for(record, claim)):
         why = "the claim of the container does not have it"
         return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.START_ON, record, why))
     if facts.domain_resetting:
         return answers.in_reset(Action.START_ON, record)
     if policy.mode is Mode.ENFORCE and record.ailment is not None and _forbids_restart(record.ailment, policy):
         return answers.sick(Action.START_ON, record)
-    return answers.Proceed()
+    if record.kept_for:
+        return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
+    started = record.owner is not None and (record.owner.name != "" or record.owner.container == pod)
+    if started or (record.owner is not None and policy.mode is Mode.OBSERVE):
+        return answers.Proceed()
+    if policy.mode is Mode.OBSERVE:
+        return _admit(facts, pod, now, name)
+    if record.owner is None:
+        return _from_grant(record, facts, policy, pod, now, None, of_claim=name)
+    if any(holder.container is None for holder in facts.holders or ()):
+        return answers.busy(Action.START_ON, record)  # a scrub would take it for a leftover of the claim
+    return _as_another(record, facts, pod, now, of_claim=name)
 
 
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
@@ -134,15 +150,15 @@ def _enforced(
 
 
 def _from_grant(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None, *, of_claim: str = ""
 ) -> answers.StartAnswer:
-    """The first start of a grant."""
+    """The first start of a grant. ``of_claim``: the name of the container, if its claim has the device."""
     # A holder before the first start belongs to the starting pod, after a restart of the kubelet, or to another pod
     # without an admitted start. Record another pod at once: it may leave before the next observation.
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
         return answers.RecordFirst(unannounced)
-    if record.grant is not None and not record.grant.announced:
+    if record.grant is not None and not record.grant.announced and not of_claim:
         return answers.busy(Action.START_ON, record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
         return answers.in_reset(Action.START_ON, record)
@@ -151,12 +167,13 @@ def _from_grant(
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
-        return answers.RecordFirst(ev.Released("its proof ended before a container started on it"))
+        why = "its proof ended before a container started on it"
+        return answers.RecordFirst(ev.Released(why, restart=bool(of_claim)))
     # Containers may start without this decision after a restart of the kubelet.
     may_have_run = bool(facts.holders) or record.grant is None or record.grant.epoch != facts.epoch
     if why_clean is not None and may_have_run:
         return answers.busy(Action.START_ON, record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
-    return _admit(facts, pod, now)
+    return _admit(facts, pod, now, of_claim)
 
 
 def _again(
@@ -198,24 +215,28 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
     return answers.Admit(ev.PutInUse(replace(owner, unannounced=False))) if owner.unannounced else answers.Proceed()
 
 
-def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
-    """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's."""
+def _as_another(record: Record, facts: Facts, pod: str, now: Moment, *, of_claim: str = "") -> answers.StartAnswer:
+    """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's.
+
+    ``of_claim``: the name of the container, if its claim has the device.
+    """
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
     nameless = record.owner is not None and record.owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
-        return _admit(facts, pod, now)
+        return _admit(facts, pod, now, of_claim)
     used = acquire.still_in_use(Action.START_ON, record, facts, now)
-    return used or answers.RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))
+    why = "another owner is about to start, and its last owner is gone"
+    return used or answers.RecordFirst(ev.Released(why, restart=bool(of_claim)))
 
 
 def _owned_by(record: Record, pod: str) -> bool:
     return record.owner is not None and record.owner.container == pod
 
 
-def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
+def _admit(facts: Facts, pod: str, now: Moment, name: str = "") -> answers.Admit:
     """Yes. A pod that is alive before its container starts counts as seen: if it is absent later, it has ended."""
-    return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True)))
+    return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True, name=name)))
 
 
 def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:

@@ -74,6 +74,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
         ev.GrantedUnproven: State.GRANTED,
+        ev.Released: State.DIRTY,  # a claim is given back that the device is kept for; so in each state below
         ev.Quarantined: State.QUARANTINED,
         ev.QuarantineWithdrawn: State.DIRTY,
     },
@@ -86,6 +87,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.ScrubPassed: State.CLEAN,
         ev.ScrubFailed: State.DIRTY,
         ev.ScrubInterrupted: State.DIRTY,
+        ev.Released: State.SCRUBBING,
         ev.Quarantined: State.QUARANTINED,
     },
     State.CLEAN: {
@@ -97,6 +99,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.ScrubStarted: State.SCRUBBING,
         ev.Granted: State.GRANTED,
         ev.GrantedUnproven: State.GRANTED,  # its proof is not valid, and policy observe does not scrub
+        ev.Released: State.CLEAN,
         ev.Quarantined: State.QUARANTINED,
     },
     State.GRANTED: {
@@ -128,6 +131,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.ErrorsNoted: State.QUARANTINED,
         ev.Distrusted: State.QUARANTINED,
         ev.ProbationStarted: State.SCRUBBING,
+        ev.Released: State.QUARANTINED,
         ev.Quarantined: State.QUARANTINED,
         ev.Reinstated: State.DIRTY,
     },
@@ -228,7 +232,10 @@ def guard(record: Record, event: ev.Event) -> None:
         case ev.QuarantineWithdrawn():
             asked = record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR
             _demand(asked, "no operator has asked for its quarantine")
-        case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.Released() | ev.Soiled() | ev.PastGate():
+        case ev.Released():
+            taken = record.state in (State.GRANTED, State.IN_USE) or record.kept_for != ""
+            _demand(taken, "nobody has the device")
+        case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.Soiled() | ev.PastGate():
             pass
         case ev.ProbationStarted() | ev.AilmentFound() | ev.Quarantined() | ev.ErrorsNoted() | ev.Reinstated():
             pass
@@ -261,7 +268,8 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             replaced = record.owner is not None and leftover.start_admitted(record)
             return replace(
                 record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt,
-                handouts=handouts, half_cleared=False, vacated=record.vacated + replaced, soiled=0,
+                handouts=handouts, half_cleared=False, soiled=0, kept_for="",
+                vacated=record.vacated + (replaced or record.kept_for not in ("", event.grant.owner)),
                 held_from=record.held_from if event.grant.at_start else None,
             )  # fmt: skip
         case ev.PutInUse():
@@ -270,6 +278,8 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
                 record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False, soiled=0,
                 vacated=record.vacated + ownership.replaced(record, event.owner),
             )  # fmt: skip
+        case ev.Released() if record.kept_for:
+            return replace(record, kept_for="", vacated=record.vacated + 1, held_from=None)
         case ev.Released():
             handouts = record.handouts if event.restart else _unused_handouts(record)
             left = not event.restart and leftover.start_admitted(record)
@@ -278,6 +288,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
                 record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at), handouts=handouts,
                 last_owner=last, left_by=_left_by(record), vacated=record.vacated + left,
                 held_from=None if left else record.held_from,
+                kept_for=ownership.acquired_by(record) if event.restart and ownership.until_release(record) else "",
             )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None, soiled=event.times)
@@ -399,7 +410,8 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         due_path=most_thorough(ScrubPath.SLOW, due) if quarantine is not None else due,  # as after a first observation
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
         left_by=_left_by(record),
-        vacated=_vacated_from(at) if event.older_ledger else record.vacated + left,
+        kept_for="",
+        vacated=_vacated_from(at) if event.older_ledger else record.vacated + (left or bool(record.kept_for)),
         held_from=None if event.older_ledger else held_from,
     )
 

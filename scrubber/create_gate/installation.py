@@ -61,8 +61,12 @@ Mark = tuple[int, ...]  # tells a file from any other that has, or had, its name
 
 def gates(records: Mapping[str, Record]) -> frozenset[str]:
     """The names of the gates of these devices and of the claims that have them."""
-    grants = {device: record.grant for device, record in records.items() if ownership.until_release(record)}
-    claims = (f"{device}{OF_CLAIM}{it.owner}" for device, it in grants.items() if it and CLAIM.fullmatch(it.owner))
+    owners = {
+        device: ownership.acquired_by(record)
+        for device, record in records.items()
+        if ownership.until_release(record) or record.kept_for
+    }
+    claims = (f"{device}{OF_CLAIM}{owner}" for device, owner in owners.items() if CLAIM.fullmatch(owner))
     return frozenset(records) | frozenset(claims)
 
 

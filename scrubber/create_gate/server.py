@@ -174,10 +174,9 @@ class GateServer:
         while True:
             try:
                 within = until - loop_time()
-                if asked.claim:
-                    await self._handover.create_in_claim(asked.device, asked.claim, op, within)
-                else:
-                    await self._handover.start([asked.device], asked.pod, op=op, within=within, creating=asked.called)
+                await self._handover.start(
+                    [asked.device], asked.pod, op=op, within=within, creating=asked.called, claim=asked.claim
+                )
             except NotReady as error:
                 if error.reason is Reason.SHUTTING_DOWN or loop_time() + PAUSE >= until:
                     raise

@@ -135,10 +135,12 @@ class Handover:
         op: str = "",
         within: float | None = None,
         creating: str = "",
+        claim: str = "",
     ) -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
 
-        ``creating``: the container runtime asks, and calls the container so. Usually the kubelet has asked before.
+        ``creating``: the container runtime asks, and calls the container so. Usually the kubelet has asked before, but
+        never for a container of a ``claim``, which has acquired the devices.
 
         Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
@@ -157,7 +159,7 @@ class Handover:
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                decision = partial(self._start_decision, starting_pod, named, creating=bool(creating))
+                decision = partial(self._start_decision, starting_pod, named, creating=creating, claim=claim)
                 replies = await self._answer_all(request, partial(self._final_answer, request, decision))
                 _raise_refusals(replies, joined, request.action)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
@@ -165,26 +167,16 @@ class Handover:
                     return
                 if not _waits(replies):  # a start that is refused in the end must not leave grants behind
                     rounds += 1
-                    await self._grant(request, replies, announced=True, at_start=True)
+                    of_claim = bool(claim)
+                    await self._grant(
+                        request, replies, announced=not of_claim, until_release=of_claim, at_start=not of_claim,
+                        owner=claim,
+                    )  # fmt: skip
                 running = await self._start_jobs(request, replies)
             joined -= _waits(replies).keys()  # it passed, and another pod was first
             joined |= {job.device for job in running}
             await self._wait(request, running, _waits(replies))
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
-
-    async def create_in_claim(self, device: str, claim: str, op: str, within: float) -> None:
-        """Return if a container may be created on a device that was acquired for this claim; raise otherwise."""
-        context, request = self._context, self._request(Action.START_ON, [device], op, within)
-
-        async def decision(record: Record) -> answers.StartAnswer:
-            facts = await context.complete(record, await context.observer.quick(record))
-            return start.in_claim(record, facts, context.device_policy(record.device.uuid).policy, claim)
-
-        async with self._locked(request):
-            replies = await self._answer_all(request, partial(self._final_answer, request, decision))
-        _raise_refusals(replies, set(), request.action)
-        for answer in _waits(replies).values():
-            raise NotReady(answer.reason, answer.message)
 
     async def distrust(self, device: str, why: str, *, op: str = "", within: float | None = None) -> None:
         """End the proof of a device, as ``acquire.distrust`` says. NotReady while the device is being scrubbed."""
@@ -265,12 +257,14 @@ class Handover:
             return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
 
     async def _start_decision(
-        self, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: bool
+        self, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: str, claim: str
     ) -> answers.StartAnswer:
         context, device = self._context, record.device.uuid
         facts = await context.complete(record, await context.observer.full(record, starting_pod=pod))
-        admitted = creating and _same_start(self._awaited.get(device), record.owner)
         policy, assignment = context.device_policy(device).policy, named.get(device)
+        if claim:
+            return start.in_claim(record, facts, policy, claim, pod, creating, facts.at)
+        admitted = creating != "" and _same_start(self._awaited.get(device), record.owner)
         return start.decide(record, facts, policy, pod, facts.at, assignment, admitted=admitted)
 
     async def _release_answer(self, op: str, owner: str, device: str) -> answers.ReleaseAnswer:

@@ -102,7 +102,7 @@ class StatusReporter:
                 quarantined=record.quarantine is not None,
                 sick=record.quarantine is None and record.ailment is not None,
                 replaced=record.quarantine is not None and record.quarantine.ailment.kind in presence.TAKEN_AWAY,
-                owner=record.grant.owner if record.grant is not None else "",
+                owner=ownership.acquired_by(record),
                 model=record.device.model,
                 memory_bytes=record.device.memory_bytes,
                 pci_address=record.device.pci_address or "",

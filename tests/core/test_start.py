@@ -16,7 +16,7 @@ from scrubber.core.answers import Admit, HandOut, Join, Proceed, RecordFirst, Re
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, ScrubPath, Trigger
 from scrubber.core.ownership import STARTS_WITHIN
 from tests.core import lives
-from tests.core.lives import AWAY, ENFORCE, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
+from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
 
 BUSY = Wait(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
@@ -261,19 +261,39 @@ def test_the_starting_pod(owners, wanted):
     assert (found.reason if isinstance(found, (Wait, Refuse)) else found) == wanted
 
 
-JOB_OF_A_CLAIM = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="claim 7")))
 NOT_ITS_OWN = Refuse(Reason.OTHER_OWNER, "cannot start on GPU-1: the claim of the container does not have it")
-SICK_CLAIM = live(JOB_OF_A_CLAIM, ev.AilmentFound(lives.LOST))
+SICK_CLAIM = live(lives.OF_CLAIM, ev.AilmentFound(lives.LOST))
+NAME = "team/pod-a/main"
+CREATED = Admit(ev.PutInUse(Owner(A, later(1), name=NAME)))
+STARTED_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(A, lives.NOW, seen=True, name=NAME)))
+SEEN_ON_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(None, lives.NOW)))
+B_ON_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(B, lives.NOW, seen=True)))
+USED = replace(facts(), used_at=lives.NOW.uptime + 1)
 IN_CLAIM = rows(
-    ("its own device", JOB_OF_A_CLAIM, facts(), ENFORCE, Proceed()),
-    ("a device of another claim", replace(JOB_OF_A_CLAIM, grant=lives.KEPT.grant), facts(), ENFORCE, NOT_ITS_OWN),
-    ("a device whose starts are announced", replace(JOB_OF_A_CLAIM, grant=replace(lives.grant(lives.CLEAN),
+    ("its own device", lives.OF_CLAIM, facts(), ENFORCE, CREATED),
+    ("a use before its first container", lives.OF_CLAIM, USED, ENFORCE,
+     RecordFirst(ev.Released("its proof ended before a container started on it", restart=True))),
+    ("the same, observe", lives.OF_CLAIM, USED, OBSERVE, CREATED),
+    ("a holder before its first container", lives.OF_CLAIM, facts((OF_B,)), ENFORCE,
+     RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True)))),
+    ("holders unknown before its first container", lives.OF_CLAIM, facts(None), ENFORCE,
+     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+    ("a process that was seen before its first container, and has left", SEEN_ON_CLAIM, facts(), ENFORCE,
+     RecordFirst(ev.Released("another owner is about to start, and its last owner is gone", restart=True))),
+    ("the same, and it has not left", SEEN_ON_CLAIM, facts((FOREIGN,)), ENFORCE, BUSY),
+    ("another pod that was seen before its first container", B_ON_CLAIM, facts(alive=True), ENFORCE, BUSY),
+    ("a pod of its own that started while the gate was off", B_ON_CLAIM, facts((OF_B,)), OBSERVE, Proceed()),
+    ("a later container", STARTED_CLAIM, USED, ENFORCE, Proceed()),
+    ("a later container while another pod of the claim runs", STARTED_CLAIM, facts((OF_B,)), ENFORCE, Proceed()),
+    ("it is kept for the claim", lives.KEPT_FOR_CLAIM, facts(), ENFORCE, Scrub(ScrubPath.FAST, Trigger.START)),
+    ("a device of another claim", replace(lives.OF_CLAIM, grant=lives.KEPT.grant), facts(), ENFORCE, NOT_ITS_OWN),
+    ("a device whose starts are announced", replace(lives.OF_CLAIM, grant=replace(lives.grant(lives.CLEAN),
      owner="claim 7")), facts(), ENFORCE, NOT_ITS_OWN),
     ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
      Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
-    ("a sibling is being reset", JOB_OF_A_CLAIM, replace(facts(), domain_resetting=True), ENFORCE,
+    ("a sibling is being reset", lives.OF_CLAIM, replace(facts(), domain_resetting=True), ENFORCE,
      Wait(Reason.NOT_READY, "cannot start on GPU-1: it is being reset")),
-    ("the node was rebooted", JOB_OF_A_CLAIM, facts(incarnation=lives.REBOOTED), ENFORCE,
+    ("the node was rebooted", lives.OF_CLAIM, facts(incarnation=lives.REBOOTED), ENFORCE,
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("a sick device", SICK_CLAIM, facts(), ENFORCE, SICK),
 )  # fmt: skip
@@ -281,4 +301,4 @@ IN_CLAIM = rows(
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), IN_CLAIM)
 def test_a_container_starts_on_the_devices_of_its_claim(record, seen, policy, answer):
-    assert start.in_claim(record, seen, policy, "claim 7") == answer
+    assert start.in_claim(record, seen, policy, "claim 7", A, NAME, later(1)) == answer

@@ -32,7 +32,10 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
     ev.GrantedUnproven: dict.fromkeys(JOBLESS - {State.QUARANTINED}, State.GRANTED),
     ev.PutInUse: dict.fromkeys((State.UNKNOWN, *IN_USE), State.IN_USE),
-    ev.Released: dict.fromkeys(IN_USE, State.DIRTY),
+    ev.Released: {
+        **dict.fromkeys(IN_USE, State.DIRTY),
+        **{it: it for it in set(State) - IN_USE - {State.UNKNOWN}},  # a claim that the device is kept for
+    },
     ev.AilmentFound: {it: it for it in IN_USE},
     ev.Quarantined: dict.fromkeys(set(State) - IN_USE, State.QUARANTINED),  # never while a tenant has the device
     ev.Reinstated: {State.QUARANTINED: State.DIRTY},  # nothing was proven

@@ -113,7 +113,8 @@ async def test_a_claim_has_gates_of_its_own_until_it_ends(world, job):
     assert gates(world.life.ledger.records) == before
     await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     assert gates(world.life.ledger.records) == before | {f"{device}.{CLAIM}"}
-    await world.handover.create_in_claim(device, CLAIM, "", 5)
+    await first_in_claim(world, device)
+    world.node.end_container("pod")
     await world.handover.release(owner=CLAIM)
     assert gates(world.life.ledger.records) == before
 
@@ -128,12 +129,106 @@ async def test_no_container_is_created_on_a_claims_bad_gpu(world, xid):
         world.node.report(device, (xid,))
         await asyncio.sleep(60)
     with pytest.raises(Refused) as sick:
-        await world.handover.create_in_claim(device, CLAIM, "", 5)
+        await first_in_claim(world, device)
+    world.node.end_container("pod")
     await world.handover.release(owner=CLAIM)
     await world.reach(device, State.QUARANTINED)
     with pytest.raises(Refused) as quarantined:
-        await world.handover.create_in_claim(device, CLAIM, "", 5)
+        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
     assert [it.value.reason for it in (sick, quarantined)] == [Reason.SICK, Reason.QUARANTINED]
+
+
+async def first_in_claim(world, device, pod="pod"):
+    """The first container of the claim is created on the device, and runs."""
+    world.node.alive.add(pod)  # its sandbox
+    await world.handover.start([device], pod, creating=f"team/{pod}/main", claim=CLAIM)
+    if pod == "pod":
+        world.truth.started(pod, device)
+    return world.run(pod, device)
+
+
+USES = [(0.0, False), (3.0, False), (3.0, True)]
+
+
+@pytest.mark.parametrize(("seconds", "in_pod"), USES, ids=["too short to be seen", "seen", "by another pod"])
+async def test_a_use_before_the_first_container_is_scrubbed(world, seconds, in_pod):
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await asyncio.sleep(1)
+    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    bystander = world.intrude(device, container=in_pod)
+    await asyncio.sleep(seconds)
+    world.node.leave(bystander)
+    world.node.alive.discard(bystander.container or "")
+    await first_in_claim(world, device)
+    assert scrubs(world, device) == passed + 1
+    record = world.record(device)
+    assert (record.grant.owner, record.grant.until_release, record.owner.container) == (CLAIM, True, "pod")
+
+
+async def test_a_claim_waits_for_a_bystander_to_leave(world):
+    device = world.uuids[0]
+    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    bystander = world.intrude(device)
+    creation = asyncio.create_task(first_in_claim(world, device))
+    await asyncio.sleep(5)
+    assert (creation.done(), bystander.alive) == (False, True)
+    world.node.leave(bystander)
+    await creation
+
+
+async def test_later_containers_of_a_claim_need_no_scrub(world):
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    first = await first_in_claim(world, device)
+    await first_in_claim(world, device, "second")
+    world.node.leave(first)
+    await first_in_claim(world, device, "third")
+    assert (scrubs(world, device), world.record(device).owner.container) == (passed, "pod")
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart of the service"])
+async def test_a_claim_keeps_its_device_while_it_is_scrubbed_again(world, restarted):
+    device, before = world.uuids[0], gates(world.life.ledger.records)
+    await asyncio.sleep(1)
+    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    world.node.leave(world.intrude(device))
+    world.node.gpus[device].stalls = True
+    with pytest.raises(NotReady):
+        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
+    if restarted:
+        await world.die()
+        await world.start()
+    assert gates(world.life.ledger.records) == before | {f"{device}.{CLAIM}"}
+    assert reported(world, device).owner == CLAIM
+    with pytest.raises(Refused) as another:
+        await world.handover.acquire([device], announced=False, exclusive=True, owner="another")
+    assert "kept for a claim" in another.value.message
+    world.node.gpus[device].stalls = False
+    await first_in_claim(world, device)
+    assert world.record(device).grant.owner == CLAIM
+
+
+@pytest.mark.parametrize("state", [State.SCRUBBING, State.CLEAN, State.QUARANTINED])
+async def test_a_claim_gives_back_a_device_kept_for_it(world, state):
+    device, before = world.uuids[0], gates(world.life.ledger.records)
+    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    vacated = world.record(device).vacated
+    await asyncio.sleep(1)
+    world.node.leave(world.intrude(device))
+    world.node.gpus[device].stalls = True
+    with pytest.raises(NotReady):
+        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
+    if state is State.CLEAN:
+        world.node.gpus[device].stalls = False
+        await world.clean(device)
+    elif state is State.QUARANTINED:
+        await world.operations.quarantine(device, "a drill", "the test")
+    assert world.state(device) is state
+    assert await world.handover.release(owner=CLAIM) == (device,)
+    assert world.state(device) is state
+    assert (gates(world.life.ledger.records), world.record(device).vacated) == (before, vacated + 1)
+    with pytest.raises(Refused):
+        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart of the service"])

@@ -24,7 +24,6 @@ Ask = Callable[[World, str], Awaitable[object]]
 OBSERVE: dict[str, Ask] = {
     "Handover.acquire": lambda world, device: world.handover.acquire([device], announced=False, exclusive=True),
     "Handover.start": lambda world, device: world.handover.start([device], "pod"),
-    "Handover.create_in_claim": lambda world, device: world.handover.create_in_claim(device, "claim", "op", 5.0),
     "Handover.release": lambda world, device: world.handover.release([device]),
     "Operations.scrub": lambda world, device: world.operations.scrub(device, None),
     "Upkeep.reconcile": lambda world, device: world.upkeep.reconcile(device),
