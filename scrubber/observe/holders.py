@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from ground import log
 from scrubber.core import ownership
@@ -23,6 +24,7 @@ COMPLETE = ""  # asked for beside devices: at least one caller wants all process
 
 logger = log.get("observer")
 
+T = TypeVar("T")
 Holders = dict[str, tuple[Holder, ...] | None]
 IsBystander = Callable[[Holder], bool]
 
@@ -73,36 +75,41 @@ class HolderSearch:
         """
         incarnation, search = await self._search_for(uuids, () if follow_up else (COMPLETE,))
         open_but_not_found = [uuid for uuid in uuids if uuid in search.open and search.holders[uuid] == ()]
-        if not open_but_not_found:
-            return incarnation, search
-        states = await self._open_states(open_but_not_found)
-        return incarnation, replace(search, left=frozenset(uuid for uuid, is_open in states.items() if not is_open))
+        states = await self._open_states(open_but_not_found) if open_but_not_found else {}
+        left = frozenset(uuid for uuid, is_open in states.items() if not is_open)
+        return incarnation, await self._with_last_uses(replace(search, left=left), uuids)
+
+    async def _with_last_uses(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
+        """The result with the last uses. They come last: a use that began and ended during the search is among them.
+
+        If the driver does not say the last use, the holders are not known either.
+        """
+        known = [uuid for uuid in uuids if search.holders[uuid] is not None]
+        answers = dict(zip(known, await asyncio.gather(*map(self._ask_last_use, known)), strict=True))
+        uses = {uuid: use for uuid, use in answers.items() if use is not None}
+        unknown = dict.fromkeys(known - uses.keys())
+        return replace(search, holders={**search.holders, **unknown}, last_uses=uses)
 
     async def _search_for(self, uuids: Sequence[str], more: Sequence[str]) -> tuple[Incarnation, SearchResult]:
         driver = self._driver
         if driver.backend.lists_holders:
             return await driver.incarnation(), await self._all_holders.ask(*uuids, *more)
-        # The uses come last: a process that ends between the two questions is in one of the answers.
-        incarnation, states, uses = await driver.caller.ask(
-            f"open {uuids[0]}",
-            lambda: (driver.read_incarnation(), self._open_files(uuids), {uuid: self.last_use(uuid) for uuid in uuids}),
-            driver.patience,
+        incarnation, states = await driver.caller.ask(
+            f"open {uuids[0]}", lambda: (driver.read_incarnation(), self._open_files(uuids)), driver.patience
         )
         free = [uuid for uuid, is_open in states.items() if is_open is False]
         rest = [uuid for uuid in uuids if uuid not in free]
         search = await self._all_holders.ask(*rest, *more) if rest else SearchResult({})
         opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
         holders = dict.fromkeys(free, ()) | search.holders
-        return incarnation, replace(search, holders=holders, open=opened, last_uses=uses)
+        return incarnation, replace(search, holders=holders, open=opened)
 
     async def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
         """Whether a process has each device open, as the driver or the kernel says; None if that is not known."""
         if self._driver.backend.lists_holders:
             workers = frozenset(self._workers)
             listed = await asyncio.gather(*map(self._list_holders, uuids))
-            return {
-                it: None if pids is None else bool(pids - workers) for it, (pids, _) in zip(uuids, listed, strict=True)
-            }
+            return {it: None if pids is None else bool(pids - workers) for it, pids in zip(uuids, listed, strict=True)}
         return await self._driver.caller.ask(f"open {uuids[0]}", lambda: self._open_files(uuids), self._driver.patience)
 
     def _open_files(self, uuids: Sequence[str]) -> dict[str, bool | None]:
@@ -112,12 +119,9 @@ class HolderSearch:
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
         uuids, follow_up = asked - {COMPLETE}, COMPLETE not in asked
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
-        uses: dict[str, float] = {}
         workers = frozenset(self._workers)
         if self._driver.backend.lists_holders:
-            reported = await asyncio.gather(*map(self._list_holders, uuids))
-            listed = {uuid: pids for uuid, (pids, _) in zip(uuids, reported, strict=True)}
-            uses = {uuid: use for uuid, (_, use) in zip(uuids, reported, strict=True)}
+            listed = dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
         known = {uuid: pids for uuid, pids in listed.items() if pids is not None}
         self.listed |= known
         began = asyncio.get_running_loop().time()
@@ -136,27 +140,26 @@ class HolderSearch:
                 self._logged_pid = pid
                 logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
         opened = frozenset(uuid for uuid, pids in known.items() if pids - workers)
-        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened, last_uses=uses)
+        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened)
 
-    async def _list_holders(self, uuid: str) -> tuple[frozenset[int] | None, float]:
-        """The holders that the driver lists, and ``last_use``. A released driver lists no holder.
+    async def _list_holders(self, uuid: str) -> frozenset[int] | None:
+        """The holders that the driver lists; None if it does not answer. A released driver lists none."""
+        return await self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, frozenset())
 
-        None instead of the holders when the driver does not answer.
-        """
+    async def _ask_last_use(self, uuid: str) -> float | None:
+        """``last_use``; None if the driver does not answer. A released driver knows of no use."""
+        # A key of its own: another question about the device may hang, and files alone answer for a simulated one.
+        return await self._ask_driver(f"last use {uuid}", self.last_use, uuid, -math.inf)
+
+    async def _ask_driver(self, key: str, question: Callable[[str], T], uuid: str, released: T) -> T | None:
+        """The answer of the driver; None if it does not answer. ``released``: what counts while it is released."""
         driver = self._driver
         try:
-            return await driver.caller.ask(
-                uuid,
-                lambda: (
-                    driver.answer(lambda it: (driver.backend.listed_holders(it), self.last_use(it)), uuid)
-                    or (None, -math.inf)
-                ),
-                driver.patience,
-            )
+            return await driver.caller.ask(key, lambda: driver.answer(question, uuid), driver.patience)
         except ShortageError:
             raise
         except DeviceError as error:
-            return (frozenset() if driver.caused_by_release(error) else None), -math.inf
+            return released if driver.caused_by_release(error) else None
 
     def last_use(self, uuid: str) -> float:
         """``Backend.last_use``, asked in the thread of the caller."""

@@ -16,6 +16,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.jobs.driver_release import DriverRelease
+from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
@@ -70,6 +71,37 @@ def record(backend: Nvidia, uuid: str) -> Record:
 def questions(rig) -> int:
     """How many the driver was asked so far."""
     return len(rig.machine.calls())
+
+
+class UsedMeanwhile(Processes):
+    """While all processes are searched, a process begins to use the GPU, and ends."""
+
+    use = staticmethod(lambda: None)
+
+    def holders(self, *args, **more):
+        self.use()
+        return super().holders(*args, **more)
+
+
+async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path) -> None:
+    processes = UsedMeanwhile(Path("/proc"), backend.container_of, whole_node=False)
+    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    gpu.set({"accounting_mode": 1, "accounting.pids": "100"})
+    here = record(backend, gpu.uuid)
+    await observer.full(here)
+    before = clock.now().uptime
+    processes.use = lambda: gpu.set({"accounting.pids": "100 101"})
+    seen = await observer.full(here)
+    assert seen.holders == ()
+    assert seen.used_at >= before
+
+
+async def test_no_holders_are_known_without_the_last_use(gpu, backend, new_observer, monkeypatch) -> None:
+    def fails(*_) -> float:
+        raise DeviceError("the driver does not answer")
+
+    monkeypatch.setattr(backend, "last_use", fails)
+    assert (await new_observer().full(record(backend, gpu.uuid))).holders is None
 
 
 async def test_a_slice_absent_during_its_reset_is_not_free(rig, cut, backend, new_observer) -> None:
