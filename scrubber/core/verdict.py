@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
@@ -84,10 +85,13 @@ def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
     return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
 
 
-def fence(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced | None:
+def fence(
+    record: Record, job: str, step: Step, facts: Facts, clear_began: float = math.inf
+) -> answers.Fenced | None:  # fmt: skip
     """Why a job must not run this step, or None. Asked again just before each step.
 
-    The job may have outlived its caller, and the device may have a new holder meanwhile.
+    The job may have outlived its caller, and the device may have a new holder meanwhile. ``clear_began``: the uptime
+    from which on the path writes. What another process has written since may be left.
     """
     if record.state is not State.SCRUBBING or record.job is None or record.job.id != job:
         return answers.Fenced(Blame.SERVICE, "the device does not belong to this job any more")
@@ -104,6 +108,12 @@ def fence(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
             return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")
         if step is not Step.EVICT:
             return answers.Fenced(Blame.TENANT, f"the device is used by {holders}")
+    if facts.observed_since > clear_began:
+        after = facts.observed_since - clear_began
+        why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
+        return answers.Fenced(Blame.SERVICE, why)
+    if facts.used_at > clear_began:
+        return answers.Fenced(Blame.TENANT, "another process has used the device since its clear began, and has left")
     if step is Step.RESET and facts.siblings_busy is not False:
         return answers.Fenced(Blame.TENANT, "a device of the same reset domain is in use")
     return None

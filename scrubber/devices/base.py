@@ -111,8 +111,8 @@ class Backend(Protocol):
     def last_use(self, uuid: str, own: Collection[int]) -> float:
         """The uptime at which it was last noticed that a process has used the device, and perhaps left it again.
 
-        Minus infinity before the first use, and where the driver keeps no such list. ``own``: the service's latest
-        workers. They may count all the same, because their receipt is written later.
+        Minus infinity before the first use, and where the driver keeps no such list. The service's workers do not
+        count, except those that were killed. ``own``: the latest of them.
         """
 
     def memory(self, uuid: str) -> Counts | None:

@@ -22,6 +22,7 @@ until then it does not hold it. It has ended, and the device has its memory back
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ class ScrubJob:
         self._ledger = context.ledger
         self._observer = context.observer
         self._changed = Changed()
-        self._clear_began: float | None = None  # the uptime at which the last clear began
+        self._clear_began = math.inf  # the uptime at which the clear of the present path began
         self._workers: list[int] = []  # the pids of its workers so far
         self._cancel_why = "it was cancelled"
         self._cancelled = False
@@ -199,6 +200,7 @@ class ScrubJob:
 
         Returns the result of the last step if it passed: it is recorded together with what the path proved.
         """
+        self._clear_began = math.inf
         plan = verdict.plan(self.path, self._policy)
         following = dict(pairwise(plan))
         for _, together in groupby(plan, BRIEF_ON_DRIVER.__contains__):
@@ -348,7 +350,7 @@ class ScrubJob:
             yield unexpected_holder
 
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
-        return verdict.fence(self._ledger.records[self.device], self.id, step, facts)
+        return verdict.fence(self._ledger.records[self.device], self.id, step, facts, self._clear_began)
 
     async def _observe(self, *, follow_up: bool = True) -> Facts:
         records = self._ledger.records
@@ -447,13 +449,7 @@ class ScrubJob:
         """Observe the device once more, after the last step and before the device is called clean."""
         facts = await self._observer.full(self._ledger.records[self.device])
         fenced = unexpected_holder or self._fence(Step.HEALTH, facts)
-        if fenced is not None:
-            return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
-        if self._clear_began is not None and facts.observed_since > self._clear_began:
-            after = facts.observed_since - self._clear_began
-            why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
-            return verdict.failed(Step.HEALTH, Blame.SERVICE, why)
-        return judged
+        return judged if fenced is None else verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
 
     def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:
         now = self._context.now()

@@ -79,13 +79,18 @@ def _is_open(path: str, beside: Beside) -> bool | None:
 def _others_have(handle: int) -> bool:
     """Whether there is another open file description of this open file."""
     try:
-        # A process that opens the file during our lease causes a signal to us: SIGIO would end us, SIGURG is ignored.
-        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        keep_others_out(handle)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
         return _refused(error)
     return False
+
+
+def keep_others_out(handle: int) -> None:
+    """Let no process open this open file until it is closed; OSError if one has it open."""
+    # A process that opens the file during our lease causes a signal to us: SIGIO would end us, SIGURG is ignored.
+    fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
 
 def _held_besides(file: os.stat_result, beside: Beside) -> bool | None:

@@ -78,7 +78,7 @@ class Observer:
             vitals = None if driver.says_nothing(error) else silence(error)
         else:
             self._observed_since.used(uuid, used)
-            if held:
+            if held and not follow_up:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
             enough = not driver.backend.lists_holders or (not before_use and self._cache.shows_no_holder(record))
             enough = enough and not self._observed_since.needs_search(uuid)
@@ -151,7 +151,7 @@ class Observer:
             incarnation = read_incarnation()
             reported, held = self.driver.backend.quick_observation(uuid)
             self._observed_since.used(uuid, self.holders.last_use(uuid))
-            if held:
+            if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
             vitals = self.health.in_layout(reported, parent)
             if removed and vitals.lost:

@@ -388,6 +388,21 @@ def test_fence(record, step, seen, blame, why):
     assert fenced is None or fenced.blame is blame
 
 
+CLEARED_AT = lives.NOW.uptime
+SINCE_CLEAR = rows(
+    ("a use before the clear", replace(facts(), used_at=CLEARED_AT - 1), None),
+    ("a use since then", replace(facts(), used_at=CLEARED_AT + 1), Blame.TENANT),
+    ("a time without observations since then", replace(facts(since=CLEARED_AT + 1), unobserved="a gap"), Blame.SERVICE),
+)
+
+
+@pytest.mark.parametrize(("seen", "blame"), SINCE_CLEAR)
+def test_a_use_since_the_clear_ends_the_job(seen, blame):
+    fenced = verdict.fence(lives.SCRUBBING, "job-1", Step.SETTINGS, seen, CLEARED_AT)
+    assert (fenced and fenced.blame) is blame
+    assert verdict.fence(lives.SCRUBBING, "job-1", Step.SETTINGS, seen) is None
+
+
 BEGAN, SHELL = NOW.uptime, Holder(1, NOW.uptime + 5000, "bash", None)
 ENDED = replace(lives.DIRTY, tenancy_ended=BEGAN + 100)
 TERMINABLE = rows(

@@ -14,6 +14,7 @@ The ids are those of the cases in which a naive implementation skips a needed sc
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -57,6 +58,18 @@ async def test_s4_unequal_numbers_of_starts_and_grants_hide_no_tenant(build):
     await node.run("third")
     assert (len(node.asked("Allocate")), len(node.asked("PreStartContainer"))) == (5, 6)
     assert await node.scrubs(uuid) == 3
+
+
+async def test_a_short_use_during_a_scrub_leaves_no_receipt(node):
+    uuid = await node.leave(await node.run("first"))
+    await node.job(uuid)
+    passed = await node.scrubs(uuid)
+    os.close(os.open(layout.find(node.stage.simulated, uuid).memory, os.O_RDWR))
+    status = await node.reach(uuid, lambda device: device.setback != "")
+    assert "another process has used the device since its clear began" in status.setback
+    assert await node.scrubs(uuid) == passed
+    node.heal(uuid)
+    await node.clean(uuid)
 
 
 async def test_on_chip_memory_is_clean_before_the_next_pod(build):

@@ -59,7 +59,6 @@ class Process:
     alive: bool = True
     unwatched: bool = False  # it was there while no service was up
     stuck: bool = False  # it hangs in the kernel, and no signal reaches it
-    amid_scrub: bool = False  # it came while the device was scrubbed
     secret: bool = False  # a search that follows up an earlier one does not find it
 
 
@@ -71,7 +70,7 @@ class Gpu:
     blocks: list[Process | None] = field(default_factory=lambda: [None] * BLOCKS)  # the last writer; None means zeros
     chip: Process | None = None  # the last writer of the on-chip memory; None means zeros
     processes: dict[int, Process] = field(default_factory=dict)
-    left: float = -math.inf  # uptime when a process last left it
+    left: float = -math.inf  # uptime when a process last left it that was no worker of ours
     deeds: list[Step] = field(default_factory=list)  # what the workers of the newest path did, really and wholly
     drift: bool = False
     lost: bool = False
@@ -199,7 +198,8 @@ class Node:
         """The process ends. What the process wrote stays in memory."""
         process.alive = False
         process.unwatched |= self.life != process.life
-        self.gpus[process.gpu].left = self.now().uptime
+        if process.kind is not Kind.WORKER:
+            self.gpus[process.gpu].left = self.now().uptime
         self.gpus[process.gpu].processes.pop(process.pid, None)
 
     def end_container(self, container: str, *, leaving: bool = False) -> None:

@@ -270,7 +270,8 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     await running.finished.wait()
     assert running.receipt is None
     assert re.fullmatch(
-        r"18[.]. s after its clear began, the service noticed: it was not observed for 17[.]. s; at most 15 s may pass",
+        r"scratch aborted: 18[.]. s after its clear began, the service noticed: "
+        r"it was not observed for 17[.]. s; at most 15 s may pass",
         running.why,
     )
     await world.clean(device)

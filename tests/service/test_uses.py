@@ -11,12 +11,12 @@ import pytest
 
 from ground.errors import AutoclaveError
 from scrubber.core import events as ev
-from scrubber.core.model import State
+from scrubber.core.model import ScrubPath, State, Step
 from scrubber.service.handover import Handover
 from scrubber.service.monitor import Monitor
 from scrubber.service.operations import Operations
 from scrubber.service.upkeep import Upkeep
-from tests.service.asking import rows, scrubs
+from tests.service.asking import at_step, rows, scrubs
 from tests.service.world import World
 
 Ask = Callable[[World, str], Awaitable[object]]
@@ -101,3 +101,42 @@ async def test_uses_are_counted_until_the_next_hand_over(begin):
     await world.reach(device, State.CLEAN)
     await is_used()
     assert [event.times for event in rows(world, ev.Soiled, device)] == [1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("step", [Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH])
+async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
+    """It is tried again, as after any other use."""
+    world = await unobserved(begin)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    job = await world.operations.scrub(device, ScrubPath.FAST)
+    await at_step(world, device, step)
+    await asyncio.sleep(0.02)
+    world.node.leave(world.intrude(device))
+    await job.finished.wait()
+    assert (job.receipt, scrubs(world, device)) == (None, passed)
+    assert "another process has used the device since its clear began" in job.why
+    assert world.record(device).setback is not None
+    job = await world.operations.scrub(device, None)
+    await job.finished.wait()
+    assert job.receipt is not None
+
+
+async def test_a_short_use_before_the_clear_is_overwritten(begin):
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    job = await world.operations.scrub(device, ScrubPath.FAST)
+    await at_step(world, device, Step.EVICT)
+    world.node.leave(world.intrude(device))
+    await job.finished.wait()
+    assert job.receipt is not None
+
+
+async def test_a_look_of_the_monitor_disturbs_no_scrub(begin):
+    """It finds the worker on the device."""
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    job = await world.operations.scrub(device, ScrubPath.FAST)
+    while not job.finished.is_set():
+        await world.life.monitor.round()
+        await asyncio.sleep(0.05)
+    assert job.receipt is not None

@@ -1,8 +1,8 @@
 """Compares every deed and every durable row of the service with what really happened.
 
 A violation is a broken promise towards a pod. Two cases are excused, because the service could not know: a foreign
-process that came and went between two observations of a scrub, or while no driver keeps the uses, and one that came
-after the last observation.
+process that came and went between two observations while no driver keeps the uses, and one that came after the last
+observation.
 """
 
 from __future__ import annotations
@@ -106,8 +106,10 @@ class Truth:
                 self.unproven.add(entry.device)
                 if self.policy(entry.device).mode is not Mode.OBSERVE:
                     self.accuse(f"{entry.device} went out unproven, and nobody wrote that it may (I1)")
-            case ev.Released():
+            case ev.Released(why):
                 self.released[entry.device] = entry.at.uptime
+                if why.startswith("it was asked for again"):
+                    self.given_back(entry.device)  # by a request without an owner, as in ``_pass_on``
             case ev.ScrubPassed(_, receipt):
                 self._believed_clean(entry.device, before, receipt.path)
 
@@ -175,7 +177,7 @@ class Truth:
 
     def _excused(self, writer: Process) -> bool:
         unseen = writer.kind is Kind.FOREIGN_PROCESS and not writer.seen and not writer.alive
-        unseen = unseen and (writer.amid_scrub or writer.unwatched or not self.node.keeps_uses)
+        unseen = unseen and (writer.unwatched or not self.node.keeps_uses)
         return unseen and (not writer.unwatched or self.policy(writer.gpu).proof.survives_restart)
 
     def _known_long(self, since: float, look: float = A_LOOK) -> bool:

@@ -286,9 +286,7 @@ class World:
         name = self.name()
         if container:
             self.truth.users_since_proof.setdefault(device, set()).add(name)
-        process = self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=name if container else None)
-        process.amid_scrub = device in self.truth.records and self.truth.records[device].state is State.SCRUBBING
-        return process
+        return self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=name if container else None)
 
     async def tenancy(self, *devices: str) -> str:
         """A tenant that came in by the front door and has written its secrets."""

@@ -85,7 +85,7 @@ class Simulated:
         return frozenset()
 
     def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
-        """Exact: the kernel tells when the last process that could write to the device has closed it."""
+        """Exact: the kernel tells when a process that could write to the device has closed it."""
         return self._writers.last_left(self.files(uuid))
 
     def memory(self, uuid: str) -> None:
@@ -190,10 +190,11 @@ class Simulated:
 
 
 class Writers:
-    """When a process last closed a file that it could write to.
+    """When a process that is no worker of the service last closed a memory file that it could write to.
 
     The kernel reports it when the last use of the opened file ends: a descriptor, a mapping, a message in transit. The
-    kernel's answer whether a file is open and this report together show each use, however short it is.
+    kernel's answer whether a file is open and this report together show each use, however short it is. The kernel does
+    not say who closed the file, so the closes that workers have counted (``layout.closes``) are subtracted.
     """
 
     def __init__(self) -> None:
@@ -201,7 +202,8 @@ class Writers:
         self._turn = threading.Lock()
         self._watch: Inotify | None = None
         self._files: dict[int, str] = {}  # those that are watched, by the number of the watch
-        self._left: dict[str, float] = {}
+        self._left: dict[Path, float] = {}  # by the directory of a GPU
+        self._closes: dict[Path, int] = {}  # how many closes the kernel has reported, and those before the watch
         self._refused = ""
 
     def last_left(self, files: Collection[str]) -> float:
@@ -210,7 +212,8 @@ class Writers:
             try:
                 self._watch = self._watch or Inotify()
                 for file in {*files} - {*self._files.values()}:
-                    self._files[self._watch.add_watch(file, Mask.CLOSE_WRITE).wd] = file
+                    self._closes.setdefault(gpu := Path(file).parent, layout.closes(gpu))
+                    self._files[self._watch.add_watch(file, Mask.CLOSE_WRITE | Mask.ATTRIB).wd] = file
                 self._read(self._watch)
             except OSError as error:
                 if str(error) != self._refused:
@@ -218,7 +221,7 @@ class Writers:
                     logger.warning(
                         "cannot watch the memory of simulated GPUs: a short use is not seen", error=str(error)
                     )
-            return max((self._left[file] for file in files if file in self._left), default=-math.inf)
+            return max((self._left.get(Path(file).parent, -math.inf) for file in files), default=-math.inf)
 
     def close(self) -> None:
         """Stop watching."""
@@ -232,12 +235,20 @@ class Writers:
         waiting = array("i", [0])
         fcntl.ioctl(watch.fd, termios.FIONREAD, waiting)
         reports = os.read(watch.fd, waiting[0]) if waiting[0] else b""
-        for number, mask, *_ in {*_REPORT.iter_unpack(reports)}:
-            # Without a number of ours, reports were lost: they may be of any file.
-            files = [self._files[number]] if number in self._files else [*self._files.values()]
-            self._left |= dict.fromkeys(files, clock.now().uptime)
-            if mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
-                self._files.pop(number, None)
+        used = set[Path]()
+        for number, mask, *_ in _REPORT.iter_unpack(reports):
+            file = self._files.get(number)
+            if file is None:  # reports were lost: they may be of any file
+                used |= self._closes.keys()
+            elif mask & Mask.CLOSE_WRITE:
+                self._closes[Path(file).parent] += 1
+            elif mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
+                used.add(Path(file).parent)
+                del self._files[number]
+        # Counted after the reports were read: a worker counts before it closes, so no reported close is missing.
+        counted = {gpu: layout.closes(gpu) for gpu in self._closes} if reports else {}
+        for gpu in used | {gpu for gpu, count in counted.items() if self._closes[gpu] > count}:
+            self._left[gpu], self._closes[gpu] = clock.now().uptime, counted[gpu]
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:

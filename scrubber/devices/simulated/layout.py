@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -22,6 +22,7 @@ from ground import private_files
 from ground.documents import strict_json
 from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
+from scrubber.node import open_check
 
 NAME = "simulated"  # of the backend
 UNITS = 8  # that compute
@@ -172,6 +173,7 @@ class GpuFiles:
         self.readings = directory / "readings.json"  # the sensor values
         self.faults = directory / "faults.json"  # the injected faults
         self.events = directory / "events.log"  # the driver's errors, one a line: the XID, and the uptime of its report
+        self.closes = directory / "closes"  # has one byte for each time that a worker closed a memory file
 
     def info(self) -> DeviceInfo:
         """The description of the device."""
@@ -183,6 +185,10 @@ def opened(path: Path) -> Iterator[int]:
     """Open a memory file, with its owner and mode restored: its tenant may change them, as those of any file.
 
     The lock lets nobody ask the kernel who has the file open (``open_check``) while a worker opens or closes it.
+
+    The close is counted, so that it is told from that of another process (``backend.Writers``). It counts only if no
+    other process has the file open. A change of the file's attributes before and after it keeps the kernel from joining
+    its report with that of another close.
     """
     with private_files.locked(path.parent):
         handle = _opened(path)
@@ -192,8 +198,33 @@ def opened(path: Path) -> Iterator[int]:
         with ExitStack() as unlocking:
             try:
                 unlocking.enter_context(private_files.locked(path.parent))
+                with suppress(OSError):
+                    open_check.keep_others_out(handle)
+                    os.fchmod(handle, private_files.PRIVATE_FILE)
+                    _count_close(GpuFiles(path.parent).closes)
             finally:
                 os.close(handle)  # also without the lock: this process would count as a holder as long as it runs
+            with suppress(OSError):
+                os.utime(path, follow_symlinks=False)
+
+
+def _count_close(file: Path) -> None:
+    counter = private_files.opened(file, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.ftruncate(counter, os.fstat(counter).st_size + 1)
+    finally:
+        os.close(counter)
+
+
+def closes(directory: Path) -> int:
+    """How often workers have closed a memory file of the GPU in this directory. A close is counted before it is done.
+
+    Not counted: the close of a file that another process had open, or whose worker was killed.
+    """
+    try:
+        return GpuFiles(directory).closes.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _opened(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from scrubber.core.model import Vitals, Xid
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
+from scrubber.node import clock
 
 
 def test_a_removed_or_unreadable_gpu_stays_listed_without_answers(bank) -> None:
@@ -48,6 +50,28 @@ def test_a_root_that_cannot_be_listed_has_no_inventory(bank) -> None:
     with pytest.raises(DeviceError, match=r"cannot list the simulated GPUs under .*: Not a directory"):
         Simulated(bank.root / "driver.json").inventory()
     assert Simulated(bank.root / "driver.json").alarm() is None
+
+
+@pytest.mark.parametrize("other", ["", "before", "after", "across"])
+@pytest.mark.parametrize("work", ["memory", "chip"])
+def test_only_the_closes_of_other_processes_are_uses(bank, other, work) -> None:
+    """Nobody reads the reports of the kernel between the closes."""
+    place, gpu = bank.place(bank.first), bank.gpu(bank.first)
+    file = getattr(place, work)
+    bank.backend.last_use(bank.first, ())
+    before = clock.now().uptime
+    held = os.open(file, os.O_RDWR) if other in ("before", "across") else None
+    if held is not None and other == "before":
+        os.close(held)
+    gpu.verify(lambda *_: None) if work == "memory" else gpu.scratch(b"key")
+    if held is not None and other == "across":
+        os.close(held)
+    if other == "after":
+        os.close(os.open(file, os.O_RDWR))
+    used = bank.backend.last_use(bank.first, ())
+    assert (used >= before) is (other != "")
+    assert bank.backend.last_use(bank.first, ()) == used
+    assert bank.backend.last_use(bank.second, ()) < before
 
 
 @pytest.mark.parametrize("name", ["readings", "faults", "device"])
