@@ -178,6 +178,24 @@ class Histories(RuleBasedStateMachine):
             self.a_claim_takes_devices(claims[1], {device}, 6.0)
 
     @precondition(up)
+    @rule(claim=st.sampled_from(CLAIMS), device=DEVICE, visited=st.booleans(), pause=PAUSE)
+    def a_container_of_a_claim_is_created(self, claim, device, visited, pause):
+        """Somebody may have used the device since the claim took it."""
+        self.a_claim_takes_devices(claim, {device}, 6.0)
+        if visited:
+            self.a_foreign_process_comes(device, container=False, goes=True, pause=SHORT)
+        if self.world.up:
+            self._do(self._created(claim, self.world.uuids[device]), pause)
+
+    async def _created(self, claim, uuid) -> None:
+        world, pod = self.world, self.world.name()
+        await world.handover.start([uuid], pod, creating=f"team/{pod}/main", claim=claim)
+        owner = world.record(uuid).owner
+        if owner is not None and owner.container == pod:  # it is the first one of the claim
+            world.truth.started(pod, uuid)
+        world.run(pod, uuid)
+
+    @precondition(up)
     @rule(claim=st.sampled_from(CLAIMS), pause=PAUSE)
     def a_claim_gives_its_devices_back(self, claim, pause):
         """The service refuses as long as a container of the claim uses one of them."""

@@ -18,7 +18,7 @@ from tests.flows.node import Node
 from tests.soak.hostile import BRIEF_USER, FOREIGN, Attacker, Hostile, uptime
 from tests.soak.tenant import BLOCK
 
-SHORT = "short visit: a process opens and closes a GPU between two observations"
+SHORT = "short visit: a process opens and closes a GPU between two observations, and no pod has the GPU so far"
 LATE = "a process of the host opens a GPU after the last question of the pod that has it"
 UNOBSERVED = "nobody observed: the service was stopped, or lacked files, while a process came and went"
 UNASKED = "a container started without PreStartContainer, after a restart of the kubelet"
@@ -77,6 +77,7 @@ class Judge:
             found = WHOSE.search(left[:BLOCK].decode("latin-1"))
             writer = next((it for it in self.runtime.attackers if found is not None and it.own == found[1]), None)
             excuse = self._excuse(writer, "", uptime()) if writer is not None else None
+            excuse = SHORT if writer is not None and writer.kind == BRIEF_USER else excuse
             self.take(f"{gpu} is clean and holds {left[:BLOCK]!r} at offset {len(memory) - len(left):#x}", excuse)
         return not left
 
@@ -118,9 +119,10 @@ class Judge:
 
     def _excuse(self, attacker: Attacker, pod: str, gate: float) -> str | None:
         """Why bytes of an attacker may be on the GPU of a pod that asked at ``gate``, and was let on."""
-        if attacker.kind == BRIEF_USER:
-            return SHORT
-        if attacker.opened > gate:
+        last = (
+            (attacker.gone or uptime()) if attacker.kind == BRIEF_USER else attacker.opened
+        )  # it opens again and again
+        if last > gate:
             return LATE
         if not self.asked(pod, gate):
             return UNASKED
