@@ -11,6 +11,11 @@ from scrubber.core import views
 from scrubber.core.model import Holder
 
 OTHER_USER = "become the user that runs the service (root, usually)"
+HIDDEN_FROM_ROOT = (
+    "let root keep CAP_SYS_PTRACE, CAP_SYS_ADMIN and CAP_DAC_READ_SEARCH in the node's PID namespace "
+    "(in a pod: securityContext.capabilities.add, and hostPID: true); if it has them, SELinux, AppArmor or the kernel "
+    "itself refuses: run the service unconfined, and find the refusal in the kernel's log or the audit log"
+)
 NVIDIA = "nvidia"  # the backend
 
 
@@ -39,6 +44,7 @@ class CheckFault:
     text: str
     absent: bool = False
     denied: bool = False
+    to_root: bool = False  # access was denied though this check runs as root
     dead: bool = False  # of a socket: certainly no process listens there
 
 
@@ -185,6 +191,7 @@ class NodeFacts:
 
     cgroups: str | CheckFault  # the versions in use, in words
     sees_all: bool | CheckFault  # whether the doctor sees every process of the node
+    unreadable: CheckFault | None = None  # the first process that the doctor cannot read, and why
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
     file_watches: CheckFault | None = None  # why this user cannot watch files
     amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
@@ -228,8 +235,10 @@ def broken(name: str, text: str, remedy: str) -> Finding:
 
 
 def as_root(fault: CheckFault, remedy: str) -> str:
-    """The remedy. When access was denied, it is to become root."""
-    return OTHER_USER if fault.denied else remedy
+    """The remedy. When access was denied, it is to become root; for root, what may still be in the way."""
+    if fault.denied:
+        return HIDDEN_FROM_ROOT if fault.to_root else OTHER_USER
+    return remedy
 
 
 def unseen(name: str, text: str, fault: CheckFault, remedy: str, level: Level = Level.BROKEN) -> Finding:

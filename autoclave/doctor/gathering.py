@@ -76,6 +76,7 @@ def gather(
         openers=process_facts.openers(host_root, PROC, addresses, process_facts.pids(admin)),
         cgroups=posture.cgroups(host_root),
         sees_all=process_facts.sees_all(PROC),
+        unreadable=process_facts.unreadable(PROC),
         kernel_log=posture.kernel_log(host_root),
         file_watches=posture.file_watches(),
         amdgpu=posture.amdgpu(host_root),

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from scrubber.core import ownership
 from scrubber.core.model import Holder
 from scrubber.node import open_check, open_files
 from scrubber.node.open_files import Identity, Search, Timer, TooSlowError
@@ -80,6 +81,7 @@ class Processes:
         self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
         self._reading: tuple[float, int] | None = None  # since when which process is read
         self.gave_up = False  # whether the last search ended at a time limit
+        self.unreadable = ""  # the first process that the last search could not read, and why, for operators
 
     def holders(
         self,
@@ -98,7 +100,7 @@ class Processes:
         limit of the search in seconds. ``follow_up``: read only what may have changed since the last search. If that
         finds no holder of a device that is open, as the kernel says, all processes are read.
         """
-        until, self.gave_up = time.monotonic() + within, False
+        until, self.gave_up, self.unreadable = time.monotonic() + within, False, ""
         open_ = self.open_states(files, exclude)
         free = {device for device, state in open_.items() if state is False} - {
             device for device, users in listed.items() if users
@@ -183,7 +185,9 @@ class Processes:
             read = self._read_timed(pid, search, listing, is_bystander, until, before)
             if read.seen is not None:
                 seen[pid] = read.seen
-            blind = blind or (self._whole_node and read.blind)
+            if read.blind and self._whole_node:
+                blind = True
+                self.unreadable = self.unreadable or f"{self.named(pid)} cannot be read: {read.blind}"
             if read.unsure:
                 unknown |= read.devices
             if read.bystander is not None:
@@ -223,6 +227,10 @@ class Processes:
                 return
             yield from new
             seen = seen.union(new)
+
+    def named(self, pid: int) -> str:
+        """A process for operators; its pid alone if it has ended or its container is unknown."""
+        return ownership.holder_names(self.process(pid)) or f"pid {pid}"
 
     def process(self, pid: int) -> tuple[Holder, ...]:
         """A process, whether or not it holds a device; empty if it has ended or its container is unknown."""
@@ -286,18 +294,18 @@ class Processes:
         ran = processor_time(pid)
         try:
             started = status(process).started
-        except PermissionError:
-            return _ProcessReading(named, process, blind=True)
+        except PermissionError as error:
+            return _ProcessReading(named, process, _why(error))
         mapped = before is None or before.started != started
         held = frozenset[str]() if before is None or mapped else before.held
         holding = process if named else ""
-        blind = False
+        blind = ""
         for task in open_files.separate_tables(process):
             timer.count()
             try:
                 found = search.held_by(task, timer, mapped=mapped)
-            except PermissionError:
-                blind = True
+            except PermissionError as error:
+                blind = _why(error)
                 continue
             if found & search.devices and not holding:
                 holding = task
@@ -316,13 +324,17 @@ class Processes:
         return Holder(pid, started, command, self._container_of(pid), state)
 
 
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
 @dataclass(frozen=True, slots=True)
 class _ProcessReading:
     """What was read of one process."""
 
     devices: frozenset[str] = frozenset()
     task: str = ""  # the first of its threads that holds a device
-    blind: bool = False
+    blind: str = ""  # why it cannot be read
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
     bystander: float | None = None  # the start time of a bystander that holds a device

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 from ground import log
-from scrubber.core import ownership
 from scrubber.core.model import Holder, Incarnation
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
@@ -34,7 +33,8 @@ class SearchResult:
     """What one search for holders found."""
 
     holders: Holders
-    held_up: str = ""  # which process was too slow to read, for operators
+    held_up: str = ""  # which process was too slow to read, or cannot be read, for operators
+    unreadable: str = ""  # the latter alone
     open: frozenset[str] = frozenset()  # the devices that a process had open, as the kernel or the driver says
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
     last_uses: Mapping[str, float] = field(default_factory=dict)  # ``Backend.last_use`` of each device that it knows
@@ -54,6 +54,7 @@ class HolderSearch:
         self.latest_workers = deque[int](maxlen=LATEST_WORKERS)  # a driver may list them after their end
         self._all_holders = Shared(self._find_holders)
         self._logged_pid = 0  # of a process that held up a search
+        self._logged_unreadable = ""  # of a process that cannot be read
 
     def own(self, pid: int) -> None:
         """Count a process as a worker of the service, not as a holder."""
@@ -134,7 +135,10 @@ class HolderSearch:
             search = SearchResult({}, f"pid {pid} took {seconds:.1f} s to read")
         else:
             self.took = self.took if follow_up else asyncio.get_running_loop().time() - began
-        if search.held_up:
+        if search.unreadable and search.unreadable != self._logged_unreadable:
+            self._logged_unreadable = search.unreadable
+            logger.warning("a process cannot be read", error=search.unreadable)
+        if search.held_up != search.unreadable:
             seconds, pid = self._processes.slowest()
             if pid != self._logged_pid:  # once for each process
                 self._logged_pid = pid
@@ -171,7 +175,7 @@ class HolderSearch:
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
         for uuid in listed:
             groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
-        found, held_up = Holders(), ""
+        found, held_up, unreadable = Holders(), "", ""
         for is_bystander, files in groups.items():
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
             found |= self._processes.holders(
@@ -179,9 +183,9 @@ class HolderSearch:
             )
             if self._processes.gave_up:
                 seconds, pid = self._processes.slowest()
-                name = ownership.holder_names(self._processes.process(pid)) or f"pid {pid}"
-                held_up = f"{name} took {seconds:.1f} s to read"
-        return SearchResult(found, held_up)
+                held_up = f"{self._processes.named(pid)} took {seconds:.1f} s to read"
+            unreadable = self._processes.unreadable or unreadable
+        return SearchResult(found, held_up or unreadable, unreadable)
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
         """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""

@@ -34,7 +34,8 @@ from tests.patience import WITHIN
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 NVIDIA = {
     "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "privileges", "cgroups", "kernel-log",
+    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges", "cgroups",
+    "kernel-log",
 }  # fmt: skip
 SOMETIMES = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name
 EVERYTHING = {*roster.NAMES} - NVIDIA - SOMETIMES

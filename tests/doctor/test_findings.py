@@ -16,6 +16,7 @@ OK, WARNING, BROKEN = Level.OK, Level.WARNING, Level.BROKEN
 SILENT = Unreachable("cannot reach the scrub service at /d; start it")
 ALL = sum(1 << it.value for it in Capability)
 OUT = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
+HIDDEN = CheckFault("process 1 cannot be read: permission denied", denied=True, to_root=True)
 DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
 TENANT = Holder(7, 1.0, "train", "pod-2")
 DAEMON = Holder(9, 1.0, "nvidia-persiste", None)
@@ -253,6 +254,8 @@ NODES = [
         ("privileges", facts, WARNING if lacks is Capability.KILL else BROKEN, f"lacks CAP_{lacks.name}:")
         for lacks, facts in LACKS.items()
     ),
+    ("processes", FACTS, OK, "every process of this node can be read"),
+    ("processes", stands(unreadable=HIDDEN), BROKEN, "so nothing is handed out: process 1 cannot be read"),
     ("cgroups", stands(cgroups="version 1"), OK, "version 1"),
     ("cgroups", stands(cgroups=ABSENT), BROKEN, "cannot tell"),
     ("clock", clock(node.YEAR_2024 - 0.1, 0.0), WARNING, "was never set"),
@@ -313,8 +316,8 @@ def test_a_healthy_node_gets_one_ok_finding_of_each_check():
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
     nvidias = {
         "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-        "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "privileges", "cgroups",
-        "kernel-log",
+        "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges",
+        "cgroups", "kernel-log",
     }  # fmt: skip
     everything = {it.name for it in roster.judge(FACTS)}
     assert everything - {it.name for it in roster.judge(of_others(kernel_log=ABSENT))} == nvidias
@@ -378,9 +381,16 @@ def test_a_remedy_names_what_to_do_here(name, facts, remedy):
     assert remedy in found.remedy
 
 
+@pytest.mark.parametrize("name", ["unreadable", "mps"])
+def test_root_gets_another_remedy_than_root(name):
+    [found] = [it for it in roster.judge(stands(**{name: HIDDEN})) if it.level is not OK]
+    assert "become" not in found.remedy
+    assert "SELinux" in found.remedy
+
+
 DENIABLE = (
-    "driver shared_with_guests mps persistenced cgroups process room options kernel_log numa_gpus checkpoint "
-    "run_dir kubelet_dir kubelet plugin"
+    "driver unreadable shared_with_guests mps persistenced cgroups process room options kernel_log numa_gpus "
+    "checkpoint run_dir kubelet_dir kubelet plugin"
 )
 
 

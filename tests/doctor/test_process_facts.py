@@ -12,6 +12,7 @@ import pytest
 
 from autoclave.doctor.base import Capability, CheckFault, Process
 from autoclave.doctor.facts import process_facts
+from tests.node.conftest import NodeProc
 from tests.patience import WITHIN
 
 _PRIVILEGES = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
@@ -77,10 +78,22 @@ def test_a_process_with_a_hidden_program_is_unknown(tmp_path):
     proc = view(tmp_path)
     (proc / "7").mkdir()
     (proc / "7" / "exe").touch()  # no link: whatever cannot be read as one
-    assert isinstance(process_facts.mps(proc), CheckFault)
+    found = process_facts.mps(proc)
+    assert isinstance(found, CheckFault)
+    assert found.text == "process 7 cannot be read: invalid argument"
     (proc / "8").mkdir()
     (proc / "8" / "exe").symlink_to("/usr/bin/nvidia-cuda-mps-control")
     assert process_facts.mps(proc) == ("process 8",)
+
+
+def test_the_first_process_that_cannot_be_read_is_named(tmp_path):
+    proc = view(tmp_path, os.getpid())
+    assert process_facts.unreadable(proc) is None
+    NodeProc(proc).add_unreadable(7)
+    found = process_facts.unreadable(proc)
+    assert found is not None
+    assert found.text == '"program" (pid 7, no container) cannot be read: permission denied'
+    assert found.to_root is (os.geteuid() == 0)
 
 
 def test_without_proc_no_fact_is_proven(tmp_path):

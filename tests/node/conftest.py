@@ -45,6 +45,12 @@ class NodeProc:
             (directory / name).mkdir()
         return directory
 
+    def add_unreadable(self, pid: int) -> None:
+        """A process that root cannot read either, as under SELinux or AppArmor: its mappings refuse to be read."""
+        maps = self.add(pid, "0::/\n") / "maps"
+        maps.unlink()
+        maps.symlink_to("/proc/sys/vm/compact_memory")  # nobody may read it, whatever the capabilities
+
     def add_thread(self, pid: int, tid: int, cgroup: str, state: str = "S", *, ending: bool = False) -> None:
         """One more thread."""
         _stand(self.path / f"{pid}/task/{tid}", tid, cgroup, state, ending=ending)

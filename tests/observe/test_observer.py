@@ -25,9 +25,11 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
+from tests.node.conftest import NodeProc
 from tests.patience import WITHIN
 
 POD = f"pod-{os.getpid()}"  # of this test alone: the marks of processes count on the whole machine
+UNREADABLE = '"program" (pid 7, no container) cannot be read: permission denied'
 
 
 class Slow(Processes):
@@ -115,6 +117,21 @@ async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp
     with capture_logs() as logs:
         assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
+
+
+async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
+    """A hardened kernel, SELinux or AppArmor can hide it from root: then no device that is open is proven free."""
+    seen = only(tmp_path / "proc", os.getpid())
+    (seen / "self").symlink_to("/proc/self")
+    NodeProc(seen).add_unreadable(7)
+    namespace = (seen / "self/ns/pid").stat().st_ino
+    processes = Processes(seen, lambda _: None, whole_node=True, namespace=namespace)
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    drills.occupy(bank.root, bank.first, b"x", POD)
+    with capture_logs() as logs:
+        held, again = [await observer.full(record(bank, bank.first)) for _ in range(2)]
+    assert (held.holders, held.held_up, again.held_up) == (None, UNREADABLE, UNREADABLE)
+    assert [it["error"] for it in logs if it["event"] == "a process cannot be read"] == [UNREADABLE]
 
 
 @pytest.fixture

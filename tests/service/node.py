@@ -126,7 +126,7 @@ class Node:
 
     name = "pretend"
     lists_holders = False
-    gave_up = False  # no search here takes long
+    gave_up, unreadable = False, ""  # no search here takes long, and each process can be read
     one_driver = True
     pace = 1.0
 

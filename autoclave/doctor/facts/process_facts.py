@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from autoclave.doctor.base import CheckFault, Process
@@ -19,6 +20,7 @@ from scrubber.node.processes import Processes
 MPS = frozenset({"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"})
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
+_RARELY_OPEN = "/dev/full"  # a device node, as those of GPUs are
 _WITHIN = 5.0  # seconds: a doctor that finds nothing in time says nothing
 
 
@@ -35,11 +37,22 @@ def mps(proc: Path) -> tuple[str, ...] | CheckFault:
         except (FileNotFoundError, ProcessLookupError):
             continue  # a kernel thread, or ended
         except OSError as error:
-            hidden = safe_read.fault(error)
+            fault = safe_read.fault(error)
+            hidden = hidden or replace(fault, text=f"process {pid} cannot be read: {fault.text}")
             continue
         if program.rpartition("/")[2] in MPS:
             found.append(f"process {pid}")
     return hidden if hidden is not None and not found else tuple(found)
+
+
+def unreadable(proc: Path) -> CheckFault | None:
+    """Why not every process can be read as the service reads it, with the first that cannot."""
+    search = Processes(proc, Containers(proc).of, whole_node=True)
+    search.holders({"": (_RARELY_OPEN,)}, within=_WITHIN)
+    if search.gave_up:
+        seconds, pid = search.slowest()
+        return CheckFault(f"{search.named(pid)} took {seconds:.1f} s to read")
+    return CheckFault(search.unreadable, denied=True, to_root=os.geteuid() == 0) if search.unreadable else None
 
 
 def sees_all(proc: Path, pid: str = "self") -> bool | CheckFault:

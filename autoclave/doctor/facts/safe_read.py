@@ -52,4 +52,5 @@ def there(path: Path) -> bool | CheckFault:
 def fault(error: OSError) -> CheckFault:
     """The CheckFault of an OSError."""
     why = (error.strerror or str(error)).lower()
-    return CheckFault(why, isinstance(error, FileNotFoundError), isinstance(error, PermissionError))
+    denied = isinstance(error, PermissionError)
+    return CheckFault(why, isinstance(error, FileNotFoundError), denied, denied and os.geteuid() == 0)

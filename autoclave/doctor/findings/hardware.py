@@ -195,7 +195,7 @@ def mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     processes = facts.mps
     if isinstance(processes, base.CheckFault):
-        yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", processes, base.OTHER_USER)
+        yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", processes, "mount /proc")
     elif processes:
         text = (
             f"CUDA's multi-process service runs ({', '.join(processes)}): its clients share memory that no scrub clears"

@@ -40,6 +40,17 @@ def pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok(name, "this check sees every process of this node")
 
 
+def processes(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """A process that cannot be read may use any GPU."""
+    if not facts.guards_nvidia or facts.sees_all is False:  # ``pid-namespace`` then says why
+        return
+    if facts.unreadable is None:
+        yield base.ok("processes", "every process of this node can be read")
+        return
+    text = "it cannot be proven that no process uses a GPU, so nothing is handed out"
+    yield base.unseen("processes", text, facts.unreadable, "end it, or find out what keeps it from being read")
+
+
 def privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The scrub service has the privileges that it needs."""
     service = facts.process

@@ -13,7 +13,8 @@ CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     hardware.driver, hardware.cupy, hardware.kernels, hardware.scrub_on_free, hardware.coherent, hardware.guests,
     hardware.mps, hardware.persistence, hardware.toolkit, hardware.cdi, hardware.slices, hardware.resets,
     hardware.memory,
-    node.pid_namespace, node.privileges, node.cgroups, node.kernel_log, node.file_watches, node.clock, node.disk,
+    node.pid_namespace, node.processes, node.privileges, node.cgroups, node.kernel_log, node.file_watches, node.clock,
+    node.disk,
     node.plugin_dir, node.rivals,
     kubelet.create_gate, kubelet.kubelet_dir, kubelet.kubelet, kubelet.checkpoint, kubelet.double_allocation,
     kubelet.plugin, kubelet.feature_gates,
@@ -23,9 +24,9 @@ NAMES = (
     "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "receipts", "policy", "concession",
     "bystanders",
     "device", "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "amdgpu", "pid-namespace", "privileges", "cgroups",
-    "kernel-log", "file-watches", "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir",
-    "kubelet", "checkpoint", "double-allocation", "plugin", "feature-gates",
+    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "amdgpu", "pid-namespace", "processes", "privileges",
+    "cgroups", "kernel-log", "file-watches", "clock", "disk", "create-gate", "plugin-dir", "rival-plugin",
+    "kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "feature-gates",
 )  # fmt: skip
 """The names of findings, to select some of them."""
 
