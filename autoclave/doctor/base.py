@@ -181,6 +181,7 @@ class NodeFacts:
     kernels: bool = True  # whether the installation of the doctor has compiled kernels
     mps: tuple[str, ...] | CheckFault  # the processes of CUDA's multi-process service
     persistenced: bool | CheckFault
+    persistence_kept: bool = False  # each scrub keeps the persistence mode on, also without that daemon
     toolkit: Toolkit
     cdi: tuple[CdiSpec, ...]
     cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured

@@ -67,6 +67,10 @@ def gather(
         kernels=bool(images.present()),
         mps=process_facts.mps(PROC),
         persistenced=posture.persistenced(host_root),
+        persistence_kept=status is not None
+        and posture.persistence_kept(
+            Path(status.service.state_dir) / "settings", [it.device for it in guarded if not it.mig]
+        ),
         toolkit=container_toolkit.toolkit(host_root),
         cdi=container_toolkit.cdi(host_root),
         cdi_kind=cdi_kind,

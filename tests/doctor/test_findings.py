@@ -192,6 +192,7 @@ DRIVERS = [
     ("mps", stands(mps=("process 7",)), BROKEN, "process 7"),
     ("mps", stands(mps=DENIED), BROKEN, "cannot tell"),
     ("persistence", stands(persistenced=False), WARNING, "does not run"),
+    ("persistence", stands(persistenced=False, persistence_kept=True), OK, "each scrub keeps the persistence mode on"),
     ("persistence", stands(persistenced=DENIED), WARNING, "cannot tell"),
     ("container-toolkit", toolkit(replace(CONFIG, by_environment=True)), BROKEN, "is not false"),
     ("container-toolkit", toolkit(CONFIG, replace(CONFIG, by_environment=True)), BROKEN, "is not false"),

@@ -8,6 +8,8 @@ import pytest
 
 from autoclave.doctor.base import CheckFault
 from autoclave.doctor.facts import posture, safe_read
+from ground.documents import strict_json
+from scrubber.devices.nvidia.settings import StoredSettings
 from tests import descriptors
 
 OPEN = (
@@ -113,6 +115,16 @@ def test_the_persistence_daemon_may_run_in_a_driver_container(short_tmp, inside)
     with socket.socket(socket.AF_UNIX) as persistenced:
         persistenced.bind(str(place))
         assert posture.persistenced(short_tmp) is True
+
+
+def test_persistence_is_kept_if_each_gpu_was_seen_with_it(tmp_path):
+    for name, persistence in {"GPU-1": True, "GPU-2": False}.items():
+        (tmp_path / f"{name}.json").write_bytes(strict_json.encode(StoredSettings(persistence=persistence)))
+    (tmp_path / "GPU-3.json").write_text("{")
+    (tmp_path / "GPU-4.json").write_text("[1]")
+    kept = {gpu: posture.persistence_kept(tmp_path, ["GPU-1", gpu]) for gpu in map("GPU-{}".format, range(1, 6))}
+    assert kept == {"GPU-1": True, "GPU-2": False, "GPU-3": False, "GPU-4": False, "GPU-5": False}
+    assert not posture.persistence_kept(tmp_path, [])
 
 
 def test_this_machine_has_control_groups_and_room():

@@ -1,13 +1,15 @@
 """Read the state of the driver and of the node from files under a root, such as /proc/driver and /sys.
 
-Only files of the kernel, the driver and its installer are read; the driver itself is not called.
+Only files of the kernel, the driver, its installer and the service are read; the driver itself is not called.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from asyncinotify import Inotify
@@ -129,6 +131,23 @@ def persistenced(root: Path) -> bool | CheckFault:
         except OSError as error:
             return safe_read.fault(error)
     return False
+
+
+def persistence_kept(settings: Path, gpus: Collection[str]) -> bool:
+    """Whether persistence mode was on, as NVML said, when the service first saw each GPU: each scrub restores it.
+
+    ``settings``: the directory in which the service keeps what it saw. The driver itself is not asked: whoever asks it
+    has the GPUs open.
+    """
+    for gpu in gpus:
+        text = safe_read.text(settings / f"{gpu}.json")
+        try:
+            seen = json.loads(text) if isinstance(text, str) else None
+        except ValueError:
+            return False
+        if not isinstance(seen, dict) or seen.get("persistence") is not True:
+            return False
+    return bool(gpus)
 
 
 def on_ec2(root: Path) -> bool:

@@ -207,12 +207,14 @@ def mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """nvidia-persistenced runs."""
+    """The driver keeps the settings of idle GPUs, by nvidia-persistenced or by itself."""
     if not _driver_loaded(facts):
         return
     there = facts.persistenced
     remedy = "start nvidia-persistenced"
-    if isinstance(there, base.CheckFault):
+    if there is not True and facts.persistence_kept:
+        yield base.ok("persistence", "each scrub keeps the persistence mode on: idle GPUs keep their settings")
+    elif isinstance(there, base.CheckFault):
         text = "cannot tell whether nvidia-persistenced runs"
         yield base.unseen("persistence", text, there, HOST_ROOT, base.Level.WARNING)
     elif not there:
