@@ -41,12 +41,21 @@ NOISE = 16 * 2**20  # above the baseline and no leak: the driver allocates and f
 TRIES = 3  # readings of a list that grows while it is read
 
 # Not the functions without a version number: for an old driver these raise other errors than NVML does.
-_MPS = pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3
 LISTS = (
     pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
     pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-    _MPS,
+    pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
 )
+_LISTS_BEFORE = (
+    pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
+    pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2,
+    pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v2,
+)
+_MPS = {LISTS[-1], _LISTS_BEFORE[-1]}
+_WIDE_SINCE, _NARROW_SINCE = (
+    (535, 43),
+    (535, 104),
+)  # these releases answer version 3 with wider entries than pynvml reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +67,16 @@ class Usage:
     most: int
 
 
+def lists(nvml: Session) -> tuple[Callable[..., Any], ...]:
+    """The questions for the lists of processes, in the version that pynvml reads as this driver means it."""
+    return _LISTS_BEFORE if _WIDE_SINCE <= nvml.driver_version() < _NARROW_SINCE else LISTS
+
+
 def read_usage(nvml: Session, handle: Handle, is_running: IsRunning) -> Usage:
     """Read the lists and the memory in use; for a slice by its own handle. Ended processes do not count."""
     before = boards.memory(nvml, handle).used
-    lists = [_lists_process(nvml, handle, question, is_running) for question in LISTS]
-    listed = any(lists) or (None if None in lists else False)
+    answers = [_lists_process(nvml, handle, question, is_running) for question in lists(nvml)]
+    listed = any(answers) or (None if None in answers else False)
     after = boards.memory(nvml, handle).used
     return Usage(listed, min(before, after), max(before, after))
 
@@ -72,9 +86,9 @@ def pids(nvml: Session, handle: Handle) -> frozenset[int]:
 
     Nor does a device that needs a reset list any: /proc shows its holders.
     """
-    found: set[int] = set()
+    found, questions = set[int](), lists(nvml)
     try:
-        for question in LISTS:
+        for question in questions:
             with suppress(NotSupportedError):
                 found |= {process.pid for process in _listed(nvml, handle, question)}
     except ResetRequiredError:
@@ -151,7 +165,7 @@ def _listed(nvml: Session, handle: Handle, question: Callable[..., Any]) -> Sequ
         return nvml.ask(question, handle)  # type: ignore[no-any-return] # pynvml has no types
     except ArgumentError as error:
         parent = None
-        if question is _MPS:
+        if question in _MPS:
             with suppress(ArgumentError):  # only the handle of a slice that still exists has a parent
                 parent = nvml.ask_optional(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
         if parent is None:

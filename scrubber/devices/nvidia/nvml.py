@@ -141,6 +141,7 @@ class Library:
         self._broken = False  # the driver was unloaded: close NVML as soon as no session is active
         self.handles: dict[str, Handle] = {}  # of whole GPUs, for the sessions
         self._openings = 0
+        self.driver_version: tuple[int, ...] = ()  # of this opening, once a session has asked
         self.event_sets: list[Handle] = []  # event sets, each of which uses the driver while it exists
 
     @contextmanager
@@ -248,7 +249,7 @@ class Library:
                 self._condition.notify_all()
 
     def _close(self) -> None:
-        self.handles, self._broken = {}, False
+        self.handles, self._broken, self.driver_version = {}, False, ()
         if not self._open:
             return
         self._open = False
@@ -294,6 +295,14 @@ class Session:
         except DeviceError as error:
             self._library.failed(error)
             raise
+
+    def driver_version(self) -> tuple[int, ...]:
+        """The version of the loaded driver, asked once for each opening."""
+        version = self._library.driver_version
+        if not version:
+            text = self.ask(pynvml.nvmlSystemGetDriverVersion)
+            version = self._library.driver_version = tuple(int(it) for it in text.split(".") if it.isdecimal())
+        return version
 
     def events(self) -> Handle:
         """A new event set, valid until it is freed or NVML is closed, which changes ``opening``."""

@@ -111,7 +111,7 @@ def rights(target: ResetTarget) -> str | None:
 def _listed(session: Session, target: ResetTarget) -> str | None:
     """Processes that the driver lists. A device that needs a reset lists none; then ``holders`` is the proof."""
     try:
-        lists = [ask_before_reset(session, target, question) or [] for question in holders.LISTS]
+        lists = [ask_before_reset(session, target, question) or [] for question in holders.lists(session)]
     except DeviceLostError:
         raise
     except DeviceError as error:

@@ -36,7 +36,7 @@ LINK, LINKED_TO, AT = (f"nvmlDeviceGetNvLink{what}" for what in ("State", "Remot
 INSTANCE, INSTANCE_INFO = "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo"
 PROFILE = "nvmlDeviceGetGpuInstanceProfileInfoV"
 
-USE_OF_A_GPU = {OPEN, BY_UUID, MIG, MEMORY} | LISTS
+USE_OF_A_GPU = {OPEN, BY_UUID, MIG, MEMORY, "nvmlSystemGetDriverVersion"} | LISTS
 USE_OF_A_SLICE = USE_OF_A_GPU - {MIG}
 HEALTH_OF_A_GPU = USE_OF_A_GPU | {ROWS, ECC, FIELDS}
 HEALTH_OF_A_SLICE = USE_OF_A_SLICE | {PARENT, PAGES, ROWS, ECC, FIELDS}

@@ -67,6 +67,17 @@ def test_a_process_on_any_list_is_a_holder(rig, kind: str) -> None:
     assert rig.backend().has_holders(rig.gpu(1).uuid) is False
 
 
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("version", ["535.43.02", "535.54.03", "535.98", "535.104.05", "530.41.03", "580.159.04"])
+def test_each_listed_pid_is_the_one_that_the_driver_means(rig, kind: str, version: str) -> None:
+    """Drivers from 535.43 to 535.98 answer with entries that are wider than pynvml reads."""
+    backend, gpu = rig.backend(), rig.gpu(0)
+    rig.machine.set({"driver_version": version})
+    gpu.run(Process(4711), Process(4712), Process(4713), kind=kind)
+    assert backend.listed_holders(gpu.uuid) == {4711, 4712, 4713}
+    assert backend.has_holders(gpu.uuid) is True
+
+
 def test_a_reloaded_driver_has_another_baseline(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     assert backend.has_holders(gpu.uuid) is False

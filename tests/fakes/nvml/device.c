@@ -255,9 +255,26 @@ static bool concerns(const At *at, const Process *process)
     return at->slice < 0 || (process->gi == (u32)at->gi && process->ci == (u32)at->ci);
 }
 
-static int processes(const At *at, const char *kind, u32 *count, Process *out)
+/* Version 3 of the lists had wider entries for some releases: after the fields here, the protected memory. */
+static size_t entry(int version)
+{
+    int release, update;
+    const char *driver = state_text("driver_version");
+    if (version < 3 || !driver || sscanf(driver, "%d.%d", &release, &update) != 2)
+        return sizeof(Process);
+    return sizeof(Process) + (release == 535 && update >= 43 && update <= 98 ? sizeof(u64) : 0);
+}
+
+static void put(void *out, u32 place, size_t size, Process process)
+{
+    memset((char *)out + place * size, 0, size);
+    memcpy((char *)out + place * size, &process, sizeof process);
+}
+
+static int processes(const At *at, const char *kind, int version, u32 *count, void *out)
 {
     Process process;
+    size_t size = entry(version);
     Claim claims[MOST_CLAIMS];
     u32 found = 0;
     NEEDS(count);
@@ -266,26 +283,29 @@ static int processes(const At *at, const char *kind, u32 *count, Process *out)
         return NOT_SUPPORTED;
     while ((next = next_process(next, &process)))
         if (concerns(at, &process) && found++ < *count && out)
-            out[found - 1] = process;
+            put(out, found - 1, size, process);
     bool compute = at->slice < 0 && strcmp(kind, "compute") == 0; /* whoever has a context of CUDA */
     for (int i = compute ? claims_in(told(at, "memory.claims"), claims) : 0; i-- > 0;)
         if (claims[i].pid && found++ < *count && out)
-            out[found - 1] = (Process){claims[i].pid, claims[i].bytes, NOT_KNOWN, NOT_KNOWN};
+            put(out, found - 1, size, (Process){claims[i].pid, claims[i].bytes, NOT_KNOWN, NOT_KNOWN});
     bool fits = found <= *count && (out || !found);
     *count = found;
     return fits ? OK : INSUFFICIENT_SIZE;
 }
 
-#define PROCESSES(symbol, kind)                                                                                        \
-    API int symbol(const Handle *device, u32 *count, Process *out)                                                     \
+#define PROCESSES(symbol, kind, version)                                                                               \
+    API int symbol(const Handle *device, u32 *count, void *out)                                                        \
     {                                                                                                                  \
         ABOUT(device);                                                                                                 \
-        return processes(&at, kind, count, out);                                                                       \
+        return processes(&at, kind, version, count, out);                                                              \
     }
 
-PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "compute")
-PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
-PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "compute", 2)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics", 2)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps", 2)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "compute", 3)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics", 3)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps", 3)
 
 /* Running and ended processes, "PID PID ...", while the mode is on. */
 API int nvmlDeviceGetAccountingBufferSize(const Handle *device, u32 *size)
