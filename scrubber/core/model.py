@@ -84,6 +84,7 @@ class Blame(Enum):
     DEVICE = "device"  # escalate, then quarantine
     TENANT = "tenant"  # a process holds the device: leave it alone, try again later
     SERVICE = "service"  # the service was stopped, lacks something, or did less than ordered: try again later
+    NODE_OR_DEVICE = "node-or-device"  # try again; the device is to blame if scrubs of other devices pass meanwhile
     UNDECIDED = "undecided"  # our own program failed on the device: try again, a second sign blames the device
 
 
@@ -368,6 +369,7 @@ class Setback:
     stuck: tuple[Holder, ...] = ()  # processes that the scrub told to end and that still run ...
     stuck_since: Moment | None = None  # ... and when a scrub first found one of them
     undecided: bool = False  # since the last proof, a program of ours has failed on the device
+    node_or_device: bool = False  # the node may have been to blame
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,12 @@ def setback(record: Record, why: str, at: Moment) -> Setback:
     results = record.job.results if record.job is not None else ()
     undecided = any(result.blame is Blame.UNDECIDED for result in results) or (before is not None and before.undecided)
     stuck = tuple(it for result in results for it in result.findings.stuck)
+    node = any(result.blame is Blame.NODE_OR_DEVICE for result in results)
     if not stuck:
-        return Setback(why, at, count, undecided=undecided)
+        return Setback(why, at, count, undecided=undecided, node_or_device=node)
     known = {(it.pid, it.started) for it in before.stuck} if before is not None else set()
     same = any((it.pid, it.started) in known for it in stuck)
-    return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at, undecided)
+    return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at, undecided, node)
 
 
 def until_retry(failed: Setback) -> float:

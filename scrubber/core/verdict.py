@@ -156,17 +156,28 @@ def credited(result: StepResult, record: Record) -> StepResult:
 
 
 def confirmed(
-    judged: Verdict, vitals: Vitals | None, record: Record, policy: Policy, workers: Collection[int] = ()
+    judged: Verdict,
+    vitals: Vitals | None,
+    record: Record,
+    policy: Policy,
+    workers: Collection[int] = (),
+    others: Collection[Record] = (),
 ) -> Verdict:
     """The verdict together with what the service itself observed: the worker does not read the error log.
 
     A program of ours that failed on the device blames the device only with a second sign. Errors that the driver
     logged of that program do not count: they are the same event. ``workers``: the pids of the job's workers.
+
+    What the node lacks, no device of it has. So what can be a fault of the node blames the device only if it failed
+    twice, and the scrub of another device passed between, or if the device reports an ailment. ``others``: the records
+    of all devices of the node.
     """
     undecided = isinstance(judged, Failed) and judged.blame is Blame.UNDECIDED
     ailment = diagnose(without_programs(vitals, workers) if undecided else vitals, record.baseline, policy)
     if isinstance(judged, Failed):
-        if undecided and (ailment is not None or _has_failed(record)):
+        unsure = undecided or judged.blame is Blame.NODE_OR_DEVICE
+        again = _has_failed(record) if undecided else _passed_elsewhere(record, others)
+        if unsure and (ailment is not None or again):
             judged = replace(judged, blame=Blame.DEVICE, ailment=ailment or judged.ailment)
         if ailment is None or judged.blame is not Blame.DEVICE:
             return judged
@@ -182,6 +193,18 @@ def _has_failed(record: Record) -> bool:
     """Whether an earlier path of this job has failed, or an earlier scrub since the last proof in the same way."""
     escalated = record.job is not None and any(result.path is not record.job.path for result in record.job.results)
     return escalated or (record.setback is not None and record.setback.undecided)
+
+
+def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
+    """Whether the scrub of another device has passed since the last one of this device failed in the same way."""
+    failed_at = record.setback.at.uptime if record.setback is not None and record.setback.node_or_device else math.inf
+    return any(
+        it.receipt is not None
+        and it.receipt.incarnation == record.incarnation
+        and it.receipt.finished.uptime > failed_at
+        for it in others
+        if it.device.uuid != record.device.uuid
+    )
 
 
 def proven_fault(job: Job) -> Ailment | None:

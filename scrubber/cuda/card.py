@@ -27,6 +27,10 @@ class CardBusyError(CudaError):
     """The GPU cannot be used now, because something else on the node prevents it. The device is not at fault."""
 
 
+class NotStartedError(CudaError):
+    """CUDA did not start: the node or this container lacks something, or the device is broken."""
+
+
 class KernelFailedError(CudaError):
     """A kernel ended with an exception: a fault of the kernel, or of the device."""
 

@@ -27,6 +27,7 @@ from scrubber.cuda.card import (
     Free,
     KernelFailedError,
     KernelProgram,
+    NotStartedError,
     Span,
     Step,
     Sweep,
@@ -74,8 +75,7 @@ _IN_REGISTERS = {
 
 _FITTING = f"{nvidia_advice.INSTALL}; and {LIBRARY} of the loaded driver"
 # Which errors of CUDA are certainly not the device's fault, and what to do about each, by the meanings that the header
-# of the CUDA driver gives. An error that is in neither table counts against the device. A broken device causes these,
-# too: 3 (CUDA could not start), 100 (no device: the visible one may have fallen off the bus) and 999 (unknown).
+# of the CUDA driver gives. An error that is in no table counts against the device.
 _REMEDIES = {
     "end the process that uses it, or set its compute mode on the node: nvidia-smi -c DEFAULT": {46},
     _FITTING: {34, 36, 803, 804},
@@ -88,14 +88,22 @@ _REMEDIES = {
     "look at the files and the limits of the service: memory, open files, the driver's libraries": {301, 302, 303, 304},
     "start nvidia-fabricmanager on the node, if the GPUs have switches; with confidential computing, set them ready:"
     " nvidia-smi conf-compute -srs 1": {802},
-    "end the node's server of MPS": set(range(805, 810)),
+    "end the node's server of MPS": set(range(805, 811)),
+    # Another process, or the scrub itself, has taken the memory that a call needs.
+    "end the process that uses its memory": {_OUT_OF_MEMORY},
 }
 _REMEDY = {status: remedy for remedy, statuses in _REMEDIES.items() for status in statuses}
 # A kernel ended with an exception, such as a trap. A fault of the kernel causes these too: 700 (an illegal address),
 # 710 (a failed assertion), 714 (the call stack), 715 (an illegal instruction), 716 (a misaligned address), 717 (an
 # address in the wrong space), 718 (an invalid program counter) and 719 (any other exception).
 _KERNEL_FAILED = frozenset({700, 710, *range(714, 720)})
-_CROWDED = "end the process that uses its memory"  # out of memory before a scrub has taken any
+# CUDA could not start, no device, unknown: a node without a module, a container without the device, or a broken device.
+_NOT_STARTED = frozenset({3, 100, 999})
+_NODE_OR_DEVICE = (
+    "if scrubs of every GPU fail so, the node or the container of the service lacks something: look whether"
+    " /dev/nvidia-uvm can be opened there, and start the container of the service again"
+)
+_OUT_OF_TIME = 702  # the driver limits the time of a kernel on a GPU with a display
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +174,9 @@ class CudaCard:
 
     def begin(self, pci_address: str, manager: MemoryManager = MemoryManager.UNKNOWN) -> None:
         """Check that it is the right device, and make the context."""
-        with self._translated("open"):
+        with self._translated("open", starting=True):
             count = self._driver.devices()
+        with self._translated("open"):
             address, uuid = (self._driver.pci_address(), self._driver.uuid()) if count == 1 else ("", b"")
         if count != 1:
             raise CudaError(f"cannot open {self.name}: CUDA shows {count} devices where one was asked for")
@@ -352,18 +361,22 @@ class CudaCard:
             raise CardBusyError(f"cannot open {self.name}: {error}") from error
 
     @contextmanager
-    def _translated(self, action: str) -> Iterator[None]:
-        """Turn errors of CUDA into CudaError or CardBusyError."""
+    def _translated(self, action: str, *, starting: bool = False) -> Iterator[None]:
+        """Turn errors of CUDA into CudaError or a kind of it."""
         try:
             yield
         except self._driver.Error as error:
-            raise self._error(action, error) from error
+            translated = self._error(action, error)
+            if starting and status_of(error) in _NOT_STARTED:
+                raise NotStartedError(f"{translated}; {_NODE_OR_DEVICE}") from error
+            raise translated from error
 
     def _error(self, action: str, error: Exception) -> CudaError:
         status = status_of(error)
-        crowded = action == "open" and status == _OUT_OF_MEMORY  # by others: the device may be sound
-        remedy = _CROWDED if crowded else _REMEDY.get(status)
+        remedy = _REMEDY.get(status)
         text = f"cannot {action} {self.name}: CUDA says {error}"
+        if status == _OUT_OF_TIME:
+            return KernelFailedError(f"{text}; if a display is connected to the GPU, take it off, or stop its server")
         if status in _KERNEL_FAILED:
             return KernelFailedError(f"{text}; a kernel of Autoclave failed, by its own fault or by the GPU's")
         return CudaError(text) if remedy is None else CardBusyError(f"{text}; {remedy}")

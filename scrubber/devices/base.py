@@ -31,6 +31,10 @@ class NotNowError(DeviceError):
     """The step did not begin, because something else on the node prevents it. The device is not at fault."""
 
 
+class NodeOrDeviceError(DeviceError):
+    """The device cannot be used: a fault of the node, if no other device can be used either, or of the device."""
+
+
 class ProgramFailedError(DeviceError):
     """A program of ours failed on the device: a fault of the program, or of the device."""
 

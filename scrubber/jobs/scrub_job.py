@@ -419,7 +419,7 @@ class ScrubJob:
             vitals, unexpected_holder = await self._last_vitals()
         else:
             vitals, unexpected_holder = await self._observer.health.vitals(self.device), None
-        judged = verdict.confirmed(judged, vitals, record, self._policy, self._workers)
+        judged = verdict.confirmed(judged, vitals, record, self._policy, self._workers, self._ledger.records.values())
         if isinstance(judged, Measurements):
             judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.job, judged, vitals)

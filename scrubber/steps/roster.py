@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices import shortage
-from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, ProgramFailedError
+from scrubber.devices.base import DeviceError, DeviceLostError, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.steps import evict, on_device
 from scrubber.steps.base import Order, Report, StepContext
 
@@ -51,6 +51,8 @@ def _report(error: Exception) -> Report | None:
             return Report(Outcome.FAILED, str(error), findings=Findings(vitals=Vitals(lost=True)))
         case NotNowError():
             return Report(Outcome.FAILED, str(error), Blame.SERVICE)
+        case NodeOrDeviceError():
+            return Report(Outcome.FAILED, str(error), Blame.NODE_OR_DEVICE)
         case ProgramFailedError():
             return Report(Outcome.FAILED, str(error), Blame.UNDECIDED)
         case DeviceError():

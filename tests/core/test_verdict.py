@@ -504,6 +504,47 @@ def test_one_failed_kernel_blames_no_device(vitals):
     assert verdict.confirmed(UNDECIDED, vitals, FIRST, ENFORCE) == UNDECIDED
 
 
+UNSTARTED = verdict.failed(Step.CLEAR, Blame.NODE_OR_DEVICE, "CUDA does not start")
+NO_START = replace(result(Step.CLEAR, outcome=Outcome.FAILED), blame=Blame.NODE_OR_DEVICE)
+STILL_NO_START = in_job(lives.live(in_job(lives.DIRTY, NO_START), ev.ScrubFailed("job-1", "no")), NO_START)
+
+
+def other(finished, *, incarnation=lives.CLEAN.incarnation):
+    """Another device, proven clean at this uptime."""
+    assert lives.CLEAN.receipt is not None
+    receipt = replace(lives.CLEAN.receipt, finished=Moment(0.0, finished), incarnation=incarnation)
+    device = replace(lives.CLEAN.device, uuid="GPU-other")
+    return replace(lives.CLEAN, device=device, receipt=receipt, incarnation=incarnation)
+
+
+BEGAN = NOW.uptime  # of the setback
+
+
+@pytest.mark.parametrize(
+    ("record", "others", "blame"),
+    lives.rows(
+        ("no device since", STILL_NO_START, (other(BEGAN), lives.DIRTY), Blame.NODE_OR_DEVICE),
+        ("itself alone", STILL_NO_START, (replace(STILL_NO_START, receipt=other(BEGAN + 1).receipt),),
+         Blame.NODE_OR_DEVICE),
+        ("for the first time", in_job(lives.DIRTY, NO_START), (other(BEGAN + 1),), Blame.NODE_OR_DEVICE),
+        ("after another failure", AGAIN, (other(BEGAN + 9),), Blame.NODE_OR_DEVICE),
+        ("another driver", STILL_NO_START, (other(BEGAN + 1, incarnation=Incarnation("b", "d")),),
+         Blame.NODE_OR_DEVICE),
+        ("another device since", STILL_NO_START, (lives.DIRTY, other(BEGAN + 1)), Blame.DEVICE),
+    ),
+)  # fmt: skip
+def test_cuda_must_start_elsewhere_before_a_device_is_blamed(record, others, blame):
+    """What the node lacks, no device of it has: then CUDA starts nowhere."""
+    reported = verdict.confirmed(UNSTARTED, lives.WELL, record, ENFORCE, (), others)
+    assert reported == replace(UNSTARTED, blame=blame)
+
+
+def test_a_sick_device_is_blamed_although_the_node_may_be():
+    reported = verdict.confirmed(UNSTARTED, Vitals(ecc_uncorrectable=1), in_job(lives.DIRTY, NO_START), ENFORCE)
+    assert isinstance(reported, Failed)
+    assert (reported.blame, reported.ailment.kind) == (Blame.DEVICE, AilmentKind.ECC)
+
+
 @pytest.mark.parametrize(("code", "pid", "blame"), [
     *((code, OWN, Blame.UNDECIDED) for code in sorted(PROGRAM_FAULTS)),
     *((code, pid, Blame.DEVICE) for code in sorted(PROGRAM_FAULTS) for pid in (ANOTHER, None)),

@@ -15,7 +15,15 @@ import pytest
 from scrubber.core.measurements import Scratched
 from scrubber.core.model import Findings
 from scrubber.cuda import clearing, device, memory, selftest
-from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, KernelProgram, Sweep
+from scrubber.cuda.card import (
+    NOWHERE,
+    CardBusyError,
+    CudaError,
+    KernelFailedError,
+    KernelProgram,
+    NotStartedError,
+    Sweep,
+)
 from scrubber.cuda.driver import CudaDriver, Kernel, Word
 from scrubber.cuda.patterns import ZERO
 from scrubber.cuda.selftest import Clock
@@ -371,13 +379,37 @@ def test_a_block_overwrites_what_the_driver_grants(bench, named, counted, status
         **dict.fromkeys((221, 223), "libnvidia-ptxjitcompiler"),
         **dict.fromkeys((301, 302, 303, 304), "limits of the service"),
         **dict.fromkeys((802,), "nvidia-fabricmanager"),
-        **dict.fromkeys((805, 806, 807, 808, 809), "MPS"),
+        **dict.fromkeys((805, 806, 807, 808, 809, 810), "MPS"),
     }.items(),
 )
 def test_a_refusal_without_device_fault_has_a_remedy(bench, status, remedy):
     bench.change(refuses=status)
     with pytest.raises(CardBusyError, match=f"cannot open {bench.uuid}: CUDA says .*; .*{remedy}"):
         bench.ready()
+
+
+@pytest.mark.parametrize("call", ["cuDevicePrimaryCtxRetain", "cuModuleLoad", "cuMemAlloc_v2", "cuMemcpyDtoH_v2"])
+def test_a_lack_of_memory_accuses_no_device(bench, call):
+    """On real GPUs, another process that has all memory shows in the call that makes the context, or in a later one."""
+    bench.machine.fail(bench.uuid, call, 2)
+    with pytest.raises(CardBusyError, match=r"CUDA_ERROR_OUT_OF_MEMORY.*; end the process that uses its memory"):
+        bench.ready()
+
+
+@pytest.mark.parametrize("call", ["cuLaunchKernel", "cuMemcpyDtoH_v2", "cuEventSynchronize"])
+def test_a_lack_of_memory_in_a_scrub_accuses_no_device(bench, call):
+    held = memory.take(bench.ready())
+    bench.machine.fail(bench.uuid, call, 2)
+    with pytest.raises(CardBusyError, match=r"cannot check memory .*CUDA_ERROR_OUT_OF_MEMORY.*; end the process"):
+        held.check(ZERO, unheard)
+
+
+def test_a_kernel_out_of_time_may_be_sound(bench):
+    """The driver limits the time of a kernel on a GPU with a display."""
+    held = memory.take(bench.ready())
+    bench.machine.fail(bench.uuid, "cuEventSynchronize", 702)
+    with pytest.raises(KernelFailedError, match=r"CUDA says .*; .*display"):
+        held.check(ZERO, unheard)
 
 
 @pytest.mark.parametrize("status", [1, 701])
@@ -387,10 +419,22 @@ def test_a_launch_refused_at_each_size_accuses_no_device(bench, status):
         bench.ready()
 
 
+@pytest.mark.parametrize("status", [3, 100, 999])
+def test_without_a_start_of_cuda_the_node_may_lack_something(bench, status):
+    bench.change(refuses=status)
+    with pytest.raises(NotStartedError, match=r"CUDA says .*; .* of every GPU"):
+        bench.ready()
+    bench.change(refuses=None)
+    bench.machine.fail(bench.uuid, "cuDevicePrimaryCtxRetain", status)
+    with pytest.raises(CudaError, match=r"CUDA says") as reason:
+        bench.ready()
+    assert type(reason.value) is CudaError
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        *(({"refuses": status}, "CUDA says") for status in (3, 100, 101, 214, 220, 702, 810, 999)),
+        *(({"refuses": status}, "CUDA says") for status in (101, 214, 220)),
         *(({"shown": shown}, f"CUDA shows {shown} devices where one was asked") for shown in ("0", 2)),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
-from scrubber.devices.base import Gpu, NotNowError, ProgramFailedError
+from scrubber.devices.base import Gpu, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.layout import Resetting
 from scrubber.steps import roster
@@ -223,6 +223,9 @@ def test_an_obstacle_of_a_step_is_no_device_fault() -> None:
 
 
 def test_a_program_that_failed_blames_no_device_yet() -> None:
+    gpu = Mock(**{"verify.side_effect": NodeOrDeviceError("CUDA does not start")})
+    report = Report(Outcome.FAILED, "CUDA does not start", Blame.NODE_OR_DEVICE)
+    assert roster.perform(Step.VERIFY, ORDER, bench(gpu)) == report
     gpu = Mock(**{"verify.side_effect": ProgramFailedError("a kernel failed")})
     assert roster.perform(Step.VERIFY, ORDER, bench(gpu)) == Report(Outcome.FAILED, "a kernel failed", Blame.UNDECIDED)
 

@@ -16,11 +16,11 @@ from typing import TypeVar
 from scrubber.core.measurements import Uncovered
 from scrubber.core.model import MemoryManager
 from scrubber.cuda import coverage, device, memory
-from scrubber.cuda.card import Card, CardBusyError, CudaError, Free, KernelFailedError
+from scrubber.cuda.card import Card, CardBusyError, CudaError, Free, KernelFailedError, NotStartedError
 from scrubber.cuda.coverage import Account, MemoryCounts
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.selftest import Clock
-from scrubber.devices.base import Counts, DeviceError, NotNowError, ProgramFailedError
+from scrubber.devices.base import Counts, DeviceError, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.devices.nvidia import boards, holders, restore
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.nvml import Library
@@ -171,6 +171,8 @@ def cuda_errors_translated() -> Iterator[None]:
         yield
     except CardBusyError as error:
         raise NotNowError(str(error)) from error
+    except NotStartedError as error:
+        raise NodeOrDeviceError(str(error)) from error
     except KernelFailedError as error:
         raise ProgramFailedError(str(error)) from error
     except CudaError as error:
