@@ -24,7 +24,7 @@ from ground.quantities import quantity
 from policies.model import OnChip, Policy
 from scrubber.core import answers, ownership, proof
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
-from scrubber.core.measurements import OURS_AT_MOST, Measurements, Uncovered, own_memory
+from scrubber.core.measurements import Measurements, Uncovered, forgiven_memory, own_memory
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -346,13 +346,13 @@ def _miscounted(clear: Findings) -> Failed | None:
 def _too_little(done: Done, policy: Policy) -> Failed | None:
     """Clear and verify must each cover the share that the policy orders, of the larger memory size.
 
-    The scrub's own memory counts as covered, up to ``OURS_AT_MOST``. Only clear reports it: verify reads the
-    memory that clear wrote.
+    Of the scrub's own memory, ``forgiven_memory`` counts as covered. Only clear reports it: verify reads the memory
+    that clear wrote.
     """
     allocatable, least = _allocatable(done), policy.clear.min_coverage
     uncovered = done[Step.CLEAR].findings.uncovered
     own = own_memory(uncovered)
-    allowed = min(own, OURS_AT_MOST)
+    allowed = forgiven_memory(uncovered)
     for step in MEASURED:
         covered = done[step].findings.covered_bytes or 0
         if covered + allowed >= least * allocatable:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
+from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Uncovered
 from scrubber.cuda.card import Free
 
-CONTEXT_AT_MOST = 2**30  # bytes; contexts take 256 to 612 MiB. Much more is not ours
+CONTEXT_AT_MOST = 2**30  # bytes; contexts take 256 to 612 MiB. Much more is ours only if the driver says so
 SLACK = 2**26  # bytes, or ...
 SLACK_SHARE = 1 / 1000  # ... this share of the memory: the driver's own tables, and what CUDA itself keeps or frees
 
@@ -41,6 +41,14 @@ class Account:
     before: MemoryCounts
     opened: Free
     after: Free
+    own: int = (
+        0  # the memory of this process, as the driver counts it, less what was taken for the passes; 0: not asked
+    )
+
+    @property
+    def context(self) -> int:
+        """The bytes that have gone since NVML was asked, with our context made and nothing else taken."""
+        return self.before.free - self.opened.free
 
     @property
     def allocatable(self) -> int:
@@ -57,7 +65,8 @@ def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...
     causes = {
         OWN_IDLE: min(account.before.used, idle),
         "in use before the scrub": account.before.used - idle,
-        OWN_CONTEXT: account.before.free - account.opened.free,
+        OWN_LISTED: account.own,
+        OWN_CONTEXT: account.context - account.own,
         "left free in pieces too small to take": account.after.free,
         OWN_BOOKS: rest,
     }
@@ -77,10 +86,14 @@ def disturbance(account: Account, covered: int) -> str | None:
     if account.opened.total != account.after.total:
         return "the memory that the driver keeps for itself changed meanwhile"
     slack = max(SLACK, int(account.before.total * SLACK_SHARE))
-    by_free, by_used = account.before.free - account.opened.free, account.opened.used - account.before.used
+    by_free, by_used = account.context, account.opened.used - account.before.used
     beside = account.opened.free - account.after.free - covered
     for taken, given, most in (
-        (min(by_free, by_used), max(by_free, by_used), CONTEXT_AT_MOST),  # they differ as the totals do: no change
+        (
+            min(by_free, by_used),
+            max(by_free, by_used),
+            max(CONTEXT_AT_MOST, account.own),
+        ),  # they differ as the totals do: no change
         (beside, beside, slack),
     ):
         if taken > most:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.model import Clear, Passes
 from scrubber.core import verdict
-from scrubber.core.measurements import OWN_CONTEXT, Measurements, Uncovered
+from scrubber.core.measurements import OWN_CONTEXT, OWN_LISTED, Measurements, Uncovered
 from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Consequence, Failed
 from tests.core.lives import ENFORCE, finished
@@ -117,6 +117,14 @@ def test_only_our_own_memory_in_full_explains_a_gap(own, others, blame):
     if isinstance(judged, Measurements):
         parts = {part.cause: part.bytes for part in judged.uncovered}
         assert (parts[OWN_CONTEXT], judged.covered_bytes) == (own * UNIT, (1000 - own - others) * UNIT)
+
+
+@pytest.mark.parametrize(("listed", "passes"), [(60, False), (68, True)])
+def test_the_scrubs_own_memory_by_the_driver_has_no_limit(listed, passes):
+    part: dict[str, object] = {"covered_bytes": 900 * UNIT, "allocatable_bytes": 1000 * UNIT}
+    causes = (Uncovered(OWN_LISTED, listed * UNIT), Uncovered(OWN_CONTEXT, (100 - listed) * UNIT))
+    judged = judge(finished(clear={**part, "uncovered": causes}, verify=part))
+    assert isinstance(judged, Measurements) is passes
 
 
 def test_what_clear_may_leave_out_verify_may_not():

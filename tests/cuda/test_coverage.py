@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.core.measurements import OURS, Uncovered
+from scrubber.core.measurements import OURS, OWN_LISTED, Uncovered
 from scrubber.cuda.card import Free
 from scrubber.cuda.coverage import CONTEXT_AT_MOST, SLACK, Account, MemoryCounts, disturbance, uncovered
 
@@ -22,7 +22,8 @@ def account(before: int = 0, context: int = CONTEXT, taken: int = COVERED, hidde
     """``hidden``: the bytes that NVML calls allocatable and CUDA does not show."""
     total = IDLE.allocatable - hidden
     seen = [total - before - context, total - before - context - taken]
-    return Account(replace(IDLE, used=before), *(Free(free, total) for free in seen))
+    opened, after = (Free(free, total) for free in seen)
+    return Account(replace(IDLE, used=before), opened, after)
 
 
 def test_uncovered_memory_is_listed_by_cause_and_adds_up():
@@ -34,6 +35,15 @@ def test_uncovered_memory_is_listed_by_cause_and_adds_up():
         Uncovered("left free in pieces too small to take", GIB - CONTEXT - 2**20),
     )
     assert sum(it.bytes for it in causes) == IDLE.allocatable - COVERED
+
+
+def test_what_the_driver_counts_as_ours_has_no_limit():
+    seen = account(context=3 * CONTEXT_AT_MOST, taken=COVERED - 3 * GIB)
+    assert disturbance(seen, COVERED - 3 * GIB) is not None
+    listed = replace(seen, own=3 * CONTEXT_AT_MOST)
+    assert disturbance(listed, COVERED - 3 * GIB) is None
+    assert uncovered(listed, COVERED - 3 * GIB, idle=0)[0] == Uncovered(OWN_LISTED, 3 * CONTEXT_AT_MOST)
+    assert disturbance(replace(seen, own=3 * CONTEXT_AT_MOST - 1), COVERED - 3 * GIB) is not None
 
 
 def test_only_context_and_driver_tables_are_ours():
@@ -87,5 +97,5 @@ def test_our_share_of_memory_has_an_upper_limit(most, seen, why):
 
 
 def test_small_devices_have_the_same_allowance_for_driver_tables():
-    books = (Free(free, 16 * GIB) for free in (10 * GIB - CONTEXT, 9 * GIB - CONTEXT - SLACK))
-    assert disturbance(Account(MemoryCounts(16 * GIB, 6 * GIB, 0), *books), GIB) is None
+    opened, after = (Free(free, 16 * GIB) for free in (10 * GIB - CONTEXT, 9 * GIB - CONTEXT - SLACK))
+    assert disturbance(Account(MemoryCounts(16 * GIB, 6 * GIB, 0), opened, after), GIB) is None

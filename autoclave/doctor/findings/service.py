@@ -10,7 +10,7 @@ from ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies.model import Clear
 from scrubber.core import views
-from scrubber.core.measurements import OURS_AT_MOST, own_memory
+from scrubber.core.measurements import forgiven_memory
 from scrubber.core.model import State
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
@@ -181,7 +181,7 @@ def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     receipt = device.receipt
     if receipt is None:
         return
-    allowed = min(own_memory(receipt.uncovered), OURS_AT_MOST)
+    allowed = forgiven_memory(receipt.uncovered)
     if receipt.covered_bytes + allowed >= DEFAULT.min_coverage * receipt.allocatable_bytes:
         return
     share = receipt.covered_bytes / receipt.allocatable_bytes

@@ -96,6 +96,15 @@ def pids(nvml: Session, handle: Handle) -> frozenset[int]:
     return frozenset(found)
 
 
+def memory_of(nvml: Session, handle: Handle, pid: int) -> int:
+    """The bytes that the driver counts as the memory of a process that has a context; 0 if it does not say."""
+    with suppress(NotSupportedError):
+        for process in _listed(nvml, handle, lists(nvml)[0]):
+            if process.pid == pid:
+                return process.usedGpuMemory or 0
+    return 0
+
+
 def in_use(usage: Usage, idle: int) -> bool | None:
     """Whether the device has a holder; None if it has memory in use that no listed process explains."""
     if usage.listed is False and usage.most > idle:

@@ -6,14 +6,15 @@ counts it from then on: the counts explain what was not covered, and show memory
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from scrubber.core.measurements import Uncovered
+from scrubber.core.measurements import OURS_AT_MOST, Uncovered
 from scrubber.core.model import MemoryManager
 from scrubber.cuda import coverage, device, memory
 from scrubber.cuda.card import Card, CardBusyError, CudaError, Free, KernelFailedError, NotStartedError
@@ -23,7 +24,7 @@ from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import Counts, DeviceError, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.devices.nvidia import boards, holders, restore
 from scrubber.devices.nvidia.address import WorkerTarget
-from scrubber.devices.nvidia.nvml import Library
+from scrubber.devices.nvidia.nvml import Library, Session
 
 T = TypeVar("T")
 FREED_WITHIN = 15.0  # seconds: the driver may free the memory of an ended process later than it ends ...
@@ -85,7 +86,12 @@ class HeldMemory:
     def _account(self) -> Account:
         held = self._all()
         with cuda_errors_translated():
-            return Account(held.before, held.opened, held.memory.card.memory())
+            account = Account(held.before, held.opened, held.memory.card.memory())
+        if account.context <= OURS_AT_MOST:
+            return account
+        with self._nvml() as session:
+            listed = holders.memory_of(session, session.handle(self._place.uuid), os.getpid())
+        return replace(account, own=max(0, listed - held.memory.size))
 
     def _all(self) -> _Held:
         if self._held is None:
@@ -148,11 +154,16 @@ class HeldMemory:
                 self._library.close()
 
     def _read_counts(self) -> MemoryCounts:
-        """The counts now. Close NVML at once: an open NVML has all GPUs open, which blocks the jobs of the others."""
-        with self._library.session() as session:
+        with self._nvml() as session:
             counts = boards.memory(session, session.handle(self._place.uuid))
-        self._library.close()
         return MemoryCounts(counts.total, counts.reserved, counts.used)
+
+    @contextmanager
+    def _nvml(self) -> Iterator[Session]:
+        """A session, closed at once: an open NVML has all GPUs open, which blocks the jobs of the others."""
+        with self._library.session() as session:
+            yield session
+        self._library.close()
 
 
 def once_freed(read: Callable[[], T], is_free: Callable[[T], bool], clock: Clock) -> T:

@@ -14,13 +14,14 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Mismatch, Scratched
+from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched
 from scrubber.core.model import Findings, Outcome, Step
-from scrubber.cuda import device, selftest
+from scrubber.cuda import coverage, device, selftest
 from scrubber.cuda.card import CardBusyError, Span, Sweep
 from scrubber.cuda.driver import CudaDriver, Kernel
 from scrubber.cuda.patterns import ZERO
 from scrubber.devices.base import DeviceError, NodeOrDeviceError, NotNowError, ProgramFailedError
+from scrubber.devices.nvidia import memory as nvidia_memory
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
 from scrubber.devices.nvidia.settings import of_policy
@@ -176,6 +177,16 @@ def test_idle_use_up_to_the_limit_counts_as_the_drivers(cells, rig, idle):
         OWN_CONTEXT: TAKEN,
     }
     assert SECRET not in cells.read_bytes()
+
+
+def test_what_the_driver_counts_as_ours_is_ours(one, rig, monkeypatch):
+    """A large context: the limits are for memory of which the driver does not say whose it is."""
+    monkeypatch.setattr(nvidia_memory, "OURS_AT_MOST", PAGE)
+    monkeypatch.setattr(coverage, "CONTEXT_AT_MOST", PAGE)
+    assert {it.cause: it.bytes for it in one.clear(KEY, PASSES, nothing).uncovered} == {OWN_LISTED: TAKEN}
+    rig.gpu(0).fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    with pytest.raises(NotNowError, match="another process took"):
+        one.verify(nothing)
 
 
 def test_nvml_is_closed_while_memory_is_worked_on(one, rig):
