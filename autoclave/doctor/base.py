@@ -195,7 +195,6 @@ class NodeFacts:
     unreadable: CheckFault | None = None  # the first process that the doctor cannot read, and why
     kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
     file_watches: CheckFault | None = None  # why this user cannot watch files
-    amdgpu: str = ""  # the release of the kernel, if AMD's driver is loaded
 
     kubelet_dir: Directory
     kubelet_dir_writable: bool

@@ -83,7 +83,6 @@ def gather(
         unreadable=process_facts.unreadable(PROC),
         kernel_log=posture.kernel_log(host_root),
         file_watches=posture.file_watches(),
-        amdgpu=posture.amdgpu(host_root),
         kubelet_dir=_directory(kubelet_dir, links=True),
         kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
         kubelet=_socket(kubelet_dir / "kubelet.sock"),

@@ -37,7 +37,7 @@ NVIDIA = {
     "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges", "cgroups",
     "kernel-log",
 }  # fmt: skip
-SOMETIMES = {"amdgpu", "feature-gates"}  # only where there is such a driver, and with --driver-name
+SOMETIMES = {"feature-gates"}  # only with --driver-name
 EVERYTHING = {*roster.NAMES} - NVIDIA - SOMETIMES
 ALONE = {"run-dir", "clock", "file-watches"}  # neither of the service nor of the kubelet
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}

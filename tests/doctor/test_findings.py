@@ -447,12 +447,3 @@ def test_only_slices_of_a_sliced_gpu_need_cdi_names():
     assert "names MIG-1" in found.text
     [found] = finding_of(replace(cut, cdi=(spec("MIG-1"),)), "cdi")
     assert found.level is OK
-
-
-@pytest.mark.parametrize(
-    ("kernel", "warned"),
-    [("", False), ("6.9.12", False), ("6.10", True), ("6.15.8-arch1", True), ("6.15.9", False), ("6.16.0-rc1", False)],
-)
-@pytest.mark.parametrize("facts", [stands, of_others])
-def test_amds_driver_matters_only_with_a_kernel_without_clearing(facts, kernel, warned):
-    assert [it.level for it in finding_of(facts(amdgpu=kernel), "amdgpu")] == [WARNING] * warned

@@ -68,10 +68,6 @@ ROWS = {
         {**device("1:17", "0x10de", "0x030200"), **device("1:18", "0x10de", "0x06"), **device("1", "0x8086", "0x03")},
         ("1:17",),
     ),
-    "no driver of AMD": (posture.amdgpu, {"proc/sys/kernel/osrelease": "6.12.1\n"}, ""),
-    "a driver of AMD": (
-        posture.amdgpu, {"proc/sys/kernel/osrelease": "6.12.1\n", "sys/module/amdgpu/a": ""}, "6.12.1",
-    ),
     "no GPU of the driver": (posture.numa_gpus, {}, ()),
     "a GPU whose memory is a node": (
         posture.numa_gpus, {f"{GPUS}/0009:01:00.0/numa_status": "Node: 1\n", f"{GPUS}/0019:01:00.0/information": ""},

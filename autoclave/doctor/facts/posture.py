@@ -56,13 +56,6 @@ def options(root: Path) -> dict[str, str] | CheckFault:
     return {name.strip(): value.strip().strip('"') for name, _, value in pairs}
 
 
-def amdgpu(root: Path) -> str:
-    """The release of the kernel if AMD's GPU driver is loaded; empty if it is not, or cannot be seen."""
-    release = safe_read.text(root / "proc/sys/kernel/osrelease")
-    loaded = safe_read.there(root / "sys/module/amdgpu") is True
-    return (release if isinstance(release, str) else os.uname().release).strip() if loaded else ""
-
-
 def on_bus(root: Path) -> tuple[str, ...]:
     """The PCI addresses of NVIDIA's GPUs, with or without a driver; none where the bus cannot be seen."""
     devices = root / "sys/bus/pci/devices"

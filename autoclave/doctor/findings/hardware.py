@@ -390,17 +390,10 @@ _ECC_ON = (
     "switch ECC on: `settings: {ecc: true}` in the policy, then `autoclave scrub GPU --path reset`; keep a GPU without "
     "ECC for tenants that trust each other"
 )
-_AMD_FROM, _AMD_UNTIL = (6, 10, 0), (6, 15, 9)  # releases of the kernel
 
 
 def memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """Memory that one tenant can change, or read, for another, whatever a scrub does."""
-    if release := re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.amdgpu):
-        kernel = (int(release[1]), int(release[2]), int(release[3] or 0))
-        if _AMD_FROM <= kernel < _AMD_UNTIL:
-            text = f"AMD's GPU driver of kernel {facts.amdgpu} may hand out the bytes of another process"
-            remedy = "use kernel 6.15.9, 6.16 or later, or one with that fix; Autoclave does not guard AMD GPUs"
-            yield base.warning("amdgpu", text, remedy)
+    """Memory that one tenant can change for another, whatever a scrub does."""
     if not facts.guards_nvidia or facts.status is None:
         return
     bare = [device.name for device in facts.status.devices if device.ecc is False]

@@ -24,9 +24,9 @@ NAMES = (
     "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "receipts", "policy", "concession",
     "bystanders",
     "device", "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "amdgpu", "pid-namespace", "processes", "privileges",
-    "cgroups", "kernel-log", "file-watches", "clock", "disk", "create-gate", "plugin-dir", "rival-plugin",
-    "kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "feature-gates",
+    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges", "cgroups",
+    "kernel-log", "file-watches", "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir",
+    "kubelet", "checkpoint", "double-allocation", "plugin", "feature-gates",
 )  # fmt: skip
 """The names of findings, to select some of them."""
 
