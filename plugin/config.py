@@ -33,6 +33,7 @@ class Config:
     cluster: ReportChoice = field(default_factory=ReportChoice)
     vendor_dir: Path | None = None  # a vendor's plugin registers there, and this one stands in front of it
     cdi_dirs: tuple[Path, ...] = tuple(map(Path, paths.CDI_DIRS))
+    vendor_variables: tuple[str, ...] = ()  # that an answer of the vendor's plugin may set, whatever they say
     standby: bool = False  # wait for the end of another plugin of this node, instead of an error
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release

@@ -98,6 +98,10 @@ class PluginCounters(RegistrationCounters):
         if outcome in _NO and hook in GATES:
             self._instruments.count(table.HOOK_REFUSALS, hook.value, (reason or Reason.INTERNAL).value)
 
+    def unknown_variable(self, resource: str) -> None:
+        """An answer of the vendor's plugin had a variable that is unknown here, and passed."""
+        self._instruments.count(table.UNKNOWN_VARIABLES, resource)
+
     def list_sent(self, resource: str) -> None:
         """A list was sent to the kubelet."""
         self._instruments.count(table.LISTS, resource)

@@ -48,7 +48,16 @@ VENDOR = Row(
     "With --vendor-dir: 1 while the vendor's plugin of a resource sends its list.", ("resource",),
 )  # fmt: skip
 
-TABLE = (BUILD, READY, SCRUBBER, HOOK_TIME, HOOK_REFUSALS, REGISTRATIONS, CONNECTED, LISTED, LISTS, VENDOR)
+UNKNOWN_VARIABLES = Row(
+    "autoclave_vendor_unknown_variables_total", Kind.COUNTER,
+    "With --vendor-dir: answers of the vendor's plugin with a variable that this release does not know, and lets pass.",
+    ("resource",),
+)  # fmt: skip
+
+TABLE = (
+    BUILD, READY, SCRUBBER, HOOK_TIME, HOOK_REFUSALS, REGISTRATIONS, CONNECTED, LISTED, LISTS, VENDOR,
+    UNKNOWN_VARIABLES,
+)  # fmt: skip
 
 # A claim waits for another claim up to 10 s, for a scrub up to 43 s; the kubelet gives up after 45 s.
 CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 45.0)

@@ -1,7 +1,8 @@
 """Does a vendor's answer to Allocate give a container the granted GPUs, and no other?
 
 An answer may have the forms that NVIDIA's plugin gives it, and no other part: docs/in-front.md lists them. Each name of
-a GPU in it, by UUID or by index, must be that of a granted one, and each granted GPU must be named.
+a GPU in it, by UUID or by index, must be that of a granted one, and each granted GPU must be named. Only variables may
+be others: a new one that names no GPU and reaches no device must not stop all pods of a node.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _VARIABLES = {
     "NVIDIA_GDS": re.compile("enabled"),
     "NVIDIA_MOFED": re.compile("enabled"),
 }
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of any other variable
+# The linker, a shell, CUDA, or what gives containers their devices acts on these: each may reach what was not granted.
+_HARMFUL = re.compile(r"(LD|GLIBC|CUDA|NVIDIA|AUTOCLAVE)_.*|.*_VISIBLE_DEVICES|PATH|ENV|BASH_ENV|PYTHON.*")
 # The GPU operator has NVIDIA's plugin write the second prefix.
 _ANNOTATION = re.compile(r"(nvidia\.)?cdi\.k8s\.io/nvidia-device-plugin_[A-Za-z0-9_.-]+")
 _CDI_NAME = re.compile(r"k8s\.device-plugin\.nvidia\.com/(gpu|imex-channel|gdrcopy|gds|mofed)=[A-Za-z0-9_.:-]+")
@@ -37,13 +41,18 @@ def check(
     granted: Collection[Collection[ReportedDevice]],
     on_node: Collection[ReportedDevice],
     cdi_dirs: Collection[Path],
-) -> None:
-    """Raise Refused if the answer disagrees with the grant. ``granted``: the devices of each container."""
+    variables: Collection[str] = (),
+) -> frozenset[str]:
+    """Raise Refused if the answer disagrees with the grant. Returns the variables in it that are unknown, and harmless.
+
+    ``granted``: the devices of each container. ``variables``: other variables that the operator lets pass.
+    """
     if len(answer.container_responses) != len(granted):
         count = len(answer.container_responses)
         raise _wrong(f"it has an answer for {quantity(count, 'container')}, and the request has {len(granted)}")
     for response, devices in zip(answer.container_responses, granted, strict=True):
-        _check_container(response, devices, on_node, cdi_dirs)
+        _check_container(response, devices, on_node, cdi_dirs, variables)
+    return frozenset(name for response in answer.container_responses for name in response.envs if _unknown(name))
 
 
 def _check_container(
@@ -51,11 +60,17 @@ def _check_container(
     granted: Collection[ReportedDevice],
     on_node: Collection[ReportedDevice],
     cdi_dirs: Collection[Path],
+    variables: Collection[str],
 ) -> None:
     names = list(_cdi_names(response))
     if (count := max(len(response.mounts), len(response.devices), len(names))) > MOST:
         raise _wrong(f"it has {count} parts of one kind, and at most {MOST} are allowed")
-    named = {_uuid(text, granted, on_node) for text in (*_in_variables(response), *_in_mounts(response))}
+    for name, value in response.envs.items():
+        if why := _fault(name, value, granted, on_node, variables):
+            raise _wrong(why)
+    visible = response.envs.get(VARIABLE, "")
+    uuids = () if visible in _NO_NAMES else visible.split(",")
+    named = {_uuid(text, granted, on_node) for text in (*uuids, *_in_mounts(response))}
     nodes = list(_device_nodes(response, granted))
     try:
         edits = cdi.check(names, cdi_dirs, granted, on_node)
@@ -67,13 +82,26 @@ def _check_container(
         raise _wrong(f"it does not name {missing[0]}, which was granted")
 
 
-def _in_variables(response: wire.ContainerAllocateResponse) -> Iterator[str]:
-    """The GPUs that the variable names. Refused if there is another variable than those of NVIDIA's plugin."""
-    for name, value in response.envs.items():
-        if name == VARIABLE:
-            yield from value.split(",") if value not in _NO_NAMES else ()
-        elif name not in _VARIABLES or not _VARIABLES[name].fullmatch(value):
-            raise _wrong(f"it sets the variable {name} to {value!r}")
+def _unknown(name: str) -> bool:
+    """Whether this is a variable that NVIDIA's plugin is not known to set."""
+    return name != VARIABLE and name not in _VARIABLES
+
+
+def _fault(
+    name: str,
+    value: str,
+    granted: Collection[ReportedDevice],
+    on_node: Collection[ReportedDevice],
+    variables: Collection[str],
+) -> str:
+    """Why a container may not have this variable; empty: it may."""
+    if name == VARIABLE or name in variables or (name in _VARIABLES and _VARIABLES[name].fullmatch(value)):
+        return ""
+    if _unknown(name) and _NAME.fullmatch(name) and not _HARMFUL.fullmatch(name):
+        foreign = cdi.fault({"env": [f"{name}={value}"]}, granted, on_node)
+    else:
+        foreign = "may reach what was not granted"
+    return foreign and f"it sets the variable {name} to {value!r}; to let it pass, set --vendor-variable {name}"
 
 
 def _in_mounts(response: wire.ContainerAllocateResponse) -> Iterator[str]:

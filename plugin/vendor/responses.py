@@ -38,12 +38,18 @@ class VendorResponses:
         listing: Listing,
         gate: Gate,
         cdi_dirs: Collection[Path],
+        variables: Collection[str],
+        count: Callable[[str], None],
     ) -> None:
+        """``variables``: that may be in an answer, whatever they say. ``count``: an answer had one that is unknown."""
         self._resource = resource
         self._directory = directory
         self._listing = listing
         self._gate = gate
         self._cdi_dirs = cdi_dirs
+        self._variables = variables
+        self._count = count
+        self._unknown: frozenset[str] = frozenset()  # variables that are logged
 
     async def allocate(
         self,
@@ -63,10 +69,14 @@ class VendorResponses:
                 plugin, left = await self._there(ids, left)  # it may have registered again meanwhile
                 self._expect_healthy(ids)
                 answer = await plugin.allocate(request, max(left, ANSWERS_WITHIN))
-                await asyncio.to_thread(vendor_answer.check, answer, groups, self._listing.on_node(), self._cdi_dirs)
+                on_node = self._listing.on_node()
+                unknown = await asyncio.to_thread(
+                    vendor_answer.check, answer, groups, on_node, self._cdi_dirs, self._variables
+                )
             except BaseException:  # a call that is cancelled keeps no grant either
                 await aio.finish(self._give_back(ids))
                 raise
+            self._note(unknown)
             return answer
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
@@ -119,6 +129,16 @@ class VendorResponses:
         for name in ids:
             if not self._directory.healthy(self._resource, name):
                 raise NotReady(Reason.VENDOR, f"the vendor's plugin calls {name} unhealthy")
+
+    def _note(self, unknown: frozenset[str]) -> None:
+        """Count the answer, and log each new name once."""
+        if unknown:
+            self._count(self._resource)
+        for name in sorted(unknown - self._unknown):
+            logger.warning(
+                "the vendor's plugin sets an unknown variable: it passes", resource=self._resource, variable=name
+            )
+        self._unknown |= unknown
 
     async def _give_back(self, ids: Sequence[str]) -> None:
         try:

@@ -53,7 +53,8 @@ SHOWN_FOR_AN_HOUR = {
     "AutoclaveManualReinstate",
 }  # fmt: skip
 OF_THE_DRIVER = {row for row in plugin_table.DRA_TABLE if row not in plugin_table.TABLE}
-NOT_HERE = {"autoclave_vendor_connected", *(series for row in OF_THE_DRIVER for series in row.series)}
+OF_A_VENDOR = {*plugin_table.VENDOR.series, *plugin_table.UNKNOWN_VARIABLES.series}
+NOT_HERE = OF_A_VENDOR | {series for row in OF_THE_DRIVER for series in row.series}
 CLAIMS = "autoclave-claims"  # the page of the DRA driver, which does not run on this day
 NO_RECORDING = {"uuid:dcgm_gpu_utilization:ratio": "there is no dcgm-exporter here"}
 

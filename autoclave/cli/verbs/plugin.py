@@ -64,6 +64,12 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
 )
 @options.cdi_dir
 @click.option(
+    "--vendor-variable",
+    metavar="NAME",
+    multiple=True,
+    help="Let answers of the vendor's plugin set this variable, which is refused otherwise; may be repeated.",
+)
+@click.option(
     "--standby",
     is_flag=True,
     help="If another plugin runs on this node, wait, and take its place when it is about to stop.",
@@ -99,6 +105,7 @@ def plugin(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its 
         ),
         vendor_dir=flags["vendor_dir"],
         cdi_dirs=flags["cdi_dir"],
+        vendor_variables=flags["vendor_variable"],
         standby=flags["standby"],
         metrics_address=flags["metrics_address"],
         version=__version__,

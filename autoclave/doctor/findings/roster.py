@@ -14,8 +14,7 @@ CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     hardware.mps, hardware.persistence, hardware.toolkit, hardware.cdi, hardware.slices, hardware.resets,
     hardware.memory,
     node.pid_namespace, node.processes, node.privileges, node.cgroups, node.kernel_log, node.file_watches, node.clock,
-    node.disk,
-    node.plugin_dir, node.rivals,
+    node.disk, node.plugin_dir, node.rivals,
     kubelet.create_gate, kubelet.kubelet_dir, kubelet.kubelet, kubelet.checkpoint, kubelet.double_allocation,
     kubelet.plugin, kubelet.feature_gates,
 )  # fmt: skip

@@ -64,9 +64,9 @@ def cdi_dir(tmp_path, monkeypatch):
     return folder
 
 
-def check(response, granted, folder):
+def check(response, granted, folder, variables=()):
     whole = wire.AllocateResponse(container_responses=[wire.ContainerAllocateResponse(**response)])
-    answer.check(whole, [granted], NODE, [folder])
+    return answer.check(whole, [granted], NODE, [folder], variables)
 
 
 @pytest.mark.parametrize("recorded", RECORDED["answers"], ids=lambda it: f"{it['strategy']} {it['ids']}")
@@ -174,7 +174,8 @@ def test_other_specifications_of_nvidias_programs_pass(granted, edits, cdi_dir):
         ({"annotations": {"nvidia.cdi.k8s.io/nvidia-device-plugin_1": f"{KIND}/gpu=1"}}, "/dev/nvidia1"),
         *((variable(value), "which") for value in ("all", "0,1", OTHER.uuid, f"{GRANTED.uuid},{OTHER.uuid}", " 0")),
         *((RIGHT["envs"] and {"envs": RIGHT["envs"] | {name: value}}, f"sets the variable {name}") for name, value in (
-            ("OTHER", OTHER.uuid), ("LD_PRELOAD", "/x.so"), ("NVIDIA_MIG_CONFIG_DEVICES", "all"),
+            ("OTHER", OTHER.uuid), ("OTHER", "/dev/nvidia1"), ("OTHER", "0000:2b:00.0"), ("", "x"), ("A B", "x"),
+            ("LD_PRELOAD", "/x.so"), ("NVIDIA_MIG_CONFIG_DEVICES", "all"), ("MELLANOX_VISIBLE_DEVICES", "all"),
             ("NVIDIA_IMEX_CHANNELS", "all"), ("NVIDIA_GDS", "/dev/nvidia1"),
             ("AUTOCLAVE_RECEIPTS", "/x"), ("CUDA_MPS_PIPE_DIRECTORY", "/mps"))),
         *((named(name), "names the CDI device") for name in ("gpu=a/b", "gpu", "nvswitch=all", "gpu=", "gpu=0\n")),
@@ -188,6 +189,26 @@ def test_an_answer_of_another_form_is_refused(more, why, cdi_dir):
     with pytest.raises(Refused, match=r"^the answer of the vendor's plugin is refused: ") as refused:
         check(RIGHT | more, [GRANTED], cdi_dir)
     assert why in str(refused.value)
+
+
+def test_a_variable_that_names_no_other_gpu_passes(cdi_dir):
+    envs = RIGHT["envs"] | {"FROM_VENDOR": "1", "OWN": GRANTED.uuid, "NVIDIA_GDS": "enabled"}
+    assert check(RIGHT | {"envs": envs}, [GRANTED], cdi_dir) == {"FROM_VENDOR", "OWN"}
+    assert check(RIGHT, [GRANTED], cdi_dir) == frozenset()
+
+
+@pytest.mark.parametrize(("name", "value"), [("NVIDIA_NEW", "1"), ("OTHER", OTHER.uuid)])
+def test_a_variable_that_is_refused_can_be_allowed_by_name(cdi_dir, name, value):
+    envs = {"envs": RIGHT["envs"] | {name: value}}
+    with pytest.raises(Refused, match=f"; to let it pass, set --vendor-variable {name}$"):
+        check(RIGHT | envs, [GRANTED], cdi_dir)
+    assert check(RIGHT | envs, [GRANTED], cdi_dir, variables=[name]) == {name}
+
+
+def test_no_setting_lets_the_variable_name_other_gpus(cdi_dir):
+    other = {"envs": {"NVIDIA_VISIBLE_DEVICES": OTHER.uuid}}
+    with pytest.raises(Refused, match="which was not granted"):
+        check(RIGHT | other, [GRANTED], cdi_dir, variables=["NVIDIA_VISIBLE_DEVICES"])
 
 
 MINE = {"path": "/dev/nvidia0"}

@@ -13,10 +13,11 @@ from ground.errors import Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
+from plugin.metrics import table
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import MOST, VendorList, VendorOffer
 from tests.plugin.live_plugin import Plugin, allocate, own_socket
-from tests.plugin.scraping import get
+from tests.plugin.scraping import get, scrape
 from tests.plugin.scrub_server import gpu, no, yes
 
 GPU = "nvidia.com/gpu"
@@ -160,6 +161,30 @@ async def test_an_older_service_keeps_a_doubted_device_out(scrub_server, kubelet
     assert kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY}
     scrub_server.answer = yes
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
+
+
+async def test_an_unknown_variable_of_the_vendor_stops_no_pod(kubelet, front, vendor):
+    it = await front("--metrics-address", "127.0.0.1:0")
+    await vendor.begin()
+    await kubelet.registered(GPU)
+    vendor.answer = lambda ids: wire.ContainerAllocateResponse(envs={**variable(ids).envs, "FROM_VENDOR": "1"})
+    for name in ("first", "second"):
+        assert (await kubelet.admit(pod(name))).phase is not Phase.FAILED
+    [line] = it.lines("the vendor's plugin sets an unknown variable: it passes")
+    assert (line["resource"], line["variable"]) == (GPU, "FROM_VENDOR")
+    scraped = await scrape((await it.hear("showing metrics"))["address"])
+    assert scraped.of(table.UNKNOWN_VARIABLES, resource=GPU) == 2
+
+
+async def test_a_variable_passes_once_the_operator_allows_it(kubelet, front, vendor):
+    it = await front("--vendor-variable", "NVIDIA_NEW")
+    vendor.answer = lambda ids: wire.ContainerAllocateResponse(
+        envs={**variable(ids).envs, "NVIDIA_NEW": "1"} | ({"CUDA_NEW": "1"} if ids == IDS[1:] else {})
+    )
+    await vendor.begin()
+    await kubelet.registered(GPU)
+    assert [(await kubelet.admit(pod(name))).phase for name in ("first", "second")][1] is Phase.FAILED
+    assert (await it.hear("request refused"))["error"].endswith("to let it pass, set --vendor-variable CUDA_NEW")
 
 
 async def test_an_answer_that_disagrees_with_the_grant_is_refused(scrub_server, kubelet, ready, vendor):
