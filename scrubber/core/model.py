@@ -440,7 +440,7 @@ class Facts:
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
     hung_since: float | None = None  # uptime: since then all holders hung in the kernel at every observation
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
-    held_up: str = ""  # which process was too slow to read, or cannot be read, if the holders are unknown for that
+    held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
     unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then
     unasked: tuple[str, ...] = ()  # pods that use the device and that the create gate did not let through

@@ -66,9 +66,13 @@ class Search:
     def __init__(
         self, files: Mapping[str, Sequence[str]], beside: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> None:
-        """``beside``: more devices to recognise. ``unknown``: the devices whose files cannot be identified."""
+        """``beside``: more devices to recognise.
+
+        ``unknown``: the devices whose files cannot be identified. ``missing``: why, for operators, if they have files.
+        """
         self.devices = frozenset(files)
         self.unknown = frozenset(device for device, paths in files.items() if not paths)
+        self.missing: dict[str, str] = {}
         self._opened: dict[Identity, frozenset[str]] = {}
         self._mapped: dict[bytes, frozenset[str]] = {}  # keys as in /proc/PID/maps: "MAJOR:MINOR INODE", or a path
         self._nodes = False  # whether any of the files is a device node
@@ -76,8 +80,9 @@ class Search:
         for device, path in ((device, path) for device, paths in {**beside, **files}.items() for path in paths):
             try:
                 found = os.stat(path)  # noqa: PTH116 -- backends return paths as text
-            except OSError:
+            except OSError as error:
                 self.unknown |= {device}  # holders of a file without a known identity cannot be found
+                self.missing[device] = _lack(path, error)
                 continue
             name = frozenset({device})
             identity = _identity(found)
@@ -170,6 +175,12 @@ class Search:
                 raise
             return _NONE
         return self._opened.get(_identity(found), _NONE)
+
+
+def _lack(path: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{path} is not here; if the service runs in a container, start it again: it has the nodes of its start"
+    return f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
 
 
 def _identity(found: os.stat_result) -> Identity:

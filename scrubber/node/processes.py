@@ -81,6 +81,7 @@ class Processes:
         self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
         self._reading: tuple[float, int] | None = None  # since when which process is read
         self.gave_up = False  # whether the last search ended at a time limit
+        self.missing: dict[str, str] = {}  # of the last search: why the files of a device cannot be looked for
         self.unreadable = ""  # the first process that the last search could not read, and why, for operators
 
     def holders(
@@ -100,7 +101,7 @@ class Processes:
         limit of the search in seconds. ``follow_up``: read only what may have changed since the last search. If that
         finds no holder of a device that is open, as the kernel says, all processes are read.
         """
-        until, self.gave_up, self.unreadable = time.monotonic() + within, False, ""
+        until, self.gave_up, self.unreadable, self.missing = time.monotonic() + within, False, "", {}
         open_ = self.open_states(files, exclude)
         free = {device for device, state in open_.items() if state is False} - {
             device for device, users in listed.items() if users
@@ -163,6 +164,7 @@ class Processes:
         self._slowest = (0.0, 0)
         self._files |= files
         search = Search(files, self._files)
+        self.missing |= search.missing
         seen: dict[int, _Earlier] = {}
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}

@@ -35,6 +35,7 @@ class SearchResult:
     holders: Holders
     held_up: str = ""  # which process was too slow to read, or cannot be read, for operators
     unreadable: str = ""  # the latter alone
+    missing: Mapping[str, str] = field(default_factory=dict)  # why the files of a device cannot be looked for
     open: frozenset[str] = frozenset()  # the devices that a process had open, as the kernel or the driver says
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
     last_uses: Mapping[str, float] = field(default_factory=dict)  # ``Backend.last_use`` of each device that it knows
@@ -175,7 +176,7 @@ class HolderSearch:
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
         for uuid in listed:
             groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
-        found, held_up, unreadable = Holders(), "", ""
+        found, held_up, unreadable, missing = Holders(), "", "", dict[str, str]()
         for is_bystander, files in groups.items():
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
             found |= self._processes.holders(
@@ -185,7 +186,8 @@ class HolderSearch:
                 seconds, pid = self._processes.slowest()
                 held_up = f"{self._processes.named(pid)} took {seconds:.1f} s to read"
             unreadable = self._processes.unreadable or unreadable
-        return SearchResult(found, held_up or unreadable, unreadable)
+            missing |= self._processes.missing
+        return SearchResult(found, held_up or unreadable, unreadable, missing)
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
         """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""

@@ -208,7 +208,7 @@ class Observer:
             owner_alive=alive,
             starting_pod_alive=starting_pod_alive,
             siblings_busy=_siblings_busy(siblings, search.holders),
-            held_up=search.held_up if holders is None else "",
+            held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
         )
         found = bool(holders) or record.device.uuid in search.open
         facts = self._observed_since.stamped(record.device.uuid, unstamped, found=found)

@@ -135,6 +135,21 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
 
 
 @pytest.fixture
+def lacking(bank) -> str:
+    """The first file of the first device, which is missing."""
+    file: str = bank.backend.files(bank.first)[0]
+    Path(file).unlink()
+    return file
+
+
+async def test_a_file_that_is_not_here_is_named(bank, lacking, tmp_path):
+    processes = Processes(only(tmp_path / "proc", os.getpid()), bank.backend.container_of, whole_node=False)
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    seen = await observer.full(record(bank, bank.first))
+    assert (seen.holders, seen.held_up.startswith(f"{lacking} is not here; ")) == (None, True)
+
+
+@pytest.fixture
 def no_uses(bank, monkeypatch) -> None:
     """The backend keeps no uses that have ended: the observations alone end a proof."""
     monkeypatch.setattr(bank.backend, "last_use", lambda *_: -math.inf)

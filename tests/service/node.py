@@ -126,7 +126,7 @@ class Node:
 
     name = "pretend"
     lists_holders = False
-    gave_up, unreadable = False, ""  # no search here takes long, and each process can be read
+    gave_up, unreadable, missing = False, "", MappingProxyType[str, str]({})  # each search here reads all in time
     one_driver = True
     pace = 1.0
 

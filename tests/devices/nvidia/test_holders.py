@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -14,6 +15,9 @@ from scrubber.devices.base import DeviceError, DeviceHandling
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
 from scrubber.node import clock
+from scrubber.node.processes import Processes, no_bystander
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.holders import HolderSearch
 from tests.devices.nvidia.conftest import namespace
 from tests.fakes.nvml.machine import Process, Slice
 
@@ -76,6 +80,28 @@ def test_each_listed_pid_is_the_one_that_the_driver_means(rig, kind: str, versio
     gpu.run(Process(4711), Process(4712), Process(4713), kind=kind)
     assert backend.listed_holders(gpu.uuid) == {4711, 4712, 4713}
     assert backend.has_holders(gpu.uuid) is True
+
+
+@pytest.fixture
+def lacking(rig) -> tuple[str, str]:
+    """A new slice, and its device node, which is missing here."""
+    (slice_,) = rig.cut(0, Slice())
+    node = next(path for path in rig.seen().files(slice_) if "nvidia-cap" in Path(path).name)
+    Path(node).unlink()
+    return slice_, node
+
+
+async def test_the_node_of_a_new_slice_may_be_missing_here(rig, lacking, tmp_path) -> None:
+    """A container has the device nodes of its start, and somebody has laid out slices since."""
+    (slice_, node), whole = lacking, rig.gpu(1).uuid
+    backend = rig.seen()
+    (tmp_path / "seen").mkdir()
+    processes = Processes(tmp_path / "seen", lambda _: None, whole_node=False)
+    search = HolderSearch(DriverCalls(backend, "boot"), processes, lambda _: no_bystander)
+    _, found = await search.of([slice_, whole])
+    assert found.holders == {slice_: None, whole: ()}
+    assert found.missing.keys() == {slice_}
+    assert found.missing[slice_].startswith(f"{node} is not here; if the service runs in a container, start it again")
 
 
 def test_a_reloaded_driver_has_another_baseline(rig) -> None:
