@@ -20,24 +20,24 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 EIGHT, ONE = "with eight connections", "as usual"
 VIRTUAL = "1024 MiB, created and mapped"
 LARGEST = {"8192 MiB": 2**33, "1024 MiB": 2**30, "256 MiB": 2**28}
-_BY_TABLES = "the driver writes page tables for pages of 2 MiB: about 1 ms a GiB, however large the allocation is"
+_WAITS = "6 ms on an H100, 110 ms on an H200, where the driver still cleared what the process before had freed"
 STARTED = {
     EIGHT: (
-        Question("context", 50, 600, "ms", "the driver makes channels and copies its own code"),
+        Question("context", 50, 600, "ms", "100 ms on an H100: the driver makes channels and copies its own code"),
         Question("load the kernels", 0.2, 30, "ms", "they are loaded lazily: the file is read, little is copied"),
         Question("limits, memory for results, first launches", 1, 150, "ms", "seven kernels are copied"),
     ),
     ONE: (
-        Question("context", 40, 500, "ms", "one channel for work instead of eight: a tenth less"),
+        Question("context", 30, 500, "ms", "one channel for work instead of eight: half of it"),
         Question("load the kernels", 0.2, 30, "ms", "as usual"),
         Question("limits, memory for results, first launches", 1, 150, "ms", "as usual"),
     ),
 }
 TAKEN = {
-    "8192 MiB": Question("all memory, 8192 MiB at most", 20, 400, "ms", _BY_TABLES),
-    "1024 MiB": Question("all memory, 1024 MiB at most", 20, 450, "ms", _BY_TABLES),
-    "256 MiB": Question("all memory, 256 MiB at most", 40, 700, "ms", f"{_BY_TABLES}, and 0.3 ms for each call"),
-    VIRTUAL: Question(f"all memory, {VIRTUAL}", 20, 450, "ms", f"{_BY_TABLES}; a heap saves nothing here"),
+    "8192 MiB": Question("all memory, 8192 MiB at most", 2, 400, "ms", _WAITS),
+    "1024 MiB": Question("all memory, 1024 MiB at most", 3, 400, "ms", _WAITS),
+    "256 MiB": Question("all memory, 256 MiB at most", 10, 500, "ms", f"{_WAITS}; and 0.07 ms for each call"),
+    VIRTUAL: Question(f"all memory, {VIRTUAL}", 3, 400, "ms", _WAITS),
 }
 
 Times = dict[str, float]

@@ -36,10 +36,10 @@ QUESTIONS = {
     ),
     ON: (
         Question("node: open", 0.005, 5, "ms", _READY),
-        Question("node: close", 0.005, 5, "ms", "nothing is shut down"),
+        Question("node: close", 0.001, 5, "ms", "nothing is shut down"),
         Question("NVML: open, first handle", 2, 300, "ms", _READY),
         Question("CUDA: cuInit", 5, 600, "ms", _READY),
-        Question("CUDA: context", 50, 600, "ms", "channels, page tables and 200 to 500 MiB of memory"),
+        Question("CUDA: context", 30, 600, "ms", "a channel, page tables and 200 to 500 MiB of memory"),
     ),
 }
 

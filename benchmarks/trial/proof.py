@@ -97,8 +97,8 @@ def _account(about: str, account: Account) -> list[Measured]:
     """The accounts that a worker judges by, as figures."""
     return [
         one(f"{about}: books, {when}: {name}", size, "bytes")
-        for when, books in asdict(account).items()
-        for name, size in books.items()
+        for when, books in (("before", account.before), ("opened", account.opened), ("after", account.after))
+        for name, size in asdict(books).items()
     ]
 
 

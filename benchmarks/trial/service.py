@@ -48,7 +48,7 @@ card = opened(Where(**json.load(sys.stdin)))
 if sys.argv[1] == "all":
     memory.take(card).write(fresh("a job"), unheard)
 """
-NEXT_JOB = Question("acquire at once after the release of a full GPU", 600, 4000, "ms", f"start of Python; {_PARTS}")
+NEXT_JOB = Question("acquire at once after the release of a full GPU", 400, 4000, "ms", f"start of Python; {_PARTS}")
 RESIDUE = Question(
     "bytes that a job had left, as the receipt says", 0, 2**26, "bytes", "the driver clears freed memory"
 )

@@ -31,7 +31,7 @@ BEGUN = "until our first line"
 
 CONTEXT, FIRST_LAUNCHES, EXIT = "context", "limits, kernels and their first launches", "free all and exit"
 BY_STEP = {
-    CONTEXT: Question(CONTEXT, 50, 600, "ms", "channels, page tables and 200 to 600 MiB of memory; cuInit was before"),
+    CONTEXT: Question(CONTEXT, 30, 600, "ms", "channels, page tables and 200 to 600 MiB of memory; cuInit was before"),
     FIRST_LAUNCHES: Question(FIRST_LAUNCHES, 1, 200, "ms", "the driver opened again, seven kernels copied"),
     EXIT: Question(EXIT, 20, 2000, "ms", "all memory is unmapped while the process ends"),
 }
