@@ -112,6 +112,7 @@ def of_gpu(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
     fabric, sram = pynvml.c_nvmlGpuFabricInfo_v2_t(), pynvml.c_nvmlEccSramErrorStatus_v1_t()
     return (
         Question(pynvml.nvmlDeviceGetCount, ()),
+        Question(pynvml.nvmlSystemGetDriverVersion, ()),
         Question(pynvml.nvmlDeviceGetHandleByIndex, (0,)),
         Question(pynvml.nvmlDeviceGetHandleByUUID, (uuid,)),
         Question(pynvml.nvmlDeviceGetHandleByPciBusId, (place,)),
@@ -148,6 +149,9 @@ _PLAIN: tuple[Callable[..., Any], ...] = (
     pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
     pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
     pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+    pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
+    pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2,
+    pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v2,
     pynvml.nvmlDeviceGetRemappedRows,
     pynvml.nvmlDeviceGetRetiredPagesPendingStatus,
     pynvml.nvmlDeviceGetCurrPcieLinkWidth,

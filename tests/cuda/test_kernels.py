@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver, resource_tracker
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.compile_kernels import ARCHITECTURES
+from tests import forking
 from tests.fakes.cuda import emulation
 from tests.fakes.cuda.emulation import (
     EACH,
@@ -431,6 +433,8 @@ def exit_code(kernel: str, address: int | None) -> int | None:
     processes.set_forkserver_preload([__name__])
     process = processes.Process(target=run_its_test, args=(kernel, address), daemon=True)
     process.start()
+    for server, pid in ((forkserver._forkserver, "_forkserver_pid"), (resource_tracker._resource_tracker, "_pid")):
+        forking.SERVERS.add(getattr(server, pid))  # they stay, and are no children of a test
     process.join()
     return process.exitcode
 

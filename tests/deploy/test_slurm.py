@@ -5,6 +5,7 @@ The callers are stand-ins: they give file name, arguments, environment and descr
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -257,8 +258,8 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
     ended(slurmd.run("epilog.sh", 46, gpu, AUTOCLAVE_SLURM_LIMIT="2"), 124)
     reason = f"reason=autoclave: job 46: not proven clean within 2 s: GPU {gpu} is scrubbing"
     assert slurmd.output()[-1].startswith(reason)
-    known = {f" (run autoclave explain {gpu})", ": ready in about 1 s"}
-    assert slurmd.output()[-1].removeprefix(reason) in known
+    rest = slurmd.output()[-1].removeprefix(reason)
+    assert re.fullmatch(rf" \(run autoclave explain {gpu}\)|: ready in about \d+ s", rest)
 
 
 def test_gpus_of_another_job_are_left_alone(service, slurmd, gpu):

@@ -150,10 +150,10 @@ PLANTED = [
         "if findings.deviating and not findings.tests else None",
         tests=IN_VERDICT,
     ),
-    Mutant(VERDICT, "if undecided and (ailment is not None or _has_failed(record))", "if undecided", tests=IN_VERDICT),
-    Mutant(VERDICT, "or _has_failed(record)", "", tests=IN_VERDICT),
+    Mutant(VERDICT, "if unsure and (ailment is not None or again)", "if unsure", tests=IN_VERDICT),
+    Mutant(VERDICT, "_has_failed(record) if undecided else", "False if undecided else", tests=IN_VERDICT),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
-    Mutant(ACQUIRE, "if exclusive and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
+    Mutant(ACQUIRE, 'if exclusive and (taken or record.kept_for not in ("", owner)):', "if False:", tests=IN_ACQUIRE),
     Mutant(ACQUIRE, "not ownership.acquired_for(record, owner)", "False", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "and facts.holders == () and pod in", "and pod in", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "and pod in (facts.assigned_pods or ())", "and pod is not None", tests=IN_ACQUIRE),
@@ -173,8 +173,8 @@ PLANTED = [
     Mutant(
         OFFERING, "if record.quarantine is not None:  #", "if record.state is State.QUARANTINED:  #", tests=IN_OFFERING
     ),
-    Mutant(IN_FORCE, "passage is None or not passage.counts", "passage is None", tests=GATE),
-    Mutant(IN_FORCE, "it.past_gate.at < passage.at", "it.past_gate.at <= passage.at", tests=GATE),
+    Mutant(IN_FORCE, "in passages.items() if it.counts}", "in passages.items()}", tests=GATE),
+    Mutant(IN_FORCE, "shown.get(device, 0.0) > max(past)", "shown.get(device, 0.0) >= max(past)", tests=GATE),
     Mutant(IN_FORCE, "> LASTS", "< 0", tests=GATE),
     Mutant(IN_FORCE, "or facts.assigned_pods is None ", "", tests=GATE),
     Mutant(IN_FORCE, "or ownership.until_release(record)", "", tests=GATE),
@@ -194,7 +194,7 @@ PLANTED = [
     Mutant(ON_DEVICE, "if not tested.tests", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
     Mutant(STATES, "vacated=record.vacated + left", "vacated=record.vacated", tests=IN_STATES),
-    Mutant(STATES, "else record.vacated + left", "else record.vacated", tests=IN_STATES),
+    Mutant(STATES, "else record.vacated + (left or bool(record.kept_for))", "else record.vacated", tests=IN_STATES),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
     Mutant(TENANT_FILES, "_vacated(record) if leftover.start_admitted(record) else", "", tests=IN_TENANT_FILES),
 ]

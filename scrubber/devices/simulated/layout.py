@@ -186,9 +186,8 @@ def opened(path: Path) -> Iterator[int]:
 
     The lock lets nobody ask the kernel who has the file open (``open_check``) while a worker opens or closes it.
 
-    The close is counted, so that it is told from that of another process (``backend.Writers``). It counts only if no
-    other process has the file open. A change of the file's attributes before and after it keeps the kernel from joining
-    its report with that of another close.
+    The close is counted, so that it is told from that of another process (``backend.Writers``). A change of the file's
+    attributes before and after it keeps the kernel from joining its report with that of another close.
     """
     with private_files.locked(path.parent):
         handle = _opened(path)
@@ -198,8 +197,9 @@ def opened(path: Path) -> Iterator[int]:
         with ExitStack() as unlocking:
             try:
                 unlocking.enter_context(private_files.locked(path.parent))
-                with suppress(OSError):
+                with suppress(OSError):  # another process has it open, such as a bystander: its own close is told apart
                     open_check.keep_others_out(handle)
+                with suppress(OSError):
                     os.fchmod(handle, private_files.PRIVATE_FILE)
                     _count_close(GpuFiles(path.parent).closes)
             finally:
@@ -219,7 +219,7 @@ def _count_close(file: Path) -> None:
 def closes(directory: Path) -> int:
     """How often workers have closed a memory file of the GPU in this directory. A close is counted before it is done.
 
-    Not counted: the close of a file that another process had open, or whose worker was killed.
+    Not counted: the close of a worker that was killed.
     """
     try:
         return GpuFiles(directory).closes.stat().st_size

@@ -34,7 +34,9 @@ def asked(root: Path, output: Path) -> str:
 
 def test_the_benchmark_reports_machine_commands_and_results(rig, tmp_path) -> None:
     page, document = asked(rig.root.path, tmp_path / "out"), benchmark.measure(rig.host, rig.library)
-    assert f"with `python -m benchmarks.nvml --output {tmp_path / 'out'} --host-root {rig.root.path}`" in page
+    assert f"with `python -m benchmarks.nvml --output {tmp_path / 'out'} --host-root {rig.root.path}`" in " ".join(
+        page.split()
+    )
     assert document["machine"]["driver"] == "580.95.05"
     assert [row["used"] for row in document["memory"]] == [4 * 2**20] * 8
     assert [row["pci_address"] for row in document["inventory"]] == [rig.gpu(number).pci for number in range(8)]
