@@ -191,7 +191,7 @@ a little less.
 
 {computed}
 
-The figures of the B200 are those of its datasheet; no B200 was at hand.
+Memory, clock and bus of the B200 are as reported in pytorch/ao#4002; no B200 was at hand.
 """
 
 # By name: memory in MiB, its clock in MHz, the width of its bus in bits.

@@ -138,15 +138,8 @@ async def _register(
             counters.expect(resource)
             responses: Responses = OwnResponses(chosen.style)
             if vendors is not None:
-                responses = vendor.VendorResponses(
-                    resource,
-                    vendors,
-                    listing,
-                    gate,
-                    chosen.cdi_dirs,
-                    chosen.vendor_variables,
-                    counters.unknown_variable,
-                )
+                more = (chosen.cdi_dirs, chosen.vendor_variables, counters.unknown_variable)
+                responses = vendor.VendorResponses(resource, vendors, listing, gate, *more)
             plugin = DevicePlugin(resource, listing, gate, counters, responses)
             add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
             registration = kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)

@@ -41,9 +41,7 @@ class Account:
     before: MemoryCounts
     opened: Free
     after: Free
-    own: int = (
-        0  # the memory of this process, as the driver counts it, less what was taken for the passes; 0: not asked
-    )
+    own: int = 0  # of this process, as the driver counts it, less what was taken for the passes; 0: not asked
 
     @property
     def context(self) -> int:
@@ -88,12 +86,9 @@ def disturbance(account: Account, covered: int) -> str | None:
     slack = max(SLACK, int(account.before.total * SLACK_SHARE))
     by_free, by_used = account.context, account.opened.used - account.before.used
     beside = account.opened.free - account.after.free - covered
+    ours = max(CONTEXT_AT_MOST, account.own)
     for taken, given, most in (
-        (
-            min(by_free, by_used),
-            max(by_free, by_used),
-            max(CONTEXT_AT_MOST, account.own),
-        ),  # they differ as the totals do: no change
+        (min(by_free, by_used), max(by_free, by_used), ours),  # they differ as the totals do: no change
         (beside, beside, slack),
     ):
         if taken > most:

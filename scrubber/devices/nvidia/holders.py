@@ -52,10 +52,8 @@ _LISTS_BEFORE = (
     pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v2,
 )
 _MPS = {LISTS[-1], _LISTS_BEFORE[-1]}
-_WIDE_SINCE, _NARROW_SINCE = (
-    (535, 43),
-    (535, 104),
-)  # these releases answer version 3 with wider entries than pynvml reads
+# The releases between answer version 3 with wider entries than pynvml reads.
+_WIDE_SINCE, _NARROW_SINCE = (535, 43), (535, 104)
 
 
 @dataclass(frozen=True, slots=True)
