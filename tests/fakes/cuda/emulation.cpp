@@ -62,7 +62,6 @@ bool trapped;
 std::vector<const Vector*> reads;  // of memory that is written too, in order
 std::map<u32, std::vector<u32>> shared_of_units;
 std::array<std::array<u32, 3>, 1024> operands;  // of the warps' tensor steps, by thread
-u32 first_unit, first_block;
 u32 launches;
 std::string maimed;  // the kernel that runs without one of its instructions
 u32 omitted;         // the address of that instruction
@@ -122,7 +121,7 @@ int run(const Launch* what, const Kernel& one, Deed deed) {
   ++launches;
   gridDim.x = what->grid;
   blockDim.x = what->block;
-  for (u32 b = first_block; b < what->grid && !trapped; ++b) {
+  for (u32 b = what->first_block; b < what->grid && !trapped; ++b) {
     blockIdx.x = b;
     run_block();
   }
@@ -166,7 +165,7 @@ Vector emulated_read(const Vector* at) {
 
 u32 emulated_unit() {
   const u32 unit = launch->unit_of_block == nullptr ? blockIdx.x % launch->units : launch->unit_of_block[blockIdx.x];
-  return first_unit + unit;
+  return launch->first_unit + unit;
 }
 u32 emulated_shared_bytes() { return launch->shared_bytes; }
 volatile u32* emulated_shared() { return shared_of_unit().data(); }
@@ -227,12 +226,6 @@ int emulate(const char* name, const Launch* what, void* const* parameters) {
 int emulated_own_shared(const char* name) {
   const Kernel* one = named(name);
   return one == nullptr ? -1 : static_cast<int>(one->own_shared);
-}
-
-// Which block of a grid runs first from now on, as if those before it had run; and what the units are numbered from.
-void emulated_begin_with(u32 block, u32 unit) {
-  first_block = block;
-  first_unit = unit;
 }
 
 // Leaves out one instruction of a kernel from now on, if the translation says that it can be; "": none.

@@ -77,7 +77,7 @@ class Fault(ctypes.Structure):
 
 class _Launch(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_bytes", "units", "leftovers")),
+        *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_bytes", "units", "leftovers", "first_block", "first_unit")),
         ("fault", Fault),
         ("unit_of_block", ctypes.c_void_p),
     ]
@@ -118,7 +118,8 @@ class Shape:
     fault: Fault = field(default_factory=Fault)
 
     def raw(self) -> _Launch:
-        return _Launch(self.grid, self.block, self.shared_bytes, self.units, self.leftovers, self.fault, None)
+        sizes = (self.grid, self.block, self.shared_bytes, self.units, self.leftovers)
+        return _Launch(*sizes, self.first_block, self.first_unit, self.fault, None)
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,6 @@ class Emulation:
         launch, name = ctypes.byref(shape.raw()), kernel.encode()
 
         def launched() -> None:
-            self._library.emulated_begin_with(shape.first_block, shape.first_unit)
             if self._library.emulate(name, launch, addresses):
                 raise TrapError(kernel)
 

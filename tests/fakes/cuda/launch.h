@@ -15,6 +15,7 @@ typedef struct {
 
 typedef struct {
     uint32_t grid, block, shared_bytes, units, leftovers;
+    uint32_t first_block, first_unit; /* those before that block count as run; what the units are numbered from */
     Fault fault;
     const uint32_t *unit_of_block; /* on which unit each block runs; NULL: on each in turn */
 } Launch;
