@@ -77,7 +77,8 @@ class Fault(ctypes.Structure):
 
 class _Launch(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_bytes", "units", "leftovers", "first_block", "first_unit")),
+        *((name, ctypes.c_uint32) for name in ("grid", "block", "shared_bytes", "units", "leftovers")),
+        *((name, ctypes.c_uint32) for name in ("first_block", "first_unit")),
         ("fault", Fault),
         ("unit_of_block", ctypes.c_void_p),
     ]
