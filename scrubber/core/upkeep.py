@@ -230,6 +230,9 @@ def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) ->
 
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
+        # The driver may never again say who uses a device that is lost or hangs.
+        if record.ailment is not None and not ownership.until_release(record) and _owner_is_gone(record, facts):
+            return answers.RecordFirst(ev.Released("its owner is gone"))
         return answers.Proceed()
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None:
@@ -261,19 +264,23 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
         return answers.RecordFirst(ev.Released("an unannounced pod has left it before its first start"))
     # An owner that was never seen may still start. A new request is better evidence that the owner ended.
-    held = _held_for_another(record, facts)
-    if facts.owner_alive is False and owner.seen and not held:
+    if _owner_is_gone(record, facts):
         return answers.RecordFirst(ev.Released("its owner is gone"))
     taken = (
         facts.assigned_pods is not None and owner.container is not None and owner.container not in facts.assigned_pods
     )
-    if taken and not held and _deserted(owner, facts, now):
+    if taken and not _held_for_another(record, facts) and _deserted(owner, facts, now):
         return answers.RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
     if (record.ailment is not None or facts.withheld) and _deserted(owner, facts, now):
         # The device is not offered, so no request for it would ever show that its owner is gone.
         why = "it is sick" if record.ailment is not None else "it was asked for"
         return answers.RecordFirst(ev.Released(f"{why} and no process uses it"))
     return answers.Proceed()
+
+
+def _owner_is_gone(record: Record, facts: Facts) -> bool:
+    owner = record.owner
+    return owner is not None and owner.seen and facts.owner_alive is False and not _held_for_another(record, facts)
 
 
 def _held_for_another(record: Record, facts: Facts) -> bool:

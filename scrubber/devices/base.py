@@ -90,8 +90,6 @@ class Backend(Protocol):
     """Lists the devices and reads their state. Never changes a device."""
 
     name: str
-    lists_holders: bool  # whether ``listed_holders`` can return any
-    one_driver: bool  # whether a reset needs a driver that no worker uses, not even for another device
     pace: float  # seconds between two rounds over all devices; the cost of a round depends on the driver
 
     def lacks(self, device: DeviceInfo) -> str | None:
@@ -110,7 +108,7 @@ class Backend(Protocol):
         """Whether the driver knows a holder. After True or None (unknown), do a full observation."""
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
-        """The processes that the driver lists as holders. The list may be incomplete."""
+        """The processes that the driver lists as holders, also workers. The list may be incomplete."""
 
     def last_use(self, uuid: str, own: Collection[int]) -> float:
         """The uptime at which it was last noticed that a process has used the device, and perhaps left it again.

@@ -64,7 +64,6 @@ class Slots:
     """The slots of one service. A job takes one before it uses what jobs share."""
 
     def __init__(self, observer: Observer) -> None:
-        self._backend = observer.driver.backend
         self.driver_release = DriverRelease(observer.driver)
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
@@ -109,12 +108,10 @@ class Slots:
         """Whether the job waits for a slot or a lock between two steps of its path, or gives one back."""
         if following is Step.RESET:  # its start is recorded under the locks of the siblings
             return True
-        return self._backend.one_driver and not ON_MEMORY.issuperset((step, following))
+        return not ON_MEMORY.issuperset((step, following))
 
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
-        if not self._backend.one_driver:
-            return nullcontext()
         if step is Step.RESET:
             return self._when_reacquired(device, self.driver.exclusive())
         if step in BRIEF_ON_DRIVER:
@@ -123,8 +120,6 @@ class Slots:
 
     def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker of these steps, from its first step on memory until it has ended."""
-        if not self._backend.one_driver:
-            return nullcontext()
         return self._when_reacquired(device, self.driver.shared(brief=Step.SELFTEST not in steps))
 
     @asynccontextmanager

@@ -10,6 +10,7 @@ use, so the device shows memory without a holder, and a clear cannot cover that 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import os
@@ -19,7 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from scrubber.node import open_check
 from scrubber.node.proc import ENDED
 
 # The file of a descriptor cannot be read: it was closed, or its mount is dead. No device file has these errors.
@@ -33,7 +33,9 @@ _UNTIMED = 256  # entries that are read between two looks at the clock; so a pro
 
 _NONE: frozenset[str] = frozenset()
 
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES = 2
+_libc = ctypes.CDLL(None)
 
 Identity = tuple[str, int, int]
 
@@ -219,5 +221,10 @@ def separate_tables(process: str) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         return []
     # When the kernel refuses kcmp, each thread is read: slow but correct.
-    others = (task for task in tasks if task != leader and not open_check.same(int(leader), int(task), _KCMP_FILES))
+    others = (task for task in tasks if task != leader and not _same_files(int(leader), int(task)))
     return [process, *(f"{process}/task/{task}" for task in others)]
+
+
+def _same_files(task: int, other: int) -> bool:
+    """Whether two tasks share their open files (kcmp(2)). False where the kernel refuses to compare them."""
+    return _KCMP is not None and _libc.syscall(_KCMP, task, other, _KCMP_FILES, 0, 0) == 0

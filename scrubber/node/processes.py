@@ -1,11 +1,7 @@
 """Find the processes that have a device's files open or mapped.
 
-The kernel is asked first whether any process has them open (``open_check``). If it says no, there is no holder. If it
-says yes or does not tell, one pass over /proc finds the holders of all these devices. The pass can miss a holder: a
-process that forks or reopens the file all the time, or a file that only a message or an io_uring keeps. If the kernel
-says that the device is open, or refuses to say it, and the pass finds no process to explain this, the holders are
-unknown. Of device nodes, and of files that our own processes have open twice, it can never tell: for them the pass
-alone counts.
+One pass over /proc finds the holders of all these devices. It can miss a holder: a process that forks or reopens the
+file all the time, or a file that only a message or an io_uring keeps.
 
 A search may follow up an earlier one. Then it leaves out what has probably not changed, and is no proof on its own
 (``_Earlier``).
@@ -19,26 +15,23 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from scrubber.core import ownership
 from scrubber.core.model import Holder
-from scrubber.node import open_check, open_files
+from scrubber.node import open_files
 from scrubber.node.open_files import Identity, Search, Timer, TooSlowError
 from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, processor_time, sees_all, status
 
 _READINGS = 3  # a process that ended while it was read is read again: another process may have its pid now
-_PASSES = 3  # passes over /proc, while the kernel says that a device is open and no process explains this
 _LISTINGS = 4  # listings of /proc in one pass, while there are new processes
 
 EACH_WITHIN = 1.0  # seconds of processor time to read one process: about 150,000 open files
 
 _PIN = os.O_PATH | os.O_DIRECTORY
-
-IsOpen = Callable[[Iterable[str], open_check.Beside], bool | None]
 
 
 def no_bystander(_holder: Holder) -> bool:
@@ -56,7 +49,6 @@ class Processes:
         *,
         whole_node: bool,
         namespace: int | None = None,
-        is_open: IsOpen = open_check.is_open,
         on_pass: Callable[[], None] = lambda: None,
         each_within: float = EACH_WITHIN,
     ) -> None:
@@ -73,7 +65,6 @@ class Processes:
         self._container_of = container_of
         self._whole_node = whole_node
         self._namespace = namespace
-        self._is_open = is_open
         self._on_pass = on_pass
         self._each_within = each_within
         self._files: dict[str, Sequence[str]] = {}  # of all devices so far: a process is read for all of them at once
@@ -98,47 +89,15 @@ class Processes:
 
         ``listed``: processes that the driver lists as holders, whether they show the device's files or not.
         ``is_bystander`` is called while the pid of the holder cannot pass to another process. ``within``: the time
-        limit of the search in seconds. ``follow_up``: read only what may have changed since the last search. If that
-        finds no holder of a device that is open, as the kernel says, all processes are read.
+        limit of the search in seconds. ``follow_up``: read only what may have changed since the last search.
         """
         until, self.gave_up, self.unreadable, self.missing = time.monotonic() + within, False, "", {}
-        open_ = self.open_states(files, exclude)
-        free = {device for device, state in open_.items() if state is False} - {
-            device for device, users in listed.items() if users
-        }
-        found: dict[str, tuple[Holder, ...] | None] = dict.fromkeys(free, ())
         earlier = self._earlier if follow_up else {}
-        for _ in range(_PASSES):
-            rest = {device: paths for device, paths in files.items() if device not in found}
-            if not rest:
-                break
-            try:
-                holders, bystanders = self._pass(rest, exclude, is_bystander, listed, until, earlier)
-            except TooSlowError:
-                self.gave_up = True
-                break
-            known = {**dict.fromkeys((*exclude, os.getpid())), **bystanders}
-            hidden = {it for it, seen in holders.items() if seen == () and self._may_be_open(files[it], known)}
-            found |= {device: seen for device, seen in holders.items() if device not in hidden}
-            earlier = {}
-        return {device: found.get(device) for device in files}
-
-    def open_states(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> dict[str, bool | None]:
-        """Whether a process has each device open, as the kernel says; None if it cannot tell. No pass over /proc."""
-        states: dict[str, bool | None] = {}
-        for device, paths in files.items():
-            try:
-                states[device] = self._is_open(paths, dict.fromkeys(exclude))
-            except open_check.RefusedError:
-                states[device] = None
-        return states
-
-    def _may_be_open(self, paths: Sequence[str], beside: open_check.Beside) -> bool:
-        """Whether a process may have files open that a pass did not find open. Of device nodes, the pass tells it."""
         try:
-            return self._is_open(paths, beside) is True
-        except open_check.RefusedError:
-            return True
+            return self._pass(files, exclude, is_bystander, listed, until, earlier)
+        except TooSlowError:
+            self.gave_up = True
+            return dict.fromkeys(files)
 
     def slowest(self) -> tuple[float, int]:
         """The seconds that one process took in the last pass, or takes until now, and its pid."""
@@ -155,10 +114,10 @@ class Processes:
         listed: Mapping[str, Collection[int]],
         until: float,
         earlier: Mapping[int, _Earlier],
-    ) -> tuple[dict[str, tuple[Holder, ...] | None], dict[int, float]]:
-        """The holders that one pass over /proc finds, and the bystanders: pid and start time.
+    ) -> dict[str, tuple[Holder, ...] | None]:
+        """The holders that one pass over /proc finds; TooSlowError if one process takes too long, or if all do.
 
-        ``earlier``: what need not be read again. TooSlowError if one process takes too long, or if all do.
+        ``earlier``: what need not be read again.
         """
         self._on_pass()
         self._slowest = (0.0, 0)
@@ -169,7 +128,6 @@ class Processes:
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
-        bystanders: dict[int, float] = {}
         named: dict[int, frozenset[str]] = {}
         for device in files:
             named |= {user: named.get(user, frozenset()) | {device} for user in listed.get(device, ())}
@@ -192,13 +150,11 @@ class Processes:
                 self.unreadable = self.unreadable or f"{self.named(pid)} cannot be read: {read.blind}"
             if read.unsure:
                 unknown |= read.devices
-            if read.bystander is not None:
-                bystanders[pid] = read.bystander
             for device in read.devices:
                 found[device] += read.holder
         self._earlier = seen
         unproven = files.keys() if blind else unknown
-        return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}, bystanders
+        return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}
 
     def _read_timed(
         self,
@@ -284,7 +240,7 @@ class Processes:
                 os.close(pin)
             if holder.state not in DEAD:  # once it is dead, threads that still hold files show in the next reading
                 if bystander:
-                    return _ProcessReading(blind=read.blind, bystander=holder.started, seen=read.seen)
+                    return _ProcessReading(blind=read.blind, seen=read.seen)
                 return replace(read, holder=(holder,))
         return replace(read, unsure=True, seen=None)
 
@@ -339,7 +295,6 @@ class _ProcessReading:
     blind: str = ""  # why it cannot be read
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
-    bystander: float | None = None  # the start time of a bystander that holds a device
     seen: _Earlier | None = None  # for the search that follows
 
 

@@ -36,7 +36,7 @@ class SearchResult:
     held_up: str = ""  # which process was too slow to read, or cannot be read, for operators
     unreadable: str = ""  # the latter alone
     missing: Mapping[str, str] = field(default_factory=dict)  # why the files of a device cannot be looked for
-    open: frozenset[str] = frozenset()  # the devices that a process had open, as the kernel or the driver says
+    open: frozenset[str] = frozenset()  # the devices of which the driver listed a holder
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
     last_uses: Mapping[str, float] = field(default_factory=dict)  # ``Backend.last_use`` of each device that it knows
 
@@ -69,17 +69,22 @@ class HolderSearch:
     async def of(self, uuids: Sequence[str], *, follow_up: bool = False) -> tuple[Incarnation, SearchResult]:
         """The driver instance, and the holders of these devices; raises DeviceError when the driver cannot be asked.
 
-        A device that no process has open never waits for a search. ``follow_up``: the search may leave out what has
-        probably not changed since the last one.
+        ``follow_up``: the search may leave out what has probably not changed since the last one.
 
-        A holder may leave before the search finds it. If the device is still open, and the search found no holder, only
-        bystanders have it open.
+        A holder may leave before the search finds it. If the driver still lists one, and the search found no holder,
+        only bystanders have the device open.
         """
-        incarnation, search = await self._search_for(uuids, () if follow_up else (COMPLETE,))
-        open_but_not_found = [uuid for uuid in uuids if uuid in search.open and search.holders[uuid] == ()]
-        states = await self._open_states(open_but_not_found) if open_but_not_found else {}
-        left = frozenset(uuid for uuid, is_open in states.items() if not is_open)
-        return incarnation, await self._with_last_uses(replace(search, left=left), uuids)
+        incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(uuids))
+        known = {uuid: pids for uuid, pids in lists.items() if pids is not None}
+        self.listed |= known
+        complete = () if follow_up else (COMPLETE,)
+        search = await self._all_holders.ask(*known, *complete) if known else SearchResult({})
+        holders = dict.fromkeys(uuids) | search.holders
+        opened = frozenset(uuid for uuid, pids in known.items() if pids - self._workers)
+        lists = await self._lists([uuid for uuid in opened if holders[uuid] == ()])
+        left = frozenset(uuid for uuid, pids in lists.items() if not (pids or frozenset()) - self._workers)
+        search = replace(search, holders=holders, open=opened, left=left)
+        return incarnation, await self._with_last_uses(search, uuids)
 
     async def _with_last_uses(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
         """The result with the last uses. They come last: a use that began and ended during the search is among them.
@@ -92,44 +97,13 @@ class HolderSearch:
         unknown = dict.fromkeys(known - uses.keys())
         return replace(search, holders={**search.holders, **unknown}, last_uses=uses)
 
-    async def _search_for(self, uuids: Sequence[str], more: Sequence[str]) -> tuple[Incarnation, SearchResult]:
-        driver = self._driver
-        if driver.backend.lists_holders:
-            return await driver.incarnation(), await self._all_holders.ask(*uuids, *more)
-        incarnation, states = await driver.caller.ask(
-            f"open {uuids[0]}", lambda: (driver.read_incarnation(), self._open_files(uuids)), driver.patience
-        )
-        free = [uuid for uuid, is_open in states.items() if is_open is False]
-        rest = [uuid for uuid in uuids if uuid not in free]
-        search = await self._all_holders.ask(*rest, *more) if rest else SearchResult({})
-        opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
-        holders = dict.fromkeys(free, ()) | search.holders
-        return incarnation, replace(search, holders=holders, open=opened)
-
-    async def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
-        """Whether a process has each device open, as the driver or the kernel says; None if that is not known."""
-        if self._driver.backend.lists_holders:
-            workers = frozenset(self._workers)
-            listed = await asyncio.gather(*map(self._list_holders, uuids))
-            return {it: None if pids is None else bool(pids - workers) for it, pids in zip(uuids, listed, strict=True)}
-        return await self._driver.caller.ask(f"open {uuids[0]}", lambda: self._open_files(uuids), self._driver.patience)
-
-    def _open_files(self, uuids: Sequence[str]) -> dict[str, bool | None]:
-        """Whether a process has the files of each device open, as the kernel says."""
-        return self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
-
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
-        uuids, follow_up = asked - {COMPLETE}, COMPLETE not in asked
-        listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
-        workers = frozenset(self._workers)
-        if self._driver.backend.lists_holders:
-            listed = dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
-        known = {uuid: pids for uuid, pids in listed.items() if pids is not None}
-        self.listed |= known
+        listed = {uuid: self.listed[uuid] for uuid in asked - {COMPLETE}}
+        follow_up = COMPLETE not in asked
         began = asyncio.get_running_loop().time()
         try:
             search = await self._driver.caller.ask(
-                "processes", lambda: self._search(known, follow_up=follow_up), 5 * self._driver.patience
+                "processes", lambda: self._search(listed, follow_up=follow_up), 5 * self._driver.patience
             )
         except UnresponsiveError:
             seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
@@ -144,8 +118,10 @@ class HolderSearch:
             if pid != self._logged_pid:  # once for each process
                 self._logged_pid = pid
                 logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
-        opened = frozenset(uuid for uuid, pids in known.items() if pids - workers)
-        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=opened)
+        return search
+
+    async def _lists(self, uuids: Sequence[str]) -> dict[str, frozenset[int] | None]:
+        return dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
 
     async def _list_holders(self, uuid: str) -> frozenset[int] | None:
         """The holders that the driver lists; None if it does not answer. A released driver lists none."""

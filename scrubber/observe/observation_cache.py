@@ -11,6 +11,7 @@ from scrubber.core.model import Facts, Holder, Moment, Record, State
 from scrubber.node import clock
 
 CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
+VALID_AT_LEAST = 1.0  # seconds for which a full observation is valid, however quick it was
 VALID_FOR = 10.0  # seconds for which a cached holder counts on a device without an owner: a pod may wait for the device
 OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
 UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which there is a gap
@@ -100,7 +101,7 @@ class ObservationCache:
             self.forget(record)
             return
         now = asyncio.get_running_loop().time()
-        until = now + max(1.0, took / CPU_SHARE)
+        until = now + max(VALID_AT_LEAST, took / CPU_SHARE)
         kept = replace(facts, starting_pod_alive=None)
         self._last[record.device.uuid] = CachedObservation(now, until, kept, listed, witnesses)
 

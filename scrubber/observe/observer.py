@@ -80,8 +80,7 @@ class Observer:
             self._observed_since.used(uuid, used)
             if held and not follow_up:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
-            enough = not driver.backend.lists_holders or (not before_use and self._cache.shows_no_holder(record))
-            enough = enough and not self._observed_since.needs_search(uuid)
+            enough = not before_use and self._no_is_enough(record)
             if held is False and record.state is not State.IN_USE and enough:
                 return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
@@ -138,9 +137,7 @@ class Observer:
         """What a thread asks about one device; None where the driver alone cannot answer."""
         uuid, parent = record.device.uuid, record.device.parent
         cached = self._cached_question(record)
-        enough = not self.driver.backend.lists_holders or self._cache.shows_no_holder(record)
-        enough = enough and not self._observed_since.needs_search(uuid)
-        no_is_enough = record.state is not State.IN_USE and enough
+        no_is_enough = record.state is not State.IN_USE and self._no_is_enough(record)
         removed = presence.taken_away(record)  # a device that left the node has no holder and no pod that waits for it
         if cached is None and not (no_is_enough or removed):
             return None
@@ -162,6 +159,10 @@ class Observer:
             return facts and replace(facts, vitals=vitals)
 
         return ask
+
+    def _no_is_enough(self, record: Record) -> bool:
+        """Whether the driver's answer "no holder" is enough: it leaves out who only has the device open."""
+        return self._cache.shows_no_holder(record) and not self._observed_since.needs_search(record.device.uuid)
 
     async def full(
         self,
@@ -218,9 +219,7 @@ class Observer:
         return facts
 
     def _remember(self, record: Record, facts: Facts) -> None:
-        """Keep the facts for quick observations. A driver that lists no holders is asked each time instead."""
-        if not self.driver.backend.lists_holders:
-            return
+        """Keep the facts for quick observations."""
         member = self._owners.member(record.owner.container if record.owner is not None else None)
         try:
             witnesses = facts.holders or (self._processes.process(member) if member is not None else ())

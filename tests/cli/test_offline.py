@@ -16,9 +16,8 @@ from policies import load
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
-from scrubber.devices.simulated import drills, layout
+from scrubber.devices.simulated import drills, layout, open_check
 from scrubber.ledger import file
-from scrubber.node import open_check
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import DeviceHandling
-from scrubber.devices.simulated import layout
+from scrubber.devices.simulated import layout, open_check
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.devices.simulated.layout import GpuFiles
-from scrubber.node import open_check
 from scrubber.node.processes import Processes
 
 MEMORY_BYTES = 3 * 2**20 + 4096  # three whole chunks and a part of one

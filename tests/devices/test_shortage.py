@@ -17,6 +17,7 @@ from typing import Any, cast
 import pynvml
 import pytest
 
+from ground import private_files
 from scrubber import devices
 from scrubber.core.model import Blame, Outcome, Step
 from scrubber.devices import shortage
@@ -27,7 +28,7 @@ from scrubber.devices.nvidia.health.watch import BestSeenFile
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.nvidia.pending_restore import PendingRestore, PendingRestoreFiles
-from scrubber.devices.simulated import containers, gpu, layout
+from scrubber.devices.simulated import containers, gpu, layout, open_check
 from scrubber.devices.simulated.layout import Faults
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
@@ -75,6 +76,8 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.layout.read": ((os, "open"), lambda it: layout.read(it.gpu.faults, Faults)),
     "simulated.layout.xids": ((os, "open"), lambda it: layout.xids(it.gpu)),
     "simulated.layout.places": ((os, "scandir"), lambda it: layout.places(it.root)),
+    "simulated.open_check._is_open": (
+        (private_files, "locked"), lambda it: open_check.is_open([str(it.gpu.memory)])),
     "simulated.gpu.opened_memory": ((os, "open"), Ground.opened_memory),
     "simulated.gpu.scrub_chip": ((os, "open"), lambda it: gpu.scrub_chip(it.gpu, b"key")),
     "simulated.containers._environment": ((Path, "read_bytes"), lambda _it: list(containers.members())),

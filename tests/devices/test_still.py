@@ -29,7 +29,6 @@ POD = f"pod-{os.getpid()}"  # simulated containers are those of the whole machin
 class Listing(Simulated):
     """A driver that lists users, whom a test names."""
 
-    lists_holders = True
     named: frozenset[int] = frozenset()
 
     def listed_holders(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
@@ -127,16 +126,6 @@ class Forgetful(Listing):
 @pytest.fixture
 def forgetful(bank, tmp_path) -> Parts:
     return observing(Forgetful(bank.root), tmp_path)
-
-
-async def test_only_an_open_device_is_searched(bank, tmp_path):
-    observer, backend, processes = observing(Simulated(bank.root), tmp_path)
-    pid = drills.zombie(bank.root, bank.first)
-    records = [clean(backend, uuid) for uuid in (bank.first, bank.second)]
-    seen = [await observer.quick(record) for record in records]
-    assert [[holder.pid for holder in facts.holders or ()] for facts in seen] == [[pid], []]
-    assert processes.walks == 1
-    assert (await observer.quick_all(records)).keys() == {bank.second}
 
 
 async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetful):

@@ -17,7 +17,7 @@ from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResu
 from scrubber.jobs import slots
 from scrubber.workers.worker import BrokenError
 from tests.service import pretend_worker
-from tests.service.node import Kind, Node
+from tests.service.node import Kind
 from tests.service.pretend_worker import PretendWorker
 
 
@@ -87,20 +87,11 @@ async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
 
 
 ON_MEMORY = ["clear ends", "verify begins"], ["verify ends", "scratch begins"], ["scratch ends", "selftest begins"]
-AFTER_MEMORY = ["selftest ends", "settings begins"], ["settings ends", "health begins"], ["health ends"]
+AFTER_MEMORY = ["selftest ends"], ["settings begins"], ["settings ends"], ["health begins"]
 
 
-@pytest.mark.parametrize(
-    ("one_driver", "together"),
-    [
-        (True, (*ON_MEMORY, ["selftest ends"], ["settings begins"], ["settings ends"], ["health begins"])),
-        (False, (["reset ends", "clear begins"], *ON_MEMORY, *AFTER_MEMORY)),
-    ],
-    ids=["slots for the driver", "no slots"],
-)
-async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkeypatch, one_driver, together):
+async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkeypatch):
     """A kill between the two cannot happen. The start of a reset is recorded alone, under the locks of its siblings."""
-    monkeypatch.setattr(Node, "one_driver", one_driver)
     append, written = world.life.ledger.append, list[list[str]]()
 
     async def note(op: str, *events: tuple[str, ev.Event]) -> None:
@@ -114,12 +105,11 @@ async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkey
     await running.finished.wait()
     assert running.receipt is not None
     assert ["reset begins"] in written
-    assert [it for it in together if it not in written] == []
+    assert [it for it in (*ON_MEMORY, *AFTER_MEMORY) if it not in written] == []
 
 
-async def test_a_fast_scrub_is_six_transactions(begin, monkeypatch):
-    """Between any two of them, something is done to the device; between the rows of one, nothing is."""
-    monkeypatch.setattr(Node, "one_driver", False)
+async def test_a_fast_scrub_is_nine_transactions(begin, monkeypatch):
+    """Between any two of them, something is done to the device, or the driver is waited for: see ``Slots.between``."""
     world = await begin(gpus=1, policy="fast")
     append, written = world.life.disk.append, list[str]()
 
@@ -133,10 +123,13 @@ async def test_a_fast_scrub_is_six_transactions(begin, monkeypatch):
     assert running.receipt is not None
     assert [re.findall(r"scrub|evict|clear|verify|settings|health|proven", text) for text in written] == [
         ["scrub", "evict"],
-        ["evict", "clear"],
+        ["evict"],
+        ["clear"],
         ["clear", "verify"],
-        ["verify", "settings"],
-        ["settings", "health"],
+        ["verify"],
+        ["settings"],
+        ["settings"],
+        ["health"],
         ["health", "proven"],
     ]
 

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.node.conftest import NodeProc
+from tests.node.open_programs import WRITE as WRITE_AND_WAIT
 from tests.patience import WITHIN
 
 POD = f"pod-{os.getpid()}"  # of this test alone: the marks of processes count on the whole machine
@@ -38,8 +38,9 @@ class Slow(Processes):
     def __init__(self, *args, **more) -> None:
         super().__init__(*args, **more)
         self.searching, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
 
-    def _pass(self, *args) -> tuple[dict[str, tuple[Holder, ...] | None], dict[int, float]]:
+    def _pass(self, *args) -> dict[str, tuple[Holder, ...] | None]:
         self.searching.set()
         assert self.go_on.wait(WITHIN)
         return super()._pass(*args)
@@ -48,8 +49,10 @@ class Slow(Processes):
 class Late(Caller):
     """The search takes longer than anybody waits."""
 
+    late = True
+
     async def ask(self, key, question, deadline):
-        if key == "processes":
+        if key == "processes" and self.late:
             raise UnresponsiveError("too late")
         return await super().ask(key, question, deadline)
 
@@ -65,16 +68,6 @@ def record(bank, uuid: str) -> Record:
     info = next(it for it in bank.backend.inventory() if it.uuid == uuid)
     found = ev.Discovered(info, Incarnation("boot", bank.backend.driver()))
     return apply(None, ev.LedgerEntry(0, uuid, Moment(0.0, 0.0), "op", found))
-
-
-async def test_a_free_device_does_not_wait_for_anothers_search(bank, processes, tmp_path):
-    observer = Observer(DriverCalls(bank.backend, "boot", patience=WITHIN), processes, tmp_path, ObservedSince(0.0))
-    pid = drills.occupy(bank.root, bank.first, b"x", POD)
-    held = asyncio.create_task(observer.full(record(bank, bank.first)))
-    assert await asyncio.to_thread(processes.searching.wait, WITHIN)
-    assert (await observer.full(record(bank, bank.second))).holders == ()
-    processes.go_on.set()
-    assert [holder.pid for holder in (await held).holders or ()] == [pid]
 
 
 MANY_FILES_FIVE_TIMES = """
@@ -99,15 +92,16 @@ def only(directory: Path, pid: int) -> Path:
     return directory
 
 
-async def test_forks_with_many_files_hold_up_no_free_device(bank, launch, tmp_path):
-    """A process took 120 ms for 20,000 files: sixty forks of it stopped all scrubs of the node."""
+async def test_forks_with_many_files_hold_up_each_device(bank, launch, tmp_path):
+    """They may hold any: sixty processes with 20,000 files each stop all scrubs of the node. They are named."""
     heavy = launch(MANY_FILES_FIVE_TIMES, bank.place(bank.first).memory, **{MARK: POD})
     seen = only(tmp_path / "proc", heavy.pid)  # other processes of this machine may have many files as well
     processes = Processes(seen, bank.backend.container_of, whole_node=False, each_within=0.0)
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    held, free = [await observer.full(record(bank, uuid)) for uuid in (bank.first, bank.second)]
-    assert (held.holders, free.holders, free.held_up) == (None, (), "")
-    assert re.fullmatch(rf'"python.*" [(]pid \d+, {POD}[)] took .* s to read', held.held_up)
+    for uuid in (bank.first, bank.second):
+        held = await observer.full(record(bank, uuid))
+        assert held.holders is None
+        assert re.fullmatch(rf'"python.*" [(]pid \d+, {POD}[)] took .* s to read', held.held_up)
 
 
 async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
@@ -159,16 +153,18 @@ def no_uses(bank, monkeypatch) -> None:
 @pytest.mark.parametrize("asked", ["the device", "its sibling"])
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
-    observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
+    caller = Late()
+    observer = Observer(DriverCalls(bank.backend, "boot", caller=caller), processes, tmp_path, ObservedSince(0.0))
     device, other = record(bank, bank.first), record(bank, bank.second)
     drills.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
     if asked == "the device":
         assert (await observer.full(device)).holders is None
-        assert (await observer.full(other)).used_at < before
     else:
-        assert (await observer.full(other, [device])).holders == ()
+        seen = await observer.full(other, [device])
+        assert (seen.holders, seen.used_at < before) == (None, True)
     drills.release(bank.root, bank.first)
+    caller.late = False
     left = await observer.full(device)
     assert left.holders == ()
     assert left.used_at >= before
@@ -176,19 +172,20 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
 
 
 @pytest.mark.usefixtures("no_uses")
-async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch):
+async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, launch, tmp_path, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    device, states = record(bank, bank.first), processes.open_states
+    device, listed = record(bank, bank.first), bank.backend.listed_holders
 
-    def leaving(files: Mapping[str, Sequence[str]], workers: Collection[int] = ()) -> dict[str, bool | None]:
-        found: dict[str, bool | None] = states(files, workers)
-        drills.release(bank.root, bank.first)
+    def leaving(uuid: str) -> frozenset[int]:
+        found: frozenset[int] = listed(uuid)
+        holder.kill()
+        holder.wait()
         return found
 
-    drills.occupy(bank.root, bank.first, b"x", POD)
+    holder = launch(WRITE_AND_WAIT, bank.place(bank.first).memory, **{MARK: POD})
     before = clock.now().uptime
     with monkeypatch.context() as patch:
-        patch.setattr(processes, "open_states", leaving)
+        patch.setattr(bank.backend, "listed_holders", leaving)
         left = await observer.full(device)
     assert left.holders == ()
     assert left.used_at >= before
@@ -202,6 +199,7 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, asked = record(bank, bank.first), "has_holders" if ask == "quick" else "quick_observation"
     answer = getattr(bank.backend, asked)
+    await observer.full(device)
 
     def leaving(uuid: str) -> object:
         found = answer(uuid)
@@ -249,7 +247,8 @@ async def test_a_use_between_two_observations_is_noticed(bank, processes, tmp_pa
     """Whoever can only read leaves nothing behind."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, other = record(bank, bank.first), record(bank, bank.second)
-    await observer.quick_all([device, other])
+    for it in (device, other):
+        await observer.full(it)
     before = clock.now().uptime
     user = await asyncio.create_subprocess_exec(sys.executable, "-c", program, getattr(bank.place(bank.first), file))
     assert await user.wait() == 0
@@ -270,7 +269,8 @@ async def test_uses_are_noticed_again_after_too_many(bank, processes, tmp_path):
     """The kernel drops what does not fit into its queue. Then each device may have been used."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, other = record(bank, bank.first), record(bank, bank.second)
-    await observer.quick_all([device, other])
+    for it in (device, other):
+        await observer.full(it)
     before, place = clock.now().uptime, bank.place(bank.first)
     for number in range(MOST_EVENTS + 1):  # in turns: the kernel joins equal events
         os.close(os.open(place.memory if number % 2 else place.chip, os.O_RDWR))

@@ -125,9 +125,7 @@ class Node:
     """The devices of one machine, over its boots."""
 
     name = "pretend"
-    lists_holders = False
     gave_up, unreadable, missing = False, "", MappingProxyType[str, str]({})  # each search here reads all in time
-    one_driver = True
     pace = 1.0
 
     def __init__(self, loop: VirtualLoop, gpus: int) -> None:
@@ -268,9 +266,10 @@ class Node:
         return None if gpu.silent_on_holders or gpu.blind or gpu.cut or gpu.away else bool(gpu.processes)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
-        """No holder beyond those that the search for processes finds."""
-        del uuid
-        return frozenset()
+        """All but the secret ones, which have no context."""
+        self._open()
+        gpu = self._answering(uuid)
+        return frozenset(it.pid for it in gpu.processes.values() if not it.secret)
 
     def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
         """When a process last closed the device, if the driver records that."""
@@ -366,22 +365,21 @@ class Node:
         follow_up: bool = False,
     ) -> dict[str, tuple[Holder, ...] | None]:
         """Who uses each device; None where that cannot be proven."""
-        assert not any(listed.values())
+        del listed  # all of them are found
         assert within > 0
         blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
         secret = [it.pid for gpu in self.gpus.values() for it in gpu.processes.values() if follow_up and it.secret]
         missed = {*exclude, *secret}
         return {uuid: None if uuid in blind else self._holders(uuid, missed, is_bystander) for uuid in files}
 
-    def open_states(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> dict[str, bool | None]:
-        """Only ``holders`` tells."""
-        del exclude
-        return dict.fromkeys(files)
-
     def process(self, pid: int) -> tuple[Holder, ...]:
         """None is found: only ``living`` tells of containers."""
         del pid
         return ()
+
+    def lives(self, holder: Holder) -> bool:
+        """Whether it runs."""
+        return any(it.pid == holder.pid for it in self.everybody())
 
     def descends(self, pid: int, ancestors: Collection[int]) -> bool:
         """No process here starts another one."""

@@ -16,7 +16,7 @@ from ground.errors import AutoclaveError, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import State
 from tests.service.disk import Disk
-from tests.service.node import BOOTING, Node
+from tests.service.node import BOOTING
 from tests.service.pretend_worker import TAKES
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World
@@ -128,12 +128,9 @@ def test_the_story_contains_every_kind_of_event():
     assert any(result.findings.terminated for result in results)
 
 
-@pytest.mark.parametrize("one_driver", [True, False], ids=["one driver", "a driver for each device"])
-def test_a_kill_after_any_row_breaks_no_promise(monkeypatch, thinned, one_driver):
-    """Without slots for the driver, nearly all steps of a scrub begin in the transaction that ends the step before."""
+def test_a_kill_after_any_row_breaks_no_promise(thinned):
     rows = len(reference().truth.entries)
     assert rows > 80
-    monkeypatch.setattr(Node, "one_driver", one_driver)
     for row in range(1, rows + 1, thinned(5)):
         world = World(VirtualLoop(), interval=INTERVAL, arm=partial(arm, dies_after=row))
         play(world)

@@ -113,7 +113,6 @@ async def test_our_own_reset_is_not_a_foreign_one(world):
 
 async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
     """No step of another device asks for settings or health, and no worker has memory open."""
-    monkeypatch.setattr(Node, "one_driver", True)
     on_driver: list[Step] = []
     beside: set[tuple[Step, ...]] = set()
     perform = PretendWorker.perform
@@ -137,9 +136,8 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
     )
 
 
-async def test_a_device_can_wait_twice_for_the_driver(world, monkeypatch):
+async def test_a_device_can_wait_twice_for_the_driver(world):
     """Its job and its pending restore, while another device is reset."""
-    monkeypatch.setattr(Node, "one_driver", True)
     slots, device = world.life.jobs.slots, world.uuids[0]
 
     async def wait_for_the_driver() -> None:
@@ -156,7 +154,6 @@ async def test_a_device_can_wait_twice_for_the_driver(world, monkeypatch):
 
 async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     """It keeps its device open between two steps."""
-    monkeypatch.setattr(Node, "one_driver", True)
     monkeypatch.setitem(pretend_worker.TAKES, Step.VERIFY, 5.0)
     one, other = world.uuids
     first = await world.operations.scrub(one, ScrubPath.FAST)
@@ -171,9 +168,8 @@ async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     assert ended[one, Step.VERIFY] < ended[other, Step.RESET]
 
 
-async def test_a_reset_waits_for_no_evict_of_another_device(world, monkeypatch):
+async def test_a_reset_waits_for_no_evict_of_another_device(world):
     """Its worker does the steps on memory later, and uses the driver only then."""
-    monkeypatch.setattr(Node, "one_driver", True)
     one, other = world.uuids
     world.node.gpus[one].stalls = True
     first = await world.operations.scrub(one, ScrubPath.FAST)
@@ -230,7 +226,6 @@ async def test_a_holder_found_during_a_reset_aborts_it(world, blinding):
 
 
 async def test_no_step_uses_the_driver_beside_a_running_reset_tool(world, monkeypatch):
-    monkeypatch.setattr(Node, "one_driver", True)
     begun: list[Step] = []
     perform = PretendWorker.perform
 
@@ -258,8 +253,7 @@ async def test_each_pending_restore_starts_at_once_without_a_job(world):
     assert world.node.restored_by_worker == ["GPU-not-offered"] * 2
 
 
-async def test_a_pending_restore_waits_for_other_resets(world, monkeypatch):
-    monkeypatch.setattr(Node, "one_driver", True)
+async def test_a_pending_restore_waits_for_other_resets(world):
     device = "GPU-not-offered"
     world.node.reset_by_tools.add(device)
     world.node.unrestored = {device}
@@ -293,8 +287,7 @@ async def test_a_stopping_service_starts_no_restore(world):
     assert len(world.node.restored_by_worker) == 1
 
 
-async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world, monkeypatch):
-    monkeypatch.setattr(Node, "one_driver", True)
+async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world):
     device = world.uuids[0]
     async with world.context.jobs.slots.driver.shared():
         running = await world.operations.scrub(device, ScrubPath.RESET)

@@ -16,8 +16,7 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Pod
 from demo.standins.runtime import CannotCreate
 from plugin.kubelet_api import deviceplugin_pb2
-from scrubber.devices.simulated import layout
-from scrubber.node import open_check
+from scrubber.devices.simulated import layout, open_check
 from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile

@@ -33,8 +33,6 @@ class Nvidia:
     """The backend of NVIDIA GPUs, which asks NVML."""
 
     name: str = NAME
-    lists_holders: bool = True
-    one_driver: bool = True
     pace: float = 2.0
 
     def __init__(

@@ -19,9 +19,10 @@ from asyncinotify import Inotify, Mask
 from ground import log
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings
-from scrubber.devices.simulated import containers, layout
+from scrubber.devices.simulated import containers, layout, open_check
 from scrubber.devices.simulated.layout import Driver, GpuFiles
-from scrubber.node import clock, open_check
+from scrubber.devices.simulated.users import Users
+from scrubber.node import clock
 from scrubber.node.cgroups import GROUPS, Containers
 
 logger = log.get("simulated")
@@ -34,8 +35,6 @@ class Simulated:
     """The backend of GPUs made of files under one root."""
 
     name: str = layout.NAME
-    lists_holders: bool = False
-    one_driver: bool = False
     pace: float = 1.0
 
     def __init__(self, root: Path, groups: Path = GROUPS, lock: int | None = None) -> None:
@@ -50,6 +49,7 @@ class Simulated:
         self._alarm: Inotify | None = None
         self._lock = lock
         self._writers = Writers()
+        self._users = Users(containers.PROC)
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
         """Nothing is missing."""
@@ -80,9 +80,9 @@ class Simulated:
         place = self._present(uuid)
         return _in_use(place, lost=layout.faults(place).lost)
 
-    def listed_holders(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
-        """None: every holder has the memory file open."""
-        return frozenset()
+    def listed_holders(self, uuid: str) -> frozenset[int]:
+        """Those that have its memory file or that of its chip open; not complete while one of them has."""
+        return self._users.listed(uuid, self.files(uuid))
 
     def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
         """Exact: the kernel tells when a process that could write to the device has closed it."""

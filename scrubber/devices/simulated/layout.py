@@ -22,7 +22,7 @@ from ground import private_files
 from ground.documents import strict_json
 from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
-from scrubber.node import open_check
+from scrubber.devices.simulated import open_check
 
 NAME = "simulated"  # of the backend
 UNITS = 8  # that compute

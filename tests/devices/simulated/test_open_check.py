@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ground.private_files import locked
-from scrubber.node import open_check
-from scrubber.node.open_check import RefusedError, is_open
-from scrubber.node.proc import status
+from scrubber.devices.simulated import open_check
+from scrubber.devices.simulated.open_check import RefusedError, is_open
 from tests.node.open_programs import IN_TRANSIT, MAP, RESTLESS, WRITE
 from tests.patience import WITHIN
 
@@ -43,7 +42,6 @@ def test_a_file_is_open_until_its_holder_ends(memory: Path, launch, code: str) -
         True,
         False,
     ]
-    assert is_open([str(closed)], {process.pid: None}) is False
     process.kill()
     process.wait()
     assert [is_open([str(memory)]) for _ in range(3)] == [False] * 3
@@ -54,45 +52,9 @@ def test_a_process_that_moves_its_descriptor_is_always_found(memory: Path, launc
     assert {is_open([str(memory)]) for _ in range(100)} == {True}
 
 
-def test_only_our_own_process_is_excluded(memory: Path, launch) -> None:
-    ours = launch(WRITE, memory)
-    assert is_open([str(memory)], {ours.pid: None}) is False
-    other = launch(IN_TRANSIT, memory)
-    assert is_open([str(memory)], {ours.pid: None}) is True
-    other.kill()
-    other.wait()
-    assert is_open([str(memory)], {ours.pid: None}) is False
-
-
-def test_a_reused_pid_of_ours_counts(memory: Path, launch) -> None:
-    holder = launch(WRITE, memory)
-    started = status(f"/proc/{holder.pid}").started
-    assert is_open([str(memory)], {holder.pid: started}) is False
-    assert is_open([str(memory)], {holder.pid: started - 1}) is True
-
-
-def test_a_reused_descriptor_is_not_the_old_file(memory: Path, launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the reading of /proc and the duplicate, the process opened another file under the same number."""
-    ours = launch(WRITE, memory)
-    monkeypatch.setattr(open_check, "_leads_to", lambda _link, _file: True)
-    launch(IN_TRANSIT, memory)
-    assert is_open([str(memory)], {ours.pid: None}) is True
-
-
-def test_an_open_file_of_ours_counts_unless_left_out(memory: Path) -> None:
-    files, ours = [str(memory)], {os.getpid(): None}
-    with memory.open("rb+") as file:
-        copy = os.dup(file.fileno())
-        assert (is_open(files), is_open(files, ours)) == (True, False)
-        os.close(copy)
-        with memory.open("rb"):
-            assert is_open(files, ours) is None, "two descriptions cannot be told from another process"
-
-
 def test_a_check_without_an_answer_is_unknown(memory: Path) -> None:
     with pytest.raises(RefusedError):
         is_open([str(memory.with_name("missing"))])
-    assert (is_open([os.devnull]), is_open([])) == (None, None)
 
 
 def test_a_question_waits_while_a_worker_opens_the_file(memory: Path, launch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +63,7 @@ def test_a_question_waits_while_a_worker_opens_the_file(memory: Path, launch, mo
     with ThreadPoolExecutor() as threads:
         with locked(memory.parent):
             worker = launch(IN_TRANSIT, memory)
-            answer = threads.submit(is_open, [str(memory)], {worker.pid: None})
+            answer = threads.submit(is_open, [str(memory)])
             worker.kill()
             worker.wait()
         assert answer.result() is False

@@ -1,0 +1,96 @@
+"""The list of users that the driver of simulated GPUs keeps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated.users import Users
+from tests import few_rights
+from tests.few_rights import takes_setpriv
+from tests.node.open_programs import IN_TRANSIT, MAP, RESTLESS, WRITE
+
+GPU = "GPU-a"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "memory"
+    path.write_bytes(bytes(8192))
+    return path
+
+
+def listed(users: Users, file: Path) -> frozenset[int] | None:
+    """None: it cannot be told."""
+    try:
+        return users.listed(GPU, [str(file)])
+    except DeviceError:
+        return None
+
+
+@pytest.mark.parametrize("code", [WRITE, MAP.format(flags=1)], ids=["open", "map"])
+def test_a_user_is_listed_until_it_ends(file: Path, launch, code: str) -> None:
+    users = Users(Path("/proc"))
+    assert listed(users, file) == frozenset()
+    one = launch(code, file)
+    assert listed(users, file) == frozenset({one.pid})
+    one.kill()
+    one.wait()
+    other = launch(code, file)
+    assert listed(users, file) == frozenset({other.pid})
+    other.kill()
+    other.wait()
+    assert listed(users, file) == frozenset()
+
+
+def test_an_open_file_that_no_process_shows_is_unknown(file: Path, launch) -> None:
+    users, holder = Users(Path("/proc")), launch(IN_TRANSIT, file)
+    assert listed(users, file) is None
+    holder.kill()
+    holder.wait()
+    assert listed(users, file) == frozenset()
+
+
+ASK = """
+import sys
+from pathlib import Path
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated.users import Users
+try:
+    print(sorted(Users(Path("/proc")).listed("GPU", sys.argv[1:])))
+except DeviceError:
+    print(None)
+"""
+
+
+@takes_setpriv
+def test_a_question_that_the_kernel_refuses_lists_nobody(file: Path, launch) -> None:
+    """A tenant may change its GPU's file. Only its owner may ask for a lease, or who has CAP_LEASE."""
+    file.chmod(0)
+    assert few_rights.printed(ASK, file) == "[]"
+    launch(IN_TRANSIT, file)
+    assert few_rights.printed(ASK, file) == "None"
+    os.chown(file, 65534, 65534)
+    assert few_rights.printed(ASK, file) == "None"
+
+
+FORKING = """
+import os, sys, time
+os.open(sys.argv[1], os.O_RDWR)
+print(1, flush=True)
+while os.path.exists(sys.argv[1]) and (os.fork() == 0 or os._exit(0)):
+    time.sleep(0.003)
+"""
+
+
+@pytest.mark.parametrize("code", [RESTLESS, FORKING], ids=["moves its descriptor", "forks and exits"])
+def test_a_user_that_keeps_moving_never_looks_absent(file: Path, launch, code: str) -> None:
+    """Searches alone missed such users in most looks."""
+    launch(code, file)
+    users = Users(Path("/proc"))
+    looks = [listed(users, file) for _ in range(10)]
+    file.unlink()  # ends the process that forks
+    assert frozenset() not in looks
