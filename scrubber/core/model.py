@@ -401,6 +401,7 @@ class Record:
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
     kept_for: str = ""  # the claim that has the device while it is scrubbed once more before its first container
+    awaits: str = ""  # the pod that the device is scrubbed for once more before its next container: its tenancy goes on
     # Counts the ends of tenancies, from the milliseconds of its discovery on: the ids of hand-overs are made from it.
     # So the id of the next one is known before the present one ends, and none comes twice, also after a lost ledger.
     vacated: int = 0

@@ -174,7 +174,12 @@ def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | 
 
 
 def replaced(record: Record, owner: Owner) -> bool:
-    """Whether the tenancy of an admitted pod ends with this owner: another pod starts, as policy ``observe`` allows."""
+    """Whether the tenancy of an admitted pod ends with this owner: another pod starts.
+
+    Policy ``observe`` allows it. So do the others if the pod was deleted while its device was scrubbed for its restart.
+    """
+    if record.awaits:
+        return not owner.unannounced and owner.container != record.awaits
     before = record.owner
     if before is None or before.container is None or before.unannounced or until_release(record):
         return False

@@ -262,21 +262,28 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.Granted() | ev.GrantedUnproven():
             # If no start was admitted so far, the tenancy begins anew: processes from before this grant are foreign.
             began = record.tenancy_began if leftover.span(record) is not None else at.uptime
-            receipt = record.receipt if isinstance(event, ev.Granted) else None
             ended = _ended(record, at) if record.owner is not None else record.tenancy_ended
             handouts = record.handouts + (event.grant.announced and not event.grant.at_start)
-            replaced = record.owner is not None and leftover.start_admitted(record)
+            at_start = event.grant.at_start  # which pod has it now, its start says
+            follows = record.awaits != "" and not at_start
+            replaced = follows or (record.owner is not None and leftover.start_admitted(record))
+            left = replaced or record.kept_for not in ("", event.grant.owner)
+            receipt = record.receipt if isinstance(event, ev.Granted) else None
+            if receipt is not None and left:
+                receipt = replace(receipt, envelope="")  # it names the hand-over that has ended
             return replace(
                 record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt,
-                handouts=handouts, half_cleared=False, soiled=0, kept_for="",
-                vacated=record.vacated + (replaced or record.kept_for not in ("", event.grant.owner)),
-                held_from=record.held_from if event.grant.at_start else None,
+                handouts=handouts, half_cleared=False, soiled=0, kept_for="", vacated=record.vacated + left,
+                awaits=record.awaits if at_start else "", last_owner=record.awaits if follows else record.last_owner,
+                held_from=record.held_from if at_start else None,
             )  # fmt: skip
         case ev.PutInUse():
             began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
+            left = ownership.replaced(record, event.owner)
             return replace(
                 record, owner=event.owner, tenancy_began=began, receipt=None, half_cleared=False, soiled=0,
-                vacated=record.vacated + ownership.replaced(record, event.owner),
+                vacated=record.vacated + left, awaits=record.awaits if event.owner.unannounced else "",
+                last_owner=(left and record.awaits) or record.last_owner,
             )  # fmt: skip
         case ev.Released() if record.kept_for:
             return replace(record, kept_for="", vacated=record.vacated + 1, held_from=None)
@@ -288,6 +295,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
                 record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at), handouts=handouts,
                 last_owner=last, left_by=_left_by(record), vacated=record.vacated + left,
                 held_from=None if left else record.held_from,
+                awaits=_awaits(record) if event.restart else record.awaits,
                 kept_for=ownership.acquired_by(record) if event.restart and ownership.until_release(record) else "",
             )  # fmt: skip
         case ev.Soiled():
@@ -362,6 +370,12 @@ def _vacated_from(at: Moment) -> int:
     return int(at.wall * 1000)
 
 
+def _awaits(record: Record) -> str:
+    """The pod whose next container a release is for; empty if a claim has the device (``kept_for``)."""
+    owner = record.owner
+    return "" if owner is None or owner.container is None or ownership.until_release(record) else owner.container
+
+
 def _left_by(record: Record) -> str:
     """Who the device was acquired for, at the end of the tenancy. Without a grant, no tenancy ends."""
     return record.grant.owner if record.grant is not None else record.left_by
@@ -385,7 +399,7 @@ def _begin(record: Record, job: Job) -> Record:
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     """What was known about the memory no longer holds. A quarantine stays, and its next probation is timed anew."""
     quarantine, baseline, due = record.quarantine, record.baseline, record.due_path
-    left = leftover.start_admitted(record)
+    left = leftover.start_admitted(record) or record.awaits != ""
     # The containers of the tenancy that ends may start again, with the mount that the runtime knows.
     held_from = record.vacated if left and record.held_from is None else record.held_from
     if event.incarnation.boot_id != record.incarnation.boot_id:  # a reboot restarts the numbers and counts of errors
@@ -411,6 +425,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         handouts=_unused_handouts(record) + (MANY_HANDOUTS if event.older_ledger else 0),
         left_by=_left_by(record),
         kept_for="",
+        awaits="",
         vacated=_vacated_from(at) if event.older_ledger else record.vacated + (left or bool(record.kept_for)),
         held_from=None if event.older_ledger else held_from,
     )

@@ -49,7 +49,7 @@ class TenantFiles:
 
     def path_if_requested(self, record: Record) -> Path:
         """The directory for a pod that is given the device now, also if the last tenant is not known to have left."""
-        return self.path(_vacated(record) if leftover.start_admitted(record) else record)
+        return self.path(_vacated(record) if leftover.start_admitted(record) or record.awaits else record)
 
     def reconcile(self, records: Iterable[Record]) -> None:
         """Make what should be there, and remove everything else, such as what an older ledger knew or a crash left."""

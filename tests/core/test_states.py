@@ -134,6 +134,10 @@ AT = Moment(NOW.wall + 7, NOW.uptime + 7)
 SEEN = Owner(lives.B, later(3))
 ASKS = lives.grant(lives.DIRTY)
 AT_START = replace(lives.grant(lives.CLEAN), at_start=True)
+RESTARTS = live(lives.IN_USE, ev.Released("again", restart=True), ev.ScrubStarted(lives.job()))
+RESTARTS = live(RESTARTS, lives.passed(RESTARTS))
+RESTARTS = replace(RESTARTS, receipt=replace(lives.proof(RESTARTS), envelope=lives.ENVELOPE))
+SCRUBBED_AT_START = live(RESTARTS, ev.Granted(replace(lives.grant(RESTARTS), at_start=True)))
 MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
 REBOOT = {"incarnation": lives.REBOOTED, "proven_at": 0.0}
 CHANGES = [
@@ -164,7 +168,19 @@ CHANGES = [
      {"grant": None, "owner": None, "tenancy_ended": AT.uptime, "handouts": 0, "last_owner": lives.A,
       "vacated": lives.IN_USE.vacated + 1}),
     ("a release for a restart keeps what the kubelet was handed", lives.IN_USE, ev.Released("again", restart=True),
-     {"grant": None, "owner": None, "tenancy_ended": AT.uptime}),
+     {"grant": None, "owner": None, "tenancy_ended": AT.uptime, "awaits": lives.A}),
+    ("another pod's grant ends the tenancy that waits for a restart", RESTARTS, ev.Granted(lives.grant(RESTARTS)),
+     {"grant": lives.grant(RESTARTS), "tenancy_began": AT.uptime, "handouts": 2, "awaits": "",
+      "last_owner": lives.A, "vacated": RESTARTS.vacated + 1,
+      "receipt": replace(lives.proof(RESTARTS), envelope="")}),
+    ("another pod's start ends it as well", SCRUBBED_AT_START, ev.PutInUse(SEEN),
+     {"owner": SEEN, "receipt": None, "awaits": "", "last_owner": lives.A, "vacated": RESTARTS.vacated + 1}),
+    ("the start of the pod itself goes on with it", SCRUBBED_AT_START, ev.PutInUse(replace(SEEN, container=lives.A)),
+     {"owner": replace(SEEN, container=lives.A), "receipt": None, "awaits": ""}),
+    ("a visit does not end it", SCRUBBED_AT_START, ev.PutInUse(replace(SEEN, unannounced=True)),
+     {"owner": replace(SEEN, unannounced=True), "receipt": None}),
+    ("a reboot ends it, and its container may have its mount", RESTARTS, ev.Distrusted("x", lives.REBOOTED),
+     {**REBOOT, "receipt": None, "awaits": "", "vacated": RESTARTS.vacated + 1, "held_from": RESTARTS.vacated}),
     ("the end of a visit is the end of nobody's tenancy", lives.USED_BY_B, ev.Released("gone"),
      {"grant": None, "owner": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),

@@ -194,9 +194,10 @@ PLANTED = [
     Mutant(ON_DEVICE, "if not tested.tests", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
     Mutant(STATES, "vacated=record.vacated + left", "vacated=record.vacated", tests=IN_STATES),
+    Mutant(STATES, 'record.awaits != "" and not at_start', "False", tests=IN_STATES),
     Mutant(STATES, "else record.vacated + (left or bool(record.kept_for))", "else record.vacated", tests=IN_STATES),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
-    Mutant(TENANT_FILES, "_vacated(record) if leftover.start_admitted(record) else", "", tests=IN_TENANT_FILES),
+    Mutant(TENANT_FILES, "_vacated(record) if leftover.start_admitted(record) or record.awaits else", "", tests=IN_TENANT_FILES),
 ]
 
 CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}

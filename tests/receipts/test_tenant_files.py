@@ -125,6 +125,22 @@ def test_a_container_that_starts_again_finds_its_directory(life: Life) -> None:
     assert life.content() == []  # the proof has ended
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_pod_deleted_before_its_restart_leaves_no_directory(life: Life, deferred: bool) -> None:  # noqa: FBT001
+    folder = life.is_proven()
+    life.is_granted()
+    life.has(STARTS, AGAIN)
+    following = life.files.path_if_requested(life.record)
+    life.is_proven()
+    if deferred:  # until the create gate asks
+        life.has(ev.Granted(replace(lives.grant(life.record), at_start=True)))
+        assert life.has(ev.PutInUse(Owner(lives.B, NOW, seen=True))) == following != folder
+    else:
+        assert life.is_granted() == following != folder
+    assert not folder.exists()
+    assert life.is_dir_of(following, [])  # the receipt names the other hand-over
+
+
 @pytest.mark.parametrize(
     "events", [(REBOOT,), (REBOOT, ev.PutInUse(Owner(lives.A, NOW, seen=True, unannounced=True))), (REBOOT, STARTS)]
 )

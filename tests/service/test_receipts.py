@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ground.errors import NotReady
 from scrubber.core.events import Change
 from scrubber.core.model import State
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
@@ -101,6 +102,27 @@ async def test_a_container_keeps_its_directory_over_every_restart(mounting, tmp_
     following = await granted(world, device)
     assert following != first
     assert content(following) == FILES
+
+
+async def test_a_pod_deleted_during_its_restart_ends_its_handover(mounting):
+    world = await mounting("defaults: {receipts: mount, model: per-container}")
+    device = world.uuids[0]
+    first = await granted(world, device)
+    written_down(world, pod=[device])
+    await world.begin("pod", device)
+    await asyncio.sleep(2)
+    world.node.leave(world.node.gpus[device].users()[0])
+    world.node.gpus[device].stalls = True
+    with pytest.raises(NotReady):
+        await world.handover.start([device], "pod", within=5)
+    assert world.state(device) is State.SCRUBBING
+    listed = reported(world, device).receipts
+    world.node.gpus[device].stalls = False
+    await world.clean(device)
+    following = await world.handover.acquire([device], announced=False, exclusive=True, owner="a job")
+    assert following[device].receipts == listed != first
+    assert (content(first), content(listed)) == (None, [])
+    assert following[device].proof.envelope == following[device].proof.handover == ""
 
 
 async def test_the_next_pod_after_a_reboot_has_its_own_receipt(mounting, tmp_path):
