@@ -197,7 +197,7 @@ PLANTED = [
     Mutant(STATES, 'record.awaits != "" and not at_start', "False", tests=IN_STATES),
     Mutant(STATES, "else record.vacated + (left or bool(record.kept_for))", "else record.vacated", tests=IN_STATES),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
-    Mutant(TENANT_FILES, "_vacated(record) if leftover.start_admitted(record) or record.awaits else", "", tests=IN_TENANT_FILES),
+    Mutant(TENANT_FILES, "leftover.start_admitted(record) or record.awaits", "False", tests=IN_TENANT_FILES),
 ]
 
 CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
