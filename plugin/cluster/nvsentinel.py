@@ -84,7 +84,7 @@ class HealthEvents:
         """Report until cancelled. No failure here ends it."""
         async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=OPTIONS) as channel:
             send = partial(self._send, nvsentinel_pb2_grpc.PlatformConnectorStub(channel))
-            loop = RetryLoop("NVSentinel", self._due, send, self._changed, self._pace)
+            loop = RetryLoop("health events to NVSentinel", self._due, send, self._changed, self._pace)
             async with asyncio.TaskGroup() as tasks:
                 for work in (partial(self._follow, listing), partial(self._forget, channel), loop.run):
                     tasks.create_task(guarded(work, self._pace))

@@ -66,7 +66,7 @@ class ClusterReporter:
         if self._annotates:
             self._newest = lambda: listing.checkpoint
         loops = [
-            RetryLoop("the condition", self._condition_due, self._write_condition, changed, pace),
+            RetryLoop("the condition of the node", self._condition_due, self._write_condition, changed, pace),
             RetryLoop("Events", self._event_due, self._send_event, changed, pace),
         ]
         try:
@@ -179,7 +179,7 @@ class ClusterReporter:
             why, unsent = str(error) or "no time left", self._outbox.waiting() + self._outbox.dropped
             logger.warning("the stop was not reported to the cluster", about=about, error=why, events_unsent=unsent)
         except Exception:  # logged only: the plugin must still stop without an error
-            logger.exception("a fault inside the reports to the cluster")
+            logger.exception("a fault inside what is sent")
 
     async def _write_end(self) -> None:
         if self._known is not None:

@@ -66,7 +66,10 @@ class RetryLoop:
     """Runs one action whenever it is due."""
 
     def __init__(self, about: str, due: Due, action: Action, changed: Changed, pace: Pace) -> None:
-        """``due`` returns the seconds until the action is due; it may change with every notification of ``changed``."""
+        """``about``: what is sent, for the log.
+
+        ``due`` returns the seconds until the action is due; it may change with every notification of ``changed``.
+        """
         self._about = about
         self._due = due
         self._action = action
@@ -86,7 +89,7 @@ class RetryLoop:
             await attempts(self._act)
             if self._warned:
                 self._warned = ""
-                logger.info("reporting to the cluster again", about=self._about)
+                logger.info("sending again", about=self._about)
             await asyncio.sleep(self._pace.spacing)
 
     async def _act(self) -> None:
@@ -111,7 +114,7 @@ class RetryLoop:
             return
         self._warned = failure.message
         log = logger.error if failure.kind in _RETRIED_SLOWLY else logger.warning
-        log("cannot report to the cluster", about=self._about, reason=failure.kind.value, error=failure.message)
+        log("cannot send", about=self._about, reason=failure.kind.value, error=failure.message)
 
 
 async def guarded(work: Action, pace: Pace) -> None:
@@ -120,7 +123,7 @@ async def guarded(work: Action, pace: Pace) -> None:
         try:
             await work()
         except Exception:  # logged with its traceback: nothing else records it
-            logger.exception("a fault inside the reports to the cluster")
+            logger.exception("a fault inside what is sent")
         await asyncio.sleep(pace.slow)
 
 

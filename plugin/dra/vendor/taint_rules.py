@@ -8,12 +8,12 @@ they are. A rule belongs to the Node: it is deleted with the Node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ground import log
 from ground.aio import Changed
-from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
+from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
 from plugin.devices import Device
 from plugin.dra import slices
 from plugin.dra.config import DRIVER
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 logger = log.get("taints")
 
 PACE = Pace(spacing=1.0)
-AGAIN = 60.0  # seconds: while a device is tainted, the vendor's driver may list it anew, or somebody may delete a rule
+# Seconds: while a device is tainted, the vendor's driver may list it anew, or somebody may delete a rule. A change that
+# was refused may be accepted.
+AGAIN = 60.0
+_OF_ONE_RULE = (FailureKind.REFUSED, FailureKind.FORBIDDEN)  # an admission policy says either
 
 Taints = Mapping[str, Mapping[str, str]]  # by UUID, in lower case
 
@@ -57,6 +60,7 @@ class TaintRules:
         self._taints: Taints | None = None  # None: the service has not answered yet
         self._written: Taints | None = None  # for which the rules were last brought up to date
         self._again = NEVER  # when they are looked at again, on the clock of the loop
+        self._refused: dict[str, str] = {}  # the changes that were refused at the last look: why, by device
 
     async def run(self) -> None:
         """Follow the devices until cancelled. The rules stay: the next process takes them over."""
@@ -86,18 +90,37 @@ class TaintRules:
         wanted = {name: slices.taint_rule(pool, name, taints[uuid]) for name, uuid in listed.items() if uuid in taints}
         rules = await self._server.taint_rules(slices.RULE_LABELS)
         present = {rule["spec"]["deviceSelector"]["device"]: rule for rule in rules if self._is_own(rule)}
+        refused, self._refused = self._refused, {}
         for device, rule in wanted.items():
-            if not slices.covers(present.get(device), rule):
-                await self._server.apply_taint_rule(rule)
+            applied = not slices.covers(present.get(device), rule)
+            if applied and await self._change(device, self._server.apply_taint_rule(rule), refused):
                 logger.info("device tainted", device=device, reason=rule["spec"]["taint"]["value"])
         for device, found in present.items():
             # A device that is not listed keeps its rule: after a restart of the kubelet the vendor's driver lists anew.
-            if device not in wanted and (device in listed or not taints):
-                await self._server.delete_taint_rule(found["metadata"]["name"])
+            deleted = device not in wanted and (device in listed or not taints)
+            name = found["metadata"]["name"]
+            if deleted and await self._change(device, self._server.delete_taint_rule(name), refused):
                 logger.info("taint removed", device=device)
         # Once more after the last taint: another process of a rolling update may have written a rule at the same time.
-        self._again = asyncio.get_running_loop().time() + AGAIN if taints or self._written else NEVER
+        again = taints or self._written or self._refused
+        self._again = asyncio.get_running_loop().time() + AGAIN if again else NEVER
         self._written = taints
+
+    async def _change(self, device: str, change: Awaitable[None], refused: Mapping[str, str]) -> bool:
+        """Whether the API server takes the change. If not, the changes for other devices follow all the same.
+
+        Each refusal is logged once. ``refused``: what was refused at the last look.
+        """
+        try:
+            await change
+        except Failure as failure:
+            if failure.kind not in _OF_ONE_RULE:
+                raise
+            self._refused[device] = failure.message
+            if refused.get(device) != failure.message:
+                logger.error("cannot change the taint of a device", device=device, error=failure.message)  # noqa: TRY400
+            return False
+        return True
 
     async def _listed(self) -> dict[str, str]:
         """The UUIDs of the devices that the vendor's driver lists in the pool of the node, by name."""

@@ -178,7 +178,7 @@ async def test_nothing_is_sent_while_the_service_is_silent(connector, door, repo
 async def test_a_connector_that_starts_later_is_found(connector, door, reporting):
     await connector.close()
     door.say(out(0))
-    logged = {event: asyncio.Event() for event in ("cannot report to the cluster", "reporting to the cluster again")}
+    logged = {event: asyncio.Event() for event in ("cannot send", "sending again")}
 
     def hear(_logger: object, _level: str, line: EventDict) -> EventDict:
         if line["event"] in logged:
@@ -187,11 +187,11 @@ async def test_a_connector_that_starts_later_is_found(connector, door, reporting
 
     with capture_logs([hear]) as logs:
         async with reporting():
-            await asyncio.wait_for(logged["cannot report to the cluster"].wait(), WITHIN)
+            await asyncio.wait_for(logged["cannot send"].wait(), WITHIN)
             await connector.open()
-            await asyncio.wait_for(logged["reporting to the cluster again"].wait(), WITHIN)
+            await asyncio.wait_for(logged["sending again"].wait(), WITHIN)
     assert connector.reported() == [("GPU-0000", "xid")]
-    assert {line["log_level"] for line in lines(logs, "cannot report to the cluster")} == {"warning"}
+    assert {line["log_level"] for line in lines(logs, "cannot send")} == {"warning"}
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT])
@@ -203,8 +203,8 @@ async def test_a_refusal_is_one_error_and_is_tried_again(connector, door, report
             await connector.until(lambda: connector.calls == 3)
             connector.refusal = None
             await connector.until(lambda: connector.events)
-    [line] = lines(logs, "cannot report to the cluster")
-    assert (line["log_level"], line["about"]) == ("error", "NVSentinel")
+    [line] = lines(logs, "cannot send")
+    assert (line["log_level"], line["about"]) == ("error", "health events to NVSentinel")
     assert line["error"] == f"{code.name.lower()}: no"
 
 
@@ -223,7 +223,7 @@ async def test_no_answer_of_nvsentinel_changes_the_node(connector, scrub_server,
         await connector.close()
     connector.refusal = grpc.StatusCode.PERMISSION_DENIED
     it = await plugin("--nvsentinel-socket", connector.socket, "--node-name", NODE)
-    await it.hear("cannot report to the cluster")
+    await it.hear("cannot send")
     scrub_server.say(gpu(0), out(1))
     await kubelet.until(lambda: kubelet.allocatable == {"nvidia.com/gpu": 1})
     pod = Pod.of("train", {"nvidia.com/gpu": 1})

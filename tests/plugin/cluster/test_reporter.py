@@ -91,10 +91,10 @@ async def test_an_api_server_gets_state_and_events_after_its_outage(api, door, r
     # Of what repeated while the API server was away, the newest.
     order = [("DeviceQuarantined", "GPU 0"), ("DeviceRecovered", "GPU 0"), ("DeviceQuarantined", "GPU 1")]
     assert list(api.counts().items()) == [(change, 1) for change in order]
-    reported = lines(logs, "cannot report to the cluster")
+    reported = lines(logs, "cannot send")
     assert {line["log_level"] for line in reported} == {"warning"}
     assert len(reported) <= 4  # for each strand, when it found out and when the words changed; not for each try
-    assert lines(logs, "reporting to the cluster again")
+    assert lines(logs, "sending again")
 
 
 @pytest.mark.parametrize("hang", [silence, drip])
@@ -121,7 +121,7 @@ async def test_a_missing_right_is_one_error(api, door, reporting):
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: len(api.bodies(EVENTS)) >= 4 and api.says("False"))
-    (reported,) = lines(logs, "cannot report to the cluster")
+    (reported,) = lines(logs, "cannot send")
     assert (reported["log_level"], reported["about"], reported["reason"]) == ("error", "Events", "forbidden")
     assert reported["error"].startswith("the right to create events is missing: ")
 
@@ -149,7 +149,7 @@ async def test_an_invalid_answer_is_retried(api, door, reporting, answer: Answer
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: api.says("False", "AllDevicesOut") and api.events)
-    assert not lines(logs, "a fault inside the reports to the cluster")
+    assert not lines(logs, "a fault inside what is sent")
     assert set(left.values()) == {0}
     assert len(api.events) == 1
 
@@ -191,4 +191,4 @@ async def test_an_internal_fault_does_not_end_reporting(api, door, reporting, mo
             await api.until(lambda: api.says("False"))
             monkeypatch.undo()
             await api.until(lambda: api.events)
-    assert {line["log_level"] for line in lines(logs, "a fault inside the reports to the cluster")} <= {"error"}
+    assert {line["log_level"] for line in lines(logs, "a fault inside what is sent")} <= {"error"}

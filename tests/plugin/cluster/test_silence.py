@@ -71,7 +71,7 @@ async def test_an_internal_fault_is_reported_and_proves_no_device(api, door, rep
             monkeypatch.undo()
             await api.until(lambda: not api.says("Unknown", "PluginFault"))
             assert api.says("Unknown", "DevicesNotReady")
-    assert lines(logs, "a fault inside the reports to the cluster")
+    assert lines(logs, "a fault inside what is sent")
 
 
 async def test_a_change_before_a_fault_is_reported_after_it(api, door, reporting, monkeypatch):

@@ -23,7 +23,7 @@ async def test_the_driver_says_what_it_waits_for(api, live_driver):
         "not ready: the ResourceSlice of the node is not up to date: it has not been written yet",
     ]
     await driver.register()
-    await driver.hear("cannot report to the cluster")
+    await driver.hear("cannot send")
     scraped = await driver.scrape()
     assert scraped.of(table.REGISTRATIONS, resource=DRIVER, outcome="registered") == 1
     assert scraped.of(table.DRA_REGISTERED) == 1

@@ -1,12 +1,17 @@
 """The taints of a vendor's devices, over real HTTP. The test speaks for the API server and the scrub service."""
 
 import asyncio
+import math
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
+import structlog
 
 from demo.standins.api_server import NODES, RULES, SLICES, ApiServer
+from demo.standins.http_api import status
 from plugin.cluster import apiserver
 from plugin.cluster.retry_loop import Pace
 from plugin.dra.vendor import taint_rules
@@ -190,6 +195,35 @@ async def test_a_taint_that_an_older_process_writes_too_late_goes(api, door, tai
         await api.until(lambda: api.tainted() == {})
         api.create(RULES, rule)
         await api.until(lambda: api.tainted() == {})
+
+
+@pytest.mark.parametrize("code", [403, 422])
+async def test_a_refused_rule_holds_up_no_other(api, door, tainting, monkeypatch, code):
+    """The usual pause after a refusal never ends here."""
+    monkeypatch.setattr(taint_rules, "AGAIN", 0.01)
+    monkeypatch.setattr(sys.modules[__name__], "QUICK", replace(QUICK, slow=math.inf))
+    refused = {"node-1-gpu-0-gpu.nvidia.com"}
+    api.fault = lambda asked: (
+        status(code, "Invalid", "not this one")
+        if asked.method != "GET" and asked.path.rpartition("/")[2] in refused
+        else None
+    )
+    door.say(gpu(0, **ILL), gpu(1, **ILL))
+    with structlog.testing.capture_logs() as logs:
+        async with tainting():
+            await api.until(lambda: api.tainted() == {"node-1/gpu-1": "ecc"})
+            door.say(gpu(0, **ILL), gpu(1))
+            await api.until(lambda: api.tainted() == {})
+            refused.clear()
+            await api.until(lambda: api.tainted() == {"node-1/gpu-0": "ecc"})
+            refused.add("node-1-gpu-0-gpu.nvidia.com")
+            door.say(gpu(0), gpu(1))
+            await looks(api, 3)
+            refused.clear()
+            await api.until(lambda: api.tainted() == {})
+    lines = [line for line in logs if line["event"] == "cannot change the taint of a device"]
+    assert [(line["device"], line["log_level"]) for line in lines] == [("gpu-0", "error")] * 2
+    assert all("not this one" in line["error"] for line in lines)
 
 
 async def test_the_driver_taints_by_choice(api, scrub_server, live_driver, short_tmp):
