@@ -44,7 +44,7 @@ from scrubber.receipts.note import Checkpoint
 REMEMBERED = 1_000  # rows in memory, about seventy scrubs
 AT_ONCE = 500  # rows that are in memory at once while a ledger is loaded
 APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database, for file(1) too
-BUSY_SECONDS = 0.9  # a write that waits twice for a lock must not look like a disk that hangs (``ledger.SLOW``)
+BUSY_SECONDS = 1.8  # a write that waits for a lock must not look like a disk that hangs (``ledger.SLOW``)
 WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
@@ -257,12 +257,15 @@ def read_head(path: Path) -> Head | None:
 
 
 def connect(path: Path, query: str = "mode=rw") -> sqlite3.Connection:
-    """A connection in autocommit mode. Text is returned as bytes, because damaged text may not be valid UTF-8."""
+    """A connection in autocommit mode. Text is returned as bytes, because damaged text may not be valid UTF-8.
+
+    It waits half of ``BUSY_SECONDS`` for a lock: a new connection waits twice, for a checkpoint and a transaction.
+    """
     # check_same_thread: the file has one writer, but another thread may close it.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?{query}",
         uri=True,
-        timeout=BUSY_SECONDS,
+        timeout=BUSY_SECONDS / 2,
         isolation_level=None,
         check_same_thread=False,
     )
@@ -619,7 +622,9 @@ class SqliteStore:
     def _ready(self) -> Iterator[sqlite3.Connection]:
         """The connection, to write with."""
         with translated("write to the ledger", self._paths.database), self._disconnecting():
+            waits = 2 if self._connection is None else 1
             connection = self._connected()
+            connection.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS / waits)}")
             if not self._loaded:
                 raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
             yield connection
