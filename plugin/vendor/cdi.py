@@ -33,7 +33,10 @@ _NOTHING = {"", "none", "void"}
 _HIDES = (b"\\", b"!", b"\0")  # in a specification: a name may be written otherwise than by its characters
 _PARTS = {"env": str, "devicenodes": Mapping, "mounts": Mapping, "hooks": Mapping, "additionalgids": int}
 _SETTINGS = {"X11", "egl", "glvnd", "nvidia", "vulkan"}  # directories of settings for graphics, and of firmware
-_OTHERS = ("/nvidia-fabricmanager/socket", "/nvidia-persistenced/socket", "/etc/cufile.json", "/run/udev")
+_OTHERS = (
+    "/nvidia-fabricmanager/socket", "/nvidia-persistenced/socket", "/etc/cufile.json", "/run/udev",
+    "/OpenCL/vendors/nvidia.icd",
+)  # fmt: skip
 
 
 def check(

@@ -140,8 +140,15 @@ def test_other_forms_of_nvidias_plugin_pass(granted, more, cdi_dir):
                          "/opt/nvidia/vulkan/icd.d/nvidia_icd.json", "/tmp/nvidia-mps",
                          "/nix/store/x/lib/libcuda.so.580.95.05", "/usr/bin/nvidia-cuda-mps-control",
                          "/usr/share/X11/xorg.conf.d/10-nvidia.conf", "/run/nvidia-fabricmanager/socket")]}),
+        ([SLICE], {"deviceNodes": [{"path": path} for path in (*SLICE.nodes, "/dev/dri/renderD129")]}),
+        ([GRANTED], {"deviceNodes": [{"path": "/dev/nvidia0"}],  # since v0.20 of the plugin
+                     "env": ["NVIDIA_CTK_LIBCUDA_DIR=/usr/lib/x86_64-linux-gnu:/usr/lib/i386-linux-gnu"],
+                     "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args":
+                                ["nvidia-cdi-hook", "update-application-profile"]}],
+                     "mounts": [{"hostPath": path, "containerPath": path} for path in (
+                         "/etc/OpenCL/vendors/nvidia.icd", "/usr/lib/libnvidia-nvvm70.so.4")]}),
     ],
-    ids=["a slice", "a slice by number", "graphics", "files of the driver"],
+    ids=["a slice", "a slice by number", "graphics", "files of the driver", "a slice with graphics", "v0.20"],
 )  # fmt: skip
 def test_other_specifications_of_nvidias_programs_pass(granted, edits, cdi_dir):
     check(described(cdi_dir, **edits), granted, cdi_dir)
