@@ -134,7 +134,8 @@ through to a virtual machine with Linux {kernel}, 16 processors, control groups 
 {driver} (open modules), persistence mode on. All figures and what was predicted of them: {pages}. Each cell is the
 median, and in brackets the lowest and the highest sample. `make docs` writes this page from the records of the trials.
 The records of the H100 are of three sessions: the parts `clear` and `flips` are of the first one, before the worker
-made one channel instead of eight, and the part `pods` has the samples of two.
+made one channel instead of eight, and the part `pods` has the samples of two. `clear`, `flips` and all of the H200 are
+of commit `9eea3f43`, the rest of the H100 is of `9b640046`.
 
 **All promises that the trial looks at held on both.** Not tried on a GPU: MIG, several GPUs, a reset, changes of
 settings, the accounting mode, other generations and other drivers, a GPU that is sick, a real kubelet.
