@@ -25,7 +25,7 @@ from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import PluginCollector, PluginCounters
-from plugin.registration import kubelet, sockets
+from plugin.registration import kubelet, rivals, sockets
 from plugin.registration.succession import Turn
 from plugin.stopping import DRAINED_WITHIN, InFlight
 from plugin.vendor import responses as vendor
@@ -69,6 +69,9 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
                 if vendors is not None:
                     registrations.create_task(vendors.run(), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
+                else:
+                    watch = rivals.watch(chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin)
+                    registrations.create_task(watch, name="search for another plugin")
                 gate = Gate(scrubber, listing, in_flight)
                 try:
                     async with asyncio.TaskGroup() as reports:

@@ -81,9 +81,14 @@ class PluginCounters(RegistrationCounters):
         """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
         super().__init__(Instruments(table.TABLE, registry), NOT_YET)
         self.standby = False  # another plugin of this node is registered, and this one waits for its end
+        self.rival = ""  # the socket of another plugin in the kubelet's directory
         for hook in GATES:
             for reason in Reason:
                 self._instruments.export_zero(table.HOOK_REFUSALS, hook.value, reason.value)
+
+    def another_plugin(self, socket: str) -> None:
+        """Another plugin serves at this socket; empty: none does."""
+        self.rival = socket
 
     def obstacle(self, resource: str) -> str:
         """Why a resource is not registered; empty if it is, or if it is the turn of another plugin."""
@@ -184,6 +189,8 @@ class PluginCollector(StateCollector):
         yield from service_obstacles(self._listing, offers=not waits)
         if self._vendors is not None and not waits:
             yield from self._vendors.obstacles()
+        if rival := self._counters.rival:
+            yield f"another plugin serves at {rival}: remove it; what it hands out is not proven"
         for resource in sorted(self._listing.resources()):
             if why := self._counters.obstacle(resource):
                 yield f"{resource} is not registered: {why}"

@@ -25,7 +25,7 @@ from ground.errors import AutoclaveError, Reason
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.registration import endpoint, kubelet, sockets
+from plugin.registration import endpoint, kubelet, rivals, sockets
 from plugin.registration.sockets import FileWatch
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.offer import VendorList, VendorOffer, refusal
@@ -271,8 +271,8 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         while True:
             before = self._watch.notifications
             registered = {plugin.path for plugin in self._plugins.values()}
-            unregistered = set(self._kubelet_dir.glob(f"{self._prefix.partition('.')[0]}-*.sock")) - registered
-            since = {it: since.get(it, clock()) for it in unregistered if unix_sockets.connect_error(it) is None}
+            unregistered = rivals.serving(self._kubelet_dir, self._prefix) - registered
+            since = {socket: since.get(socket, clock()) for socket in unregistered}
             late = sorted(str(path) for path, begun in since.items() if clock() - begun >= BYPASS_AFTER)
             if late and late[0] != self._bypass:
                 logger.error("a vendor's plugin registers with the kubelet itself: nothing is proven", socket=late[0])

@@ -10,6 +10,7 @@ from datetime import datetime
 import pytest
 
 from demo.standins.pods import Phase, Pod
+from demo.standins.vendor_plugin import VendorPlugin
 from plugin.registration import sockets
 from tests.plugin.kubelet_server import Kubelet as NewerKubelet
 from tests.plugin.live_plugin import allocate
@@ -111,6 +112,24 @@ async def test_a_stop_does_not_wait_for_ever_for_a_call(scrub_server, kubelet, p
     assert await it.stop() == 0
     await admission
     assert pod.phase is Phase.FAILED
+
+
+@pytest.mark.usefixtures("scrub_server")
+async def test_a_plugin_beside_another_one_is_not_ready(plugin, short_tmp):
+    """This kubelet keeps both, as those from 1.37 on: it tells neither."""
+    newer = NewerKubelet(short_tmp)
+    await newer.start()
+    rival = await VendorPlugin(short_tmp, short_tmp, ["GPU-0000"]).begin()
+    await newer.knows(1)
+    it = await plugin("--metrics-address", "127.0.0.1:0")
+    await newer.knows(2)
+    line = await it.hear("another plugin serves in the kubelet's directory: what it hands out is not proven")
+    assert (line["level"], line["socket"]) == ("error", str(rival.path))
+    code, text = await get((await it.hear("showing metrics"))["address"], "/readyz")
+    why = f"another plugin serves at {rival.path}: remove it; what it hands out is not proven"
+    assert (code, text) == (503, f"not ready: {why}\n")
+    await rival.stop()
+    await newer.stop()
 
 
 @pytest.mark.usefixtures("scrub_server")
