@@ -126,7 +126,7 @@ def test_a_container_that_starts_again_finds_its_directory(life: Life) -> None:
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_a_pod_deleted_before_its_restart_leaves_no_directory(life: Life, deferred: bool) -> None:  # noqa: FBT001
+def test_a_pod_deleted_before_its_restart_leaves_no_directory(life: Life, deferred: bool) -> None:  # noqa: FBT001 - a parameter
     folder = life.is_proven()
     life.is_granted()
     life.has(STARTS, AGAIN)

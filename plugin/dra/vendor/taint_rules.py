@@ -118,7 +118,7 @@ class TaintRules:
                 raise
             self._refused[device] = failure.message
             if refused.get(device) != failure.message:
-                logger.error("cannot change the taint of a device", device=device, error=failure.message)  # noqa: TRY400
+                logger.error("cannot change the taint of a device", device=device, error=failure.message)  # noqa: TRY400 - expected
             return False
         return True
 
