@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import math
 import os
 import select
@@ -28,6 +29,7 @@ from scrubber.node.cgroups import GROUPS, Containers
 logger = log.get("simulated")
 
 _REPORT = struct.Struct("iIII")  # of inotify about a file: the number of the watch, what happened, and two zeros
+QUEUES = 16  # inotify instances for the memory of all GPUs: the programs of a user share 128 instances
 _MOST = 64 * 1024  # bytes for each read of the alarm; the events themselves are not used
 
 
@@ -48,6 +50,9 @@ class Simulated:
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
         self._alarm: Inotify | None = None
         self._lock = lock
+        # Who fills the queue of a GPU until the kernel drops reports has used that GPU, and none with another queue.
+        self._queues = tuple(Writers() for _ in range(QUEUES))
+        self._following_queue = itertools.cycle(self._queues)
         self._writers: dict[str, Writers] = {}  # by UUID
         self._users = Users(containers.PROC)
 
@@ -86,7 +91,8 @@ class Simulated:
 
     def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
         """Exact: the kernel tells when a process that could write to the device has closed it."""
-        return self._writers.setdefault(uuid, Writers(uuid)).last_left(self._place(uuid))
+        writers = self._writers.get(uuid) or self._writers.setdefault(uuid, next(self._following_queue))
+        return writers.last_left(self.files(uuid))
 
     def memory(self, uuid: str) -> None:
         """None: nothing but the memory itself takes memory."""
@@ -167,7 +173,7 @@ class Simulated:
         """Close the alarm, stop watching the memory, and release the lock: the next service may use the GPUs."""
         if self._alarm is not None:
             self._alarm.close()
-        for writers in self._writers.values():
+        for writers in self._queues:
             writers.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -191,42 +197,38 @@ class Simulated:
 
 
 class Writers:
-    """When a process that is no worker of the service last closed a file of one GPU that it could write to.
+    """When a process that is no worker of the service last closed a memory file that it could write to.
 
     The kernel reports it when the last use of the opened file ends: a descriptor, a mapping, a message in transit. The
     kernel's answer whether a file is open and this report together show each use, however short it is. The kernel does
     not say who closed the file, so the closes that workers have counted (``layout.closes``) are subtracted.
-
-    Each GPU has its own queue of reports. Who fills it until the kernel drops some has used this GPU, and no other one.
     """
 
-    def __init__(self, uuid: str) -> None:
-        """Nothing is watched yet: the files are watched from the first question about them."""
-        self._uuid = uuid
+    def __init__(self) -> None:
+        """Nothing is watched yet. A file is watched from the first question about it."""
         self._turn = threading.Lock()
         self._watch: Inotify | None = None
         self._files: dict[int, str] = {}  # those that are watched, by the number of the watch
-        self._left = -math.inf
-        self._closes = 0  # how many closes the kernel has reported, and those before the watch
+        self._left: dict[Path, float] = {}  # by the directory of a GPU
+        self._closes: dict[Path, int] = {}  # how many closes the kernel has reported, and those before the watch
         self._refused = ""
 
-    def last_left(self, place: GpuFiles) -> float:
-        """The uptime at which it was noticed that a process had closed one of the files; minus infinity before."""
+    def last_left(self, files: Collection[str]) -> float:
+        """The uptime at which it was noticed that a process had closed one of these files; minus infinity before."""
         with self._turn:
             try:
-                if self._watch is None:
-                    self._closes, self._watch = layout.closes(place.directory), Inotify()
-                for file in {*_files(place)} - {*self._files.values()}:
+                self._watch = self._watch or Inotify()
+                for file in {*files} - {*self._files.values()}:
+                    self._closes.setdefault(gpu := Path(file).parent, layout.closes(gpu))
                     self._files[self._watch.add_watch(file, Mask.CLOSE_WRITE | Mask.ATTRIB).wd] = file
-                self._read(self._watch, place.directory)
+                self._read(self._watch)
             except OSError as error:
                 if str(error) != self._refused:
                     self._refused = str(error)
                     logger.warning(
-                        "cannot watch the memory of a simulated GPU: a short use is not seen",
-                        device=self._uuid, error=str(error),
-                    )  # fmt: skip
-            return self._left
+                        "cannot watch the memory of simulated GPUs: a short use is not seen", error=str(error)
+                    )
+            return max((self._left.get(Path(file).parent, -math.inf) for file in files), default=-math.inf)
 
     def close(self) -> None:
         """Stop watching."""
@@ -235,25 +237,25 @@ class Writers:
                 self._watch.close()
             self._watch, self._files = None, {}
 
-    def _read(self, watch: Inotify, directory: Path) -> None:
+    def _read(self, watch: Inotify) -> None:
         """Read what waits now, and no more: a tenant may cause reports faster than they can be read."""
         waiting = array("i", [0])
         fcntl.ioctl(watch.fd, termios.FIONREAD, waiting)
-        if not waiting[0]:
-            return
-        used = False
-        for number, mask, *_ in _REPORT.iter_unpack(os.read(watch.fd, waiting[0])):
-            if number not in self._files:  # reports were lost
-                used = True
+        reports = os.read(watch.fd, waiting[0]) if waiting[0] else b""
+        used = set[Path]()
+        for number, mask, *_ in _REPORT.iter_unpack(reports):
+            file = self._files.get(number)
+            if file is None:  # reports were lost: they may be of any file
+                used |= self._closes.keys()
             elif mask & Mask.CLOSE_WRITE:
-                self._closes += 1
+                self._closes[Path(file).parent] += 1
             elif mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
-                used = True
+                used.add(Path(file).parent)
                 del self._files[number]
         # Counted after the reports were read: a worker counts before it closes, so no reported close is missing.
-        counted = layout.closes(directory)
-        if used or self._closes > counted:
-            self._left, self._closes = clock.now().uptime, counted
+        counted = {gpu: layout.closes(gpu) for gpu in self._closes} if reports else {}
+        for gpu in used | {gpu for gpu, count in counted.items() if self._closes[gpu] > count}:
+            self._left[gpu], self._closes[gpu] = clock.now().uptime, counted[gpu]
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
