@@ -30,8 +30,9 @@ it to the address of the pod or to the loopback, never to a public address. It a
 | `/healthz` | 200 while the event loop of the program answers: for a liveness probe |
 | `/readyz` | 200, or 503 and one line for each cause: for a readiness probe |
 
-A plugin or a scrub service on standby (`--standby`) is ready, and has no `autoclave_ready`. After ten minutes on
-standby a scrub service is not ready any more; a plugin stays ready.
+A scrub service on standby (`--standby`) is ready, and has no `autoclave_ready`. After ten minutes on standby it is not
+ready any more. A plugin on standby stays ready. It has no `autoclave_plugin_ready`, and no gauges of lists and of the
+kubelet: the present plugin of its node has them.
 
 Each program also serves the metrics of its process: `process_cpu_seconds_total`, `process_open_fds`,
 `process_resident_memory_bytes` and so on.

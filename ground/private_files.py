@@ -101,6 +101,17 @@ def try_lock(path: Path) -> int | None:
     return lock
 
 
+def await_lock(path: Path) -> int:
+    """The same as soon as no other process holds the lock. The kernel wakes the caller, who should be a thread."""
+    while True:
+        lock = opened(path, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), path.lstat()):
+                return lock
+        os.close(lock)  # the file was removed meanwhile: its lock keeps nobody out
+
+
 def lock_holder(path: Path, kind: str = "FLOCK") -> int | None:
     """The process that holds a lock to write of a file; None if /proc shows none. SQLite's locks are ``POSIX``."""
     try:

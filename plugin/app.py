@@ -67,7 +67,7 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
             async with _turn(chosen, counters) as turn, asyncio.TaskGroup() as registrations:
                 registrations.create_task(_release_last(turn, listing), name="release of the last plugin")
                 if vendors is not None:
-                    registrations.create_task(vendors.run(), name="vendor's plugins")
+                    registrations.create_task(vendors.run(follows=turn.follows), name="vendor's plugins")
                     registrations.create_task(vendors.end_proofs(scrubber), name="doubts")
                 else:
                     watch = rivals.watch(chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin)
@@ -95,9 +95,9 @@ def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, 
 
 @asynccontextmanager
 async def _turn(chosen: Config, counters: PluginCounters) -> AsyncIterator[Turn]:
-    """Be the plugin of this node within the context. With ``--standby``, first wait until another one hands over.
+    """Be the plugin of this node within the context. With ``--standby``, first wait until another one ends.
 
-    The next plugin of a rolling update waits here with all its preparations done, so that it registers at once.
+    The next plugin waits here with all its preparations done, so that it registers at once.
     """
 
     def waits() -> None:
@@ -118,10 +118,11 @@ async def _release_last(turn: Turn, listing: Listing) -> None:
     """Let the last plugin stop as soon as the kubelet has a list of each resource from this one."""
     await listing.until(lambda: bool(listing.resources()) and all(map(listing.is_followed, listing.resources())))
     turn.registered()
+    logger.info("the kubelet follows this plugin")
 
 
 async def _leave(chosen: Config, turn: Turn, in_flight: InFlight) -> None:
-    if chosen.standby and chosen.vendor_dir is None:  # the vendor's plugin cannot register with two
+    if chosen.standby and chosen.vendor_dir is None:  # the vendor's plugin sends its list to one only
         await turn.hand_over()
     await stopping.drain(in_flight, DRAINED_WITHIN if chosen.vendor_dir is None else vendor.DRAINED_WITHIN)
 

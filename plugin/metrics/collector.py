@@ -197,8 +197,10 @@ class PluginCollector(StateCollector):
 
     def _samples(self) -> Iterator[Sample]:
         yield table.BUILD, (self._version,), 1.0
-        yield table.READY, (), float(not self.obstacles())
         yield table.SCRUBBER, (), float(not self._listing.silence_reason())
+        if self._counters.standby:  # the other plugin says what the kubelet knows
+            return
+        yield table.READY, (), float(not self.obstacles())
         for resource in sorted(self._listing.resources()):
             shown = self._listing.shown(resource)
             healthy = sum(device.healthy for device in shown)

@@ -48,6 +48,19 @@ def sole_instance(kubelet_dir: Path) -> Iterator[None]:
 
 def lock(kubelet_dir: Path, name: str = PRESENT) -> int | None:
     """The descriptor that holds a lock in the plugin's directory; None while another plugin holds it."""
+    with _own_directory(kubelet_dir) as own:
+        return private_files.try_lock(own / name)
+
+
+def await_lock(kubelet_dir: Path, name: str) -> int:
+    """The same, after the plugin that holds the lock has ended. This blocks the thread."""
+    with _own_directory(kubelet_dir) as own:
+        return private_files.await_lock(own / name)
+
+
+@contextmanager
+def _own_directory(kubelet_dir: Path) -> Iterator[Path]:
+    """The plugin's directory, which is made if it is missing. What cannot be done in the block is a FatalError."""
     own = kubelet_dir / SUBDIRECTORY
     if not kubelet_dir.is_dir():
         remedy = "start the kubelet first, mount its directory here, or give another with --kubelet-dir"
@@ -57,7 +70,7 @@ def lock(kubelet_dir: Path, name: str = PRESENT) -> int | None:
         if not private_files.is_private(own, 0o027):
             remedy = "make it a directory of this user, with mode 0750 or tighter"
             raise FatalError(f"cannot use directory {own}: other users may use it; {remedy}")
-        return private_files.try_lock(own / name)
+        yield own
     except OSError as error:
         raise FatalError(f"cannot use directory {own}: {error.strerror}; remove it, or run as its owner") from error
 

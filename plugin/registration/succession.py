@@ -1,23 +1,31 @@
-"""Whose turn it is to be registered, where two plugins of one node run during an update.
+"""Whose turn it is to be registered, where several plugins run on one node.
 
-The last plugin lets the next one register before it stops. From Kubernetes 1.37 on, the kubelet then has a plugin all
-the time. Two locks in the plugin's directory say it: the present plugin holds one, and a plugin on standby holds the
-other one until it has registered. The kernel releases the locks of a plugin that was killed.
+One of them is present: the kubelet knows it. Another one stands by, with all its preparations done. It registers as
+soon as the present one has ended, however it ended. A plugin that stops lets the next one register first: from
+Kubernetes 1.37 on, the kubelet then has a plugin all the time. More plugins may wait, as in an update.
+
+Two locks in the plugin's directory say it. The present plugin holds one. The other one belongs to the plugin whose turn
+is next, until it has registered; nobody else may take the first one. The kernel releases the locks of a plugin that was
+killed, and wakes the one that waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ground import private_files
 from plugin.registration import sockets
 
-NEXT = "next"  # the lock of the plugin on standby
-TRIES_EVERY = 0.02  # seconds
-WITHIN = 2.0  # seconds for the next plugin to register: it has all its preparations done
+NEXT = "next"  # the lock of the plugin whose turn is next
+LOOKS_EVERY = 0.02  # seconds
+LOOKS = 3  # without a plugin on standby: its place may be empty for a moment, where a whole pod stops
+WITHIN = 5.0  # seconds for the next plugin to register: it has all its preparations done
 
 
 class Turn:
@@ -25,43 +33,69 @@ class Turn:
 
     def __init__(self, kubelet_dir: Path) -> None:
         self._directory = kubelet_dir
+        self._name = secrets.token_hex(8).encode()
         self._held: dict[str, int] = {}
+        self._changing = threading.Lock()
+        self._over = False
+        self.follows = False  # another plugin had the turn until this one got it
 
     async def begin(self, waits: Callable[[], None]) -> None:
         """Wait until no other plugin has the turn. ``waits`` is called if one has."""
-        if self._take():
+        if self._take(NEXT) and self._take(sockets.PRESENT):
             return
-        self._take(NEXT)
+        self.follows = True
         waits()
-        while not self._take():
-            await asyncio.sleep(TRIES_EVERY)
-            self._take(NEXT)
+        for name in (NEXT, sockets.PRESENT):
+            if name not in self._held:
+                await asyncio.to_thread(self._await, name)
 
     def registered(self) -> None:
         """The kubelet knows this plugin: the last one may stop."""
+        if sockets.PRESENT in self._held:
+            os.pwrite(self._held[sockets.PRESENT], self._name, 0)
         self._release(NEXT)
 
     async def hand_over(self) -> None:
         """Let a plugin on standby register, if there is one. This one goes on serving meanwhile."""
-        self._release(NEXT)
-        if self._take(NEXT):
-            return  # there is none
-        self._release()
+        empty = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN):
-                while not self._take(NEXT):  # noqa: ASYNC110 - the lock of a file has no event
-                    await asyncio.sleep(TRIES_EVERY)
+                while self._registered_last() and empty < LOOKS:
+                    if self._take(NEXT):
+                        self._release(NEXT)
+                        empty += 1
+                    else:
+                        self._release(sockets.PRESENT)
+                        empty = 0
+                    await asyncio.sleep(LOOKS_EVERY)
 
     def end(self) -> None:
-        """Give up what this process has."""
+        """Give up what this process has, and what it waits for."""
+        with self._changing:
+            self._over = True
         for name in list(self._held):
             self._release(name)
 
-    def _take(self, name: str = sockets.PRESENT) -> bool:
+    def _registered_last(self) -> bool:
+        """Whether this plugin is the last one that the kubelet got to know."""
+        with suppress(OSError):
+            return private_files.content(self._directory / sockets.SUBDIRECTORY / sockets.PRESENT) == self._name
+        return False
+
+    def _take(self, name: str) -> bool:
         if name not in self._held and (lock := sockets.lock(self._directory, name)) is not None:
             self._held[name] = lock
         return name in self._held
 
-    def _release(self, name: str = sockets.PRESENT) -> None:
+    def _await(self, name: str) -> None:
+        """Hold a lock as soon as it is free. The thread outlives a stop, and keeps nothing then."""
+        lock = sockets.await_lock(self._directory, name)
+        with self._changing:
+            if self._over:
+                os.close(lock)
+            else:
+                self._held[name] = lock
+
+    def _release(self, name: str) -> None:
         if name in self._held:
             os.close(self._held.pop(name))

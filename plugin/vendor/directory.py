@@ -3,11 +3,16 @@
 A plugin that registers again replaces its connection. A vendor's plugin looks for a new ``kubelet.sock`` to learn that
 it has to register again, so one is made if its socket has gone: at its start, the kubelet removes all sockets of its
 directory, also that of a vendor's plugin which knows only the path of ``kubelet.sock`` by an option.
+
+A file names the plugins that are connected. A plugin of ours that was on standby connects to them before its own
+``kubelet.sock`` makes them register again, which takes longer: the kubelet has their devices at once. It asks each one
+for its list. A list in a file would prove nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -19,7 +24,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ground import log, operation_id, unix_sockets
+from ground import log, operation_id, private_files, unix_sockets
 from ground.aio import Changed
 from ground.errors import AutoclaveError, Reason
 from plugin.kubelet_api import deviceplugin_pb2 as wire
@@ -35,6 +40,8 @@ logger = log.get("vendor")
 
 FIRST_LIST = 5.0  # seconds that Register waits for the first list: a plugin without a device may send none
 KEPT = 5.0  # seconds that a list stays valid after its stream has ended: an Allocate waits that long for the vendor
+REPEATED_WITHIN = 1.0  # seconds to connect to the plugins that had registered with the last plugin of this node
+CONNECTED = "vendor.json"  # in our own directory: the sockets of the connected plugins, by resource
 RENEWALS = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds to wait for a Register before ``kubelet.sock`` is made anew
 BYPASS_AFTER = 40.0  # seconds for a plugin to register; NVIDIA's tries again every 30
 DOUBT = "the vendor's plugin calls it unhealthy"
@@ -57,6 +64,8 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         self._following: dict[str, asyncio.Task[None]] = {}
         self._keeping: dict[str, asyncio.TimerHandle] = {}
         self._replacing = asyncio.Lock()
+        self._connected = kubelet_dir / sockets.SUBDIRECTORY / CONNECTED
+        self._left: dict[str, str] = {}  # what that file says
         self._refused: dict[str, str] = {}
         self._bypass = ""
         self._renewals = 0
@@ -68,10 +77,17 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         """Where the vendor's plugin has to register."""
         return self._directory / "kubelet.sock"
 
-    async def run(self) -> None:
-        """Serve until cancelled. A FatalError says what the operator has to change."""
+    async def run(self, *, follows: bool) -> None:
+        """Serve until cancelled. A FatalError says what the operator has to change.
+
+        ``follows``: until now another plugin of ours was there, and knew the plugins of vendors.
+        """
         add = partial(deviceplugin_pb2_grpc.add_RegistrationServicer_to_server, self)
         try:
+            if follows:
+                await self._repeat_registrations()
+            else:
+                self._connected.unlink(missing_ok=True)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch.run(), name="watch of the vendor's sockets")
                 tasks.create_task(self._find_bypass(), name="search for a way around the gate")
@@ -158,10 +174,38 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
             logger.error("a vendor's plugin cannot register", resource=request.resource_name[:LONGEST], error=why)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"autoclave cannot register the plugin: {why}")
         try:
-            await self._connect(request.resource_name, path)
+            listed = await self._connect(request.resource_name, path)
         except AutoclaveError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        resource = request.resource_name
+        logger.info("the vendor's plugin has registered", resource=resource, socket=str(path), listed=listed)
         return wire.Empty()
+
+    async def _repeat_registrations(self) -> None:
+        """Connect to the plugins that had registered with the last plugin of this node, as far as they answer."""
+        try:
+            left = json.loads(private_files.content(self._connected))
+            requests = [
+                wire.RegisterRequest(version=kubelet.VERSION, endpoint=name, resource_name=resource)
+                for resource, name in left.items()
+            ]
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            logger.info("the last plugin left no vendor's plugin", error=str(error))
+            return
+        with suppress(TimeoutError, AutoclaveError):  # they register by themselves, a little later
+            async with asyncio.timeout(REPEATED_WITHIN):
+                for request in requests:
+                    path, resource = self._socket_of(request.endpoint), request.resource_name
+                    if path is not None and not self._wrong(request) and await self._connect(resource, path):
+                        logger.info("the vendor's list is taken over", resource=resource, socket=str(path))
+
+    def _leave(self) -> None:
+        """Leave the plugins that are connected to the next plugin of this node."""
+        left = {resource: plugin.path.name for resource, plugin in self._plugins.items() if plugin.connected}
+        if left != self._left:
+            self._left = left
+            with suppress(OSError):  # without the file, the next plugin waits until they register
+                private_files.replace(self._connected, json.dumps(left).encode(), durable=False)
 
     def _wrong(self, request: wire.RegisterRequest) -> str:
         if request.version != kubelet.VERSION:
@@ -184,8 +228,8 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
             None,
         )
 
-    async def _connect(self, resource: str, path: Path) -> None:
-        """Follow the plugin at this socket, in place of an earlier one of the resource."""
+    async def _connect(self, resource: str, path: Path) -> bool:
+        """Follow the plugin at this socket, in place of an earlier one of the resource; whether its first list came."""
         plugin = VendorPlugin(resource, path, partial(self._take, resource))
         try:
             await plugin.ask_options()
@@ -203,8 +247,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
             self._renewals = 0
             self._plugins[resource] = plugin
             self._following[resource] = asyncio.create_task(plugin.follow(), name=f"list of {resource}")
-        listed = await self.plugin(resource, FIRST_LIST) is plugin
-        logger.info("the vendor's plugin has registered", resource=resource, socket=str(path), listed=listed)
+        return await self.plugin(resource, FIRST_LIST) is plugin
 
     async def _forget(self, resource: str) -> None:
         """End the connection to the plugin of a resource. Its last list stays valid for a while."""
@@ -228,6 +271,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
             self._offer.put(resource, offered)
             if resource in self._keeping:  # until a list can be used, the time to its end runs on
                 self._keeping.pop(resource).cancel()
+            self._leave()
             self._report_refused(resource)
             self._listing.offer_again()
         self._changed.notify()
@@ -237,6 +281,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
             self._keeping.pop(resource).cancel()
         logger.error("the devices of a resource are unhealthy: the vendor's plugin is away", resource=resource)
         self._offer.away(resource)
+        self._leave()
         self._listing.offer_again()
 
     def _report_refused(self, resource: str) -> None:

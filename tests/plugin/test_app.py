@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,7 +141,11 @@ async def test_a_plugin_on_standby_registers_when_the_other_one_stops(kubelet, p
     await second.hear("waiting for another plugin of this node to stop")
     await second.hear("devices known")
     # Only when it is ready does a rolling update stop the other plugin.
-    assert await get((await second.hear("showing metrics"))["address"], "/readyz") == (200, "ready\n")
+    address = (await second.hear("showing metrics"))["address"]
+    assert await get(address, "/readyz") == (200, "ready\n")
+    shown = (await get(address, "/metrics"))[1]
+    assert "autoclave_scrubber_connected 1" in shown
+    assert not re.findall(r"^autoclave_(plugin_ready|kubelet_connected|listed_devices)", shown, re.MULTILINE)
     assert await first.stop() == 0
     # This kubelet is one before 1.37: the end of the first plugin ends the stream of the second one, which comes again.
     await kubelet.until(lambda: len(kubelet.registrations) == 3)
@@ -159,12 +164,47 @@ async def test_in_an_update_the_kubelet_always_has_a_plugin(plugin, short_tmp):
         await newer.knows(count - 1)
         following = await plugin("--standby")
         await following.hear("waiting for another plugin of this node to stop")
+        await last.hear("the kubelet follows this plugin")
         assert await last.stop() == 0
         last = following
         assert len(newer.registers) == count
     assert newer.gaps == 0
     assert await last.stop() == 0
     await newer.until(lambda: newer.gaps == 1)
+    await newer.stop()
+
+
+@pytest.mark.usefixtures("scrub_server")
+async def test_an_update_of_pods_of_two_leaves_no_gap(plugin, short_tmp):
+    """Both containers of the old pod stop at the same time, while those of the new pod stand by."""
+    newer = NewerKubelet(short_tmp)
+    await newer.start()
+    old = [await plugin("--standby")]
+    await old[0].hear("the kubelet follows this plugin")
+    old.append(await plugin("--standby"))
+    await old[1].hear("waiting for another plugin of this node to stop")
+    new = [await plugin("--standby") for _ in range(2)]
+    for each in new:
+        await each.hear("waiting for another plugin of this node to stop")
+    await asyncio.gather(*(each.stop() for each in old))
+    await newer.until(lambda: newer.listening)
+    assert newer.gaps == 0
+    await newer.stop()
+
+
+@pytest.mark.usefixtures("scrub_server")
+async def test_after_each_kill_the_standby_registers(plugin, short_tmp):
+    """Whichever was killed is started again as the standby."""
+    newer = NewerKubelet(short_tmp)
+    await newer.start()
+    present = await plugin("--standby")
+    await newer.knows()
+    standby = await plugin("--standby")
+    for count in (2, 3):
+        await standby.hear("waiting for another plugin of this node to stop")
+        present.process.kill()
+        await newer.knows(count)
+        present, standby = standby, await plugin("--standby")
     await newer.stop()
 
 

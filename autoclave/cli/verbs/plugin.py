@@ -72,7 +72,7 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
 @click.option(
     "--standby",
     is_flag=True,
-    help="If another plugin runs on this node, wait, and take its place when it is about to stop.",
+    help="If another plugin runs on this node, wait, and take its place when it ends.",
 )
 @options.metrics_address
 @options.log_level

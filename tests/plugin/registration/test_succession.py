@@ -1,4 +1,4 @@
-"""The turns of two plugins. tests/plugin/test_app.py shows a whole update."""
+"""The turns of plugins. tests/plugin/test_app.py shows a whole update."""
 
 import asyncio
 
@@ -11,32 +11,38 @@ from tests.patience import WITHIN
 
 @pytest.fixture
 def turns(short_tmp):
-    turns = [Turn(short_tmp), Turn(short_tmp)]
+    turns = [Turn(short_tmp), Turn(short_tmp), Turn(short_tmp)]
     yield turns
     for turn in turns:
         turn.end()
 
 
-async def test_a_plugin_that_never_registers_holds_up_no_stop(turns, monkeypatch):
-    monkeypatch.setattr(succession, "WITHIN", 0.05)
-    last, following = turns
-    await last.begin(lambda: None)
+async def stand_by(turn):
+    """Let it wait for its turn; the task that ends with that."""
     waits = asyncio.Event()
-    begun = asyncio.create_task(following.begin(waits.set))
+    begun = asyncio.create_task(turn.begin(waits.set))
     async with asyncio.timeout(WITHIN):
         await waits.wait()
+    return begun
+
+
+async def test_a_plugin_that_never_registers_holds_up_no_stop(turns, monkeypatch):
+    monkeypatch.setattr(succession, "WITHIN", 0.05)
+    last, following, _ = turns
+    await last.begin(lambda: None)
+    last.registered()
+    begun = await stand_by(following)
+    async with asyncio.timeout(WITHIN):
         await last.hand_over()
         await begun  # it has the turn, although the last one still serves
 
 
 async def test_a_plugin_has_its_turn_until_it_hands_over(turns):
-    last, following = turns
+    last, following, _ = turns
     await last.begin(lambda: None)
-    waits = asyncio.Event()
-    begun = asyncio.create_task(following.begin(waits.set))
-    async with asyncio.timeout(WITHIN):
-        await waits.wait()
-    await asyncio.sleep(5 * succession.TRIES_EVERY)  # what is counted is what does not happen meanwhile
+    last.registered()
+    begun = await stand_by(following)
+    await asyncio.sleep(5 * succession.LOOKS_EVERY)  # what is counted is what does not happen meanwhile
     assert not begun.done()
     leaving = asyncio.create_task(last.hand_over())
     async with asyncio.timeout(WITHIN):
@@ -44,3 +50,58 @@ async def test_a_plugin_has_its_turn_until_it_hands_over(turns):
         assert not leaving.done(), "the last plugin serves until the next one has registered"
         following.registered()
         await leaving
+
+
+async def test_a_plugin_that_just_starts_overtakes_no_standby(turns):
+    last, following, started = turns
+    await last.begin(lambda: None)
+    last.registered()
+    begun = await stand_by(following)
+    last.end()  # as if it were killed
+    later = await stand_by(started)
+    async with asyncio.timeout(WITHIN):
+        await begun
+        assert not later.done()
+        following.end()
+        await later
+
+
+async def test_a_stop_of_a_pod_waits_for_the_next_pod(turns):
+    """The standby of the same pod gets the turn, and stops before it has registered."""
+    last, standby, following = turns
+    await last.begin(lambda: None)
+    last.registered()
+    begun, waits = await stand_by(standby), await stand_by(following)
+    leaving = asyncio.create_task(last.hand_over())
+    async with asyncio.timeout(WITHIN):
+        await begun
+        standby.end()
+        await waits
+        await asyncio.sleep(5 * succession.LOOKS_EVERY)  # what is counted is what does not happen meanwhile
+        assert not leaving.done()
+        following.registered()
+        await leaving
+
+
+async def test_a_stop_without_a_standby_waits_for_nobody(turns):
+    last, standby, _ = turns
+    await last.begin(lambda: None)
+    last.registered()
+    begun = await stand_by(standby)
+    leaving = asyncio.create_task(last.hand_over())
+    async with asyncio.timeout(WITHIN):
+        await begun
+        standby.end()  # the whole pod stops, and there is no other
+        await leaving
+
+
+async def test_a_plugin_that_stops_on_standby_takes_no_turn(turns):
+    last, standby, following = turns
+    await last.begin(lambda: None)
+    begun = await stand_by(standby)
+    begun.cancel()
+    standby.end()
+    later = await stand_by(following)
+    last.end()
+    async with asyncio.timeout(WITHIN):
+        await later

@@ -366,7 +366,55 @@ async def test_a_plugin_on_standby_is_ready_without_the_vendor(front, vendor, pl
         assert await last.stop() == 0
         last = following
         await kubelet.until(lambda before=before: len(kubelet.registrations) > before)
+        await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
         assert (await kubelet.run(pod(name))).phase is not Phase.FAILED
+
+
+async def test_a_standby_takes_the_vendors_list_over(plugin, kubelet, short_tmp):
+    """The vendor's plugin registers once, with the first one, which is then killed. Its list is what it says now."""
+    flags = "--standby", "--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi"
+    first = await plugin(*flags)
+    await first.hear("waiting for the vendor's plugin")
+    vendor = Vendor(short_tmp)
+    await vendor.serve()
+    await vendor.register()
+    await kubelet.registered(GPU)
+    second = await plugin(*flags)
+    await second.hear("waiting for another plugin of this node to stop")
+    await second.hear("devices known")
+    vendor.devices["GPU-0001"] = UNHEALTHY  # it says so to the next one that asks
+    first.process.kill()
+    await second.hear("the vendor's list is taken over")
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY})
+    assert (await kubelet.run(pod())).phase is not Phase.FAILED
+    await vendor.stop()
+
+
+@pytest.mark.parametrize("left", ['{"nvidia.com/gpu": "gone.sock"}', '{"other.io/gpu": "nvidia-gpu.sock"}', "[1]", "{"])
+async def test_what_the_last_plugin_left_is_checked_as_a_register(plugin, kubelet, vendor, short_tmp, left):
+    flags = "--standby", "--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi"
+    first = await plugin(*flags)
+    await first.hear("waiting for the vendor's plugin")
+    second = await plugin(*flags)
+    await second.hear("waiting for another plugin of this node to stop")
+    (short_tmp / "autoclave/vendor.json").write_text(left)
+    (short_tmp / "autoclave/vendor.json").chmod(0o600)
+    await vendor.serve()
+    first.process.kill()
+    await second.hear("waiting for the vendor's plugin")
+    assert second.lines("the vendor's list is taken over") == []
+    await vendor.register()
+    await kubelet.registered(GPU)
+
+
+async def test_a_first_plugin_connects_to_nobody_by_itself(front, vendor, short_tmp):
+    """The vendor's plugin may have gone back to the kubelet meanwhile, and sends its list to one only."""
+    (short_tmp / "autoclave").mkdir(mode=0o750)
+    (short_tmp / "autoclave/vendor.json").write_text('{"nvidia.com/gpu": "nvidia-gpu.sock"}')
+    await vendor.serve()
+    await front("--standby")
+    assert not (short_tmp / "autoclave/vendor.json").exists()
+    assert "GetDevicePluginOptions" not in vendor.left
 
 
 async def test_a_start_asks_the_vendor_if_it_wants_that(kubelet, ready, vendor):
