@@ -221,10 +221,11 @@ def pods(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def containers(case: Case) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Each container: what it is called, its pod, itself."""
+    """Each container: what it is called, its pod, itself. The standby of a plugin is called as the plugin is."""
     for component, pod in pods(case):
         for it in (*pod.get("initContainers", ()), *pod["containers"]):
-            yield it["name"] if it["name"] == component else f"{it['name']} ({component})", pod, it
+            name = it["name"].removesuffix("-2")
+            yield name if name == component else f"{name} ({component})", pod, it
 
 
 def container(case: Case, name: str) -> dict[str, Any]:

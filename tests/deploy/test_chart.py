@@ -220,8 +220,35 @@ def test_a_new_pod_waits_on_standby_beside_the_old_one():
     for side in ("plugin", "scrubber"):
         strategy = manifests.of("places", "DaemonSet", side)["spec"]["updateStrategy"]
         assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"}}
-        [container] = [one for called, _, one in manifests.containers("places") if called == side]
-        assert "--standby" in container["args"]
+        for _, _, one in (it for it in manifests.containers("places") if it[0] == side):
+            assert "--standby" in one["args"]
+
+
+@pytest.mark.parametrize("case", ["default", "reports", "plugin in front", "mig", "more"])
+def test_two_plugins_of_a_pod_differ_in_name_and_port(case):
+    first, second = dict(manifests.pods(case))["plugin"]["containers"]
+    assert (first["name"], second["name"]) == ("plugin", "plugin-2")
+    text = json.dumps(second).replace("plugin-2", "plugin").replace("metrics-2", "metrics").replace("9477", "9476")
+    assert json.loads(text) == first
+    assert first["ports"] != second["ports"]
+
+
+def test_a_value_switches_the_standby_off():
+    docs = manifests.loaded({"plugin": {"standby": False}, "podMonitor": {"enabled": True}})
+    assert [it["name"] for it in dict(manifests.pods(docs))["plugin"]["containers"]] == ["plugin"]
+    assert "metrics-2" not in json.dumps(docs)
+
+
+@pytest.mark.parametrize(("case", "kind"), [("pod monitor", "PodMonitor"), ("service monitor", "ServiceMonitor")])
+def test_both_plugins_of_a_pod_are_scraped(case, kind):
+    spec = manifests.of(case, kind, "plugin")["spec"]
+    endpoints = spec.get("podMetricsEndpoints", spec.get("endpoints"))
+    assert [it["port"] for it in endpoints] == ["metrics", "metrics-2"]
+    allowed = manifests.of(case, "NetworkPolicy", "plugin")["spec"]["ingress"][0]["ports"]
+    assert [it["port"] for it in allowed] == ["metrics", "metrics-2"]
+    if kind == "ServiceMonitor":
+        ports = manifests.of(case, "Service", "plugin")["spec"]["ports"]
+        assert [(it["name"], it["port"]) for it in ports] == [("metrics", 9476), ("metrics-2", 9477)]
 
 
 @pytest.mark.parametrize("case", MATRIX)
@@ -277,7 +304,8 @@ def test_only_metrics_go_through_the_network(case):
     for side in ("scrubber", "plugin"):
         spec = manifests.of(case, "NetworkPolicy", side)["spec"]
         assert spec["policyTypes"] == ["Ingress", "Egress"]
-        assert spec["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+        [rule] = spec["ingress"]
+        assert {it["port"].removesuffix("-2") for it in rule["ports"]} == {"metrics"}
         ports = [port["port"] for rule in spec["egress"] for port in rule["ports"]]
         assert ports == ([443, 6443] if (case, side) == ("reports", "plugin") else [])
 
@@ -316,12 +344,12 @@ def test_metrics_and_probes_listen_on_the_pods_address():
 def test_jobs_and_nodes_have_the_labels_of_the_alerts(case, kind, where):
     alerts = (generate.ROOT / "dashboards/alerts.yaml").read_text()
     for side in ("scrubber", "plugin"):
-        (endpoint,) = manifests.of(case, kind, side)["spec"][where]
-        assert endpoint.keys() <= ENDPOINT
-        assert all(it.keys() <= RELABELING for it in endpoint["relabelings"])
-        given = {it["targetLabel"]: it for it in endpoint["relabelings"]}
-        assert given["node"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
-        assert given["job"]["replacement"] == f"autoclave-{side}"
+        for endpoint in manifests.of(case, kind, side)["spec"][where]:
+            assert endpoint.keys() <= ENDPOINT
+            assert all(it.keys() <= RELABELING for it in endpoint["relabelings"])
+            given = {it["targetLabel"]: it for it in endpoint["relabelings"]}
+            assert given["node"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
+            assert given["job"]["replacement"] == f"autoclave-{side}"
     assert 'job="autoclave-scrubber"' in alerts
     assert 'job=~"autoclave-(scrubber|plugin|dra)"' in alerts
 

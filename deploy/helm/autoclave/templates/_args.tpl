@@ -64,6 +64,11 @@ $(POD_IP):{{ . | int }}
 {{- end }}
 {{- end -}}
 
+{{- /* The port of metrics and probes: both plugins of a pod have one address. */ -}}
+{{- define "autoclave.plugin.port" -}}
+{{- add .Values.plugin.metricsPort (ternary 1 0 (eq (toString .second) "-2")) -}}
+{{- end -}}
+
 {{- define "autoclave.plugin.args" -}}
 - --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
 - --run-dir={{ include "autoclave.doors" . }}
@@ -87,7 +92,7 @@ $(POD_IP):{{ . | int }}
 - --checkpoint-annotation
 {{- end }}
 {{- include "autoclave.nvsentinel.args" . }}
-- --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
+- --metrics-address={{ include "autoclave.address" (include "autoclave.plugin.port" .) }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}
 {{- end -}}

@@ -43,7 +43,7 @@ updateStrategy:
   type: RollingUpdate
   rollingUpdate:
     maxUnavailable: 0
-    maxSurge: {{ .Values.updateStrategy.maxUnavailable }} # the new pod waits (--standby), and takes over when the old one has stopped
+    maxSurge: {{ .Values.updateStrategy.maxUnavailable }} # the new pod waits (--standby), and takes over when the old one stops
 {{- end -}}
 
 {{- /* What the plugin needs, and whoever only looks: nothing but to be root, as the directories are root's alone. */ -}}
@@ -103,19 +103,20 @@ securityContext:
   seLinuxOptions: {type: spc_t} # it may use directories of the node
 {{- end -}}
 
+{{- /* Called with the name of the port. */ -}}
 {{- define "autoclave.probes" -}}
 startupProbe:
-  httpGet: {path: /healthz, port: metrics}
+  httpGet: {path: /healthz, port: {{ . }}}
   periodSeconds: 5
   failureThreshold: 36 # the program may take long to load from a slow disk
   timeoutSeconds: 5
 livenessProbe:
-  httpGet: {path: /healthz, port: metrics}
+  httpGet: {path: /healthz, port: {{ . }}}
   periodSeconds: 20
   failureThreshold: 6
   timeoutSeconds: 5
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
+  httpGet: {path: /readyz, port: {{ . }}}
   periodSeconds: 10
   timeoutSeconds: 5
 {{- end -}}
