@@ -30,6 +30,7 @@ from benchmarks import (
     in_front,
     release,
     sealing,
+    standby,
     start,
 )
 from benchmarks.figures import Figure, table
@@ -44,6 +45,7 @@ MEASUREMENTS = {
     "acquire": acquire.measure,
     "start": start.measure,
     "absence": absence.measure,
+    "standby": standby.measure,
     "idle": idle.measure,
     "big_node": big_node.measure,
     "fast_job": fast_job.measure,
