@@ -1,6 +1,7 @@
 """A file or directory of a program is its own, or is not opened."""
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -131,3 +132,19 @@ def test_the_holder_of_a_lock_is_named(tmp_path):
     assert lock is not None
     os.close(lock)
     assert holders == [os.getpid(), None, None]
+
+
+def test_a_wait_ends_with_the_lock_of_the_present_file(tmp_path, monkeypatch):
+    """The file is replaced while the caller waits for its lock, which then keeps nobody out."""
+    path, flock = tmp_path / "lock", fcntl.flock
+
+    def replaced_meanwhile(lock: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.unlink()
+        path.touch(0o600)
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced_meanwhile)
+    lock = private_files.await_lock(path)
+    assert private_files.try_lock(path) is None
+    os.close(lock)
