@@ -26,7 +26,6 @@ from demo.standins.pods import Phase, Pod
 GPUS = 4
 AFTER = (0.0, 0.1, 0.3)  # seconds after the kill: a pod comes
 TURNS = 20
-HEALTHY = "Healthy"
 WITHIN = 60.0  # seconds for a plugin to register
 FLOOR = "do-nothing Python plugin"
 
@@ -50,9 +49,13 @@ class Killed:
             self.present, self.standby = self.standby, self.present
             await stand_by(self.standby)
 
+    def offered(self) -> int:
+        """How many devices pods may get."""
+        return self.kubelet.allocatable.get(self.resource, 0)
+
     async def offers_all(self) -> None:
         """Return when pods may get all devices."""
-        await self.kubelet.until(lambda: self.kubelet.allocatable.get(self.resource) == GPUS, WITHIN)
+        await self.kubelet.until(lambda: self.offered() == GPUS, WITHIN)
 
 
 async def stand_by(program: ServiceProgram) -> None:
@@ -108,10 +111,9 @@ async def _kills(name: str, killed: Killed, turns: int, *, aimed: bool = False) 
 
 async def _gap(killed: Killed) -> float:
     """Seconds from the moment at which the kubelet offers nothing until it offers something."""
-    offered = lambda: killed.kubelet.allocatable.get(killed.resource, 0) > 0  # noqa: E731
-    await killed.kubelet.until(lambda: not offered(), WITHIN)
+    await killed.kubelet.until(lambda: not killed.offered(), WITHIN)
     began = time.perf_counter()
-    await killed.kubelet.until(offered, WITHIN)
+    await killed.kubelet.until(killed.offered, WITHIN)
     return time.perf_counter() - began
 
 

@@ -83,7 +83,7 @@ async def test_a_stop_of_a_pod_waits_for_the_next_pod(turns):
         await leaving
 
 
-async def test_a_stop_without_a_standby_waits_for_nobody(turns):
+async def test_a_stop_without_a_standby_waits_for_no_plugin(turns):
     last, standby, _ = turns
     await last.begin(lambda: None)
     last.registered()

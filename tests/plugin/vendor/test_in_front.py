@@ -407,7 +407,7 @@ async def test_what_the_last_plugin_left_is_checked_as_a_register(plugin, kubele
     await kubelet.registered(GPU)
 
 
-async def test_a_first_plugin_connects_to_nobody_by_itself(front, vendor, short_tmp):
+async def test_a_first_plugin_connects_to_no_vendor_by_itself(front, vendor, short_tmp):
     """The vendor's plugin may have gone back to the kubelet meanwhile, and sends its list to one only."""
     (short_tmp / "autoclave").mkdir(mode=0o750)
     (short_tmp / "autoclave/vendor.json").write_text('{"nvidia.com/gpu": "nvidia-gpu.sock"}')
