@@ -24,7 +24,7 @@ from plugin.registration import sockets
 
 NEXT = "next"  # the lock of the plugin whose turn is next
 LOOKS_EVERY = 0.02  # seconds
-LOOKS = 3  # without a plugin on standby: its place may be empty for a moment, where a whole pod stops
+LOOKS = 10  # without a plugin on standby: where a whole pod stops, the next one needs a core to take its place
 WITHIN = 5.0  # seconds for the next plugin to register: it has all its preparations done
 
 

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from demo.standins.pods import Phase, Pod
 from demo.standins.vendor_plugin import VendorPlugin
 from plugin.registration import sockets
+from tests.patience import WITHIN
 from tests.plugin.kubelet_server import Kubelet as NewerKubelet
 from tests.plugin.live_plugin import allocate
 from tests.plugin.scraping import get, scrape
@@ -174,6 +176,11 @@ async def test_in_an_update_the_kubelet_always_has_a_plugin(plugin, short_tmp):
     await newer.stop()
 
 
+def await_locks() -> set[str]:
+    """The processes that the kernel wakes when a lock is free."""
+    return {line.split()[5] for line in Path("/proc/locks").read_text().splitlines() if "-> FLOCK" in line}
+
+
 @pytest.mark.usefixtures("scrub_server")
 async def test_an_update_of_pods_of_two_leaves_no_gap(plugin, short_tmp):
     """Both containers of the old pod stop at the same time, while those of the new pod stand by."""
@@ -186,6 +193,9 @@ async def test_an_update_of_pods_of_two_leaves_no_gap(plugin, short_tmp):
     new = [await plugin("--standby") for _ in range(2)]
     for each in new:
         await each.hear("waiting for another plugin of this node to stop")
+    async with asyncio.timeout(WITHIN):
+        while not {str(each.process.pid) for each in new} <= await_locks():  # noqa: ASYNC110 - a list in /proc has no event
+            await asyncio.sleep(0.01)
     await asyncio.gather(*(each.stop() for each in old))
     await newer.until(lambda: newer.listening)
     assert newer.gaps == 0
