@@ -1,6 +1,7 @@
 """Builds the plugin and runs it. Every long-running task of the process starts here.
 
-The HTTP server for metrics and probes starts first, so that ``/readyz`` can say what the plugin waits for.
+The HTTP server for metrics and probes starts first, so that ``/readyz`` can say what the plugin waits for. Only the
+kubelet's directory is waited for earlier: where there is none, there is no kubelet, and no probe.
 """
 
 from __future__ import annotations
@@ -43,9 +44,16 @@ def run(chosen: Config) -> int:
     """Serve until a signal stops the program; returns 0."""
     config.check(chosen)
     os.umask(0o077)
+    reporters = make_reporter(chosen.cluster), make_health_events(chosen.cluster)
+    return stopping.run(partial(_begin, chosen, [each for each in reporters if each is not None]))
+
+
+async def _begin(chosen: Config, reporters: Sequence[ClusterReporter | HealthEvents], in_flight: InFlight) -> None:
+    """Work in the kubelet's directory."""
+    await sockets.until_made(chosen.kubelet_dir, "--kubelet-dir")
+    config.make_vendor_dir(chosen)
     with nullcontext() if chosen.standby else sockets.sole_instance(chosen.kubelet_dir):
-        reporters = make_reporter(chosen.cluster), make_health_events(chosen.cluster)
-        return stopping.run(partial(_work, chosen, [each for each in reporters if each is not None]))
+        await _work(chosen, reporters, in_flight)
 
 
 async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEvents], in_flight: InFlight) -> None:
@@ -106,7 +114,7 @@ async def _turn(chosen: Config, counters: PluginCounters) -> AsyncIterator[Turn]
 
     turn = Turn(chosen.kubelet_dir)
     try:
-        if chosen.standby:  # otherwise ``run`` holds the lock
+        if chosen.standby:  # otherwise ``_begin`` holds the lock
             await turn.begin(waits)
         counters.standby = False
         yield turn

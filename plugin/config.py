@@ -49,7 +49,7 @@ class Config:
 def check(config: Config) -> None:
     """Raise a FatalError for options that cannot work.
 
-    The run directory may be missing: the service makes it, and may start after the plugin.
+    The run directory and the kubelet's may be missing: the service and the kubelet make them, perhaps later.
     """
     _check_prefix(config.resource_prefix)
     try:
@@ -67,23 +67,29 @@ def check(config: Config) -> None:
 
 
 def _check_vendor(config: Config, directory: Path) -> None:
-    """Make the directory, and refuse what the vendor's plugin decides."""
+    """Refuse what the vendor's plugin decides, and the kubelet's own directory."""
     if (config.style, config.mig_strategy) != (response.Style(), MigStrategy.NONE):
         raise FatalError(
             "cannot use --strategy, --cdi-kind, --pass-device-specs, --driver-root or --mig-strategy with --vendor-dir:"
             " the vendor's plugin decides them; set them there"
         )
-    try:
-        directory.mkdir(mode=sockets.GROUP_MAY_ENTER, exist_ok=True)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise FatalError(f"cannot use --vendor-dir {directory}: {why}; give a directory that can be made") from error
     if directory.resolve() == config.kubelet_dir.resolve():
         raise FatalError(
             f"cannot use --vendor-dir {directory}: it is the kubelet's own directory; give one below it, such as"
             f" {config.kubelet_dir}/vendor"
         )
     check_length(directory / ".kubelet.new", "--vendor-dir")
+
+
+def make_vendor_dir(config: Config) -> None:
+    """Make the directory for a vendor's plugin, if there is to be one; it is mostly below the kubelet's directory."""
+    if (directory := config.vendor_dir) is None:
+        return
+    try:
+        directory.mkdir(mode=sockets.GROUP_MAY_ENTER, exist_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise FatalError(f"cannot use --vendor-dir {directory}: {why}; give a directory that can be made") from error
 
 
 def _check_prefix(prefix: str) -> None:
@@ -121,9 +127,11 @@ def check_nvsentinel(choice: ReportChoice) -> None:
 
 
 def check_directory(path: Path, what: str, flag: str) -> None:
-    """Raise a FatalError unless the path is a directory."""
+    """Raise a FatalError if the path can be no directory of the kubelet. It may be missing: see ``until_made``."""
     try:
         why = "" if stat.S_ISDIR(path.stat().st_mode) else "it is not a directory"
+    except FileNotFoundError:
+        return
     except OSError as error:
         why = (error.strerror or str(error)).lower()
     if why:

@@ -30,7 +30,7 @@ from plugin.dra.vendor import devices as vendor
 from plugin.dra.vendor.registry import VendorRegistry
 from plugin.dra.vendor.taint_rules import TaintRules
 from plugin.listing import Listing
-from plugin.registration import endpoint
+from plugin.registration import endpoint, sockets
 from plugin.registration.events import NotRegistered
 from plugin.stopping import InFlight
 from scrubber.api import client
@@ -44,12 +44,14 @@ def run(chosen: DraConfig) -> int:
     """Serve until a signal stops the program; returns 0."""
     credentials = config.check(chosen)
     os.umask(0o077)
-    sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
-    sockets_dir.mkdir(mode=0o750, exist_ok=True)
     return stopping.run(partial(_work, chosen, credentials))
 
 
 async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> None:
+    await sockets.until_made(chosen.plugins_dir, "--plugins-dir")
+    await sockets.until_made(chosen.registry_dir, "--registry-dir")
+    sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
+    sockets_dir.mkdir(mode=0o750, exist_ok=True)
     node = chosen.cluster.node
     try:
         server = connect(credentials, node, CALL_WITHIN)
@@ -79,8 +81,8 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             publisher = SlicePublisher(server, listing, chosen.driver, node, counters)
             tasks.create_task(_publish_once(registered, publisher), name="slice")
             add = partial(_add, driver.handlers(answer(devices=OwnDevices(chosen))))
-            sockets = chosen.service_socket, chosen.registry_socket
-            work = registration.stay_registered(chosen.driver, add, *sockets, partial(_note, registered, counters))
+            places = chosen.service_socket, chosen.registry_socket
+            work = registration.stay_registered(chosen.driver, add, *places, partial(_note, registered, counters))
         else:
             counters.slice_obstacle = ""  # the slices are the vendor's
             if chosen.taint_rules:

@@ -28,9 +28,18 @@ SUBDIRECTORY = "autoclave"  # at its start the kubelet removes the sockets of it
 PRESENT = unix_sockets.LOCK  # the name of the lock of the plugin that serves
 GROUP_MAY_ENTER = 0o750
 CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM | Mask.DELETE_SELF | Mask.MOVE_SELF
+LOOKS_EVERY = 0.5  # seconds, for a directory that the kubelet has not made yet
 POLL_EVERY = 5.0  # seconds; also the longest time that a replaced directory is not watched
 
 Identity = tuple[int, int, int]
+
+
+async def until_made(directory: Path, flag: str) -> None:
+    """Return once this directory exists: the first kubelet of a node makes it, perhaps after the plugin has started."""
+    if not directory.exists():
+        logger.warning("waiting for the kubelet", directory=str(directory), flag=flag)
+    while not directory.exists():  # noqa: ASYNC110 - the directories above it may be missing, too
+        await asyncio.sleep(LOOKS_EVERY)
 
 
 @contextmanager
@@ -62,9 +71,6 @@ def await_lock(kubelet_dir: Path, name: str) -> int:
 def _own_directory(kubelet_dir: Path) -> Iterator[Path]:
     """The plugin's directory, which is made if it is missing. What cannot be done in the block is a FatalError."""
     own = kubelet_dir / SUBDIRECTORY
-    if not kubelet_dir.is_dir():
-        remedy = "start the kubelet first, mount its directory here, or give another with --kubelet-dir"
-        raise FatalError(f"cannot use kubelet directory {kubelet_dir}: it does not exist; {remedy}")
     try:
         own.mkdir(mode=GROUP_MAY_ENTER, exist_ok=True)
         if not private_files.is_private(own, 0o027):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from demo.standins.vendor_plugin import VendorPlugin
 from plugin.registration import sockets
@@ -236,7 +237,7 @@ async def test_a_second_instance_is_refused_and_the_first_goes_on(kubelet, plugi
         (["--strategy", "magic"], "invalid value for '--strategy': unknown device list strategy 'magic'"),
         (["--metric-address", "x"], "no such option '--metric-address'"),
         (["--metrics-address", "x"], "invalid value for '--metrics-address': found 'x', expected HOST:PORT"),
-        (["--kubelet-dir", "/nonexistent"], "cannot use the kubelet directory /nonexistent: no such file or directory"),
+        (["--kubelet-dir", "/dev/null"], "cannot use the kubelet directory /dev/null: it is not a directory"),
         (["--kubelet-dir", ""], "--kubelet-dir': the value is empty, expected a path"),
         (["--config", "/nonexistent.yaml"], "cannot read the configuration /nonexistent.yaml"),
     ],
@@ -258,6 +259,36 @@ async def test_a_socket_name_that_is_too_long_exits_2(scrub_server, short_tmp, p
     assert await it.ended() == 2
     assert it.said.startswith(f"autoclave: cannot use socket path {deep}")
     assert it.said.count("\n") == 1
+
+
+@pytest.mark.usefixtures("scrub_server")
+@pytest.mark.parametrize("flags", [[], ["--standby"]], ids=["alone", "standby"])
+async def test_the_plugin_waits_for_the_first_kubelet_of_a_node(short_tmp, plugin, flags):
+    """A unit of systemd may start before a kubelet has ever made its directory."""
+    directory = short_tmp / "kubelet/device-plugins"
+    waiting = await plugin("--kubelet-dir", directory, *flags)
+    assert (await waiting.hear("waiting for the kubelet"))["directory"] == str(directory)
+    directory.mkdir(parents=True)
+    kubelet = Kubelet(directory)
+    await kubelet.start()
+    await kubelet.registered(GPU)
+    await kubelet.stop()
+
+
+async def test_in_front_the_plugin_waits_for_the_first_kubelet(short_tmp, plugin):
+    directory = short_tmp / "kubelet"
+    waiting = await plugin("--kubelet-dir", directory, "--vendor-dir", directory / "vendor")
+    await waiting.hear("waiting for the kubelet")
+    directory.mkdir()
+    await waiting.hear("waiting for the scrub service")
+    assert (directory / "vendor").is_dir()
+
+
+async def test_a_plugin_that_waits_for_the_first_kubelet_can_be_stopped(short_tmp, plugin):
+    waiting = await plugin("--kubelet-dir", short_tmp / "absent")
+    await waiting.hear("waiting for the kubelet")
+    assert await waiting.stop() == 0
+    assert not (short_tmp / "absent").exists()
 
 
 @pytest.mark.usefixtures("scrub_server")
