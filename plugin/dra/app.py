@@ -44,14 +44,19 @@ def run(chosen: DraConfig) -> int:
     """Serve until a signal stops the program; returns 0."""
     credentials = config.check(chosen)
     os.umask(0o077)
-    return stopping.run(partial(_work, chosen, credentials))
+    return stopping.run(partial(_begin, chosen, credentials))
 
 
-async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> None:
+async def _begin(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> None:
+    """Work in the kubelet's directories."""
     await sockets.until_made(chosen.plugins_dir, "--plugins-dir")
     await sockets.until_made(chosen.registry_dir, "--registry-dir")
     sockets_dir = chosen.service_socket.parent if chosen.vendor_registry_dir is None else chosen.gate_dir
     sockets_dir.mkdir(mode=0o750, exist_ok=True)
+    await _work(chosen, credentials, in_flight)
+
+
+async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> None:
     node = chosen.cluster.node
     try:
         server = connect(credentials, node, CALL_WITHIN)

@@ -36,9 +36,10 @@ Identity = tuple[int, int, int]
 
 async def until_made(directory: Path, flag: str) -> None:
     """Return once this directory exists: the first kubelet of a node makes it, perhaps after the plugin has started."""
-    if not directory.exists():
-        logger.warning("waiting for the kubelet", directory=str(directory), flag=flag)
-    while not directory.exists():  # noqa: ASYNC110 - the directories above it may be missing, too
+    made = directory.exists
+    if not made():
+        logger.warning("waiting for the directory of the kubelet", directory=str(directory), flag=flag)
+    while not made():  # noqa: ASYNC110 - the directories above it may be missing, too
         await asyncio.sleep(LOOKS_EVERY)
 
 

@@ -76,7 +76,9 @@ async def test_a_signal_ends_it_cleanly_and_at_once(scrub_server, kubelet, plugi
     if missing == "nothing":
         await it.hear("registered")
     else:
-        await it.hear("waiting for the kubelet" if missing == "kubelet" else "waiting for the scrub service")
+        await it.hear(
+            "waiting for the directory of the kubelet" if missing == "kubelet" else "waiting for the scrub service"
+        )
     it.process.send_signal(number)
     assert await it.ended() == 0
     begin, end = it.lines("stopping")[0], it.log_lines[-1]  # what was under way may be told in between
@@ -267,7 +269,7 @@ async def test_the_plugin_waits_for_the_first_kubelet_of_a_node(short_tmp, plugi
     """A unit of systemd may start before a kubelet has ever made its directory."""
     directory = short_tmp / "kubelet/device-plugins"
     waiting = await plugin("--kubelet-dir", directory, *flags)
-    assert (await waiting.hear("waiting for the kubelet"))["directory"] == str(directory)
+    assert (await waiting.hear("waiting for the directory of the kubelet"))["directory"] == str(directory)
     directory.mkdir(parents=True)
     kubelet = Kubelet(directory)
     await kubelet.start()
@@ -278,7 +280,7 @@ async def test_the_plugin_waits_for_the_first_kubelet_of_a_node(short_tmp, plugi
 async def test_in_front_the_plugin_waits_for_the_first_kubelet(short_tmp, plugin):
     directory = short_tmp / "kubelet"
     waiting = await plugin("--kubelet-dir", directory, "--vendor-dir", directory / "vendor")
-    await waiting.hear("waiting for the kubelet")
+    await waiting.hear("waiting for the directory of the kubelet")
     directory.mkdir()
     await waiting.hear("waiting for the scrub service")
     assert (directory / "vendor").is_dir()
@@ -286,7 +288,7 @@ async def test_in_front_the_plugin_waits_for_the_first_kubelet(short_tmp, plugin
 
 async def test_a_plugin_that_waits_for_the_first_kubelet_can_be_stopped(short_tmp, plugin):
     waiting = await plugin("--kubelet-dir", short_tmp / "absent")
-    await waiting.hear("waiting for the kubelet")
+    await waiting.hear("waiting for the directory of the kubelet")
     assert await waiting.stop() == 0
     assert not (short_tmp / "absent").exists()
 

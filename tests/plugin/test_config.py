@@ -96,15 +96,19 @@ def test_invalid_options_are_one_line_with_the_remedy(good, change, message):
         ("vendor", {"mig_strategy": MigStrategy.SINGLE}, "the vendor's plugin decides them"),
         ("vendor", {"style": Style(pass_device_specs=True)}, "the vendor's plugin decides them"),
         ("", {}, "it is the kubelet's own directory; give one below it"),
-        ("absent/vendor", {}, "no such file or directory; give a directory that can be made"),
     ],
 )
 def test_the_directory_of_a_vendor_is_its_own(good, short_tmp, below, change, message):
     with pytest.raises(FatalError, match=message):
-        chosen = replace(good, vendor_dir=short_tmp / below, **change)
-        config.check(chosen)
-        config.make_vendor_dir(chosen)
+        config.check(replace(good, vendor_dir=short_tmp / below, **change))
     config.check(replace(good, vendor_dir=short_tmp / "vendor"))
+
+
+def test_the_directory_of_a_vendor_is_made_in_another(good, short_tmp):
+    config.make_vendor_dir(replace(good, vendor_dir=short_tmp / "vendor"))
+    assert (short_tmp / "vendor").is_dir()
+    with pytest.raises(FatalError, match="no such file or directory; give a directory that can be made"):
+        config.make_vendor_dir(replace(good, vendor_dir=short_tmp / "absent/vendor"))
 
 
 def test_a_socket_path_may_have_the_kernels_maximum_length(good):

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from plugin.cluster.choice import ReportChoice
 from plugin.dra import app, driver
 from plugin.dra.config import DraConfig
@@ -31,6 +33,7 @@ async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypat
     chosen = DraConfig(
         plugins_dir=short_tmp, registry_dir=short_tmp, run_dir=service.run_dir, cluster=ReportChoice(node="node-1")
     )
+    chosen.service_socket.parent.mkdir()
     calls = Asked()
     program = asyncio.create_task(app._work(chosen, short_tmp, calls))
     await until_files(chosen.registry_socket.exists, short_tmp)
@@ -39,12 +42,13 @@ async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypat
     assert calls.within == [driver.CALL_WITHIN]
 
 
-async def test_the_driver_waits_for_the_first_kubelet_of_a_node(service, live_driver, short_tmp):
+@pytest.mark.usefixtures("scrub_server")
+async def test_the_driver_waits_for_the_first_kubelet_of_a_node(live_driver, short_tmp):
     """A unit of systemd may start before a kubelet has ever made its directories."""
     root = short_tmp / "kubelet"
     waiting = await live_driver("--plugins-dir", root / "plugins", "--registry-dir", root / "registry")
     for times, name in enumerate(("plugins", "registry"), 1):
-        assert (await waiting.hear("waiting for the kubelet", times))["directory"] == str(root / name)
+        assert (await waiting.hear("waiting for the directory of the kubelet", times))["directory"] == str(root / name)
         (root / name).mkdir(parents=True)
     waiting.root = root
     await waiting.register()
