@@ -37,7 +37,11 @@ class Containers:
             "ociVersion": "1.0.2",
             "process": {"user": {"uid": 0, "gid": 0}, "args": ["/program"], "env": ["PATH=/"], "cwd": "/"},
             "root": {"path": str(files)},
-            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                # As runtimes do. The bundle may be where no device can be opened, as in systemd's /tmp.
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+            ],
             "annotations": annotations,
             "hooks": {"createRuntime": without_names},
             "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]},
