@@ -3,10 +3,14 @@
 The command gets its own processes, mounts, network (a loopback) and control groups. Nothing of them is left when it
 ends, however it ends: the kernel ends all processes together with the first one, and mounts and network with the last.
 What the command writes to ``/run`` and ``/var`` stays in memory. Other files are those of the machine.
+
+In version 2 of control groups, a group with processes gives its children no controllers. There the command runs in a
+leaf of its group; so does this program, in a scope that systemd delegates to it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -22,9 +26,14 @@ RUN = Path("/run")
 STATE = RUN / "autoclave-node"  # exists only on such a machine
 ADDRESS = "198.51.100.1"  # of the node, on the loopback: a node's address must not be one of 127.0.0.0/8
 SERVICE = "10.96.0.1"  # of the API server, as pods reach it: on the loopback, too
-_ENTERED = "--entered"
+_DELEGATED, _ENTERED = "--delegated", "--entered"
+_SELF = (sys.executable, "-m", "tests.cluster.isolated")
+_SYSTEMD = Path("/run/systemd/system")  # exists where systemd runs the machine
+_SCOPE = ("systemd-run", "--scope", "--quiet", "--property", "Delegate=yes", "--")
 _KERNEL = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", "--mount-proc")
-_NAMESPACES = ("--cgroup", "--ipc", "--mount", "--net", "--pid", "--uts")
+_NAMESPACES = ("--ipc", "--mount", "--net", "--pid", "--uts")
+_CLONE_NEWCGROUP = 0x02000000
+_NODE, _LEAF = f"autoclave-node-{os.getpid()}", "programs"  # control groups
 
 
 def main() -> int:
@@ -36,16 +45,31 @@ def main() -> int:
     if os.geteuid() != 0:
         print("cannot run a node: this needs root", file=sys.stderr)  # noqa: T201 - the answer to a person
         return 1
+    if arguments[:1] == [_DELEGATED]:
+        for group in _own_groups():
+            _to_leaf(group)
+        return _enter(arguments[1:])
+    if second_version() and _SYSTEMD.is_dir():
+        os.execvp(_SCOPE[0], [*_SCOPE, *_SELF, _DELEGATED, *arguments])  # noqa: S606 - no shell is wanted
     return _enter(arguments)
 
 
+def second_version() -> bool:
+    """Whether the controllers of this machine are in version 2 of control groups, as Kubernetes demands since 1.35."""
+    return Path("/sys/fs/cgroup/cgroup.controllers").exists()
+
+
 def _enter(command: list[str]) -> int:
-    groups = [group / f"autoclave-node-{os.getpid()}" for group in _own_groups()]
-    own = [sys.executable, "-m", "tests.cluster.isolated", _ENTERED]
+    groups = [group.with_name(_NODE) if group.name == _LEAF else group / _NODE for group in _own_groups()]
+    whole = [*_KERNEL, *_NAMESPACES, *_SELF, _ENTERED, *command]
     try:
         for group in groups:
             _make(group)
-        with subprocess.Popen([*_KERNEL, *_NAMESPACES, *own, *command], preexec_fn=lambda: _join(groups)) as child:  # noqa: PLW1509 - one thread
+        if second_version() and not (groups[0] / "cgroup.controllers").read_text().strip():
+            why = f"the processes in {groups[0].parent} keep its controllers from a node; let systemd run the machine"
+            print(f"cannot run a node: {why}", file=sys.stderr)  # noqa: T201 - the answer to a person
+            return 1
+        with subprocess.Popen(whole, preexec_fn=lambda: _join(groups)) as child:  # noqa: PLW1509 - one thread
             signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the command, too: wait for its end
             signal.signal(signal.SIGTERM, lambda *_: child.kill())
             return child.wait()
@@ -81,8 +105,23 @@ def _make(group: Path) -> None:
 
 
 def _join(groups: list[Path]) -> None:
+    """Enter the groups, which are the roots of all control groups from now on, and then their leaves."""
     for group in groups:
-        (group / "cgroup.procs").write_text(str(os.getpid()))
+        (group / "cgroup.procs").write_text("0")
+    if ctypes.CDLL(None).unshare(_CLONE_NEWCGROUP):
+        raise OSError("cannot have a namespace of control groups")
+    if second_version():
+        for group in groups:
+            _to_leaf(group)
+
+
+def _to_leaf(group: Path) -> None:
+    """Go down into a leaf of our group, and let its other children have all its controllers."""
+    leaf = group / _LEAF
+    leaf.mkdir()
+    (leaf / "cgroup.procs").write_text("0")
+    controllers = (group / "cgroup.controllers").read_text().split()
+    (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
 
 
 def _remove(group: Path) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from tests.cluster.isolated import ADDRESS, SERVICE, STATE
+from tests.cluster.isolated import ADDRESS, SERVICE, STATE, second_version
 from tests.deploy import kubernetes_versions
 from tests.patience import WITHIN
 
@@ -241,8 +241,8 @@ state = "/run/containerd"
 _KUBELET_CONFIGURATION = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
-    "failCgroupV1": False,
-    "cgroupDriver": "cgroupfs",
+    "failCgroupV1": second_version(),  # its default is true: a machine with version 1 alone needs leave
+    "cgroupDriver": "cgroupfs",  # a systemd of the machine outside would be told process ids of this one
     "failSwapOn": False,
     "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
     "authorization": {"mode": "AlwaysAllow"},
