@@ -1,7 +1,10 @@
 # Every target sets itself up in .venv and touches nothing outside this directory.
 # ARGS goes through to the command: make test ARGS='-k ledger', make demo ARGS='--gpus 4'.
 
-PYTHON ?= python3
+# The supported Pythons that start here and can make .venv, newest first. A name may be a shim of one that is not chosen.
+PYTHONS = $(shell sed -n 's/.*:: Python :: \(3\.[0-9]*\)".*/python\1/p' pyproject.toml | sort -rV | \
+  while read -r python; do if $$python -c 'import ensurepip, venv' 2>/dev/null; then echo $$python; fi; done)
+PYTHON ?= $(eval PYTHON := $(or $(firstword $(PYTHONS)),python3))$(PYTHON)
 JOBS ?= 4
 ARGS ?=
 OUT ?= .
@@ -28,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test lint format bench trial mutate night soak node cluster actionlint proto gate kernels docs dashboards deploy preview image release lock clean
+.PHONY: help demo observe check test pythons lint format bench trial mutate night soak node cluster actionlint proto gate kernels docs dashboards deploy preview image release lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +47,9 @@ check: $(READY) ## the tests of most changes, in under a minute: linters, core, 
 
 test: $(READY) $(KERNELS) ## the gate: linters, and every test that shows a promise
 	@$(PYTEST) $(ARGS)
+
+pythons: ## list the supported Pythons that start here; a new .venv has the first one, or PYTHON
+	@echo $(PYTHONS)
 
 lint: $(READY) ## the linters alone
 	@$(BIN)/python -m pytest -q tests/house/test_lint.py $(ARGS)

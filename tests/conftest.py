@@ -8,6 +8,7 @@ and tests that build the image with ``-m image`` only.
 import gc
 import ipaddress
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -127,8 +128,9 @@ def executed() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Count the skips for want of rights after all reasons: these words are in the reason of each."""
+    """Name the Python, and count the skips for want of rights after all reasons: these words are in each."""
     yield
+    terminalreporter.write_line(f"Ran on Python {platform.python_version()}.")
     if count := sum("takes root" in str(it.longrepr) for it in terminalreporter.stats.get("skipped", ())):
         terminalreporter.write_line(
             f"Skipped for want of rights: {count}. To run all tests, run make test as root in a new clone, "

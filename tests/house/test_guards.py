@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -68,5 +69,6 @@ def test_the_closing_lines_count_the_skips_for_want_of_rights(tmp_path):
     (tmp_path / "test_a.py").write_text(f"import pytest\n{tests}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", tmp_path, tmp_path]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[-3].startswith(f"Ran on Python {platform.python_version()}")
     assert lines[-2].startswith("Skipped for want of rights: 2. To run all tests, run make test as root")
     assert lines[-1].startswith("3 skipped in ")
