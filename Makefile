@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test pythons lint format bench trial mutate night soak node cluster actionlint proto gate kernels docs dashboards deploy preview image release lock clean
+.PHONY: help demo observe check test pythons lint format bench trial mutate night soak node cluster machine actionlint proto gate kernels docs dashboards deploy preview image release lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,9 @@ node: ## build the programs of a real Kubernetes node into build/node; needs Go,
 cluster: BIN = build/node
 cluster: $(READY) $(KERNELS) ## the tests on a real Kubernetes node, as root; its programs are those of make node, or of BIN=DIR
 	@.venv/bin/python -m tests.cluster.isolated .venv/bin/python -m pytest -q -m cluster tests/cluster --programs $(BIN) $(ARGS)
+
+machine: $(READY) ## try what needs systemd and control groups v2, in a Debian under QEMU, built once as root; ARGS='COMMAND' runs in it
+	@$(BIN)/python -m tests.machine $(ARGS)
 
 actionlint: ## build the checker of the workflows into build/tools; needs Go. Without it, one test is skipped
 	@GOBIN=$(CURDIR)/build/tools nice -n 19 go install -trimpath $(ACTIONLINT)

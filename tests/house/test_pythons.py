@@ -28,11 +28,13 @@ class Machine:
         path.write_text(text)
         path.chmod(0o755)
 
-    def run(self, *command: object) -> list[str]:
+    def run(self, *command: str | Path) -> list[str]:
         """The words that a command prints. A test of a test is no part of a make around it."""
         outer = {name: word for name, word in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTHON"))}
         env = outer | {"PATH": f"{self._folder}:{os.defpath}"}
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout.split()
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+        words: list[str] = done.stdout.split()
+        return words
 
 
 @pytest.fixture
