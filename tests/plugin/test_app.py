@@ -286,7 +286,7 @@ async def test_in_front_the_plugin_waits_for_the_first_kubelet(short_tmp, plugin
     assert (directory / "vendor").is_dir()
 
 
-async def test_a_plugin_that_waits_for_the_first_kubelet_can_be_stopped(short_tmp, plugin):
+async def test_a_plugin_waiting_for_the_first_kubelet_can_be_stopped(short_tmp, plugin):
     waiting = await plugin("--kubelet-dir", short_tmp / "absent")
     await waiting.hear("waiting for the directory of the kubelet")
     assert await waiting.stop() == 0
