@@ -1,11 +1,13 @@
 """``make machine``: try what needs a machine as users have it, with systemd and version 2 of control groups.
 
-Without a command it runs ``CHECKS``; with one, that command of the shell, as root in the checkout. The last line counts
-what passed. The exit code is 0 if all did, that of the command if there is one, and 3 if there is no machine.
+Without a command it runs ``CHECKS``; with one, that command, as root in the checkout. A single word is a line of the
+shell. The last line counts what passed. The exit code is 0 if all did, that of the command if there is one, and 3 if
+there is no machine.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from tests.machine import building, vm
@@ -29,7 +31,8 @@ def main(arguments: list[str]) -> int:
     accelerator = vm.EMULATED
     if arguments[:1] == ["--kvm"]:
         accelerator, arguments = vm.KVM, arguments[1:]
-    commands = {" ".join(arguments): " ".join(arguments)} if arguments else CHECKS
+    given = arguments[0] if len(arguments) == 1 else shlex.join(arguments)
+    commands = {given: given} if given else CHECKS
     try:
         building.demand()
         with vm.booted(accelerator) as machine:
