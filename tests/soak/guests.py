@@ -160,9 +160,10 @@ class Guests(ContainerRunner):
             yield came
 
     @asynccontextmanager
-    async def host_process(self, uid: str, uuid: str) -> AsyncIterator[Guest | None]:
-        """A process of the host has a GPU open; ``write`` lets it write there."""
-        guest = await self._guest("process of the host", uid, "tell wait write watch", (uuid,), may_be_killed=True)
+    async def host_process(self, uid: str, uuid: str, container: str = "") -> AsyncIterator[Guest | None]:
+        """A process of the host, or of a container, has a GPU open; ``write`` lets it write there."""
+        what, deeds = "process of a container" if container else "process of the host", "tell wait write watch"
+        guest = await self._guest(what, uid, deeds, (uuid,), container, may_be_killed=not container)
         async with self._staying(guest):
             yield guest
 

@@ -164,6 +164,11 @@ class Hostile(Guests):
             finally:
                 await self._ends_well(process, f"main of {pod.name}", may_be_killed=False)
 
+    async def visit(self, gpu: str) -> None:
+        """A process of the host opens the memory of a GPU to write there, and closes it at once."""
+        command = ("sh", "-c", ': <> "$0"', str(layout.find(self._simulated, gpu).memory))
+        assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0
+
     @property
     def simulated(self) -> Path:
         """The directory of all GPUs."""

@@ -45,6 +45,7 @@ class Judge:
     findings: list[str] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     put_back: bool = False  # the ledger became an older copy: it does not know who has a GPU
+    noticed: set[str] = field(default_factory=set)  # names of processes that the service had noticed when they wrote
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
     # The pods that the kubelet has dropped, and whose start is on its way: how many starts their GPUs had before.
     late: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -113,7 +114,8 @@ class Judge:
             excuse = self._excuse(attacker, who, self.runtime.entered[who])
         else:
             excuse = DROPPED if self._third_pod_between(who, found[1] if found is not None else "") else None
-            if word == "wipe" and self.put_back and not self.asked(who, self.runtime.entered[who]):
+            unasked = who not in self.noticed and not self.asked(who, self.runtime.entered[who])
+            if word == "wipe" and self.put_back and unasked:
                 excuse = UNASKED
         self.take(f"{word}: {what}", excuse)
 

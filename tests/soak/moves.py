@@ -18,15 +18,17 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from demo.installation import RESOURCE
 from demo.programs import ServiceProgram
+from demo.stage import halfway
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Phase, Pod
 from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.core import views
 from scrubber.devices.simulated import drills
-from scrubber.ledger import file
+from scrubber.ledger import chain, file
 from scrubber.node import checkpoint
 from tests.flows.node import Node
+from tests.soak.guests import Guest
 from tests.soak.hostile import BRIEF_USER, FOREIGN, LEFTOVER, uptime
 from tests.soak.judge import SLOW, Judge
 from tests.soak.pods import Pods
@@ -38,6 +40,9 @@ PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
 LIFE = 5.0  # seconds that a leftover waits for the end of that pod
 STREAMS = 100
 NOTICED_WITHIN = 5.0  # seconds
+ENDS_WITHIN = 30.0  # seconds: a scrub that somebody disturbs, on a busy machine too
+VISITS, CONTAINED = "comes and goes", "stays, in a container that nobody announced"
+VISITORS = (VISITS, CONTAINED, "stays")  # what a process does in the middle of a clear
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
 # How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
 ATTACKS = {
@@ -46,6 +51,7 @@ ATTACKS = {
     "foreign": 8,
     "comes_and_goes": 4,
     "host_process": 8,
+    "in_clear": 6,
     "importer": 3,
     "doubled": 8,
     "stale": 3,
@@ -80,7 +86,10 @@ class Moves:
     async def make(self, name: str, dice: random.Random) -> str:
         """Make a move by its name in ``ATTACKS`` or ``FAULTS``, and return its result in words."""
         move: Callable[[random.Random], Coroutine[None, None, str]] = getattr(self, f"_{name}")
-        return await move(dice)
+        try:
+            return await move(dice)
+        except Unreachable:
+            return "the service is away"
 
     def slow(self) -> str | None:
         """The exception for a refusal while something beside the campaign makes the search of /proc slow."""
@@ -150,28 +159,88 @@ class Moves:
 
     async def _host_process(self, dice: random.Random) -> str:
         """A process of the host opens a clean GPU. Once the service has noticed, neither it nor its bytes may go."""
-        attacked = {it.gpu for it in self._runtime.attackers if it.lives()}
-        free, uid = [it for it in self._free() if it not in attacked], str(uuids.UUID(int=dice.getrandbits(128)))
-        seconds = dice.uniform(0.2, 3.0)
-        if not free:
-            return "no GPU is free"
-        gpu = dice.choice(free)
-        self._taken.add(gpu)
-        try:
-            before = await self._rows_if_clean(gpu)
-            if before is None:
-                return f"{gpu} is not clean"
+        uid, seconds = str(uuids.UUID(int=dice.getrandbits(128))), dice.uniform(0.2, 3.0)
+        then = dice.choice(("nothing", "order", "service_end"))  # at which a scrub might begin under it
+        async with self._clean_gpu(dice) as (gpu, before):
+            if not gpu:
+                return "no GPU is free and clean"
             async with self._runtime.host_process(uid, gpu) as guest:
                 if guest is None or not await self._noticed(gpu, before):
                     return "it was not noticed, or a pod came"
-                self._runtime.entered[uid] = uptime()
-                await self._runtime.write(guest, uid, gpu)
+                await self._write(guest, uid, gpu)
+                if then == "order":
+                    await self._scrub(gpu, dice.choice(("fast", "slow")))
+                elif then == "service_end":
+                    await self._service_end(dice)
                 await asyncio.sleep(seconds)
-        except Unreachable:
-            return "the service is away"
+        return f"on {gpu} for {seconds:.1f} s, then {then}"
+
+    async def _in_clear(self, dice: random.Random) -> str:
+        """Somebody uses a GPU in the middle of a clear: that scrub proves nothing, and ends under whoever stays.
+
+        By chance this would hardly ever come about: a clear takes less than a millisecond. So it stands still.
+        """
+        visitor, seconds = dice.choice(VISITORS), dice.uniform(0.2, 1.0)
+        async with self._busy["service"], self._clean_gpu(dice) as (gpu, before):
+            if not gpu or self._is_held(gpu):
+                return "no GPU is free and clean"
+            drills.stall_clears(self._stage.simulated, gpu)
+            try:
+                async with self._stage.admin() as admin:
+                    [job] = [it.job async for it in admin.scrub([gpu], path="fast", no_wait=True)]
+                device = await self._stage.settled(self._stage.uuids.index(gpu), halfway, NOTICED_WITHIN)
+                if device.job is None or device.job.id != job or not halfway(device):
+                    return "a pod came, or the clear did not"
+                self._pods.counters.came[f"in a clear, it {visitor}"] += 1
+                if visitor == VISITS:
+                    await self._runtime.visit(gpu)
+                else:
+                    await self._stay(gpu, job, before, visitor, seconds)
+            finally:
+                drills.heal(self._stage.simulated, gpu)
+            await self._stage.settled(self._stage.uuids.index(gpu), lambda it: not _runs(it, job), ENDS_WITHIN)
+            if any(row.kind == "scrub-passed" and job in row.body for row in self._rows_of(gpu, before)):
+                self._judge.take(f"{gpu} is called clean by a scrub in which a process {visitor}", None)
+        return f"on {gpu}: it {visitor}"
+
+    async def _stay(self, gpu: str, job: str, before: int, visitor: str, seconds: float) -> None:
+        """Write once the scrub has ended. One that does not end shows what it does to those bytes."""
+        pod = Pod.of(f"unasked-{len(self._runtime.names)}", {RESOURCE: 1})
+        self._runtime.names[pod.uid] = pod.name
+        contained = visitor == CONTAINED
+        if contained:
+            await self._runtime.open_sandbox(pod)
+        try:
+            async with self._runtime.host_process(pod.uid, gpu, pod.uid if contained else "") as guest:
+                number = self._stage.uuids.index(gpu)
+                await self._stage.settled(number, lambda it: not _runs(it, job), ENDS_WITHIN)
+                rows = {row.kind for row in self._rows_of(gpu, before)}
+                if guest is not None and "scrub-passed" not in rows:  # else another move has let the clear go on
+                    await self._write(guest, pod.uid, gpu)
+                    drills.heal(self._stage.simulated, gpu)
+                    await asyncio.sleep(seconds)
         finally:
-            self._taken.remove(gpu)
-        return f"on {gpu} for {seconds:.1f} s"
+            if contained:
+                await self._runtime.close_sandbox(pod)
+
+    async def _write(self, guest: Guest, uid: str, gpu: str) -> None:
+        """From now on nobody may end the process, nor overwrite what it has written."""
+        self._runtime.entered[uid] = uptime()
+        self._judge.noticed.add(uid)
+        await self._runtime.write(guest, uid, gpu)
+
+    @asynccontextmanager
+    async def _clean_gpu(self, dice: random.Random) -> AsyncIterator[tuple[str, int]]:
+        """A clean GPU for one process alone, and the number of rows in the ledger; an empty name if there is none."""
+        attacked = {it.gpu for it in self._runtime.attackers if it.lives()}
+        free = [it for it in self._free() if it not in attacked]
+        gpu = dice.choice(free) if free else ""
+        self._taken.add(gpu)
+        try:
+            rows = await self._rows_if_clean(gpu) if gpu else None
+            yield (gpu, rows) if rows is not None else ("", 0)
+        finally:
+            self._taken.discard(gpu)
 
     async def _rows_if_clean(self, gpu: str) -> int | None:
         """The number of rows in the ledger while the GPU is clean."""
@@ -185,9 +254,13 @@ class Moves:
         If it had one, the process counts as a leftover, and the service ends it.
         """
         device = await self._stage.settled(self._stage.uuids.index(gpu), _left_alone, NOTICED_WITHIN)
-        with closing(file.connect(self._stage.ledger, "mode=ro")) as connection:
-            since = {row.kind for row in file.rows(connection, before + 1) if row.device == gpu}
+        since = {row.kind for row in self._rows_of(gpu, before)}
         return _left_alone(device) and not {"granted", "in-use"} & since and not self._is_held(gpu)
+
+    def _rows_of(self, gpu: str, before: int) -> list[chain.ChainRow]:
+        """The rows of a GPU after so many rows of the ledger."""
+        with closing(file.connect(self._stage.ledger, "mode=ro")) as connection:
+            return [row for row in file.rows(connection, before + 1) if row.device == gpu]
 
     def _is_held(self, gpu: str) -> bool:
         """Whether a pod has the GPU, as far as the kubelet remembers; a dead kubelet remembers nothing."""
@@ -311,8 +384,7 @@ class Moves:
         state = self._stage.root / "state"
         async with self._down("service", signal.SIGKILL):
             await asyncio.sleep(dice.uniform(0, 1))
-            for file in state.iterdir():
-                file.unlink()
+            shutil.rmtree(state)
             shutil.copytree(self._copy / "state", state, dirs_exist_ok=True)
             self._judge.put_back = True
         return "done"
@@ -409,9 +481,12 @@ class Moves:
 
     async def _order(self, dice: random.Random) -> str:
         """A person wants a GPU scrubbed, whoever has it."""
+        return await self._scrub(dice.choice(self._stage.uuids), "")
+
+    async def _scrub(self, gpu: str, path: str) -> str:
         try:
             async with self._stage.admin() as admin:
-                ends = [it.result async for it in admin.scrub([dice.choice(self._stage.uuids)]) if it.result]
+                ends = [it.result async for it in admin.scrub([gpu], path=path) if it.result]
         except (Refused, NotReady, Unreachable) as error:
             return str(error)
         return str([it.clean for it in ends])
@@ -439,6 +514,10 @@ async def answer(node: Node) -> None:
     async for attempt in retrying:
         with attempt:
             await node.status(node.stage.uuids[0])
+
+
+def _runs(device: views.DeviceStatus, job: str) -> bool:
+    return device.job is not None and device.job.id == job
 
 
 def _left_alone(device: views.DeviceStatus) -> bool:

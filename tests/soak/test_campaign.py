@@ -21,7 +21,7 @@ from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import ATTACKS, FAULTS, HOLDING
+from tests.soak.moves import ATTACKS, FAULTS, HOLDING, VISITORS
 from tests.soak.pods import SHAPES
 
 pytestmark = pytest.mark.night
@@ -37,6 +37,7 @@ DID = (
     *("crashes", "killed containers", "left a process behind"),
     *(f"killed during {hook}" for hook in ("Allocate", "PreStartContainer")),
     *(f"pods, {shape}" for shape in SHAPES),
+    *(f"in a clear, it {visitor}" for visitor in VISITORS),
 )
 
 
@@ -140,6 +141,15 @@ async def test_only_an_unasked_start_after_a_rollback_excuses_a_wipe(runtime, ju
     clear(gpu)
     await runtime.stop(pod, pod.containers[0])
     assert findings(judge) == ([] if put_back and not asked else ["wipe"])
+
+
+async def test_a_rollback_excuses_no_wipe_under_a_noticed_process(runtime, judge, gpu, comes):
+    pod, judge.put_back = await comes("pod"), True
+    judge.kubelet.calls.clear()
+    judge.noticed.add(pod.uid)
+    clear(gpu)
+    await runtime.stop(pod, pod.containers[0])
+    assert findings(judge) == ["wipe"]
 
 
 async def test_a_start_beside_another_pods_leftover_is_a_finding(runtime, judge, gpu, comes):
