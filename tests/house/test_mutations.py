@@ -151,6 +151,8 @@ PLANTED = [
         tests=IN_VERDICT,
     ),
     Mutant(VERDICT, "if unsure and (ailment is not None or again)", "if unsure", tests=IN_VERDICT),
+    Mutant(VERDICT, "    if facts.holders:\n        holders", "    if False:\n        holders", tests=IN_ACQUIRE),
+    Mutant(VERDICT, "if facts.used_at > clear_began:", "if False:", tests=IN_ACQUIRE),
     Mutant(VERDICT, "_has_failed(record) if undecided else", "False if undecided else", tests=IN_VERDICT),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(ACQUIRE, 'if exclusive and (taken or record.kept_for not in ("", owner)):', "if False:", tests=IN_ACQUIRE),

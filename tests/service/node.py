@@ -178,8 +178,10 @@ class Node:
         for uuid, gpu in self.gpus.items():
             gpu.away = gpu.info.parent == parent and uuid not in slices
 
-    def enter(self, uuid: str, kind: Kind, name: str, container: str | None = None) -> Process:
-        """A process opens the device. Tenants and foreign processes overwrite all of its memory."""
+    def enter(
+        self, uuid: str, kind: Kind, name: str, container: str | None = None, *, writes: bool = True
+    ) -> Process:  # fmt: skip
+        """A process opens the device. Tenants and foreign processes that write overwrite all of its memory."""
         gpu, now = self.gpus[uuid], self.now()
         process = Process(
             next(self._pids), uuid, kind, name, now.uptime, self.loop.time(), self.life, container,
@@ -188,7 +190,7 @@ class Node:
         gpu.processes[process.pid] = process
         if container is not None:
             self.alive.add(container)
-        if kind is not Kind.WORKER:
+        if writes and kind is not Kind.WORKER:
             gpu.blocks, gpu.chip = [process] * BLOCKS, process
         return process
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ground.errors import AutoclaveError
-from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
+from scrubber.core.model import AilmentKind, ScrubPath, Sign, State, Step
 from scrubber.core.tenancies import tenancies
 from scrubber.node import checkpoint
 from tests.service.asking import healthy, let_on, written_down
@@ -148,6 +148,22 @@ class Histories(RuleBasedStateMachine):
             self.world.node.end_container(process.container)
         elif goes:
             self.world.node.leave(process)
+
+    @precondition(up)
+    @rule(device=DEVICE, pause=PAUSE)
+    def a_foreign_process_comes_and_goes_during_a_clear(self, device, pause):
+        """The clear has written something, and goes on. Only the driver knows of a process that writes nothing."""
+        uuid = self.world.uuids[device]
+        self.an_operator(device, "scrub fast", 0.0)
+        for _ in range(40):
+            self.loop.advance(SHORT)
+            if down(self) or self.world.life.disk.dead:
+                return
+            job = self.world.life.jobs.of(uuid)
+            if job is not None and job.step is Step.CLEAR and uuid in self.world.truth.first_write:
+                self.world.node.leave(self.world.intrude(uuid, writes=False))
+                break
+        self.loop.advance(pause)
 
     # -- claims, as the DRA driver asks for them
 

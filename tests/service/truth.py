@@ -45,6 +45,7 @@ class Truth:
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
         self.users_since_proof: dict[str, set[str]] = {}  # containers that were on it since it was last proven
         self.began_under: dict[str, Policy] = {}  # what was in force for a device when its last scrub began
+        self.first_write: dict[str, float] = {}  # uptime of the first write of a device's last clear
         self.released: dict[str, float] = {}  # uptime of the last release
         self.claims: dict[str, str] = {}  # device -> the claim that has it, and has not begun to give it back
 
@@ -65,6 +66,8 @@ class Truth:
 
     def deed(self, gpu: Gpu, step: Step) -> None:
         """Something destructive happens now (I2)."""
+        if step is Step.CLEAR:
+            self.first_write.setdefault(gpu.info.uuid, self.node.now().uptime)
         for process in gpu.users():
             if self._known_long(process.came):
                 self.accuse(f"{step.value} on {gpu.info.uuid} while {process.name} uses it")
@@ -97,6 +100,8 @@ class Truth:
         match entry.event:
             case ev.ScrubStarted() | ev.ProbationStarted():
                 self.began_under[entry.device] = self.policy(entry.device)
+            case ev.StepStarted(_, Step.CLEAR):
+                self.first_write.pop(entry.device, None)
             case ev.Granted(grant):
                 self._pass_on(entry.device, grant)
                 self._granted(entry.device, before)
@@ -164,6 +169,9 @@ class Truth:
             self.accuse(f"{uuid} was called clean in spite of a fatal xid")
         if any(self._known_long(process.came, 0.0) for process in gpu.users()):
             self.accuse(f"{uuid} was called clean while it is used")
+        used = self.node.keeps_uses and gpu.left > self.first_write.get(uuid, math.inf)
+        if used and self.node.now().uptime - gpu.left > A_LOOK:
+            self.accuse(f"{uuid} was called clean although it was used since its clear began")
         self.unproven.discard(uuid)
         self.users_since_proof.pop(uuid, None)
 

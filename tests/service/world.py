@@ -281,12 +281,12 @@ class World:
         late = self.truth.records[device].state not in (State.GRANTED, State.IN_USE)
         return self.node.enter(device, Kind.FOREIGN_PROCESS if late else Kind.TENANT, tenant, container=tenant)
 
-    def intrude(self, device: str, *, container: bool = False) -> Process:
+    def intrude(self, device: str, *, container: bool = False, writes: bool = True) -> Process:
         """A process opens the device without a request to the service."""
         name = self.name()
         if container:
             self.truth.users_since_proof.setdefault(device, set()).add(name)
-        return self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=name if container else None)
+        return self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=name if container else None, writes=writes)
 
     async def tenancy(self, *devices: str) -> str:
         """A tenant that came in by the front door and has written its secrets."""
