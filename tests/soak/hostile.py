@@ -25,7 +25,7 @@ from tests.soak.guests import PROGRAM, Guests, Key, Process, Words
 
 ATTACKER = PROGRAM.with_name("attacker.py")
 ANSWERED = 1.0  # seconds at most from the last observation of PreStartContainer to the start of the container
-LEFTOVER, FOREIGN, BRIEF_USER = "leftover", "foreign process", "short visitor"
+LEFTOVER, FOREIGN, BRIEF_USER = "leftover", "foreign process", "short manner"
 
 
 def uptime() -> float:
@@ -164,7 +164,7 @@ class Hostile(Guests):
             finally:
                 await self._ends_well(process, f"main of {pod.name}", may_be_killed=False)
 
-    async def visit(self, gpu: str) -> None:
+    async def open_and_close(self, gpu: str) -> None:
         """A process of the host opens the memory of a GPU to write there, and closes it at once."""
         command = ("sh", "-c", ': <> "$0"', str(layout.find(self._simulated, gpu).memory))
         assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0

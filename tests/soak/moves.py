@@ -41,8 +41,8 @@ LIFE = 5.0  # seconds that a leftover waits for the end of that pod
 STREAMS = 100
 NOTICED_WITHIN = 5.0  # seconds
 ENDS_WITHIN = 30.0  # seconds: a scrub that somebody disturbs, on a busy machine too
-VISITS, CONTAINED = "comes and goes", "stays, in a container that nobody announced"
-VISITORS = (VISITS, CONTAINED, "stays")  # what a process does in the middle of a clear
+PASSING, CONTAINED = "comes and goes", "stays, in a container that nobody announced"
+MANNERS = (PASSING, CONTAINED, "stays")  # what a process does in the middle of a clear
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
 # How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
 ATTACKS = {
@@ -180,7 +180,7 @@ class Moves:
 
         By chance this would hardly ever come about: a clear takes less than a millisecond. So it stands still.
         """
-        visitor, seconds = dice.choice(VISITORS), dice.uniform(0.2, 1.0)
+        manner, seconds = dice.choice(MANNERS), dice.uniform(0.2, 1.0)
         async with self._busy["service"], self._clean_gpu(dice) as (gpu, before):
             if not gpu or self._is_held(gpu):
                 return "no GPU is free and clean"
@@ -191,23 +191,23 @@ class Moves:
                 device = await self._stage.settled(self._stage.uuids.index(gpu), halfway, NOTICED_WITHIN)
                 if device.job is None or device.job.id != job or not halfway(device):
                     return "a pod came, or the clear did not"
-                self._pods.counters.came[f"in a clear, it {visitor}"] += 1
-                if visitor == VISITS:
-                    await self._runtime.visit(gpu)
+                self._pods.counters.came[f"in a clear, it {manner}"] += 1
+                if manner == PASSING:
+                    await self._runtime.open_and_close(gpu)
                 else:
-                    await self._stay(gpu, job, before, visitor, seconds)
+                    await self._stay(gpu, job, before, manner, seconds)
             finally:
                 drills.heal(self._stage.simulated, gpu)
             await self._stage.settled(self._stage.uuids.index(gpu), lambda it: not _runs(it, job), ENDS_WITHIN)
             if any(row.kind == "scrub-passed" and job in row.body for row in self._rows_of(gpu, before)):
-                self._judge.take(f"{gpu} is called clean by a scrub in which a process {visitor}", None)
-        return f"on {gpu}: it {visitor}"
+                self._judge.take(f"{gpu} is called clean by a scrub in which a process {manner}", None)
+        return f"on {gpu}: it {manner}"
 
-    async def _stay(self, gpu: str, job: str, before: int, visitor: str, seconds: float) -> None:
+    async def _stay(self, gpu: str, job: str, before: int, manner: str, seconds: float) -> None:
         """Write once the scrub has ended. One that does not end shows what it does to those bytes."""
         pod = Pod.of(f"unasked-{len(self._runtime.names)}", {RESOURCE: 1})
         self._runtime.names[pod.uid] = pod.name
-        contained = visitor == CONTAINED
+        contained = manner == CONTAINED
         if contained:
             await self._runtime.open_sandbox(pod)
         try:

@@ -21,7 +21,7 @@ from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import ATTACKS, FAULTS, HOLDING, VISITORS
+from tests.soak.moves import ATTACKS, FAULTS, HOLDING, MANNERS
 from tests.soak.pods import SHAPES
 
 pytestmark = pytest.mark.night
@@ -37,7 +37,7 @@ DID = (
     *("crashes", "killed containers", "left a process behind"),
     *(f"killed during {hook}" for hook in ("Allocate", "PreStartContainer")),
     *(f"pods, {shape}" for shape in SHAPES),
-    *(f"in a clear, it {visitor}" for visitor in VISITORS),
+    *(f"in a clear, it {manner}" for manner in MANNERS),
 )
 
 
