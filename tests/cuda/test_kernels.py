@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import forkserver, resource_tracker
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.compile_kernels import ARCHITECTURES
+from scrubber.cuda.images import FOLDER, PORTABLE, binary
 from tests import forking
 from tests.fakes.cuda import emulation
 from tests.fakes.cuda.emulation import (
@@ -30,6 +32,9 @@ from tests.fakes.cuda.emulation import (
     across_the_line,
 )
 from tests.fakes.cuda.patterns import ADDRESS, CONSTANT, KEYED, Words, pattern_bytes
+from tests.fakes.cuda.translation import ptx, sass
+from tests.fakes.cuda.translation.elf import Elf
+from tests.fakes.cuda.translation.program import UnknownCodeError
 
 WORD = 2**64 - 1
 CANARY = 0xC0FFEE11
@@ -427,6 +432,7 @@ def run_its_test(kernel: str, address: int | None) -> None:
         CAUGHT[kernel](gpu)
 
 
+@cache
 def exit_code(kernel: str, address: int | None) -> int | None:
     """How a process ended that did nothing but run that test. Maimed code may write over anything in its process."""
     processes = multiprocessing.get_context("forkserver")
@@ -437,6 +443,31 @@ def exit_code(kernel: str, address: int | None) -> int | None:
         forking.SERVERS.add(getattr(server, pid))  # they stay, and are no children of a test
     process.join()
     return process.exitcode
+
+
+@pytest.mark.parametrize(
+    ("name", "operands"),
+    [
+        ("ULDC.64", "UR5, c[0x0][0x208]"),
+        ("IMAD.WIDE.U32", "R3, R4, R5, R6"),
+        ("IMAD.WIDE.U32", "R2, R4, R5, R7"),
+        ("STG.E.EF.128", "desc[UR4][R3.64], R4"),
+        ("STG.E.EF.128", "desc[UR4][R2.64], R6"),
+        ("LDG.E.NA.128.CONSTANT", "R6, desc[UR4][R2.64]"),
+    ],
+)
+def test_registers_that_no_gpu_takes_together_are_refused(name, operands):
+    """A pair begins at an even number, four words at a multiple of four."""
+    code = sass._Code(Elf((FOLDER / binary(9, 0)).read_bytes()), "write")
+    with pytest.raises(UnknownCodeError):
+        code.statement(sass.Instruction(0, "", name, tuple(operands.split(", "))))
+
+
+def test_every_register_of_portable_code_begins_with_something():
+    """That a program has not written, not with 0."""
+    text = (FOLDER / PORTABLE).read_text()
+    code, named = ptx.translated(text), {name for _, name, count in ptx.REGISTERS.findall(text) if count}
+    assert {name for name in named if f"begin({name});" in code} == named >= {"p", "r", "rd", "f", "fd"}
 
 
 @pytest.mark.parametrize(("kernel", "address"), emulation.PLANTED)

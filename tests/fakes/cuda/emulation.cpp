@@ -1,6 +1,7 @@
 // The machine of emulation.h. The program that is linked with it has the kernels: see program.h.
 #include "emulation.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -45,14 +46,18 @@ namespace {
 
 constexpr std::size_t SAVED = 6;  // registers
 
+enum Waits { NOT, FOR_WARP, FOR_BLOCK };  // a thread that has ended waits for nothing more than its block
+
 struct Thread {
   void* top;
   std::unique_ptr<char[]> stack;
   bool done;
+  Waits waits;
   std::array<u32, KINDS> results;
 };
 
 constexpr std::size_t STACK = 64 * 1024;
+constexpr u32 WARP = 32;
 
 const Launch* launch;
 void* turn_taker;
@@ -90,9 +95,32 @@ void* fresh(char* stack) {
   return top - SAVED;
 }
 
+void wait(Waits until) {
+  Thread& thread = threads[threadIdx.x];
+  thread.waits = until;
+  change_stack(&thread.top, turn_taker);
+}
+
+// Lets the threads of a warp run, each until it waits for its block; those from ``begin`` on, in this order.
+void run_warp(u32 begin, u32 size, bool upwards) {
+  for (bool exchanging = true; exchanging && !trapped;) {
+    exchanging = false;
+    for (u32 n = 0; n < size && !trapped; ++n) {
+      threadIdx.x = begin + (upwards ? n : size - 1 - n);
+      Thread& thread = threads[threadIdx.x];
+      if (thread.done || thread.waits == FOR_BLOCK) continue;
+      change_stack(&turn_taker, thread.top);
+      exchanging = exchanging || thread.waits == FOR_WARP;
+    }
+  }
+}
+
+// Every second block begins with its last thread: a result that depends on the order, for want of a barrier, differs.
 void run_block() {
-  if (threads.size() < launch->block) threads.resize(launch->block);
-  for (u32 t = 0; t < launch->block; ++t) {
+  const u32 size = launch->block, warps = (size + WARP - 1) / WARP;
+  const bool upwards = blockIdx.x % 2 == 0;
+  if (threads.size() < size) threads.resize(size);
+  for (u32 t = 0; t < size; ++t) {
     Thread& thread = threads[t];
     if (thread.stack == nullptr) thread.stack.reset(new char[STACK]);
     thread.done = false;
@@ -102,12 +130,12 @@ void run_block() {
   bool running = true;
   for (u32 barriers = 0; running && !trapped; ++barriers) {
     running = false;
-    for (u32 t = 0; t < launch->block && !trapped; ++t) {
-      if (threads[t].done) continue;
-      threadIdx.x = t;
-      change_stack(&turn_taker, threads[t].top);
-      running = running || !threads[t].done;
+    for (u32 t = 0; t < size; ++t) threads[t].waits = NOT;
+    for (u32 n = 0; n < warps && !trapped; ++n) {
+      const u32 begin = (upwards ? n : warps - 1 - n) * WARP;
+      run_warp(begin, std::min(WARP, size - begin), upwards);
     }
+    for (u32 t = 0; t < size; ++t) running = running || !threads[t].done;
     if (strikes(SHARED, barriers)) shared_of_unit()[launch->fault.place] ^= launch->fault.flip;
   }
 }
@@ -137,9 +165,9 @@ const Kernel* named(const char* name) {
 
 // Sets down the operands of this thread, and waits until all of its warp have done so.
 void exchange(u32 a0, u32 a1, u32 b) {
-  barrier();
+  wait(FOR_WARP);
   operands[threadIdx.x] = {a0, a1, b};
-  barrier();
+  wait(FOR_WARP);
 }
 
 float half(u32 pair, u32 which) {  // of those that occur: in [1, 2)
@@ -150,7 +178,7 @@ int byte(u32 four, u32 which) { return static_cast<signed char>(four >> (8 * whi
 
 }  // namespace
 
-void barrier() { change_stack(&threads[threadIdx.x].top, turn_taker); }
+void barrier() { wait(FOR_BLOCK); }
 
 void trap() {
   trapped = true;
@@ -171,7 +199,7 @@ u32 emulated_shared_bytes() { return launch->shared_bytes; }
 volatile u32* emulated_shared() { return shared_of_unit().data(); }
 u32 emulated_unwritten() {
   constexpr u32 HELD[] = {0, ~0u, 0xDEADBEA7, 2};
-  return HELD[launches % std::size(HELD)];
+  return HELD[(launches + threadIdx.x) % std::size(HELD)];
 }
 bool included(u32 address) { return whole || address != omitted; }
 u32 emulated_leftovers() { return launch->leftovers; }

@@ -1,7 +1,8 @@
 // The GPU as one host thread: stands in the place of kernels/machine.cuh, so that the kernels run as they are written.
 //
-// Blocks run one after the other; the threads of a block take turns, each until its next barrier. Shared memory belongs
-// to a unit and outlives the blocks on it, as on a real chip. A fault that a test plants happens where it says.
+// Blocks run one after the other; the threads of a block take turns, each until its next barrier: from the first one up
+// and, in every second block, from the last one down. A tensor step waits for its warp alone. Shared memory belongs to a
+// unit and outlives the blocks on it, as on a real chip. A fault that a test plants happens where it says.
 #ifndef MACHINE_CUH
 #define MACHINE_CUH
 
@@ -37,7 +38,7 @@ u32 emulated_shared_bytes();
 volatile u32* emulated_shared();
 u32 emulated_leftovers();
 u32 spoiled(Where kind, u32 bits);
-u32 emulated_unwritten();    // what a register holds that nothing has written: another value in each launch
+u32 emulated_unwritten();    // what a register holds that nothing has written: another value in each launch and thread
 bool included(u32 address);  // whether the instruction there runs
 void tensor(float (&sums)[4], u32 a0, u32 a1, u32 b);
 void tensor(int (&sums)[2], u32 a, u32 b);

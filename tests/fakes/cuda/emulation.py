@@ -32,7 +32,9 @@ SOURCE, PTX = "source", "ptx"
 # The instructions of sm_90 that a test may leave out, by kernel and address.
 PLANTED_IN = "sm_90"
 PLANTED = {
+    ("write", 0x0020): "ULDC.64 UR4, c[0x0][0x208]",  # what stores name beside the address
     ("write", 0x13B0): "LOP3.LUT R22, R24, UR15, RZ, 0x3c, !PT",
+    ("check", 0x50E0): "BAR.SYNC.DEFER_BLOCKING 0x0",  # after the first thread has set a sum to 0
     ("check", 0x4600): "ISETP.LT.U32.AND.EX P1, PT, R6, R25, PT, P1",
     ("invert", 0x0700): "LOP3.LUT R41, R12, UR4, R5, 0x96, !PT",
     ("scratch", 0x05A0): "ISETP.NE.AND P1, PT, R9, R10, PT",
@@ -41,6 +43,7 @@ PLANTED = {
     ("registers", 0x2FE0): "ISETP.NE.AND P4, PT, R4, R245, PT",
     ("plant_registers", 0x00C0): "LDS R238, [R11]",
     ("listen_registers", 0x1EA0): "ISETP.NE.U32.AND P0, PT, R8, UR4, PT",
+    ("exact", 0x02F0): "BAR.SYNC.DEFER_BLOCKING 0x0",  # as in check
     ("exact", 0x0830): "LOP3.LUT R15, R15, R23, R14, 0x96, !PT",
 }
 UNITS = 1024

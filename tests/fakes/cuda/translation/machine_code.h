@@ -23,6 +23,14 @@ template <std::size_t N>
 void begin(u64 (&words)[N]) {
   std::fill(std::begin(words), std::end(words), static_cast<u64>(emulated_unwritten()) << 32 | emulated_unwritten());
 }
+template <std::size_t N>
+void begin(float (&numbers)[N]) {
+  std::fill(std::begin(numbers), std::end(numbers), same_bits<float>(emulated_unwritten()));
+}
+template <std::size_t N>
+void begin(double (&numbers)[N]) {
+  std::fill(std::begin(numbers), std::end(numbers), same_bits<double>(u64{emulated_unwritten()} << 32));
+}
 
 // The arguments of a launch, each at the place that the code reads it from.
 struct Arguments {
@@ -49,6 +57,13 @@ inline float upward(u32 exact) {
   return static_cast<double>(nearest) < exact ? std::nextafter(nearest, 0x1p33f) : nearest;
 }
 inline u32 whole(float x) { return x >= 0x1p32f ? ~0u : x > 0 ? static_cast<u32>(x) : 0; }
+
+// What newer code names with each address, as it finds it among the constants. Without it, memory is not the device's.
+constexpr u64 DESCRIPTOR = 0xDE5C00000000D1CE;
+inline u64 described(u64 descriptor, u64 address) {
+  if (descriptor != DESCRIPTOR) trap();
+  return address;
+}
 
 // Memory of the device. An address that is not a multiple of the size is an error there, too.
 template <class T>

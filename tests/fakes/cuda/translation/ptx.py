@@ -23,7 +23,6 @@ KINDS = {"pred": "bool", "b32": "u32", "b64": "u64", "f32": "float", "f64": "dou
 SIZES = {"b8": 1, "u32": 4, "u64": 8}
 NUMBERS = {"u32": "u32", "b32": "u32", "s32": "int", "u64": "u64", "b64": "u64", "s64": "long long"}
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "ge": ">="}
-BEGUN = {"pred", "b32", "b64"}
 DYNAMIC = "words"
 LEFT, FIRST_LEFT = "left", 100  # the registers that hold what an earlier kernel left there
 
@@ -71,7 +70,7 @@ class _Code:
     def _declarations(self) -> Iterator[str]:
         for kind, name, count in REGISTERS.findall(self._body):
             yield f"  [[maybe_unused]] {KINDS[kind]} {name}{f'[{count}]' if count else ''} = {{}};"
-            if kind in BEGUN and count:
+            if count:
                 yield f"  begin({name});"
             if name == LEFT:
                 yield f"  std::fill_n({name} + {FIRST_LEFT}, emulated_leftovers(), arguments.at<u32>(0));"

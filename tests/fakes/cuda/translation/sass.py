@@ -21,12 +21,13 @@ RESERVED_SHARED = 1024  # bytes before a kernel's own shared memory, from 9.0 on
 FULL = 0xFFFFFFFF
 KEPT = 240  # registers that a kernel listens to
 
-# Words of constant bank 0 before the arguments, by where these begin. The two of 0 are for memory that no kernel uses.
+# Words of constant bank 0 before the arguments, by where these begin. Those of 0 are for memory that no kernel uses.
 BLOCK, GRID, SHARED, NOTHING = "blockDim.x", "gridDim.x", "emulated_shared_bytes()", "0u"
+DESCRIPTOR = ("static_cast<u32>(DESCRIPTOR)", "static_cast<u32>(DESCRIPTOR >> 32)")  # of the memory of the device
 WORDS = {
-    0x160: {0x0: BLOCK, 0xC: GRID, 0x28: NOTHING, 0x2C: SHARED, 0x118: NOTHING, 0x11C: NOTHING},
-    0x210: {0x0: BLOCK, 0xC: GRID, 0x28: NOTHING, 0x2C: SHARED, 0x208: NOTHING, 0x20C: NOTHING},
-    0x380: {0x20C: SHARED, 0x358: NOTHING, 0x35C: NOTHING, 0x360: BLOCK, 0x370: GRID, 0x37C: NOTHING},
+    0x160: {0x0: BLOCK, 0xC: GRID, 0x28: NOTHING, 0x2C: SHARED, 0x118: DESCRIPTOR[0], 0x11C: DESCRIPTOR[1]},
+    0x210: {0x0: BLOCK, 0xC: GRID, 0x28: NOTHING, 0x2C: SHARED, 0x208: DESCRIPTOR[0], 0x20C: DESCRIPTOR[1]},
+    0x380: {0x20C: SHARED, 0x358: DESCRIPTOR[0], 0x35C: DESCRIPTOR[1], 0x360: BLOCK, 0x370: GRID, 0x37C: NOTHING},
 }
 SPECIAL = {
     "SR_TID.X": "threadIdx.x",
@@ -182,10 +183,11 @@ class _Code:
             return f"{_number(operand):#x}u"
         raise UnknownCodeError(operand)
 
-    def register(self, kind: str, number: str) -> str:
+    def register(self, kind: str, number: str, words: int = 1) -> str:
+        """The first of so many ``words``: the hardware has no pair that begins at an odd number, nor such fours."""
         if number == "Z":
             return "0u"
-        if int(number) >= FILE[kind]:
+        if int(number) + words > FILE[kind] or int(number) % words:
             raise UnknownCodeError(number)
         return f"{kind}[{number}]"
 
@@ -193,7 +195,7 @@ class _Code:
         """64 bits, of two words."""
         if match := re.fullmatch(r"(-?)(U?R)(\d+)", operand):
             sign, kind, number = match.groups()
-            return f"{sign}pair({kind}[{number}], {self.register(kind, str(int(number) + 1))})"
+            return f"{sign}pair({self.register(kind, number, 2)}, {self.register(kind, str(int(number) + 1))})"
         if match := re.fullmatch(r"c\[0x(\d)\]\[(0x[0-9a-f]+)\]", operand):
             bank, offset = int(match[1]), int(match[2], 16)
             return f"pair({self.constant(bank, offset)}, {self.constant(bank, offset + 4)})"
@@ -241,9 +243,15 @@ class _Code:
 
     def address(self, operand: str) -> str:
         """An address in the memory of the device."""
-        match = parsed(r"(?:desc\[UR\d+\])?\[(U?R\d+)(?:\.64)?(?:\+(-?0x[0-9a-f]+))?\]", operand)
-        offset = f" + {int(match[2], 16) & (2**64 - 1):#x}ull" if match[2] else ""
-        return self.wide(match[1]) + offset
+        match = parsed(r"(?:desc\[(UR\d+)\])?\[(U?R\d+)(?:\.64)?(?:\+(-?0x[0-9a-f]+))?\]", operand)
+        descriptor, register, offset = match.groups()
+        address = self.wide(register) + (f" + {int(offset, 16) & (2**64 - 1):#x}ull" if offset else "")
+        return f"described({self.wide(descriptor)}, {address})" if descriptor else address
+
+    def four(self, operand: str) -> str:
+        """The first of the four words of a vector."""
+        kind, number = parsed(r"(R)(\d+)", operand).groups()
+        return self.register(kind, number, 4)
 
     def put(self, target: str, value: str) -> str:
         """A word into a register."""
@@ -255,7 +263,7 @@ class _Code:
 
     def put_wide(self, target: str, value: str) -> str:
         kind, number = parsed(r"(U?R)(\d+)", target).groups()
-        low, high = self.register(kind, number), self.register(kind, str(int(number) + 1))
+        low, high = self.register(kind, number, 2), self.register(kind, str(int(number) + 1))
         return f"const u64 wide = {value}; {low} = static_cast<u32>(wide); {high} = static_cast<u32>(wide >> 32);"
 
     def set(self, target: str, value: str) -> str:
@@ -397,6 +405,7 @@ class _Code:
         kind, number = parsed(r"(UR)(\d+)", target).groups()
         bank, offset = parsed(r"c\[0x(\d)\]\[(0x[0-9a-f]+)\]", operand).groups()
         words = (self.constant(int(bank), int(offset, 16) + 4 * n) for n in range(4))
+        self.register(kind, number, 4)
         return " ".join(f"{self.register(kind, str(int(number) + n))} = {word};" for n, word in enumerate(words))
 
     def move_halves(self, target: str, one: str, other: str, high: str, low: str) -> str:
@@ -454,12 +463,10 @@ class _Code:
         return self._taken(target, f"emulated_read(&global<Vector>({self.address(address)}))")
 
     def _taken(self, target: str, vector: str) -> str:
-        if not re.fullmatch(r"R\d+", target):
-            raise UnknownCodeError(target)
-        return f"take(&{self.word(target)}, {vector});"
+        return f"take(&{self.four(target)}, {vector});"
 
     def store(self, address: str, value: str) -> str:
-        return f"global<Vector>({self.address(address)}) = vector(&{self.word(value)});"
+        return f"global<Vector>({self.address(address)}) = vector(&{self.four(value)});"
 
     def add_global(self, address: str, value: str) -> str:
         return f"global<u32>({self.address(address)}) += {self.word(value)};"
