@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -461,6 +463,16 @@ def test_registers_that_no_gpu_takes_together_are_refused(name, operands):
     code = sass._Code(Elf((FOLDER / binary(9, 0)).read_bytes()), "write")
     with pytest.raises(UnknownCodeError):
         code.statement(sass.Instruction(0, "", name, tuple(operands.split(", "))))
+
+
+def test_a_prepared_launch_keeps_its_arguments():
+    """It knows their addresses, and is made many times."""
+    number, gpu = type("Number", (ctypes.c_uint64,), {})(7), Emulation(emulation.library(SOURCE))
+    kept = weakref.ref(number)
+    launched = gpu._prepared("write", Shape(), number)
+    del number
+    assert kept() is not None
+    assert launched
 
 
 def test_every_register_of_portable_code_begins_with_something():

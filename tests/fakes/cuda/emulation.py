@@ -266,9 +266,10 @@ class Emulation:
     def _prepared(self, kernel: str, shape: Shape, *arguments: Argument) -> Callable[[], None]:
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         launch, name = ctypes.byref(shape.raw()), kernel.encode()
+        held = addresses, arguments  # the one has the addresses of the others
 
         def launched() -> None:
-            if self._library.emulate(name, launch, addresses):
+            if self._library.emulate(name, launch, held[0]):
                 raise TrapError(kernel)
 
         return launched
