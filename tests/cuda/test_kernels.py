@@ -467,12 +467,11 @@ def test_registers_that_no_gpu_takes_together_are_refused(name, operands):
 
 def test_a_prepared_launch_keeps_its_arguments():
     """It knows their addresses, and is made many times."""
-    number, gpu = type("Number", (ctypes.c_uint64,), {})(7), Emulation(emulation.library(SOURCE))
+    gpu, number = Emulation(emulation.library(SOURCE)), ctypes.c_uint64(7)
     kept = weakref.ref(number)
-    launched = gpu._prepared("write", Shape(), number)
+    launches = [gpu._prepared("write", Shape(), number)]
     del number
-    assert kept() is not None
-    assert launched
+    assert (kept() is not None, len(launches)) == (True, 1)
 
 
 def test_every_register_of_portable_code_begins_with_something():
