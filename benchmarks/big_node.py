@@ -1,14 +1,11 @@
 """What a scrub costs on a node with many processes, or with large ones, beside the same scrub on an empty node.
 
-The GPU is simulated, but the service is not told by the kernel whether a process has its memory open: so it must search
-all processes, as for an NVIDIA GPU.
+The GPU is simulated. The service searches all processes, as for an NVIDIA GPU.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 
 from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
@@ -20,36 +17,24 @@ NODES = {  # processes; threads, more files and more mappings of each; how many 
     "2000 processes of 8 threads": (2000, 8, 10, 0, 200),
     "136 processes of 17 threads and 3000 mappings": (136, 17, 20, 3000, 136),
 }
-_CANNOT_TELL = """
-from scrubber.node.processes import Processes
-Processes.__init__.__kwdefaults__["is_open"] = lambda *_: None
-"""
 
 
 async def measure(*, quick: bool) -> list[Figure]:
     """Scrubs on the fast path, on the node as it is and then with each kind of processes."""
     figures: list[Figure] = []
     scrubs = 3 if quick else SCRUBS
-    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
-        _teach(Path(directory))
-        stage = Stage(1, memory=MEMORY, policy="default")
-        stage.service.environment = {"PYTHONPATH": directory}
-        try:
-            await stage.start()
-            await rig.all_clean(stage)
-            for name, (size, *kind) in NODES.items():
-                empty = await _scrubs(stage, scrubs)
-                with processes.programs(size // 10 if quick else size, *kind):
-                    full = await _scrubs(stage, scrubs)
-                figures += _compared(name, empty, full, scrubs)
-        finally:
-            await stage.clear_away(keep=False)
+    stage = Stage(1, memory=MEMORY, policy="default")
+    try:
+        await stage.start()
+        await rig.all_clean(stage)
+        for name, (size, *kind) in NODES.items():
+            empty = await _scrubs(stage, scrubs)
+            with processes.programs(size // 10 if quick else size, *kind):
+                full = await _scrubs(stage, scrubs)
+            figures += _compared(name, empty, full, scrubs)
+    finally:
+        await stage.clear_away(keep=False)
     return figures
-
-
-def _teach(directory: Path) -> None:
-    """Python loads this module in each process that has the directory on its path."""
-    (directory / "sitecustomize.py").write_text(_CANNOT_TELL)
 
 
 async def _scrubs(stage: Stage, number: int) -> tuple[float, float]:

@@ -101,11 +101,14 @@ def try_lock(path: Path) -> int | None:
     return lock
 
 
-def await_lock(path: Path) -> int:
-    """The same as soon as no other process holds the lock. The kernel wakes the caller, who should be a thread."""
+def await_lock(path: Path, *, shared: bool = False) -> int:
+    """The same as soon as no other process holds the lock. The kernel wakes the caller, who should be a thread.
+
+    ``shared``: several processes may hold it at once, and nobody holds it alone meanwhile.
+    """
     while True:
         lock = opened(path, os.O_CREAT | os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), path.lstat()):
                 return lock

@@ -62,10 +62,10 @@ def lock(kubelet_dir: Path, name: str = PRESENT) -> int | None:
         return private_files.try_lock(own / name)
 
 
-def await_lock(kubelet_dir: Path, name: str) -> int:
+def await_lock(kubelet_dir: Path, name: str, *, shared: bool = False) -> int:
     """The same, after the plugin that holds the lock has ended. This blocks the thread."""
     with _own_directory(kubelet_dir) as own:
-        return private_files.await_lock(own / name)
+        return private_files.await_lock(own / name, shared=shared)
 
 
 @contextmanager

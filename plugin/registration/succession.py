@@ -4,9 +4,9 @@ One of them is present: the kubelet knows it. Another one stands by, with all it
 soon as the present one has ended, however it ended. A plugin that stops lets the next one register first: from
 Kubernetes 1.37 on, the kubelet then has a plugin all the time. More plugins may wait, as in an update.
 
-Two locks in the plugin's directory say it. The present plugin holds one. The other one belongs to the plugin whose turn
-is next, until it has registered; nobody else may take the first one. The kernel releases the locks of a plugin that was
-killed, and wakes the one that waits.
+Locks in the plugin's directory say it. The present plugin holds one. Another one belongs to the plugin whose turn is
+next, until it has registered; nobody else may take the first one. A third one is shared by all that stand by. The
+kernel releases the locks of a plugin that was killed, and wakes the one that waits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ground import private_files
 from plugin.registration import sockets
 
 NEXT = "next"  # the lock of the plugin whose turn is next
+STANDBY = "standby"  # the lock that plugins share from when they stand by until they have registered
 LOOKS_EVERY = 0.02  # seconds
-LOOKS = 10  # without a plugin on standby: where a whole pod stops, the next one needs a core to take its place
 WITHIN = 5.0  # seconds for the next plugin to register: it has all its preparations done
 
 
@@ -44,6 +44,8 @@ class Turn:
         if self._take(NEXT) and self._take(sockets.PRESENT):
             return
         self.follows = True
+        # Held alone for a moment only: by a plugin that stops, and asks whether anybody stands by.
+        self._held[STANDBY] = sockets.await_lock(self._directory, STANDBY, shared=True)
         waits()
         for name in (NEXT, sockets.PRESENT):
             if name not in self._held:
@@ -53,20 +55,15 @@ class Turn:
         """The kubelet knows this plugin: the last one may stop."""
         if sockets.PRESENT in self._held:
             os.pwrite(self._held[sockets.PRESENT], self._name, 0)
-        self._release(NEXT)
+        for name in (NEXT, STANDBY):
+            self._release(name)
 
     async def hand_over(self) -> None:
         """Let a plugin on standby register, if there is one. This one goes on serving meanwhile."""
-        empty = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN):
-                while self._registered_last() and empty < LOOKS:
-                    if self._take(NEXT):
-                        self._release(NEXT)
-                        empty += 1
-                    else:
-                        self._release(sockets.PRESENT)
-                        empty = 0
+                while self._registered_last() and self._stood_by():
+                    self._release(sockets.PRESENT)
                     await asyncio.sleep(LOOKS_EVERY)
 
     def end(self) -> None:
@@ -81,6 +78,12 @@ class Turn:
         with suppress(OSError):
             return private_files.content(self._directory / sockets.SUBDIRECTORY / sockets.PRESENT) == self._name
         return False
+
+    def _stood_by(self) -> bool:
+        """Whether a plugin stands by, or has the turn and is not registered yet."""
+        alone = self._take(STANDBY)
+        self._release(STANDBY)
+        return not alone
 
     def _take(self, name: str) -> bool:
         if name not in self._held and (lock := sockets.lock(self._directory, name)) is not None:

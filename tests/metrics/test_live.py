@@ -80,18 +80,3 @@ def test_the_metrics_of_a_whole_story(service):
     assert later.unknown() == []
     assert len({it.name for it in later.samples if it.name.startswith("autoclave_")}) > len(table.TABLE) / 2
     lint(fetch(address_of(service), "/metrics")[1])
-
-
-def test_the_metric_of_free_gpus_needs_no_process_search(service, running_pod):
-    uid, _sandbox = running_pod
-    device = service.settled(0, "clean").device
-    service.settled(1, "clean")
-
-    async def hand_over() -> None:
-        async with client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber:
-            await scrubber.acquire([device], announced=True)
-            await scrubber.start([device], uid)
-
-    asyncio.run(hand_over())
-    assert service.settled(0, "in_use").owner == uid
-    assert scrape(service).one("autoclave_process_passes_total") == 0

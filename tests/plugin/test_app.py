@@ -76,9 +76,7 @@ async def test_a_signal_ends_it_cleanly_and_at_once(scrub_server, kubelet, plugi
     if missing == "nothing":
         await it.hear("registered")
     else:
-        await it.hear(
-            "waiting for the directory of the kubelet" if missing == "kubelet" else "waiting for the scrub service"
-        )
+        await it.hear("waiting for the kubelet" if missing == "kubelet" else "waiting for the scrub service")
     it.process.send_signal(number)
     assert await it.ended() == 0
     begin, end = it.lines("stopping")[0], it.log_lines[-1]  # what was under way may be told in between

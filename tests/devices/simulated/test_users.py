@@ -67,7 +67,7 @@ except DeviceError:
 
 
 @takes_setpriv
-def test_a_question_that_the_kernel_refuses_lists_nobody(file: Path, launch) -> None:
+def test_a_question_that_the_kernel_refuses_has_no_answer(file: Path, launch) -> None:
     """A tenant may change its GPU's file. Only its owner may ask for a lease, or who has CAP_LEASE."""
     file.chmod(0)
     assert few_rights.printed(ASK, file) == "[]"
