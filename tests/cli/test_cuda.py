@@ -216,7 +216,8 @@ def test_a_device_whose_worker_crashes_is_quarantined(service, autoclave, launch
     assert done.exit_code == 1
     assert service.settled(1, "quarantined").receipt is None
     assert len(service.below()) == 1  # the zygote
-    assert autoclave("reinstate", 1).exit_code == 0
+    done = autoclave("reinstate", 1)
+    assert done.exit_code == 0, done.output
     assert not service.dirty(2)
 
 
@@ -252,7 +253,8 @@ def test_a_clear_past_its_deadline_is_ended(service, autoclave):
     assert done.exit_code == 1
     assert "clear was not done within 6 s" in done.stderr
     assert len(service.below()) == 1
-    assert autoclave("reinstate", 1).exit_code == 0
+    done = autoclave("reinstate", 1)
+    assert done.exit_code == 0, done.output
 
 
 def test_memory_of_no_visible_process_is_freed_by_a_reset(service, autoclave):
