@@ -26,6 +26,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 
 from ground import log
@@ -285,9 +286,7 @@ class ScrubJob:
         handle = await worker
         deadline = self._policy.deadline(step.value)
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
-        watching = asyncio.create_task(
-            self._until_fenced(lambda seen: self._fence(step, _under_reset(seen) if step is Step.RESET else seen))
-        )
+        watching = asyncio.create_task(self._until_fenced(partial(self._fence_during, step)))
         try:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -348,6 +347,15 @@ class ScrubJob:
             else:
                 await turn.enter_async_context(slots.at_driver(self.device, step))
             yield unexpected_holder
+
+    def _fence_during(self, step: Step, facts: Facts) -> Fenced | None:
+        """Why a step that runs must not go on. Unknown holders end no evict.
+
+        It overwrites nothing, and a process that it has just ended may still be on the driver's list.
+        """
+        if step is Step.EVICT and facts.holders is None:
+            return None
+        return self._fence(step, _under_reset(facts) if step is Step.RESET else facts)
 
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
         return verdict.fence(self._ledger.records[self.device], self.id, step, facts, self._clear_began)

@@ -69,11 +69,12 @@ def gates(machine: Machine, tmp_path: Path) -> list[str]:
     for name in INSTALLED:
         machine.has(name)
     machine.has(
-        "make", f'#!/bin/sh\ncase "$*" in test*) echo "$*" ;; *) exec {shutil.which("make")} -C {ROOT} "$@" ;; esac\n'
+        "make",
+        f'#!/bin/sh\ncase "$*" in test*|check*) echo "$*" ;; *) exec {shutil.which("make")} -C {ROOT} "$@" ;; esac\n',
     )
     (script := tmp_path / ".ci/run").parent.mkdir()
     shutil.copy(ROOT / ".ci/run", script)
-    return re.findall(r"test PYTHON=(\S+)", " ".join(machine.run(script)))
+    return re.findall(r"(?:test|check) PYTHON=(\S+)", " ".join(machine.run(script)))
 
 
 def test_the_integration_takes_the_newest_and_the_oldest(machine, tmp_path):

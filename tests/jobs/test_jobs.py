@@ -302,6 +302,19 @@ async def test_no_step_runs_while_the_device_has_a_holder(build):
     assert (last.outcome, last.blame) == (Outcome.ABORTED, Blame.TENANT)
 
 
+async def test_unknown_holders_end_no_evict(world, monkeypatch):
+    """A process that it has just ended may still be on the driver's list."""
+    device = world.uuids[0]
+    monkeypatch.setitem(pretend_worker.TAKES, Step.EVICT, 2.0)
+    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await asyncio.sleep(0.5)
+    world.node.gpus[device].blind = True
+    await asyncio.sleep(1.0)
+    world.node.gpus[device].blind = False
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
 async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
     device = world.uuids[0]
     world.node.gpus[device].stalls = True
