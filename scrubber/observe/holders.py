@@ -74,15 +74,16 @@ class HolderSearch:
         A holder may leave before the search finds it. If the driver still lists one, and the search found no holder,
         only bystanders have the device open.
         """
+        ours = frozenset(self._workers)  # also those that end meanwhile: the lists have them
         incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(uuids))
         known = {uuid: pids for uuid, pids in lists.items() if pids is not None}
         self.listed |= known
         complete = () if follow_up else (COMPLETE,)
         search = await self._all_holders.ask(*known, *complete) if known else SearchResult({})
         holders = dict.fromkeys(uuids) | search.holders
-        opened = frozenset(uuid for uuid, pids in known.items() if pids - self._workers)
+        opened = frozenset(uuid for uuid, pids in known.items() if pids - ours - self._workers)
         lists = await self._lists([uuid for uuid in opened if holders[uuid] == ()])
-        left = frozenset(uuid for uuid, pids in lists.items() if not (pids or frozenset()) - self._workers)
+        left = frozenset(uuid for uuid, pids in lists.items() if not (pids or frozenset()) - ours - self._workers)
         search = replace(search, holders=holders, open=opened, left=left)
         return incarnation, await self._with_last_uses(search, uuids)
 

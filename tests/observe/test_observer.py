@@ -194,6 +194,25 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
 
 
 @pytest.mark.usefixtures("no_uses")
+async def test_a_worker_that_ends_during_a_search_interrupts_nothing(bank, processes, launch, tmp_path, monkeypatch):
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    device, listed = record(bank, bank.first), bank.backend.listed_holders
+    worker = launch(WRITE_AND_WAIT, bank.place(bank.first).memory)
+    observer.holders.own(worker.pid)
+
+    def ending(uuid: str) -> frozenset[int]:
+        found: frozenset[int] = listed(uuid)
+        worker.kill()
+        worker.wait()
+        observer.holders.disown(worker.pid)
+        return found
+
+    monkeypatch.setattr(bank.backend, "listed_holders", ending)
+    seen = await observer.full(device)
+    assert (seen.holders, seen.unobserved, seen.used_at) == ((), "", -math.inf)
+
+
+@pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("ask", ["quick", "quick_all"])
 async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch, ask):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
