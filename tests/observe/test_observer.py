@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import re
@@ -288,8 +289,10 @@ async def test_too_many_uses_count_for_their_device_only(bank, processes, tmp_pa
     """The kernel drops what does not fit into its queue: an owner of one device must not soil the free ones."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     device, other = record(bank, bank.first), record(bank, bank.second)
+    queues = _inotify_instances()
     for it in (device, other):
         await observer.full(it)
+    assert _inotify_instances() == queues + 2, "all programs of a user share few instances"
     before, place = clock.now().uptime, bank.place(bank.first)
     for number in range(MOST_EVENTS + 1):  # in turns: the kernel joins equal events
         os.close(os.open(place.memory if number % 2 else place.chip, os.O_RDWR))
@@ -299,3 +302,8 @@ async def test_too_many_uses_count_for_their_device_only(bank, processes, tmp_pa
     assert (await observer.quick(device)).used_at == used, "the next reports fit again"
     os.close(os.open(place.memory, os.O_RDWR))
     assert (await observer.quick(device)).used_at > used
+
+
+def _inotify_instances() -> int:
+    gc.collect()
+    return sum("inotify" in str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import math
 import os
 import select
@@ -29,7 +28,6 @@ from scrubber.node.cgroups import GROUPS, Containers
 logger = log.get("simulated")
 
 _REPORT = struct.Struct("iIII")  # of inotify about a file: the number of the watch, what happened, and two zeros
-QUEUES = 16  # inotify instances for the memory of all GPUs: the programs of a user share 128 instances
 _MOST = 64 * 1024  # bytes for each read of the alarm; the events themselves are not used
 
 
@@ -50,10 +48,7 @@ class Simulated:
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
         self._alarm: Inotify | None = None
         self._lock = lock
-        # Who fills the queue of a GPU until the kernel drops reports has used that GPU, and none with another queue.
-        self._queues = tuple(Writers() for _ in range(QUEUES))
-        self._following_queue = itertools.cycle(self._queues)
-        self._writers: dict[str, Writers] = {}  # by UUID
+        self._writers = Writers()
         self._users = Users(containers.PROC)
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
@@ -91,8 +86,7 @@ class Simulated:
 
     def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
         """Exact: the kernel tells when a process that could write to the device has closed it."""
-        writers = self._writers.get(uuid) or self._writers.setdefault(uuid, next(self._following_queue))
-        return writers.last_left(self.files(uuid))
+        return self._writers.last_left(self.files(uuid))
 
     def memory(self, uuid: str) -> None:
         """None: nothing but the memory itself takes memory."""
@@ -173,8 +167,7 @@ class Simulated:
         """Close the alarm, stop watching the memory, and release the lock: the next service may use the GPUs."""
         if self._alarm is not None:
             self._alarm.close()
-        for writers in self._queues:
-            writers.close()
+        self._writers.close()
         if self._lock is not None:
             os.close(self._lock)
         self._alarm = self._lock = None
@@ -202,60 +195,81 @@ class Writers:
     The kernel reports it when the last use of the opened file ends: a descriptor, a mapping, a message in transit. The
     kernel's answer whether a file is open and this report together show each use, however short it is. The kernel does
     not say who closed the file, so the closes that workers have counted (``layout.closes``) are subtracted.
+
+    The kernel drops what does not fit into a queue, and joins equal reports that follow each other. So one queue has
+    the memory of all GPUs, and another one their memory on the chip: the owner of one GPU can fill neither. More queues
+    would be dear: the programs of a user share 128 inotify instances.
     """
 
     def __init__(self) -> None:
         """Nothing is watched yet. A file is watched from the first question about it."""
         self._turn = threading.Lock()
-        self._watch: Inotify | None = None
-        self._files: dict[int, str] = {}  # those that are watched, by the number of the watch
+        self._queues: dict[str, tuple[Inotify, dict[int, Path]]] = {}  # by file name: the files by number of the watch
+        self._watched: set[Path] = set()
         self._left: dict[Path, float] = {}  # by the directory of a GPU
         self._closes: dict[Path, int] = {}  # how many closes the kernel has reported, and those before the watch
         self._refused = ""
 
     def last_left(self, files: Collection[str]) -> float:
         """The uptime at which it was noticed that a process had closed one of these files; minus infinity before."""
+        paths = [Path(file) for file in files]
         with self._turn:
             try:
-                self._watch = self._watch or Inotify()
-                for file in {*files} - {*self._files.values()}:
-                    self._closes.setdefault(gpu := Path(file).parent, layout.closes(gpu))
-                    self._files[self._watch.add_watch(file, Mask.CLOSE_WRITE | Mask.ATTRIB).wd] = file
-                self._read(self._watch)
+                for path in paths:
+                    if path not in self._watched:
+                        self._watch(path)
+                self._read()
             except OSError as error:
                 if str(error) != self._refused:
                     self._refused = str(error)
                     logger.warning(
                         "cannot watch the memory of simulated GPUs: a short use is not seen", error=str(error)
                     )
-            return max((self._left.get(Path(file).parent, -math.inf) for file in files), default=-math.inf)
+            return max((self._left.get(path.parent, -math.inf) for path in paths), default=-math.inf)
 
     def close(self) -> None:
         """Stop watching."""
         with self._turn:
-            if self._watch is not None:
-                self._watch.close()
-            self._watch, self._files = None, {}
+            for queue, _ in self._queues.values():
+                queue.close()
+            self._queues, self._watched = {}, set()
 
-    def _read(self, watch: Inotify) -> None:
-        """Read what waits now, and no more: a tenant may cause reports faster than they can be read."""
-        waiting = array("i", [0])
-        fcntl.ioctl(watch.fd, termios.FIONREAD, waiting)
-        reports = os.read(watch.fd, waiting[0]) if waiting[0] else b""
+    def _watch(self, path: Path) -> None:
+        if path.name not in self._queues:
+            self._queues[path.name] = Inotify(), {}
+        queue, files = self._queues[path.name]
+        self._closes.setdefault(path.parent, layout.closes(path.parent))
+        counter = layout.GpuFiles(path.parent).closes
+        layout.count_closes(path.parent, 0)
+        for file in (counter, path):  # between the closes of workers, the counter's report keeps theirs apart
+            files[queue.add_watch(file, Mask.CLOSE_WRITE).wd] = file
+        self._watched.add(path)
+
+    def _read(self) -> None:
         used = set[Path]()
-        for number, mask, *_ in _REPORT.iter_unpack(reports):
-            file = self._files.get(number)
-            if file is None:  # reports were lost: they may be of any file
-                used |= self._closes.keys()
-            elif mask & Mask.CLOSE_WRITE:
-                self._closes[Path(file).parent] += 1
-            elif mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
-                used.add(Path(file).parent)
-                del self._files[number]
+        reported = False
+        for queue, files in self._queues.values():
+            for number, mask, *_ in _reports(queue):
+                reported, file = True, files.get(number)
+                if file is None:  # reports were lost: they may be of any file
+                    used |= self._closes.keys()
+                elif mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
+                    used.add(file.parent)
+                    self._watched.discard(file)
+                    del files[number]
+                elif file in self._watched:
+                    self._closes[file.parent] += 1
         # Counted after the reports were read: a worker counts before it closes, so no reported close is missing.
-        counted = {gpu: layout.closes(gpu) for gpu in self._closes} if reports else {}
+        counted = {gpu: layout.closes(gpu) for gpu in self._closes} if reported else {}
         for gpu in used | {gpu for gpu, count in counted.items() if self._closes[gpu] > count}:
             self._left[gpu], self._closes[gpu] = clock.now().uptime, counted[gpu]
+
+
+def _reports(queue: Inotify) -> Iterable[tuple[int, ...]]:
+    """The reports that wait now, and no more: a tenant may cause reports faster than they can be read."""
+    waiting = array("i", [0])
+    fcntl.ioctl(queue.fd, termios.FIONREAD, waiting)
+    return _REPORT.iter_unpack(os.read(queue.fd, waiting[0]) if waiting[0] else b"")
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:

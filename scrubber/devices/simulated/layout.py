@@ -186,8 +186,8 @@ def opened(path: Path) -> Iterator[int]:
 
     The lock lets nobody ask the kernel who has the file open (``open_check``) while a worker opens or closes it.
 
-    The close is counted, so that it is told from that of another process (``backend.Writers``). A change of the file's
-    attributes before and after it keeps the kernel from joining its report with that of another close.
+    The close is counted, so that it is told from that of another process (``backend.Writers``). The counter is closed
+    before and after it: so the kernel does not join its report with that of another close.
     """
     with private_files.locked(path.parent):
         handle = _opened(path)
@@ -200,18 +200,18 @@ def opened(path: Path) -> Iterator[int]:
                 with suppress(OSError):  # another process has it open, such as a bystander: its own close is told apart
                     open_check.keep_others_out(handle)
                 with suppress(OSError):
-                    os.fchmod(handle, private_files.PRIVATE_FILE)
-                    _count_close(GpuFiles(path.parent).closes)
+                    count_closes(path.parent, 1)
             finally:
                 os.close(handle)  # also without the lock: this process would count as a holder as long as it runs
             with suppress(OSError):
-                os.utime(path, follow_symlinks=False)
+                count_closes(path.parent, 0)
 
 
-def _count_close(file: Path) -> None:
-    counter = private_files.opened(file, os.O_WRONLY | os.O_CREAT)
+def count_closes(directory: Path, more: int) -> None:
+    """Count so many more closes, and create the counter if it is missing. To close the counter is reported, too."""
+    counter = private_files.opened(GpuFiles(directory).closes, os.O_WRONLY | os.O_CREAT)
     try:
-        os.ftruncate(counter, os.fstat(counter).st_size + 1)
+        os.ftruncate(counter, os.fstat(counter).st_size + more)
     finally:
         os.close(counter)
 
