@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -60,6 +60,7 @@ class Request:
     epoch: str  # the run of the kubelet that was there: one that starts later did not send this request
     deadline: float  # of the event loop
     owner_deadline: float  # until then the request waits for the last owner to leave
+    waits: dict[str, answers.Wait] = field(default_factory=dict)  # by device: what it waits for, as last decided
 
 
 class Handover:
@@ -121,7 +122,7 @@ class Handover:
                     _raise_refusals(replies, joined, request.action)
                     running = await self._start_jobs(request, replies)
                 joined |= {job.device for job in running}
-                await self._wait(request, running, _waits(replies))
+                await self._wait(request, running)
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
             # A person's failed request must not withhold a GPU from the kubelet. A service that stops withholds none.
             if to_withhold and not exclusive and not context.jobs.stopping:
@@ -165,7 +166,7 @@ class Handover:
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._admit(request, replies, assigned, creating)
                     return
-                if not _waits(replies):  # a start that is refused in the end must not leave grants behind
+                if not request.waits:  # a start that is refused in the end must not leave grants behind
                     rounds += 1
                     of_claim = bool(claim)
                     await self._grant(
@@ -173,9 +174,9 @@ class Handover:
                         owner=claim,
                     )  # fmt: skip
                 running = await self._start_jobs(request, replies)
-            joined -= _waits(replies).keys()  # it passed, and another pod was first
+            joined -= request.waits.keys()  # it passed, and another pod was first
             joined |= {job.device for job in running}
-            await self._wait(request, running, _waits(replies))
+            await self._wait(request, running)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
     async def distrust(self, device: str, why: str, *, op: str = "", within: float | None = None) -> None:
@@ -234,7 +235,7 @@ class Handover:
     async def _locked(self, request: Request) -> AsyncIterator[None]:
         """Hold the locks of the devices; NotReady when another task keeps one beyond the deadline."""
         async with contextlib.AsyncExitStack() as locks:
-            async with _in_time(request.deadline):
+            async with _in_time(request):
                 await locks.enter_async_context(self._context.jobs.locks.of(request.devices))
             self._context.jobs.require_running()  # or a job that ``stop`` cancelled would count as a failed scrub
             yield
@@ -251,10 +252,14 @@ class Handover:
     async def _answer_all(self, request: Request, answer: Callable[[str], Coroutine[Any, Any, A]]) -> dict[str, A]:
         """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
         names = sorted(request.devices)
-        async with _in_time(request.deadline):
+        async with _in_time(request):
             if len(names) == 1:  # the usual case: needs no task
-                return {names[0]: await answer(names[0])}
-            return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
+                replies = {names[0]: await answer(names[0])}
+            else:
+                replies = dict(zip(names, await aio.gather(map(answer, names)), strict=True))
+        request.waits.clear()
+        request.waits.update({device: reply for device, reply in replies.items() if isinstance(reply, answers.Wait)})
+        return replies
 
     async def _start_decision(
         self, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: str, claim: str
@@ -405,9 +410,9 @@ class Handover:
                 # Otherwise the job has ended since the decision: the caller decides again.
         return running
 
-    async def _wait(self, request: Request, running: Sequence[ScrubJob], waiting: Mapping[str, answers.Wait]) -> None:
+    async def _wait(self, request: Request, running: Sequence[ScrubJob]) -> None:
         """Return when the answers may have changed; NotReady when a deadline has passed."""
-        now, deadline = asyncio.get_running_loop().time(), request.deadline
+        now, deadline, waiting = asyncio.get_running_loop().time(), request.deadline, request.waits
         if waiting and now >= request.owner_deadline:
             first = next(iter(waiting.values()))
             raise NotReady(first.reason, first.message)
@@ -441,12 +446,17 @@ class Handover:
 
 
 @contextlib.asynccontextmanager
-async def _in_time(deadline: float) -> AsyncIterator[None]:
-    """NotReady if the block still runs a moment after the deadline. A block that begins later has that moment, too."""
+async def _in_time(request: Request) -> AsyncIterator[None]:
+    """NotReady if the block still runs a moment after the deadline. A block that begins later has that moment, too.
+
+    What the request has waited for so far tells more than that the time is over.
+    """
     try:
-        async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time()) + OVERRUN):
+        async with asyncio.timeout_at(max(request.deadline, asyncio.get_running_loop().time()) + OVERRUN):
             yield
     except TimeoutError:
+        for waited in request.waits.values():
+            raise NotReady(waited.reason, waited.message) from None
         raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
 
 
@@ -457,10 +467,6 @@ def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
         and owner is not None
         and replace(owner, seen=admitted.seen, name=admitted.name) == admitted
     )
-
-
-def _waits(replies: Mapping[str, Answer]) -> dict[str, answers.Wait]:
-    return {device: answer for device, answer in replies.items() if isinstance(answer, answers.Wait)}
 
 
 def _raise_refusals(replies: Mapping[str, Answer], joined: set[str], action: Action) -> None:

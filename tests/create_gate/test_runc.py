@@ -80,7 +80,7 @@ def test_each_gpu_of_a_container_is_asked_for(containers, gpus, service):
 def test_a_container_of_another_pod_is_not_created(containers, gpus):
     assert containers.run("c1", containers.hooks(gpus[0])) == RUNS
     [hook] = containers.hooks(gpus[0])
-    hook["args"][-1] = "2"
+    hook["args"][-1] = "4"
     said = containers.run("c2", [hook], pod="b")
     assert f"pod team/train-0 is not created: cannot start on {gpus[0]}: it is still in use" in said
     assert containers.run("c3", containers.hooks(gpus[0])) == RUNS

@@ -287,6 +287,21 @@ async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
         await world.begin("pod", device)
 
 
+async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch):
+    device, full = world.uuids[0], world.context.observer.full
+    await world.tenancy(device)
+    await world.reach(device, State.IN_USE)
+    hangs_from = world.loop.time() + 0.5
+
+    async def slower(*args: object, **more: object) -> object:
+        await asyncio.sleep(10**6 if world.loop.time() > hangs_from else 0)
+        return await full(*args, **more)
+
+    monkeypatch.setattr(world.context.observer, "full", slower)
+    with pytest.raises(NotReady, match="it is still in use"):
+        await world.handover.start([device], "another pod", within=4)
+
+
 async def test_a_start_without_a_decision_is_refused_in_the_end(build, monkeypatch):
     """A fault in the decisions must not fill the ledger."""
     world = build(policy="observe")
