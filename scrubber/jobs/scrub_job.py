@@ -8,9 +8,6 @@ What follows without a deed between is one transaction: the start of the job and
 for its device; the result of a step and the start of the next one; the result of the last step and what the path
 proved. A start is on the disk before its step acts, and a receipt before anybody gets it.
 
-The observations before ``evict`` and before a reset, and the last one of a job, read all processes of the node. The
-others follow up an earlier one, and leave out what has probably not changed since.
-
 A step that only reads (``READING``) already runs while the device is observed, because observations take most of the
 time of a short path. The result of such a step counts only if the fence then allows the step.
 
@@ -61,7 +58,6 @@ from scrubber.steps.base import Order
 from scrubber.workers.worker import BrokenError, Worker
 
 CENSUS = 16  # on the fast path, one part of the memory in so many is searched for residue
-COMPLETELY_OBSERVED = frozenset({Step.EVICT, Step.RESET})  # before these steps all processes are read
 READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on the device
 
 logger = log.get("jobs")
@@ -259,7 +255,7 @@ class ScrubJob:
         """
         if step is Step.CLEAR:
             await (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
-        facts = await self._observe(follow_up=step not in COMPLETELY_OBSERVED)
+        facts = await self._observe()
         fenced = self._fence(step, facts)
         if fenced is not None:
             return self._aborted(step, fenced)
@@ -274,7 +270,7 @@ class ScrubJob:
                 self.device, *(it.device.uuid for it in self._siblings(self._ledger.records))
             ):
                 # Again: the release may have taken long.
-                fenced = self._fence(step, await self._observe(follow_up=False))
+                fenced = self._fence(step, await self._observe())
                 if fenced is not None:
                     return self._aborted(step, fenced)
                 return await self._run_watched(worker, step, order)
@@ -360,12 +356,12 @@ class ScrubJob:
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
         return verdict.fence(self._ledger.records[self.device], self.id, step, facts, self._clear_began)
 
-    async def _observe(self, *, follow_up: bool = True) -> Facts:
+    async def _observe(self) -> Facts:
         records = self._ledger.records
         record = records[self.device]
         if record.device.reset_domain is None:
-            return await self._observer.full(record, follow_up=follow_up)
-        facts = await self._observer.full(record, self._siblings(records), follow_up=follow_up)
+            return await self._observer.full(record)
+        facts = await self._observer.full(record, self._siblings(records))
         return replace(facts, domain_resetting=presence.resetting(record, self._ledger.records.values()))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:

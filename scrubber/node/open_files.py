@@ -98,11 +98,11 @@ class Search:
                 self._mapped[key] = self._mapped.get(key, _NONE) | name
         self.files = frozenset((device, file) for file, devices in self._opened.items() for device in devices)
 
-    def held_by(self, task: str, timer: Timer, *, mapped: bool = True) -> frozenset[str]:
+    def held_by(self, task: str, timer: Timer) -> frozenset[str]:
         """The devices that a process or thread has open or mapped.
 
         PermissionError if we may not read it, TooSlowError if that takes too long. Its open files are read first: it
-        may map a file and close it meanwhile. ``mapped``: whether to read its mappings at all.
+        may map a file and close it meanwhile.
         """
         devices = _NONE
         try:
@@ -114,7 +114,7 @@ class Search:
                 devices = self._open_below(directory, timer)
             finally:
                 os.close(directory)
-        return devices | self._mapped_in(task, timer) if mapped else devices
+        return devices | self._mapped_in(task, timer)
 
     def _open_below(self, directory: int, timer: Timer) -> frozenset[str]:
         devices, seen = _NONE, frozenset[str]()

@@ -1,10 +1,8 @@
 """Find the processes that have a device's files open or mapped.
 
 One pass over /proc finds the holders of all these devices. It can miss a holder: a process that forks or reopens the
-file all the time, or a file that only a message or an io_uring keeps.
-
-A search may follow up an earlier one. Then it leaves out what has probably not changed, and is no proof on its own
-(``_Earlier``).
+file all the time, or a file that only a message or an io_uring keeps. It reads each process that has run since it was
+read (``_Earlier``): a process that has not run has opened and mapped nothing.
 
 Reading a process with very many files takes long, so each process and each search has a time limit. A search that ends
 at a limit proves nothing: the holders of the devices that it was for are unknown.
@@ -68,7 +66,8 @@ class Processes:
         self._on_pass = on_pass
         self._each_within = each_within
         self._files: dict[str, Sequence[str]] = {}  # of all devices so far: a process is read for all of them at once
-        self._earlier: dict[int, _Earlier] = {}  # the processes of the last pass
+        self._looked_for: frozenset[tuple[str, Identity]] = frozenset()  # all files of the last pass
+        self._earlier: dict[int, _Earlier] = {}  # the processes that the last pass, or one before, has read for these
         self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
         self._reading: tuple[float, int] | None = None  # since when which process is read
         self.gave_up = False  # whether the last search ended at a time limit
@@ -82,19 +81,16 @@ class Processes:
         is_bystander: Callable[[Holder], bool] = no_bystander,
         listed: Mapping[str, Collection[int]] = MappingProxyType({}),
         within: float = math.inf,
-        *,
-        follow_up: bool = False,
     ) -> dict[str, tuple[Holder, ...] | None]:
         """The holders of each device, by its files; None if they cannot be proven. This process is never a holder.
 
         ``listed``: processes that the driver lists as holders, whether they show the device's files or not.
         ``is_bystander`` is called while the pid of the holder cannot pass to another process. ``within``: the time
-        limit of the search in seconds. ``follow_up``: read only what may have changed since the last search.
+        limit of the search in seconds.
         """
         until, self.gave_up, self.unreadable, self.missing = time.monotonic() + within, False, "", {}
-        earlier = self._earlier if follow_up else {}
         try:
-            return self._pass(files, exclude, is_bystander, listed, until, earlier)
+            return self._pass(files, exclude, is_bystander, listed, until)
         except TooSlowError:
             self.gave_up = True
             return dict.fromkeys(files)
@@ -113,18 +109,16 @@ class Processes:
         is_bystander: Callable[[Holder], bool],
         listed: Mapping[str, Collection[int]],
         until: float,
-        earlier: Mapping[int, _Earlier],
     ) -> dict[str, tuple[Holder, ...] | None]:
-        """The holders that one pass over /proc finds; TooSlowError if one process takes too long, or if all do.
-
-        ``earlier``: what need not be read again.
-        """
+        """The holders that one pass over /proc finds; TooSlowError if one process takes too long, or if all do."""
         self._on_pass()
         self._slowest = (0.0, 0)
         self._files |= files
         search = Search(files, self._files)
         self.missing |= search.missing
-        seen: dict[int, _Earlier] = {}
+        if self._looked_for != search.files:
+            self._looked_for, self._earlier = search.files, {}
+        earlier, seen = self._earlier, dict[int, _Earlier]()
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
@@ -132,19 +126,16 @@ class Processes:
         for device in files:
             named |= {user: named.get(user, frozenset()) | {device} for user in listed.get(device, ())}
         for pid in self._pids({os.getpid(), *exclude}):
-            listing = named.get(pid, frozenset())
-            before = None if listing else earlier.get(pid)
-            # It proves something only if it was read for all these devices, and held none of them.
-            if before is not None and (not before.files >= search.files or before.held & search.devices):
-                before = None
-            if before is not None and before.ran == processor_time(pid):
+            listing, before, ran = named.get(pid, frozenset()), earlier.get(pid), processor_time(pid)
+            if not listing and before is not None and before.ran == ran and not before.held & search.devices:
                 seen[pid] = before
                 continue
             if not listing and of_kernel(f"{self._proc}/{pid}"):
+                seen |= {pid: _Earlier(ran)} if ran is not None else {}
                 continue
-            read = self._read_timed(pid, search, listing, is_bystander, until, before)
-            if read.seen is not None:
-                seen[pid] = read.seen
+            read = self._read_timed(pid, search, listing, is_bystander, until)
+            if read.complete and ran is not None:
+                seen[pid] = _Earlier(ran, read.held)
             if read.blind and self._whole_node:
                 blind = True
                 self.unreadable = self.unreadable or f"{self.named(pid)} cannot be read: {read.blind}"
@@ -163,7 +154,6 @@ class Processes:
         named: frozenset[str],
         is_bystander: Callable[[Holder], bool],
         until: float,
-        before: _Earlier | None,
     ) -> _ProcessReading:
         """One process, and how long it took."""
         began = time.monotonic()
@@ -171,7 +161,7 @@ class Processes:
             raise TooSlowError
         self._reading = began, pid
         try:
-            return self._read(pid, search, named, is_bystander, Timer(self._each_within, until), before)
+            return self._read(pid, search, named, is_bystander, Timer(self._each_within, until))
         finally:
             self._reading = None
             self._slowest = max(self._slowest, (time.monotonic() - began, pid))
@@ -216,7 +206,6 @@ class Processes:
         named: frozenset[str],
         is_bystander: Callable[[Holder], bool],
         timer: Timer,
-        before: _Earlier | None,
     ) -> _ProcessReading:
         """One process: the devices that it holds, and the holder."""
         read = _ProcessReading()
@@ -226,7 +215,7 @@ class Processes:
             except ENDED:
                 return _ProcessReading()
             try:
-                read = self._read_files(pid, search, named, timer, before)
+                read = self._read_files(pid, search, named, timer)
                 if not read.devices:
                     return read
                 holder = self._describe(pid, read.task)
@@ -240,36 +229,29 @@ class Processes:
                 os.close(pin)
             if holder.state not in DEAD:  # once it is dead, threads that still hold files show in the next reading
                 if bystander:
-                    return _ProcessReading(blind=read.blind, seen=read.seen)
+                    return replace(read, devices=frozenset(), task="")
                 return replace(read, holder=(holder,))
-        return replace(read, unsure=True, seen=None)
+        return replace(read, unsure=True, complete=False)
 
-    def _read_files(
-        self, pid: int, search: Search, named: frozenset[str], timer: Timer, before: _Earlier | None
-    ) -> _ProcessReading:
+    def _read_files(self, pid: int, search: Search, named: frozenset[str], timer: Timer) -> _ProcessReading:
         """The devices of a process, with those of its threads that have their own files."""
         process = f"{self._proc}/{pid}"
-        ran = processor_time(pid)
         try:
-            started = status(process).started
+            tasks = open_files.separate_tables(process)
         except PermissionError as error:
             return _ProcessReading(named, process, _why(error))
-        mapped = before is None or before.started != started
-        held = frozenset[str]() if before is None or mapped else before.held
-        holding = process if named else ""
-        blind = ""
-        for task in open_files.separate_tables(process):
+        held, holding, blind = frozenset[str](), process if named else "", ""
+        for task in tasks:
             timer.count()
             try:
-                found = search.held_by(task, timer, mapped=mapped)
+                found = search.held_by(task, timer)
             except PermissionError as error:
                 blind = _why(error)
                 continue
             if found & search.devices and not holding:
                 holding = task
             held |= found
-        seen = None if blind or ran is None else _Earlier(started, ran, held, search.files)
-        return _ProcessReading(held & search.devices | named, holding, blind, seen=seen)
+        return _ProcessReading(held & search.devices | named, holding, blind, held=held, complete=not blind)
 
     def _describe(self, pid: int, task: str) -> Holder:
         """The process as a holder. The state is that of the thread that holds the files."""
@@ -295,23 +277,21 @@ class _ProcessReading:
     blind: str = ""  # why it cannot be read
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
-    seen: _Earlier | None = None  # for the search that follows
+    held: frozenset[str] = frozenset()  # the devices of all searches that it shows
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Earlier:
-    """What an earlier search found in one process.
+    """A process that an earlier search has read completely.
 
-    A process that has not run since then has opened and mapped nothing. One that has run is read again, but not its
-    mappings: who wants to map a device must open it, and a program that uses a GPU keeps it open.
+    It is not read again before it runs. Two kinds of holders are so found only after they have run again: a process
+    that got the device while it slept, from another one that shared its files or memory and has ended; and one that
+    runs since the last tick of the kernel's timer (a core without ticks has one a second). Neither can use the device
+    in its sleep. So both are like a process that opens the device after the search.
 
-    So a search that follows up can miss three kinds of holders, which a complete search finds: a process that has the
-    device mapped and closed; one that got it from another process, which shared its files or memory and has ended; and
-    one that runs since the last tick of the kernel's timer (a core without ticks has one a second). An equal number of
-    open files would prove less: a process can close one file and open another.
+    An equal number of open files would prove less: a process can close one file and open another.
     """
 
-    started: float
     ran: int  # nanoseconds of processor time, before it was read: no other process with this pid has the same
-    held: frozenset[str]  # devices
-    files: frozenset[tuple[str, Identity]]  # that were searched for, with their devices
+    held: frozenset[str] = frozenset()  # the devices of all searches that it showed

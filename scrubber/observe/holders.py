@@ -19,7 +19,6 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Shared
 
 LATEST_WORKERS = 64
-COMPLETE = ""  # asked for beside devices: at least one caller wants all processes to be read
 
 logger = log.get("observer")
 
@@ -66,10 +65,8 @@ class HolderSearch:
         """Forget a worker that was reaped: the pid may belong to another process now."""
         self._workers.discard(pid)
 
-    async def of(self, uuids: Sequence[str], *, follow_up: bool = False) -> tuple[Incarnation, SearchResult]:
+    async def of(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult]:
         """The driver instance, and the holders of these devices; raises DeviceError when the driver cannot be asked.
-
-        ``follow_up``: the search may leave out what has probably not changed since the last one.
 
         A holder may leave before the search finds it. If the driver still lists one, and the search found no holder,
         only bystanders have the device open.
@@ -78,8 +75,7 @@ class HolderSearch:
         incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(uuids))
         known = {uuid: pids for uuid, pids in lists.items() if pids is not None}
         self.listed |= known
-        complete = () if follow_up else (COMPLETE,)
-        search = await self._all_holders.ask(*known, *complete) if known else SearchResult({})
+        search = await self._all_holders.ask(*known) if known else SearchResult({})
         holders = dict.fromkeys(uuids) | search.holders
         opened = frozenset(uuid for uuid, pids in known.items() if pids - ours - self._workers)
         lists = await self._lists([uuid for uuid in opened if holders[uuid] == ()])
@@ -99,18 +95,15 @@ class HolderSearch:
         return replace(search, holders={**search.holders, **unknown}, last_uses=uses)
 
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
-        listed = {uuid: self.listed[uuid] for uuid in asked - {COMPLETE}}
-        follow_up = COMPLETE not in asked
+        listed = {uuid: self.listed[uuid] for uuid in asked}
         began = asyncio.get_running_loop().time()
         try:
-            search = await self._driver.caller.ask(
-                "processes", lambda: self._search(listed, follow_up=follow_up), 5 * self._driver.patience
-            )
+            search = await self._driver.caller.ask("processes", lambda: self._search(listed), 5 * self._driver.patience)
         except UnresponsiveError:
             seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
             search = SearchResult({}, f"pid {pid} took {seconds:.1f} s to read")
         else:
-            self.took = self.took if follow_up else asyncio.get_running_loop().time() - began
+            self.took = asyncio.get_running_loop().time() - began
         if search.unreadable and search.unreadable != self._logged_unreadable:
             self._logged_unreadable = search.unreadable
             logger.warning("a process cannot be read", error=search.unreadable)
@@ -147,7 +140,7 @@ class HolderSearch:
         """``Backend.last_use``, asked in the thread of the caller."""
         return self._driver.backend.last_use(uuid, self.latest_workers)
 
-    def _search(self, listed: Mapping[str, frozenset[int]], *, follow_up: bool) -> SearchResult:
+    def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""
         workers, until = tuple(self._workers), time.monotonic() + 4 * self._driver.patience
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
@@ -156,9 +149,7 @@ class HolderSearch:
         found, held_up, unreadable, missing = Holders(), "", "", dict[str, str]()
         for is_bystander, files in groups.items():
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
-            found |= self._processes.holders(
-                files, workers, is_bystander=ignored, listed=listed, within=left, follow_up=follow_up
-            )
+            found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
             if self._processes.gave_up:
                 seconds, pid = self._processes.slowest()
                 held_up = f"{self._processes.named(pid)} took {seconds:.1f} s to read"

@@ -62,10 +62,9 @@ class Observer:
 
         A driver that lists holders leaves out a process that only has the device open. So its answer "no holder" is
         enough only for a while after a full observation. It is never enough for the observation
-        ``before_use``: the last one before a container uses the device. While a device is scrubbed, its job observes
-        it completely, and other observations follow up.
+        ``before_use``: the last one before a container uses the device.
         """
-        driver, uuid, follow_up = self.driver, record.device.uuid, record.state is State.SCRUBBING
+        driver, uuid = self.driver, record.device.uuid
         # Whether the last full observation may be used instead of a new one.
         may_use_cache = record.state in ASSIGNED or not before_use
         if may_use_cache and (facts := await self._cached(record)) is not None:
@@ -78,14 +77,14 @@ class Observer:
             vitals = None if driver.says_nothing(error) else silence(error)
         else:
             self._observed_since.used(uuid, used)
-            if held and not follow_up:  # a worker of the service may be the holder
+            if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
             enough = not before_use and self._no_is_enough(record)
             if held is False and record.state is not State.IN_USE and enough:
                 return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             vitals = await self.health.vitals(uuid, record.device.parent) if held is None else None
-        return replace(await self.full(record, follow_up=follow_up), vitals=vitals)
+        return replace(await self.full(record), vitals=vitals)
 
     async def _cached(self, record: Record) -> Facts | None:
         """The last full observation, while its witness still runs and the driver lists no new holder.
@@ -169,17 +168,14 @@ class Observer:
         record: Record,
         siblings: Sequence[Record] = (),
         starting_pod: str | None = None,
-        *,
-        follow_up: bool = False,
     ) -> Facts:
         """Facts that a change may rest on: all holders of the device and of its siblings.
 
-        ``starting_pod``: the pod that asks to start on the device. ``follow_up``: the search may leave out what has
-        probably not changed since the last one.
+        ``starting_pod``: the pod that asks to start on the device.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
-            incarnation, search = await self.holders.of(uuids, follow_up=follow_up)
+            incarnation, search = await self.holders.of(uuids)
             owner = record.owner.container if record.owner is not None else None
             alive = await self._owners.is_alive(owner) if owner is not None else None
             starting_pod_alive = await self._owners.is_alive(starting_pod) if starting_pod is not None else None
@@ -213,8 +209,7 @@ class Observer:
         )
         found = bool(holders) or record.device.uuid in search.open
         facts = self._observed_since.stamped(record.device.uuid, unstamped, found=found)
-        if not follow_up or facts.holders != ():  # a follow-up does not prove that the device has no holder
-            self._remember(record, facts)
+        self._remember(record, facts)
         self._owners.follow(record, facts, starting_pod)
         return facts
 

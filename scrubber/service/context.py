@@ -90,10 +90,10 @@ class ServiceContext:
             return ""
         return str(files.path(record) if granted else files.path_if_requested(record))
 
-    async def observe(self, device: str, op: str, *, follow_up: bool = False) -> tuple[Record, Facts]:
+    async def observe(self, device: str, op: str) -> tuple[Record, Facts]:
         """Observe a device under its lock, and record what ends the trust in it before anything is answered."""
         record = self.record(device)
-        facts = await self.observer.full(record, follow_up=follow_up)
+        facts = await self.observer.full(record)
         ended = proof.ended(record, facts)
         if ended is not None:
             await self.ledger.append(op, (device, ended))

@@ -49,8 +49,7 @@ class Operations:
             context.require_clearable(device, "scrub")
             if running is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
-            # A follow-up is enough: the job begins with a complete observation.
-            record, facts = await context.observe(device, op, follow_up=True)
+            record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 by = f", open in {ownership.holder_names(facts.holders)}" if facts.holders else ""
                 back = f"end its pod, or run `autoclave release {record.device.name}` after its job"
@@ -113,7 +112,7 @@ class Operations:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: {why}")
             context.require_clearable(device, "reinstate")
             device_policy = context.active_policy.device_policy(record.device)
-            _require_free(*await context.observe(device, op, follow_up=True), device_policy.policy)
+            _require_free(*await context.observe(device, op), device_policy.policy)
             # The errors that the device reported before the person decided are noted: only newer ones count.
             vitals = await context.observer.health.vitals(device)
             policy = context.device_policy(device).policy

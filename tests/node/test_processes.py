@@ -289,66 +289,63 @@ def act(process: subprocess.Popen[bytes], pid: int) -> None:
     assert process.stdout.readline()
 
 
-def test_a_follow_up_reads_no_process_that_has_not_run(
-    tmp_path: Path, file: Path, launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_has_not_run_is_not_read_again(tmp_path: Path, file: Path, launch, monkeypatch) -> None:
     still, other, read = launch(OPENS_LATER + AWAITS, file), launch(OPENS_LATER + AWAITS, file), []
     held_by = Search.held_by
 
-    def noted(search: Search, task: str, timer: Timer, *, mapped: bool = True) -> frozenset[str]:
-        read.append((int(task.rpartition("/")[2]), mapped))
-        return held_by(search, task, timer, mapped=mapped)
+    def noted(search: Search, task: str, timer: Timer) -> frozenset[str]:
+        read.append(int(task.rpartition("/")[2]))
+        return held_by(search, task, timer)
 
     monkeypatch.setattr(Search, "held_by", noted)
     free = {"gpu": [str(tmp_path / "free")]}
     (tmp_path / "free").touch()
     processes = search(view(tmp_path, still.pid, other.pid))
     stop(still.pid)
-    assert processes.holders(free, follow_up=True) == {"gpu": ()}
-    assert sorted(read) == sorted([(still.pid, True), (other.pid, True)])
+    assert processes.holders(free) == {"gpu": ()}
+    assert sorted(read) == sorted([still.pid, other.pid])
     read.clear()
     act(other, other.pid)
-    assert processes.holders(free, follow_up=True) == {"gpu": ()}
-    assert read == [(other.pid, False)]
-    read.clear()
     assert processes.holders(free) == {"gpu": ()}
-    assert sorted(read) == sorted([(still.pid, True), (other.pid, True)])
+    assert read == [other.pid]
 
 
-def test_a_follow_up_finds_who_has_come_since(file: Path, launch) -> None:
-    old, processes = launch(OPENS_LATER + AWAITS, file), search()
+@pytest.mark.parametrize("code", [OPENS_LATER, MAPS_LATER], ids=["open", "mapped and closed"])
+def test_the_next_search_finds_who_has_come_since(file: Path, launch, code: str) -> None:
+    old, processes = launch(code + AWAITS, file), search()
     assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
     act(old, old.pid)
     new = launch(MAP, file)
     for _ in range(2):
-        found = processes.holders({"gpu": [str(file)]}, follow_up=True)["gpu"]
+        found = processes.holders({"gpu": [str(file)]})["gpu"]
         assert sorted(holder.pid for holder in found or ()) == sorted([old.pid, new.pid])
 
 
-def test_a_follow_up_says_nothing_from_searches_for_other_files(file: Path, launch) -> None:
+def test_a_search_for_other_files_reads_all_anew(file: Path, launch) -> None:
     processes, holder = search(), launch(MAP, file)
     other = file.with_name("other")
     other.touch()
     stop(holder.pid)
     assert processes.holders({"other": [str(other)]}) == {"other": ()}
     for device in ("gpu", "the same"):
-        found = processes.holders({device: [str(file)]}, follow_up=True)[device]
+        found = processes.holders({device: [str(file)]})[device]
         assert [it.pid for it in found or ()] == [holder.pid]
 
 
-@pytest.mark.parametrize("code", [MAPS_LATER + AWAITS, OPENS_LATER + SHARES_ITS_FILES], ids=["closed", "shared"])
-def test_a_complete_search_finds_what_a_follow_up_misses(file: Path, launch, code: str) -> None:
-    holder = launch(code, file)
-    [*shares] = map(int, Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split())
-    processes = search()
-    if shares:
-        stop(holder.pid)
+def test_a_device_got_in_sleep_is_found_after_it(file: Path, launch) -> None:
+    """Another process, which shared the files of the sleeping one, opened it and has ended."""
+    holder, processes = launch(OPENS_LATER + SHARES_ITS_FILES, file), search()
+    [other] = map(int, Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split())
+    stop(holder.pid)
     assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
-    act(holder, *shares or [holder.pid])
-    for pid in shares:
-        wait_until_dead(pid)
-    assert processes.holders({"gpu": [str(file)]}, follow_up=True) == {"gpu": ()}
-    assert [it.pid for it in processes.holders({"gpu": [str(file)]})["gpu"] or ()] == [holder.pid]
+    act(holder, other)
+    wait_until_dead(other)
+    assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
+    os.kill(holder.pid, signal.SIGCONT)
+    os.waitid(os.P_PID, holder.pid, os.WCONTINUED | os.WNOWAIT)
+    while not (found := processes.holders({"gpu": [str(file)]})["gpu"]):
+        pass  # it is about to run
+    assert [it.pid for it in found] == [holder.pid]
 
 
 def wait_until_dead(pid: int) -> None:

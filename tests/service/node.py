@@ -59,7 +59,7 @@ class Process:
     alive: bool = True
     unwatched: bool = False  # it was there while no service was up
     stuck: bool = False  # it hangs in the kernel, and no signal reaches it
-    secret: bool = False  # a search that follows up an earlier one does not find it
+    secret: bool = False  # the driver does not list it: only a search finds it
 
 
 @dataclass(eq=False)
@@ -363,16 +363,12 @@ class Node:
         is_bystander: Callable[[Holder], bool] = no_bystander,
         listed: Mapping[str, Collection[int]] = MappingProxyType({}),
         within: float = math.inf,
-        *,
-        follow_up: bool = False,
     ) -> dict[str, tuple[Holder, ...] | None]:
         """Who uses each device; None where that cannot be proven."""
         del listed  # all of them are found
         assert within > 0
         blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
-        secret = [it.pid for gpu in self.gpus.values() for it in gpu.processes.values() if follow_up and it.secret]
-        missed = {*exclude, *secret}
-        return {uuid: None if uuid in blind else self._holders(uuid, missed, is_bystander) for uuid in files}
+        return {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
 
     def process(self, pid: int) -> tuple[Holder, ...]:
         """None is found: only ``living`` tells of containers."""

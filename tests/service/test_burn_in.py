@@ -107,7 +107,7 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
         facts: Facts = await look(record, *args, **more)
         at_evict = record.job is not None and record.job.step is Step.EVICT
-        if record.device.uuid == device and at_evict and "follow_up" not in more:
+        if record.device.uuid == device and at_evict and (ask == "acquire" or "starting_pod" in more):
             world.node.gpus[device].leaked = 7  # the burn-in fails, and goes on with a reset
             await at_step(world, device, Step.RESET)
         return facts

@@ -42,9 +42,9 @@ class Traced(ScrubJob):
     blinded = 0  # so many looks at a verify can tell nothing
     cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
 
-    async def _observe(self, *, follow_up: bool = True) -> Facts:
-        self.trace.append("follows up" if follow_up else "looks")
-        facts = await super()._observe(follow_up=follow_up)
+    async def _observe(self) -> Facts:
+        self.trace.append("looks")
+        facts = await super()._observe()
         await asyncio.sleep(self.takes)
         self.trace.append("has looked")
         if self.blinded and self.step is Step.VERIFY:
@@ -96,18 +96,19 @@ async def scrubbed(world, path):
 async def test_each_changing_step_follows_an_observation_of_its_own(seen):
     await scrubbed(seen, ScrubPath.RESET)
     for step in set(Step) - set(READS):
-        look = ["looks" if step in (Step.EVICT, Step.RESET) else "follows up", "has looked"]
         begun = Traced.trace.index(f"step-started {step.value}") + 1
         before = Traced.trace[begun : Traced.trace.index(f"does {step.value}{' unused' * (step is Step.EVICT)}")]
         ahead = ["prepares"] if step is Step.CLEAR else []
-        assert before == ahead + look * (2 if step is Step.RESET else 1), step
+        assert before == ahead + ["looks", "has looked"] * (2 if step is Step.RESET else 1), step
     assert Traced.trace.count("prepares") == 1
 
 
 async def test_evict_searches_again_after_a_holder_was_seen(seen):
+    running = await seen.operations.scrub(seen.uuids[0], ScrubPath.FAST)
     foreign = seen.intrude(seen.uuids[0])
-    foreign.secret = True  # the first search of the job is complete
-    assert (await scrubbed(seen, ScrubPath.FAST)).receipt is None
+    foreign.secret = True
+    await running.finished.wait()
+    assert running.receipt is None
     assert "does evict" in Traced.trace
     assert "does evict unused" not in Traced.trace
     seen.node.leave(foreign)
@@ -120,7 +121,7 @@ async def test_a_reading_step_runs_beside_its_observation(seen, monkeypatch, ste
     monkeypatch.setattr(Traced, "takes", A_WHILE)
     await scrubbed(seen, ScrubPath.FAST)
     begun = Traced.trace.index(f"step-started {step.value}") + 1
-    trace = [it for it in Traced.trace[begun : Traced.trace.index(f"step-finished {step.value}")] if it != "follows up"]
+    trace = [it for it in Traced.trace[begun : Traced.trace.index(f"step-finished {step.value}")] if it != "looks"]
     assert trace == [f"does {step.value}", f"did {step.value}", "has looked"]
 
 
@@ -142,7 +143,7 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
 
 
-async def test_the_last_search_finds_what_follow_ups_miss(seen):
+async def test_the_last_search_finds_whom_the_driver_does_not_list(seen):
     world, device = seen, seen.uuids[0]
     running = await world.operations.scrub(device, ScrubPath.FAST)
     await until("step-finished scratch")
