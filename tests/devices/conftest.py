@@ -71,6 +71,7 @@ def bank(tmp_path: Path) -> Iterator[Bank]:
     yield bank
     for pid in () if bank.untouched() else bank.holders():
         end(pid)
+    bank.backend.close()
 
 
 Launch = Callable[..., subprocess.Popen[bytes]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,8 +70,10 @@ def costly(monkeypatch) -> None:
 
 
 @pytest.fixture
-def parts(bank, tmp_path) -> Parts:
-    return observing(Listing(bank.root), tmp_path)
+def parts(bank, tmp_path) -> Iterator[Parts]:
+    backend = Listing(bank.root)
+    yield observing(backend, tmp_path)
+    backend.close()
 
 
 @pytest.mark.parametrize("place", ["first", "second"], ids=["on the device", "idle, as a notebook for days"])

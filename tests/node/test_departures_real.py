@@ -60,6 +60,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     it = Watched(tmp_path / "gpus")
     yield it
     it.ends.close()
+    it.observer.driver.backend.close()
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ async def place(tmp_path):
     it = Place(tmp_path)
     yield it
     it.ends.close()
+    it.observation.driver.backend.close()
     for pid in it.pids:
         try:
             os.kill(pid, signal.SIGKILL)

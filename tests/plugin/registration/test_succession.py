@@ -10,7 +10,7 @@ from tests.patience import WITHIN
 
 
 @pytest.fixture
-def turns(short_tmp):
+async def turns(short_tmp):
     turns = [Turn(short_tmp), Turn(short_tmp), Turn(short_tmp)]
     yield turns
     for turn in turns:
