@@ -17,9 +17,10 @@ from demo.standins.cluster import Cluster
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from demo.standins.runtime import Runtime
+from ground import public_names
 from ground.errors import Reason, Refused
 
-RESOURCE, DRIVER, NODE = "nvidia.com/gpu", "gpu.autoclave.dev", "demo"
+RESOURCE, DRIVER, NODE = "nvidia.com/gpu", public_names.DRIVER, "demo"
 WITHIN = 120.0  # seconds for what usually takes one: the node may be busy
 FOR_NOW, FOR_GOOD = "UNAVAILABLE", "FAILED_PRECONDITION"  # how a plugin refuses; any other code is a fault
 PAUSE = 0.2  # seconds between two attempts; the kubelet's pauses are longer

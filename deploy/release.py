@@ -27,6 +27,7 @@ from pathlib import Path
 import helm_python
 
 from deploy import generate, image
+from ground import public_names
 from scrubber import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -158,6 +159,12 @@ def make(out: Path, *, home: str, repository: str, tag: str | None) -> None:
     if tag not in {None, f"v{__version__}"}:
         raise CannotReleaseError(
             f"cannot release {tag}: scrubber/__init__.py says {__version__}; change it, or tag v{__version__}"
+        )
+    if tag and public_names.DOMAIN.endswith(".internal"):
+        raise CannotReleaseError(
+            f"cannot release {tag}: labels, drivers and receipts would be named below {public_names.DOMAIN} for ever, "
+            "which is a placeholder; replace it by a domain of the project in all files that `git grep -l "
+            f"{public_names.DOMAIN}` lists (RELEASE.md, step 3), and tag again"
         )
     shutil.rmtree(out, ignore_errors=True)  # a file of another version must not stay
     out.mkdir(parents=True)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 SPKI = bytes.fromhex("302a300506032b6570032100")  # what comes before the key in a PEM
 PEM = re.compile(r"-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
 NUMBER, SIGNATURE = re.compile("0|[1-9][0-9]{0,18}"), re.compile("\u2014 ([^\\s+]+) ([A-Za-z0-9+/]+=*)")
-TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "https://autoclave.dev/receipts/v1")
+TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "tag:autoclave.internal,2026:receipts/v1")
 URL_SAFE = {ord("-"): "+", ord("_"): "/"}  # base64 in DSSE may have either alphabet
 RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
 

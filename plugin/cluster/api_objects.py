@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ground import calendar_time
+from ground import calendar_time, public_names
 from plugin.cluster.node_report import Condition, EventReason, PendingEvent, bounded
 
 CONDITION = "AutoclaveDevicesHealthy"
-CHECKPOINT = "autoclave.dev/checkpoint"
 COMPONENT = "autoclave"
 NAMESPACE = "default"  # of Events about objects without a namespace
 
@@ -18,7 +17,7 @@ def condition(condition: Condition, checkpoint: str = "") -> dict[str, Any]:
 
     ``checkpoint``: the annotation that goes with it; empty: none. The API server takes annotations with a status.
     """
-    return ({"metadata": {"annotations": {CHECKPOINT: checkpoint}}} if checkpoint else {}) | {
+    return ({"metadata": {"annotations": {public_names.CHECKPOINT: checkpoint}}} if checkpoint else {}) | {
         "status": {
             "conditions": [
                 {

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ground import paths
+from ground import paths, public_names
 from ground.errors import FatalError
 from ground.request_limits import is_subdomain
 from plugin import config as plugin_config
@@ -14,7 +14,7 @@ from plugin import response
 from plugin.cluster import credentials
 from plugin.cluster.choice import ReportChoice
 
-DRIVER = "gpu.autoclave.dev"
+DRIVER = public_names.DRIVER
 VENDOR_DRIVER = "gpu.nvidia.com"
 PLUGINS_DIR = "/var/lib/kubelet/plugins"
 REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"

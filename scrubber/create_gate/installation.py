@@ -29,7 +29,7 @@ from typing import Any, Never
 
 from asyncinotify import Inotify, Mask
 
-from ground import log, paths, private_files
+from ground import log, paths, private_files, public_names
 from ground.documents import strict_json
 from ground.errors import FatalError
 from scrubber.core import ownership
@@ -38,7 +38,6 @@ from scrubber.ledger.ledger import Ledger
 
 logger = log.get("create gate")
 
-KIND = "autoclave.dev/gate"
 SPECIFICATION = "autoclave-gate.json"
 PROGRAM = "autoclave-gate"
 ASKED = "gate-asked"
@@ -171,7 +170,7 @@ class CreateGate:
 
     def name(self, device: str) -> str:
         """The CDI name of the gate of a device; empty as long as the container runtime was never told of it."""
-        return f"{KIND}={device}" if device in self._covered else ""
+        return f"{public_names.GATE}={device}" if device in self._covered else ""
 
     async def _watch(self) -> Never:
         """Notify when another program changes the specification. Without a watch, ``follow`` looks every second."""
@@ -321,7 +320,7 @@ def _runs(program: Path, socket: Path, waits: int, device: str) -> dict[str, Any
 
 def _specification(devices: Iterable[str], hook: Hook) -> bytes:
     each = [{"name": device, "containerEdits": hook(device)} for device in devices]
-    return json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": each}, indent=1).encode()
+    return json.dumps({"cdiVersion": "0.5.0", "kind": public_names.GATE, "devices": each}, indent=1).encode()
 
 
 def _mark(path: Path) -> Mark | None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ground import calendar_time
+from ground.public_names import PREDICATE_TYPE
 from scrubber.core.model import DeviceInfo, Receipt
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "https://autoclave.dev/receipts/v1"
 HANDOVER, RECEIPT = "hand-over", "receipt"  # the names of its subjects
 STANDARD, CATEGORY, VERIFICATION = "NIST SP 800-88r2", "Clear", "full"
 LARGEST = 2136  # bytes of a statement: then an envelope has at most 3 KB

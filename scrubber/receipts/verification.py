@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ground.public_names import PREDICATE_TYPE
 from ground.quantities import quantity
 from scrubber.receipts import dsse, merkle, note
 from scrubber.receipts.signer import ReceiptError
-from scrubber.receipts.statement import HANDOVER, PREDICATE_TYPE, STATEMENT_TYPE, handover_digest
+from scrubber.receipts.statement import HANDOVER, STATEMENT_TYPE, handover_digest
 
 ROW_HASH = 64  # characters
 

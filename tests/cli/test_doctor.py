@@ -488,7 +488,7 @@ async def api(short_tmp, monkeypatch):
 
 async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
     def gates() -> dict[str, str]:
-        facts = gathering.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.dev", ask=doctor._status)
+        facts = gathering.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.internal", ask=doctor._status)
         return {it.text: it.level.value for it in roster.judge(facts) if it.name == "feature-gates"}
 
     assert list((await asyncio.to_thread(gates)).values()) == ["ok"]

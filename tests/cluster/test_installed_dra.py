@@ -72,7 +72,7 @@ async def test_the_kubelet_always_finds_a_driver_during_an_update(claims, instal
     await updates
     assert await cluster.refused() == []
     assert await claims.refusals() == []
-    assert b"driver gpu.autoclave.dev is not registered" not in node.kubelet.log.read_bytes()[before:]
+    assert b"driver gpu.autoclave.internal is not registered" not in node.kubelet.log.read_bytes()[before:]
     await cluster.said("holder", "INTACT", more=4)
     await claims.end("holder")
     await claims.hold("last", GPUS)

@@ -187,7 +187,7 @@ async def test_the_scheduler_does_not_choose_a_quarantined_gpu(claims, autoclave
 async def test_a_taint_rule_goes_with_its_node(bare):
     node = await bare.client.create(Node.from_dict({"metadata": {"name": "gone"}}))
     pool = slices.Pool(DRIVER, "gone", node.metadata.uid)
-    rule = slices.taint_rule(pool, "gpu-0", {"key": "gpu.autoclave.dev/unhealthy", "effect": "NoSchedule"})
+    rule = slices.taint_rule(pool, "gpu-0", {"key": "gpu.autoclave.internal/unhealthy", "effect": "NoSchedule"})
     created = await bare.client.create(DeviceTaintRule.from_dict(rule))
     await bare.client.delete(Node, "gone")
     await bare.until(DeviceTaintRule, created.metadata.name, lambda found: found is None)

@@ -212,7 +212,7 @@ def test_only_a_device_of_the_specification_has_a_gate(install, tmp_path):
     gate = install()
     assert gate.name("GPU-1") == ""
     assert [gate.cover(["GPU-1"]), gate.cover(["GPU-1"])] == [True, False]
-    assert gate.name("GPU-1") == "autoclave.dev/gate=GPU-1"
+    assert gate.name("GPU-1") == "autoclave.internal/gate=GPU-1"
     (tmp_path / "cdi" / SPECIFICATION).unlink()
     (tmp_path / "cdi").rmdir()
     with pytest.raises(OSError, match="No such file"):

@@ -264,7 +264,7 @@ FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_by_choice_a_plugin_annotates_its_node():
-    first, following = ({"autoclave.dev/checkpoint": text} for text in ("autoclave/a 1", "autoclave/a 2"))
+    first, following = ({"autoclave.internal/checkpoint": text} for text in ("autoclave/a 1", "autoclave/a 2"))
     steps = [(NODE, first), (changed("metadata", annotations=first), following), (BARE, first)]
     for old, annotations in steps:
         new = changed("metadata", old, annotations=annotations)

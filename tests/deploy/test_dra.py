@@ -75,7 +75,7 @@ FRONT: dict[str, tuple[str | None, bool]] = BOTH | {
     "/var/run/cdi": ("/host/run/cdi", True),
 }
 MOUNTED = {  # where in the container, if it is another place; and whether it is read-only
-    "dra": BOTH | {"/var/lib/kubelet/plugins/gpu.autoclave.dev": (None, False)},
+    "dra": BOTH | {"/var/lib/kubelet/plugins/gpu.autoclave.internal": (None, False)},
     IN_FRONT: FRONT | {VENDOR: (None, True)},
     "gpu cluster": FRONT | {"/var/lib/kubelet/plugins/gated": (None, True)},
 }
@@ -240,10 +240,11 @@ REFUSED = {
     "a token of something else": ({"extra": {"other": ["a"]}}, [OWN_NODE]),
     "a token of no node": ({"extra": {NODE_NAME: []}}, [OWN_NODE]),
     "a slice of another driver": (
-        {"found": changed(driver="gpu.nvidia.com")}, ["autoclave's DRA driver writes slices of gpu.autoclave.dev only"],
+        {"found": changed(driver="gpu.nvidia.com")},
+        [f"autoclave's DRA driver writes slices of {config.DRIVER} only"],
     ),
     "a pool of another node": ({"found": changed(pool={"name": "b"})}, [OWN_NAME]),
-    "the name of another slice": ({"found": SLICE | {"metadata": {"name": "b-gpu.autoclave.dev"}}}, [OWN_NAME]),
+    "the name of another slice": ({"found": SLICE | {"metadata": {"name": "b-gpu.autoclave.internal"}}}, [OWN_NAME]),
     "a slice for all nodes": ({"found": SLICE | {"spec": FOR_ALL}}, [OWN_NODE, OWN_NAME]),
 }  # fmt: skip
 
@@ -274,7 +275,7 @@ def test_the_slice_policy_concerns_the_driver_alone_and_denies():
 def test_with_dra_the_notes_and_helm_test_expect_no_plugin():
     notes = manifests.notes({"dra": {"enabled": True}})
     assert "daemonset/x-autoclave-dra\n" in notes
-    assert "ResourceClaims of the class gpu.autoclave.dev:" in notes
+    assert "ResourceClaims of the class gpu.autoclave.internal:" in notes
     assert "-plugin" not in notes
     assert "--only=plugin" not in manifests.container("dra", "doctor (test)")["args"]
 

@@ -70,6 +70,11 @@ def test_a_tag_of_another_version_is_refused(tmp_path):
         release.make(tmp_path, home=HOME, repository=REPOSITORY, tag="v9.9.9")
 
 
+def test_a_tag_needs_a_domain_that_somebody_owns(tmp_path):
+    with pytest.raises(release.CannotReleaseError, match=r"`git grep -l autoclave\.internal`"):
+        release.make(tmp_path, home=HOME, repository=REPOSITORY, tag=f"v{__version__}")
+
+
 def test_a_tag_needs_its_section_in_the_changelog():
     unreleased = "# Changelog\n\n## [Unreleased]\n\n- New.\n\n## [0.0.1] - 2020-01-01\n\n- Old.\n"
     assert release.notes(unreleased, tag=None) == "- New.\n"

@@ -171,7 +171,7 @@ async def test_the_pods_of_the_chart_have_enough_rights(short_tmp):
 async def test_the_driver_serves_with_the_rights_that_it_has(short_tmp):
     """Among the kubelet's plugins it may write to its own directory only. No API server answers."""
     plugins, registry = short_tmp / "plugins", short_tmp / "registry"
-    (plugins / "gpu.autoclave.dev").mkdir(parents=True)
+    (plugins / "gpu.autoclave.internal").mkdir(parents=True)
     registry.mkdir()
     plugins.chmod(0o555)
     nowhere = {"name": "a", "cluster": {"server": "https://127.0.0.1:1"}, "user": {}}
@@ -195,9 +195,9 @@ async def test_the_driver_serves_with_the_rights_that_it_has(short_tmp):
         scrubber = await node.start("scrubber")
         assert await node.once("doctor (dra)") == 0
         driver = await node.start("dra", **env)
-        await until_files(lambda: any(registry.glob("gpu.autoclave.dev-*-reg.sock")), registry)
+        await until_files(lambda: any(registry.glob("gpu.autoclave.internal-*-reg.sock")), registry)
         assert not await ready(driver)
-        assert len([*(plugins / "gpu.autoclave.dev").glob("dra-*.sock")]) == 1
+        assert len([*(plugins / "gpu.autoclave.internal").glob("dra-*.sock")]) == 1
         assert await driver.stop() == 0
         assert await scrubber.stop() == 0
 

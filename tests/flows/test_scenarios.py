@@ -15,8 +15,9 @@ import pytest
 from demo.installation import RESOURCE
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
+from ground import public_names
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from scrubber.create_gate.installation import KIND, SPECIFICATION
+from scrubber.create_gate.installation import SPECIFICATION
 from tests.flows.node import Node, brisk
 from tests.patience import WITHIN
 
@@ -125,7 +126,7 @@ async def test_x19_no_gpu_rests_on_a_gate_that_is_gone(gated, change):
     pod = node.pod("next")
     status = await node.kubelet.admit(pod)
     if status.phase is not Phase.FAILED:  # the kubelet is restarted, so nobody is asked
-        answer = wire.ContainerAllocateResponse(cdi_devices=[wire.CDIDevice(name=f"{KIND}={uuid}")])
+        answer = wire.ContainerAllocateResponse(cdi_devices=[wire.CDIDevice(name=f"{public_names.GATE}={uuid}")])
         await node.stage.containers.start(pod, pod.containers[0], {RESOURCE: (uuid,)}, answer)
     assert (status.phase, node.stage.containers.leaks) == (Phase.FAILED, [])
 

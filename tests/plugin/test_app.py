@@ -48,7 +48,7 @@ async def test_a_resource_that_appears_later_is_registered_then(scrub_server, ku
     assert kubelet.capacity == {"a.io/gpu": 2, "a.io/mig-1g.10gb": 1}
 
 
-WAITS = {"waits": True, "gate": "autoclave.dev/gate=GPU"}  # the create gate holds the containers
+WAITS = {"waits": True, "gate": "autoclave.internal/gate=GPU"}  # the create gate holds the containers
 
 
 async def test_under_the_gate_a_plugin_registers_without_the_service(scrub_server, kubelet, plugin, short_tmp):

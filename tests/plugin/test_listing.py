@@ -116,7 +116,7 @@ async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, r
         assert len(reader.lists) == 2
 
 
-WAITING = gpu(0, waits=True, gate="autoclave.dev/gate=GPU-0000")
+WAITING = gpu(0, waits=True, gate="autoclave.internal/gate=GPU-0000")
 
 
 @pytest.mark.parametrize("devices", [(), (gpu(0, gate="a"),), (gpu(0, waits=True),), (WAITING, gpu(1))])

@@ -40,7 +40,7 @@ async def test_a_checkpoint_goes_with_the_condition_by_choice(api, door, reporti
     door.say(gpu(0))
     async with reporting(annotates=annotates):
         await api.until(lambda: api.says("True"))
-    wanted = {"annotations": {"autoclave.dev/checkpoint": "autoclave/node-1\n7\n"}} if annotates else None
+    wanted = {"annotations": {"autoclave.internal/checkpoint": "autoclave/node-1\n7\n"}} if annotates else None
     assert [body.get("metadata") for body in api.bodies(CONDITION)] == [wanted, wanted]
 
 

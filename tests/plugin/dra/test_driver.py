@@ -124,7 +124,7 @@ async def test_a_claims_devices_have_its_gate(short_tmp):
             ]
             answer = await cluster.prepare("a")
             names = {device.device_name: list(device.cdi_device_ids) for device in answer.devices}
-            ours = [f"nvidia.com/gpu={first}", f"autoclave.dev/gate={first}.uid-a"]
+            ours = [f"nvidia.com/gpu={first}", f"autoclave.internal/gate={first}.uid-a"]
             assert names == {first.lower(): ours, second.lower(): [f"nvidia.com/gpu={second}"]}
     finally:
         service.kill()

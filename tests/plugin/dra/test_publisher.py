@@ -19,7 +19,7 @@ from plugin.listing import Listing
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu
 
-NODE, DRIVER = "node-1", "gpu.autoclave.dev"
+NODE, DRIVER = "node-1", "gpu.autoclave.internal"
 NAME = f"{NODE}-{DRIVER}"
 QUICK = Pace(spacing=0, first=0.001, longest=0.02, slow=0.05)
 

@@ -15,7 +15,7 @@ from plugin.registration.events import Cause, NotRegistered
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import until_files
 
-DRIVER = "gpu.autoclave.dev"
+DRIVER = "gpu.autoclave.internal"
 
 
 @pytest.fixture

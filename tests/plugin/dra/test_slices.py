@@ -8,7 +8,7 @@ from plugin.dra.claims import AllocatedDevice
 from plugin.dra.slices import ListedDevice, Pool
 from tests.plugin.scrub_server import gpu
 
-POOL = Pool("gpu.autoclave.dev", "node-1", "uid-1")
+POOL = Pool("gpu.autoclave.internal", "node-1", "uid-1")
 
 
 def listed(*reported, taints=True):
@@ -27,7 +27,7 @@ def test_clean_devices_stand_first():
 
 def test_an_unhealthy_device_has_a_taint_that_says_why():
     sick = gpu(0, healthy=False, clean=False, reason="uncorrectable memory (ECC)")
-    taint = {"key": "gpu.autoclave.dev/unhealthy", "value": "uncorrectable-memory--ECC", "effect": "NoSchedule"}
+    taint = {"key": "gpu.autoclave.internal/unhealthy", "value": "uncorrectable-memory--ECC", "effect": "NoSchedule"}
     assert listed(sick, gpu(1))[1]["taints"] == [taint]
     assert "taints" not in listed(sick, gpu(1))[0]
 

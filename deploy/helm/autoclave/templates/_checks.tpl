@@ -63,7 +63,7 @@
       {{- fail (printf "kubelet.%s: with dra.inFrontOf it is too long for the path of a socket; it may have %d characters" $name (int $most)) -}}
       {{- end -}}
     {{- end -}}
-    {{- if ne $v.dra.driverName "gpu.autoclave.dev" -}}
+    {{- if ne $v.dra.driverName (printf "gpu.%s" (include "autoclave.domain" .)) -}}
     {{- fail "dra.driverName: the other driver keeps its name; with dra.inFrontOf set dra.inFrontOf.driverName instead" -}}
     {{- end -}}
     {{- range $taken := list "autoclave" $v.dra.inFrontOf.driverName -}}

@@ -9,6 +9,9 @@
 {{- .Values.fullnameOverride | default $full | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* As in ground/public_names.py. */ -}}
+{{- define "autoclave.domain" -}}autoclave.internal{{- end -}}
+
 {{- /* Labels that a selector may stand on: they never change. Called with (list $ "scrubber"). */ -}}
 {{- define "autoclave.selector" -}}
 app.kubernetes.io/name: {{ (first .).Chart.Name }}

@@ -173,7 +173,7 @@ async def test_each_device_of_a_claim_has_its_gate(cluster, service, short_tmp):
     await asyncio.to_thread(service.start, until="create gate covers")
     assert await cluster.states() == ["clean", "clean"]
     cluster.allocate("a", 0, 1)
-    first, second = (f"autoclave.dev/gate={uuid}.a" for uuid in cluster.gpus)
+    first, second = (f"autoclave.internal/gate={uuid}.a" for uuid in cluster.gpus)
     answer = await cluster.prepare("a")
     names = {(*it.request_names, it.device_name): list(it.cdi_device_ids) for it in answer.devices}
     assert names == {("gpu-0",): ["k8s.gpu.nvidia.com/claim=a-gpu", first], ("gpus", "gpu-1"): [second]}

@@ -82,7 +82,11 @@ async def test_a_quarantined_device_is_tainted_until_it_is_well(api, door, taint
         [rule] = api.objects(RULES)
         assert rule["metadata"]["name"] == "node-1-gpu-1-gpu.nvidia.com"
         assert rule["spec"]["deviceSelector"]["driver"] == DRIVER
-        assert rule["spec"]["taint"] == {"key": "gpu.autoclave.dev/unhealthy", "value": "ecc", "effect": "NoSchedule"}
+        assert rule["spec"]["taint"] == {
+            "key": "gpu.autoclave.internal/unhealthy",
+            "value": "ecc",
+            "effect": "NoSchedule",
+        }
         # A node that is deleted takes its rules with it.
         assert rule["metadata"]["ownerReferences"][0]["uid"] == api.find(NODES, NODE)["metadata"]["uid"]
         door.say(gpu(0), gpu(1))
