@@ -22,7 +22,18 @@ from scrubber.core import ownership
 from scrubber.core.model import Holder
 from scrubber.node import open_files
 from scrubber.node.open_files import Identity, Search, Timer, TooSlowError
-from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, processor_time, sees_all, status
+from scrubber.node.proc import (
+    DEAD,
+    ENDED,
+    BlindError,
+    descends,
+    latest_pid,
+    of_kernel,
+    pids,
+    processor_time,
+    sees_all,
+    status,
+)
 
 _READINGS = 3  # a process that ended while it was read is read again: another process may have its pid now
 _LISTINGS = 4  # listings of /proc in one pass, while there are new processes
@@ -170,11 +181,18 @@ class Processes:
         """All pids, also of processes that started meanwhile."""
         seen = skipped
         for _ in range(_LISTINGS):
+            latest = self._latest_pid()
             new = [pid for pid in pids(self._proc) if pid not in seen]
             if not new:
                 return
             yield from new
+            if latest is not None and latest == self._latest_pid():
+                return
             seen = seen.union(new)
+
+    def _latest_pid(self) -> bytes | None:
+        """Changes with each start of a process. None where this process may be in another pid namespace."""
+        return latest_pid(self._proc) if self._whole_node and self._namespace is None else None
 
     def named(self, pid: int) -> str:
         """A process for operators; its pid alone if it has ended or its container is unknown."""

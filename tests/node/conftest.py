@@ -69,5 +69,6 @@ def node_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeProc:
     namespace = tmp_path / "proc/self/ns/pid"
     namespace.parent.mkdir(parents=True)
     namespace.touch()
+    (tmp_path / "proc/loadavg").write_text("0.00 0.01 0.02 1/2 7\n")
     monkeypatch.setattr(proc, "INITIAL_PID_NAMESPACE", namespace.stat().st_ino)
     return NodeProc(tmp_path / "proc")

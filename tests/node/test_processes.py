@@ -220,6 +220,26 @@ def test_a_reused_pid_is_read_again(node_proc: NodeProc, file: Path) -> None:
     assert asked == [7]
 
 
+def test_a_process_that_starts_during_the_search_is_found(node_proc: NodeProc, file: Path, monkeypatch) -> None:
+    node_proc.add(7, "0::/\n")
+    listed: list[list[int]] = []
+
+    def listing(place: Path) -> list[int]:
+        found = proc.pids(place)
+        if not listed:  # it starts once the search has its first list
+            (node_proc.add(8, "0::/\n") / "fd/3").symlink_to(file)
+            (place / "loadavg").write_text("0.00 0.01 0.02 1/3 8\n")
+        listed.append(sorted(found))
+        return found
+
+    monkeypatch.setattr("scrubber.node.processes.pids", listing)
+    processes = search(node_proc.path, whole_node=True)
+    for lists in ([[7], [7, 8]], [[7, 8]]):  # nothing has started since: one list is enough
+        listed[:] = [] if not listed else [[]]
+        assert [it.pid for it in processes.holders({"gpu": [str(file)]})["gpu"] or ()] == [8]
+        assert [each for each in listed if each] == lists
+
+
 def test_bystanders_are_left_out(file: Path, launch) -> None:
     process, bystander = launch(OPEN, file), launch(OPEN, file)
 
