@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from ground.documents import strict_json
 from policies.model import Policy
-from scrubber.core import verdict
+from scrubber.core import plans
 from scrubber.core.model import Findings, MemoryManager, Outcome, ScrubPath, Step
 from scrubber.cuda import card, device
 from scrubber.cuda.patterns import Pattern
@@ -25,7 +25,6 @@ from scrubber.devices.base import Counts
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.jobs import scrub_job
-from scrubber.jobs.slots import ON_MEMORY
 from scrubber.steps import roster
 from scrubber.steps.base import Order, StepContext
 from tests.fakes.cuda.fixtures import in_this_process, libraries
@@ -102,7 +101,8 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     on_memory = _bench(NvidiaGpu(place, lambda: None, open_card=opened, memory=counts))
     beside = _bench(NvidiaGpu(place, lambda: None))
     found: Mapping[Step, Findings] = {
-        step: _done(step, order, on_memory if step in ON_MEMORY else beside) for step in verdict.plan(path, policy)
+        step: _done(step, order, on_memory if plans.driver_use(step) is plans.Driver.FOR_MEMORY else beside)
+        for step in plans.plan(path, policy)
     }
     cost.memory = found[Step.VERIFY].covered_bytes or 0
     cost.searched = found[Step.CLEAR].searched_bytes or 0

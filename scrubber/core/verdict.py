@@ -21,8 +21,8 @@ from typing import Any
 
 from ground.documents.units import format_size
 from ground.quantities import quantity
-from policies.model import OnChip, Policy
-from scrubber.core import answers, ownership, proof
+from policies.model import Policy
+from scrubber.core import answers, ownership, plans, proof
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measurements import Measurements, Uncovered, forgiven_memory, own_memory
 from scrubber.core.model import (
@@ -44,13 +44,6 @@ from scrubber.core.model import (
     Vitals,
 )
 
-_THOROUGH = (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH)
-PLANS: dict[ScrubPath, tuple[Step, ...]] = {
-    ScrubPath.FAST: (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SETTINGS, Step.HEALTH),
-    ScrubPath.SLOW: (Step.EVICT, *_THOROUGH),
-    ScrubPath.RESET: (Step.EVICT, Step.RESET, *_THOROUGH),
-}
-MEASURED = (Step.CLEAR, Step.VERIFY)
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
 
@@ -77,12 +70,6 @@ class Consequence(Enum):
     LEAVE_DIRTY = "no proven fault of the device: it is tried again later"
     STAY_IN_QUARANTINE = "the probation could not be completed: the reason of the quarantine stays"
     ENTER_QUARANTINE = "a fault of the device: its ailment is the reason"
-
-
-def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
-    """The steps of a path, without those that the policy leaves out in writing."""
-    leaves_chip = path is ScrubPath.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
-    return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
 
 
 def fence(
@@ -122,7 +109,7 @@ def fence(
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     """Whether a job's present path proves the device clean and healthy. Hardware faults of earlier paths count too."""
     ran = tuple(result for result in job.results if result.path is job.path)
-    fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, plan(job.path, policy))
+    fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, plans.plan(job.path, policy))
     if fault is not None:
         return fault
     done = {result.step: result for result in ran}
@@ -321,7 +308,7 @@ def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed
 
 def _not_measured(done: Done) -> Failed | None:
     """Clear and verify must report their coverage, and it must be possible."""
-    for step in MEASURED:
+    for step in plans.MEASURED:
         covered, own = done[step].findings.covered_bytes, done[step].findings.allocatable_bytes
         if not covered or not own:
             return failed(step, Blame.DEVICE, f"{step.value} did not say how much memory it covered")
@@ -353,7 +340,7 @@ def _too_little(done: Done, policy: Policy) -> Failed | None:
     uncovered = done[Step.CLEAR].findings.uncovered
     own = own_memory(uncovered)
     allowed = forgiven_memory(uncovered)
-    for step in MEASURED:
+    for step in plans.MEASURED:
         covered = done[step].findings.covered_bytes or 0
         if covered + allowed >= least * allocatable:
             continue
@@ -457,11 +444,11 @@ def _searched(job: Job, clear: Findings) -> int | None:
 
 
 def _covered(done: Done) -> int:
-    return min(done[step].findings.covered_bytes or 0 for step in MEASURED)
+    return min(done[step].findings.covered_bytes or 0 for step in plans.MEASURED)
 
 
 def _allocatable(done: Done) -> int:
-    return max(done[step].findings.allocatable_bytes or 0 for step in MEASURED)
+    return max(done[step].findings.allocatable_bytes or 0 for step in plans.MEASURED)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ground import aio, log
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
-from scrubber.core import verdict
+from scrubber.core import plans
 from scrubber.core.model import Job, Moment, Outcome, Receipt, Record, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
 from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, own_worker
@@ -88,7 +88,7 @@ class Jobs:
         quarantined = record.state is State.QUARANTINED
         events: list[ev.Event] = [ev.ProbationStarted(started, by) if quarantined else ev.ScrubStarted(started)]
         if self.slots.free_for(record, len(self._running) + self._starting):
-            first = verdict.plan(path, device_policy.policy)[0]
+            first = plans.plan(path, device_policy.policy)[0]
             started = replace(started, step=first)
             events.append(ev.StepStarted(started.id, first, path))
         self._starting += 1

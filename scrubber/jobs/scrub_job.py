@@ -8,7 +8,7 @@ What follows without a deed between is one transaction: the start of the job and
 for its device; the result of a step and the start of the next one; the result of the last step and what the path
 proved. A start is on the disk before its step acts, and a receipt before anybody gets it.
 
-A step that only reads (``READING``) already runs while the device is observed, because observations take most of the
+A step that only reads already runs while the device is observed, because observations take most of the
 time of a short path. The result of such a step counts only if the fence then allows the step.
 
 A path has two workers, one after the other: one up to the last step on memory, one for the rest. The steps on memory
@@ -31,7 +31,7 @@ from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
-from scrubber.core import leftover, pauses, presence, proof, states, upkeep, verdict
+from scrubber.core import leftover, pauses, plans, presence, proof, states, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -50,7 +50,7 @@ from scrubber.core.model import (
     Vitals,
 )
 from scrubber.devices.base import DeviceError
-from scrubber.jobs.slots import BRIEF_ON_DRIVER, DeviceLocks, Slots
+from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
@@ -58,7 +58,6 @@ from scrubber.steps.base import Order
 from scrubber.workers.worker import BrokenError, Worker
 
 CENSUS = 16  # on the fast path, one part of the memory in so many is searched for residue
-READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on the device
 
 logger = log.get("jobs")
 
@@ -198,9 +197,9 @@ class ScrubJob:
         Returns the result of the last step if it passed: it is recorded together with what the path proved.
         """
         self._clear_began = math.inf
-        plan = verdict.plan(self.path, self._policy)
+        plan = plans.plan(self.path, self._policy)
         following = dict(pairwise(plan))
-        for _, together in groupby(plan, BRIEF_ON_DRIVER.__contains__):
+        for _, together in groupby(plan, lambda step: plans.driver_use(step) is plans.Driver.BRIEFLY):
             steps = tuple(together)
             async with AsyncExitStack() as until_worker_ends, own_worker(self._observer, self._spawn) as worker:
                 for step in steps:
@@ -225,7 +224,7 @@ class ScrubJob:
     ) -> StepResult:
         if unexpected_holder is not None:
             result = self._aborted(step, unexpected_holder)
-        elif step in READING:
+        elif plans.STEPS[step].only_reads:
             result = await self._read(worker, step, order)
         else:
             result = await self._change(worker, step, order)

@@ -8,12 +8,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from ground.aio import RWLock
 from scrubber.core.model import Job, Record, ScrubPath, Step
+from scrubber.core.plans import Driver, driver_use
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
 
-ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})
-# These steps hold the driver only while they run. The steps on memory hold it until their worker has ended.
-BRIEF_ON_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})
 MAX_WORKERS = 16  # at once; each is a process of its own, and all devices of a node may become dirty together
 OVERTAKEN_FOR = 60.0  # seconds for which scrubs without a self-test may overtake a waiting reset
 
@@ -106,17 +104,17 @@ class Slots:
 
     def between(self, step: Step, following: Step) -> bool:
         """Whether the job waits for a slot or a lock between two steps of its path, or gives one back."""
-        if following is Step.RESET:  # its start is recorded under the locks of the siblings
-            return True
-        return not ON_MEMORY.issuperset((step, following))
+        return {driver_use(step), driver_use(following)} != {Driver.FOR_MEMORY}
 
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
-        if step is Step.RESET:
-            return self._when_reacquired(device, self.driver.exclusive())
-        if step in BRIEF_ON_DRIVER:
-            return self._when_reacquired(device, self.driver.shared(brief=True))
-        return nullcontext()
+        match driver_use(step):
+            case Driver.ALONE:
+                return self._when_reacquired(device, self.driver.exclusive())
+            case Driver.BRIEFLY:
+                return self._when_reacquired(device, self.driver.shared(brief=True))
+            case Driver.NOT | Driver.FOR_MEMORY:
+                return nullcontext()
 
     def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker of these steps, from its first step on memory until it has ended."""

@@ -78,7 +78,7 @@ class Processes:
         self._each_within = each_within
         self._files: dict[str, Sequence[str]] = {}  # of all devices so far: a process is read for all of them at once
         self._looked_for: frozenset[tuple[str, Identity]] = frozenset()  # all files of the last pass
-        self._earlier: dict[int, _Earlier] = {}  # the processes that the last pass, or one before, has read for these
+        self._earlier: dict[int, _Earlier] = {}  # the processes that were read for these
         self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
         self._reading: tuple[float, int] | None = None  # since when which process is read
         self.gave_up = False  # whether the last search ended at a time limit
@@ -129,7 +129,7 @@ class Processes:
         self.missing |= search.missing
         if self._looked_for != search.files:
             self._looked_for, self._earlier = search.files, {}
-        earlier, seen = self._earlier, dict[int, _Earlier]()
+        earlier, ended = self._earlier, set(self._earlier)
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
@@ -138,15 +138,17 @@ class Processes:
             named |= {user: named.get(user, frozenset()) | {device} for user in listed.get(device, ())}
         for pid in self._pids({os.getpid(), *exclude}):
             listing, before, ran = named.get(pid, frozenset()), earlier.get(pid), processor_time(pid)
+            ended.discard(pid)
             if not listing and before is not None and before.ran == ran and not before.held & search.devices:
-                seen[pid] = before
                 continue
             if not listing and of_kernel(f"{self._proc}/{pid}"):
-                seen |= {pid: _Earlier(ran)} if ran is not None else {}
-                continue
-            read = self._read_timed(pid, search, listing, is_bystander, until)
-            if read.complete and ran is not None:
-                seen[pid] = _Earlier(ran, read.held)
+                read = _ProcessReading(complete=True)
+            else:
+                read = self._read_timed(pid, search, listing, is_bystander, until)
+            if read.complete and ran is not None:  # kept also if the search gives up later: the next one goes on there
+                earlier[pid] = _Earlier(ran, read.held)
+            else:
+                earlier.pop(pid, None)
             if read.blind and self._whole_node:
                 blind = True
                 self.unreadable = self.unreadable or f"{self.named(pid)} cannot be read: {read.blind}"
@@ -154,7 +156,8 @@ class Processes:
                 unknown |= read.devices
             for device in read.devices:
                 found[device] += read.holder
-        self._earlier = seen
+        for pid in ended:
+            del earlier[pid]
         unproven = files.keys() if blind else unknown
         return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}
 

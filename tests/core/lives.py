@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.model import Evict, Eviction, Mode, Paths, Policy
 from scrubber.core import events as ev
-from scrubber.core import states, verdict
+from scrubber.core import plans, states, verdict
 from scrubber.core.answers import RecordFirst
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -101,7 +101,7 @@ def result(
 def results(path: ScrubPath = ScrubPath.FAST, **findings: dict[str, object]) -> tuple[StepResult, ...]:
     """A path on which every step passed; findings by the name of the step."""
     passed = Outcome.PASSED
-    return tuple(result(step, path, passed, **findings.get(step.value, {})) for step in verdict.PLANS[path])
+    return tuple(result(step, path, passed, **findings.get(step.value, {})) for step in plans.PLANS[path])
 
 
 def finished(path: ScrubPath = ScrubPath.FAST, name: str = "job-1", **findings: dict[str, object]) -> Job:

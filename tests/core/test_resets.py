@@ -6,7 +6,7 @@ from hypothesis import given
 from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
 from policies.model import Policy
-from scrubber.core import acquire, ailments, answers, device_status, proof, states, upkeep, verdict
+from scrubber.core import acquire, ailments, answers, device_status, plans, proof, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.ailments import Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
@@ -18,7 +18,7 @@ PLAIN = [AilmentKind.OPERATOR, *(kind for kind, it in ailments.REMEDIES.items() 
 
 def resets(record, policy=ENFORCE):
     """Whether the next scrub resets the device."""
-    return Step.RESET in verdict.PLANS[proof.next_path(record, policy)]
+    return Step.RESET in plans.PLANS[proof.next_path(record, policy)]
 
 
 def scrubbed(record, path):

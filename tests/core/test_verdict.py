@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.hardware import DeviceSign, QuarantinePolicy
 from policies.model import Clear, OnChip, Policy
 from policies.xids import PROGRAM_FAULTS, Treatment, Xids
-from scrubber.core import ailments, verdict
+from scrubber.core import ailments, plans, verdict
 from scrubber.core import events as ev
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.model import (
@@ -36,7 +36,7 @@ from tests.core.lives import ENFORCE, NOW, finished, result, results
 
 FRESH = Baseline()
 WRONG = Mismatch(offset=4096, expected=0, got=255, count=3)
-PLANNED = [(path, step) for path, plan in verdict.PLANS.items() for step in plan]
+PLANNED = [(path, step) for path, plan in plans.PLANS.items() for step in plan]
 HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 
 
@@ -51,13 +51,13 @@ def spoiled(path, step, **changes):
 
 
 def test_each_path_has_its_steps_in_the_right_order():
-    for path, plan in verdict.PLANS.items():
+    for path, plan in plans.PLANS.items():
         assert (plan[0], plan[-1]) == (Step.EVICT, Step.HEALTH)
         assert plan.index(Step.CLEAR) < plan.index(Step.VERIFY) < plan.index(Step.SETTINGS)
         assert plan.index(Step.VERIFY) < plan.index(Step.SCRATCH) < plan.index(Step.SETTINGS)
         assert (Step.RESET in plan) == (path is ScrubPath.RESET)
         assert (Step.SELFTEST in plan) == (path is not ScrubPath.FAST)
-    slow, reset = verdict.PLANS[ScrubPath.SLOW], verdict.PLANS[ScrubPath.RESET]
+    slow, reset = plans.PLANS[ScrubPath.SLOW], plans.PLANS[ScrubPath.RESET]
     assert reset == (Step.EVICT, Step.RESET, *slow[1:])
     assert slow.index(Step.SCRATCH) < slow.index(Step.SELFTEST)
     assert slow.index(Step.SELFTEST) < slow.index(Step.HEALTH), "what the tests brought out is seen by the last look"
@@ -65,11 +65,10 @@ def test_each_path_has_its_steps_in_the_right_order():
 
 def test_only_the_fast_path_may_leave_out_the_chip():
     leaves = Policy(clear=Clear(on_chip=OnChip.SLOW_PATH))
-    plans = {path: verdict.plan(path, leaves) for path in ScrubPath}
-    assert plans[ScrubPath.SLOW] == verdict.plan(ScrubPath.SLOW, ENFORCE) == verdict.PLANS[ScrubPath.SLOW]
-    assert [step for step in verdict.plan(ScrubPath.FAST, ENFORCE) if step not in plans[ScrubPath.FAST]] == [
-        Step.SCRATCH
-    ]
+    planned = {path: plans.plan(path, leaves) for path in ScrubPath}
+    assert planned[ScrubPath.SLOW] == plans.plan(ScrubPath.SLOW, ENFORCE) == plans.PLANS[ScrubPath.SLOW]
+    left_out = [step for step in plans.plan(ScrubPath.FAST, ENFORCE) if step not in planned[ScrubPath.FAST]]
+    assert left_out == [Step.SCRATCH]
     assert leaves.proof_digest != ENFORCE.proof_digest
 
 
@@ -317,7 +316,7 @@ def test_a_receipt_says_what_was_measured():
     said = receipt_of(job)
     assert said == Receipt(
         id=said.digest[:16], device="GPU-1", job="job-1", path=ScrubPath.SLOW, incarnation=lives.HERE, policy="rule-1",
-        policy_digest="digest-1", finished=NOW, steps=tuple((step, 0.25) for step in verdict.PLANS[ScrubPath.SLOW]),
+        policy_digest="digest-1", finished=NOW, steps=tuple((step, 0.25) for step in plans.PLANS[ScrubPath.SLOW]),
         covered_bytes=980, allocatable_bytes=1000, residue_bytes=5, processes_found=2, processes_terminated=1,
         baseline=Baseline(3, 0), previous=None, digest=verdict.digest_of(said), residue_at=(64, 512),
         uncovered=(Uncovered("own context", 7), Uncovered("unexplained", 13)), patterns=("random", "zero"), units=132,
@@ -387,7 +386,7 @@ def test_changing_any_field_of_a_receipt_changes_its_digest(field):
 
 
 def test_the_digest_of_a_receipt_never_changes_between_versions():
-    steps = tuple((step, 0.25) for step in verdict.PLANS[ScrubPath.RESET])
+    steps = tuple((step, 0.25) for step in plans.PLANS[ScrubPath.RESET])
     digest = verdict.digest_of(replace(receipt_of(finished(ScrubPath.SLOW)), patterns=(), steps=steps))
     assert digest == "2df9147411488cf83c24d11798b5f6831786f1d444a54a5141c51417b8717db0"
 
@@ -404,7 +403,7 @@ def test_i6_only_the_whole_plan_passes_with_any_results(found):
     for path in ScrubPath:
         if isinstance(judge(replace(lives.job(path), results=tuple(found))), Measurements):
             ran = [(it.step, it.outcome) for it in found if it.path is path]
-            assert ran == [(step, Outcome.PASSED) for step in verdict.PLANS[path]]
+            assert ran == [(step, Outcome.PASSED) for step in plans.PLANS[path]]
 
 
 @pytest.mark.parametrize(("why", "reported"), [("", ""), ("GPU is stuck", ": GPU is stuck")])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Clear, Passes
-from scrubber.core import verdict
+from scrubber.core import plans, verdict
 from scrubber.core.measurements import OWN_CONTEXT, OWN_LISTED, Measurements, Uncovered
 from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Consequence, Failed
@@ -37,7 +37,7 @@ ALL = (1000, 1000)
     [(994, ENFORCE, False), (995, ENFORCE, True), (1000, ENFORCE, True), (499, HALF, False), (500, HALF, True),
      (999, FULL, False), (1000, FULL, True)],
 )  # fmt: skip
-@pytest.mark.parametrize("step", verdict.MEASURED)
+@pytest.mark.parametrize("step", plans.MEASURED)
 def test_s15_less_coverage_than_the_policy_orders_fails_the_job(step, covered, policy, enough):
     part = (covered, 1000)
     job = measured(part, ALL) if step is Step.CLEAR else measured(ALL, part)
@@ -51,14 +51,14 @@ def test_s15_less_coverage_than_the_policy_orders_fails_the_job(step, covered, p
 
 
 @pytest.mark.parametrize("measured_bytes", [(None, 1000), (0, 1000), (1000, None), (0, 0), (1000, 0), (None, None)])
-@pytest.mark.parametrize("step", verdict.MEASURED)
+@pytest.mark.parametrize("step", plans.MEASURED)
 def test_coverage_that_was_not_measured_fails_the_job(step, measured_bytes):
     judged = judge(measured(measured_bytes, ALL) if step is Step.CLEAR else measured(ALL, measured_bytes))
     assert judged == verdict.failed(step, Blame.DEVICE, f"{step.value} did not say how much memory it covered")
 
 
 @pytest.mark.parametrize("measured_bytes", [(2000, 1000), (1001, 1000), (1, -1)])
-@pytest.mark.parametrize("step", verdict.MEASURED)
+@pytest.mark.parametrize("step", plans.MEASURED)
 def test_more_coverage_than_memory_fails_the_job(step, measured_bytes):
     judged = judge(measured(measured_bytes, ALL) if step is Step.CLEAR else measured(ALL, measured_bytes), policy=HALF)
     said = f"{step.value} says it covered {measured_bytes[0]} of {measured_bytes[1]} bytes: it counts wrongly"

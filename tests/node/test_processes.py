@@ -16,7 +16,7 @@ import pytest
 
 from scrubber.core.model import Holder
 from scrubber.node import clock, proc
-from scrubber.node.open_files import Search, Timer
+from scrubber.node.open_files import Search, Timer, TooSlowError
 from scrubber.node.processes import Processes
 from tests.node.conftest import DEAD_LEADER, NodeProc
 from tests.node.open_programs import MAP as MAPPING
@@ -122,6 +122,26 @@ def test_a_search_that_one_process_slows_proves_nothing(tmp_path: Path, launch) 
     assert processes.holders(files) == {"its own": None, "free": None}
     assert processes.gave_up
     assert processes.slowest()[1] == slow.pid
+
+
+def test_a_search_goes_on_where_the_last_gave_up(tmp_path: Path, file: Path, launch, monkeypatch) -> None:
+    first, second = launch("import time" + SLEEP, file), launch(OPEN, file)
+    read, held_by = [], Search.held_by
+
+    def once(search: Search, task: str, timer: Timer) -> frozenset[str]:
+        read.append(int(task.rpartition("/")[2]))
+        if len(read) == 2:
+            raise TooSlowError
+        return held_by(search, task, timer)
+
+    monkeypatch.setattr(Search, "held_by", once)
+    monkeypatch.setattr("scrubber.node.processes.pids", lambda _: [first.pid, second.pid])
+    processes = search(view(tmp_path, first.pid, second.pid))
+    stop(first.pid)
+    for found in (None, [second.pid]):
+        holders = processes.holders({"gpu": [str(file)]})["gpu"]
+        assert (None if holders is None else [it.pid for it in holders]) == found
+    assert read == [first.pid, second.pid, second.pid]
 
 
 def test_a_search_without_time_proves_nothing(file: Path) -> None:

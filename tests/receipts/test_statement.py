@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.values import ScrubPath
-from scrubber.core import verdict
+from scrubber.core import plans, verdict
 from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.receipts import dsse, statement
@@ -66,7 +66,7 @@ LARGE = sealed(
         id="", device=UUID, job="fedcba98765f", path=ScrubPath.RESET, policy="cluster-policy/" + 45 * "n",
         incarnation=Incarnation(BOOT, "580.105.08 1764081234.123456"), policy_digest="d" * 16,
         finished=Moment(1764081234.123456, 8640012.345678), baseline=Baseline(),
-        steps=tuple((step, 1234.567) for step in (*verdict.PLANS[ScrubPath.SLOW], *verdict.PLANS[ScrubPath.RESET])),
+        steps=tuple((step, 1234.567) for step in (*plans.PLANS[ScrubPath.SLOW], *plans.PLANS[ScrubPath.RESET])),
         previous="0" * 64, digest="", covered_bytes=190_000_000_000, allocatable_bytes=191_000_000_000,
         residue_bytes=190_000_000_000, processes_found=1000, processes_terminated=1000,
         uncovered=tuple(Uncovered(cause, 400_000_000) for cause in CAUSES), patterns=("random", "ones", "zero"),

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import verdict
+from scrubber.core import plans
 from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.observe.observation_cache import UNOBSERVED
@@ -22,7 +22,7 @@ from tests.service.node import Kind, Process
 from tests.service.pretend_worker import PretendWorker
 
 TURNS = [(Step.SETTINGS, 1), (Step.HEALTH, 1), (Step.HEALTH, 2)]  # the last is that of the last vitals
-STEPS = verdict.PLANS[ScrubPath.FAST]
+STEPS = plans.PLANS[ScrubPath.FAST]
 READS = [Step.VERIFY, Step.HEALTH]
 A_WHILE = 2.0  # longer than any step takes
 
