@@ -89,7 +89,7 @@ class RWLock:
     @asynccontextmanager
     async def shared(self, *, brief: bool = False) -> AsyncIterator[None]:
         """Shared use, as soon as no task has or waits for exclusive use."""
-        await self._changed.until(lambda: self._open(brief=brief))
+        await self._changed.until(lambda: self.is_open(brief=brief))
         self._users += 1
         try:
             yield
@@ -113,7 +113,8 @@ class RWLock:
                 self._exclusive = False
             self._changed.notify()
 
-    def _open(self, *, brief: bool) -> bool:
+    def is_open(self, *, brief: bool) -> bool:
+        """Whether a shared use begins at once."""
         if self._exclusive:
             return False
         return not self._waiting or (brief and asyncio.get_running_loop().time() - self._waiting[0] < self._patience)

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from ground import log
 from ground.aio import Changed
@@ -198,26 +198,27 @@ class ScrubJob:
         """
         self._clear_began = math.inf
         plan = plans.plan(self.path, self._policy)
-        following = dict(pairwise(plan))
+        passed: ev.StepFinished | None = None  # the result of the last step, until it is recorded
         for _, together in groupby(plan, lambda step: plans.driver_use(step) is plans.Driver.BRIEFLY):
             steps = tuple(together)
             async with AsyncExitStack() as until_worker_ends, own_worker(self._observer, self._spawn) as worker:
                 for step in steps:
+                    if passed is not None and not self._context.slots.free_at(step, steps):
+                        await self._append(None, passed)
+                        passed = None
                     if step is Step.CLEAR:
                         await until_worker_ends.enter_async_context(self._context.slots.at_memory(self.device, steps))
                     async with self._turn(step, plan) as unexpected_holder:
                         # Recorded before the observation: a later request for the device or a sibling finds this step
                         # in the ledger, and the observation finds what an earlier request has handed out.
                         if self.step is not step:
-                            await self._record_start(step)
+                            await self._record_start(step, passed)
                         result = await self._result(worker, step, order, unexpected_holder, is_last=step is steps[-1])
                         if result.outcome is not Outcome.PASSED:
                             await self._append(None, ev.StepFinished(self.id, result))
                             return None
-                        if step not in following:
-                            return ev.StepFinished(self.id, result)
-                        await self._record_result(result, following[step])
-        return None
+                        passed = ev.StepFinished(self.id, result)
+        return passed
 
     async def _result(
         self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Fenced | None, *, is_last: bool
@@ -325,13 +326,7 @@ class ScrubJob:
 
     @asynccontextmanager
     async def _turn(self, step: Step, plan: tuple[Step, ...]) -> AsyncIterator[Fenced | None]:
-        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait.
-
-        A step whose start was recorded together with the end of the step before needs no slot of its own.
-        """
-        if self.step is step:
-            yield None
-            return
+        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait."""
         slots = self._context.slots
         async with AsyncExitStack() as turn:
             unexpected_holder = None
@@ -374,26 +369,20 @@ class ScrubJob:
 
     # -- the ledger
 
-    async def _record_start(self, step: Step) -> None:
-        if step is not Step.RESET:
-            await self._append(step, ev.StepStarted(self.id, step, self.path))
-            return
-        # Under the siblings' locks: either a grant of a sibling is recorded before the reset, or the decision about
-        # that grant finds the reset in the ledger.
-        async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
-            await self._append(step, ev.StepStarted(self.id, step, self.path))
-
-    async def _record_result(self, result: StepResult, following: Step) -> None:
-        """Record that a step passed, and in the same transaction the start of the next step if it can begin now.
+    async def _record_start(self, step: Step, passed: ev.StepFinished | None) -> None:
+        """Record the start of a step and, if the step did not wait, in the same transaction that the last one passed.
 
         The observation that comes next then shows both that nothing disturbed the step that has ended, and that the
         next one may run.
         """
-        ended = ev.StepFinished(self.id, result)
-        if self._context.slots.between(result.step, following):
-            await self._append(None, ended)
-        else:
-            await self._append(following, ended, ev.StepStarted(self.id, following, self.path))
+        started = ev.StepStarted(self.id, step, self.path)
+        if step is not Step.RESET:
+            await self._append(step, *([started] if passed is None else [passed, started]))
+            return
+        # Under the siblings' locks: either a grant of a sibling is recorded before the reset, or the decision about
+        # that grant finds the reset in the ledger.
+        async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
+            await self._append(step, started)
 
     async def _append(self, step: Step | None, *events: ev.Event) -> None:
         """Record the events in one transaction. ``step`` is the present step after them."""

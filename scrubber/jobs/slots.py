@@ -102,9 +102,13 @@ class Slots:
                 await stack.enter_async_context(self.workers)
             yield
 
-    def between(self, step: Step, following: Step) -> bool:
-        """Whether the job waits for a slot or a lock between two steps of its path, or gives one back."""
-        return {driver_use(step), driver_use(following)} != {Driver.FOR_MEMORY}
+    def free_at(self, step: Step, steps: tuple[Step, ...]) -> bool:
+        """Whether a step certainly does not wait for the driver. ``steps``: those of its worker."""
+        use = driver_use(step)
+        if use is Driver.NOT or (use is Driver.FOR_MEMORY and step is not Step.CLEAR):
+            return True
+        brief = use is Driver.BRIEFLY or _are_brief(steps)
+        return use is not Driver.ALONE and self.driver.is_open(brief=brief) and self.driver_release.is_reacquired()
 
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
@@ -118,7 +122,7 @@ class Slots:
 
     def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker of these steps, from its first step on memory until it has ended."""
-        return self._when_reacquired(device, self.driver.shared(brief=Step.SELFTEST not in steps))
+        return self._when_reacquired(device, self.driver.shared(brief=_are_brief(steps)))
 
     @asynccontextmanager
     async def _when_reacquired(self, device: str, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
@@ -128,3 +132,7 @@ class Slots:
                 await stack.enter_async_context(turn)
                 await self.driver_release.reacquired()
             yield
+
+
+def _are_brief(steps: tuple[Step, ...]) -> bool:
+    return Step.SELFTEST not in steps
