@@ -441,3 +441,17 @@ async def test_a_preference_is_the_vendors_among_clean_devices(scrub_server, kub
     await kubelet.admit(mine := pod())
     assert kubelet.held(mine) == {next(iter(kubelet.held(mine))): {GPU: ("GPU-0001",)}}
     assert "GetPreferredAllocation" in vendor.left
+
+
+@pytest.mark.parametrize("left", [{"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY}, {"GPU-0001": HEALTHY}])
+async def test_one_dead_gpu_stops_no_other(kubelet, ready, vendor, left):
+    """NVIDIA's plugin reads the links of all GPUs before it prefers one. With a lost one, no pod would be admitted."""
+    vendor.fail["GetPreferredAllocation"] = "unable to get device link information: GPU is lost"
+    await ready()
+    vendor.devices = left
+    vendor.show()
+    await kubelet.until(lambda: [it for it, how in kubelet.devices(GPU).items() if how == HEALTHY] == ["GPU-0001"])
+    await kubelet.run(mine := pod())
+    assert mine.phase is Phase.RUNNING
+    assert [*kubelet.held(mine).values()] == [{GPU: ("GPU-0001",)}]
+    assert "GetPreferredAllocation" in vendor.left
