@@ -99,12 +99,13 @@ def test_files_are_private_to_the_user_of_the_service(shared):
     assert mode(shared.root / "state/ledger.db") == 0o600
 
 
-def test_the_service_is_small_and_loads_no_cuda(shared):
-    shared.settled(0, "clean")
-    status = Path(f"/proc/{shared.process.pid}/status").read_text()
+def test_the_service_is_small_and_loads_no_cuda(service):
+    """One of its own: the longer a service runs beside other tests, the larger processes of theirs it has read."""
+    service.settled(0, "clean")
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
     resident = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
     assert resident <= MOST_RESIDENT
-    maps = Path(f"/proc/{shared.process.pid}/maps").read_text()
+    maps = Path(f"/proc/{service.process.pid}/maps").read_text()
     assert not [name for name in ("numpy", "cupy", "libcuda", "libnvidia") if name in maps]
 
 

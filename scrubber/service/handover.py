@@ -418,10 +418,10 @@ class Handover:
             raise NotReady(first.reason, first.message)
         if now >= deadline and not running:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE)
+        names = ", ".join(job.device for job in running)
+        scrubbed = f"cannot {request.action.value} {names} in time: it is being scrubbed; try again"
         if now >= deadline:
-            names = ", ".join(job.device for job in running)
-            why = "in time: it is being scrubbed; try again"
-            raise NotReady(Reason.SCRUBBING, f"cannot {request.action.value} {names} {why}")
+            raise NotReady(Reason.SCRUBBING, scrubbed)
         if waiting and request.action is Action.START_ON:
             await self._change_of(waiting, min(START_OBSERVES_EVERY, deadline - now))
             return
@@ -430,10 +430,12 @@ class Handover:
             return
         tasks = [asyncio.create_task(job.finished.wait()) for job in running]
         try:
-            await asyncio.wait(tasks, timeout=deadline - now)
+            _, unfinished = await asyncio.wait(tasks, timeout=deadline - now)
         finally:
             for task in tasks:
                 task.cancel()
+        if unfinished:  # at once: one more observation could take longer than the caller waits
+            raise NotReady(Reason.SCRUBBING, scrubbed)
 
     async def _change_of(self, devices: Iterable[str], within: float) -> None:
         """Return when the record of one of the devices changes, at the latest after ``within`` seconds."""

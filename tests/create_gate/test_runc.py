@@ -103,7 +103,7 @@ def test_containers_of_a_claim_are_created_until_it_ends(containers, gpus, servi
 
 def test_while_a_gpu_is_scrubbed_no_container_is_created(containers, gpus, service):
     [hook] = containers.hooks(gpus[0])
-    hook["args"][-1] = "2"
+    hook["args"][-1] = "4"
     service.popen("simulate", "stall-clears", "0").wait()
     service.popen("scrub", "0", "--no-wait").wait()
     assert f"cannot start on {gpus[0]} in time: it is being scrubbed" in containers.run("c1", [hook])

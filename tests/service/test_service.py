@@ -302,6 +302,22 @@ async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch
         await world.handover.start([device], "another pod", within=4)
 
 
+async def test_a_late_scrub_is_named_without_another_observation(world, monkeypatch):
+    device, full = world.uuids[0], world.context.observer.full
+    world.node.gpus[device].stalls = True
+    await world.operations.scrub(device, ScrubPath.FAST)
+    hangs_from = world.loop.time() + 3.0
+
+    async def slower(*args: object, **more: object) -> object:
+        await asyncio.sleep(10**6 if world.loop.time() > hangs_from else 0)
+        return await full(*args, **more)
+
+    monkeypatch.setattr(world.context.observer, "full", slower)
+    with pytest.raises(NotReady, match="it is being scrubbed"):
+        await world.handover.start([device], "another pod", within=4)
+    assert world.loop.time() < hangs_from + 0.5
+
+
 async def test_a_start_without_a_decision_is_refused_in_the_end(build, monkeypatch):
     """A fault in the decisions must not fill the ledger."""
     world = build(policy="observe")
