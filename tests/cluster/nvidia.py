@@ -43,6 +43,11 @@ def install():
     return machine.environment
 
 
+def lose(number):
+    """The GPU falls off the bus."""
+    Machine(ROOT / "state").set({f"gpu.{number}.lost": True})
+
+
 def mounted(spec, container, indices=range(GPUS)):
     """The specification of a pod whose container mounts the memory of all GPUs, or of some."""
     places = [(f"memory{index}", f"/dev/simulated-gpu{index}", gpus()[index].memory) for index in indices]

@@ -6,14 +6,17 @@ from signal import SIGKILL, SIGTERM
 
 import pytest
 from lightkube.resources.batch_v1 import Job
+from lightkube.resources.core_v1 import Pod
 
+from scrubber.devices.simulated import drills
 from tests.cluster import files
-from tests.cluster.autoclave import GPUS
+from tests.cluster.autoclave import GPUS, SIMULATED
 from tests.cluster.cluster import container
 from tests.cluster.conftest import LOGS
 from tests.cluster.in_front import InFront, replace
-from tests.cluster.nvidia import mounted
+from tests.cluster.nvidia import lose, mounted
 
+ONLY_PREFERS = {"DP_DISABLE_HEALTHCHECKS": "all"}  # NVIDIA's plugin goes on calling a lost GPU healthy
 STRATEGIES = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 
 
@@ -50,6 +53,37 @@ async def test_without_autoclave_the_next_pod_finds_the_secret(node_with_nvidia,
     await it.cluster.delete("first")
     await it.cluster.gone("first")
     await it.hold("second", says="DIRTY")
+
+
+async def test_without_autoclave_one_lost_gpu_fails_every_pod(node_with_nvidia, autoclave):
+    """It reads the links of all GPUs before it prefers one (k8s-device-plugin#2038)."""
+    it = node_with_nvidia
+    autoclave.service.end()
+    it.vendor = it.nvidia(KUBELET_SOCKET="", **ONLY_PREFERS)
+    it.vendor.start()
+    await it.offered()
+    lose(0)
+    await it.cluster.create("one", container("-for", "50ms"))
+    await it.cluster.until(Pod, "one", lambda pod: pod.status.phase == "Failed")
+    [why] = await it.cluster.refused()
+    assert "GetPreferredAllocation rpc failed" in why
+
+
+async def test_one_lost_gpu_keeps_no_pod_off_the_others(behind, autoclave):
+    behind.vendor.end()
+    behind.vendor = behind.nvidia(**ONLY_PREFERS)
+    behind.vendor.start()
+    await files.until(behind.gate.log, lambda: behind.gate.log.read_text().count("has registered") > 1)
+    [sick] = await autoclave.devices(bool, index=0)
+    lose(0)
+    drills.xid(SIMULATED, sick.device, 79)
+    await behind.offered(GPUS - 1)
+    rules = {"completions": 10, "parallelism": GPUS - 1, "backoffLimit": 0}
+    spec = behind.cluster.spec(container("-for", "50ms"))
+    await behind.cluster.create_job("many", rules | {"template": {"spec": spec}})
+    await behind.cluster.until(Job, "many", lambda job: job.status.succeeded == 10)
+    assert await behind.cluster.refused() == []
+    assert "GPU is lost" in behind.vendor.log.read_text()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
