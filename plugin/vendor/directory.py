@@ -268,6 +268,9 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 loop = asyncio.get_running_loop()
                 self._keeping[resource] = loop.call_later(KEPT, self._expire, resource)
         else:
+            if offered.doubts_all and not self._offer.doubts_all(resource):
+                why = "the vendor's plugin calls all devices unhealthy: each goes out after a scrub"
+                logger.warning(why, resource=resource, devices=len(offered.entries))
             self._offer.put(resource, offered)
             if resource in self._keeping:  # until a list can be used, the time to its end runs on
                 self._keeping.pop(resource).cancel()

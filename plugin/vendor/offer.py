@@ -1,6 +1,9 @@
 """What the plugins of a vendor offer, joined with what the scrub service says.
 
-A device is healthy if both say so. The vendor's entry of a device goes on to the kubelet as it was sent.
+A device is healthy if both say so. A list that calls all of several devices unhealthy says nothing of any one of them:
+NVIDIA's plugin sends such lists once it cannot wait for errors any more, as when one GPU is lost. Each device is then
+scrubbed again, and is healthy if the scrub service says so. The vendor's entry of a device goes on to the kubelet as it
+was sent.
 """
 
 from __future__ import annotations
@@ -29,6 +32,11 @@ class VendorList:
     def unhealthy(self) -> frozenset[str]:
         """What the vendor calls unhealthy."""
         return frozenset(self.entries.keys() - self.healthy)
+
+    @property
+    def doubts_all(self) -> bool:
+        """Whether it calls all of several devices unhealthy."""
+        return len(self.entries) > 1 and not self.healthy
 
 
 def read(message: wire.ListAndWatchResponse) -> VendorList:
@@ -97,7 +105,13 @@ class VendorOffer:
     def healthy(self, resource: str, device: str) -> bool:
         """Whether the vendor's plugin is there, and nothing speaks against this device of it."""
         vendor = self._lists.get(resource)
-        return vendor is not None and vendor.current and device in vendor.healthy and device not in self._doubts
+        if vendor is None or not vendor.current or device in self._doubts:
+            return False
+        return device in (vendor.entries if vendor.doubts_all else vendor.healthy)
+
+    def doubts_all(self, resource: str) -> bool:
+        """Whether the last list of a resource calls all of several devices unhealthy."""
+        return resource in self._lists and self._lists[resource].doubts_all
 
     def away(self, resource: str) -> None:
         """The vendor's plugin is gone: its devices are unhealthy until its next list."""

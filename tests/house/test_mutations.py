@@ -106,6 +106,7 @@ class Mutant:
 
 
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
+PLANS, ON_NO_PATH = "scrubber/core/plans.py", "Traits(Driver.FOR_MEMORY, not_on=frozenset(ScrubPath))"
 LEFTOVER = "scrubber/core/leftover.py"
 OWNERSHIP = "scrubber/core/ownership.py"
 START = "scrubber/core/start.py"
@@ -130,16 +131,16 @@ PLANTED = [
     Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started", tests=IN_ACQUIRE),
     Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)", tests=IN_VERDICT),
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
-    Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,", tests=IN_VERDICT),
-    Mutant(VERDICT, "= (Step.CLEAR, Step.VERIFY,", "= (Step.CLEAR,", tests=IN_VERDICT),
+    Mutant(PLANS, "measures=True),", "measures=True, not_on=frozenset({_FAST})),", tests=IN_VERDICT),
+    Mutant(PLANS, "measures=True, only_reads=True)", "only_reads=True, not_on=frozenset(ScrubPath))", tests=IN_VERDICT),
     Mutant(STATES, "was_reset or record.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
     Mutant(STATES, "Trigger.FIRST_LOOK and record.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
     Mutant(STATES, "Path.SLOW if due is", "Path.RESET if due is", tests=IN_RESETS),
     Mutant(STATES, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
     Mutant("scrubber/core/proof.py", "most_thorough(route, record.due_path)", "route", tests=IN_RESETS),
-    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=IN_VERDICT),
-    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,", tests=COVERAGE),
-    Mutant(VERDICT, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
+    Mutant(PLANS, "Step.SCRATCH: Traits(Driver.FOR_MEMORY)", f"Step.SCRATCH: {ON_NO_PATH}", tests=IN_VERDICT),
+    Mutant(PLANS, "Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE),
+    Mutant(PLANS, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
     Mutant("scrubber/cuda/clearing.py", "number < len(chosen) - 1", "False", tests="tests/cuda/test_clearing.py"),
     Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),
     Mutant(VERDICT, "if not found.tests", "if not found.units", tests=COVERAGE),

@@ -147,6 +147,29 @@ async def test_a_device_that_the_vendor_doubted_is_scrubbed_first(scrub_server, 
     assert {request for request, _ in scrub_server.asked} == {"distrust"}  # no tenancy that never was
 
 
+async def test_a_list_that_doubts_all_devices_stops_none_for_good(scrub_server, kubelet, ready, vendor):
+    """As of NVIDIA's plugin when one GPU is lost. The scrub service knows which one."""
+    scrubbed = asyncio.Event()
+
+    async def distrusted(_devices) -> None:
+        await scrubbed.wait()
+
+    it = await ready()
+    scrub_server.answer = distrusted
+    for name in IDS:  # one after the other, as NVIDIA's plugin does
+        vendor.devices[name] = UNHEALTHY
+        vendor.show()
+    await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, UNHEALTHY))
+    scrub_server.say(gpu(0, healthy=False, quarantined=True), gpu(1))
+    scrubbed.set()
+    await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": UNHEALTHY, "GPU-0001": HEALTHY})
+    assert {("distrust", (name,)) for name in IDS} <= {*scrub_server.asked}
+    assert len(it.lines("the vendor's plugin calls all devices unhealthy: each goes out after a scrub")) == 1
+    scrub_server.answer = yes
+    await kubelet.run(mine := pod())
+    assert mine.phase is Phase.RUNNING
+
+
 async def test_an_older_service_keeps_a_doubted_device_out(scrub_server, kubelet, front, vendor):
     """An update of both programs runs a new plugin beside an old service for a moment."""
     scrub_server.answer = no(Refused(Reason.INTERNAL, "it does not know the request"))
@@ -204,7 +227,7 @@ async def test_a_device_that_becomes_unhealthy_meanwhile_is_refused(scrub_server
     async def acquired(devices) -> None:
         asked.append(devices)
         if len(asked) == 1:
-            vendor.devices = dict.fromkeys(IDS, UNHEALTHY)
+            vendor.devices["GPU-0000"] = UNHEALTHY
             vendor.show()
             await it.hear("the vendor's plugin calls a device unhealthy: it is scrubbed again")
 
