@@ -308,8 +308,9 @@ class _Earlier:
 
     It is not read again before it runs. Two kinds of holders are so found only after they have run again: a process
     that got the device while it slept, from another one that shared its files or memory and has ended; and one that
-    runs since the last tick of the kernel's timer (a core without ticks has one a second). Neither can use the device
-    in its sleep. So both are like a process that opens the device after the search.
+    runs since the last tick of the kernel's timer (a core without ticks has one a second). The first cannot use the
+    device in its sleep, and the second has had it since that tick at most. So both are like a process that opens the
+    device just after the search.
 
     An equal number of open files would prove less: a process can close one file and open another.
     """

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from deploy import release
+from ground import public_names
 from scrubber import __version__
 
 HOME = "https://home.example/team/autoclave"
@@ -70,8 +71,9 @@ def test_a_tag_of_another_version_is_refused(tmp_path):
         release.make(tmp_path, home=HOME, repository=REPOSITORY, tag="v9.9.9")
 
 
-def test_a_tag_needs_a_domain_that_somebody_owns(tmp_path):
-    with pytest.raises(release.CannotReleaseError, match=r"`git grep -l autoclave\.internal`"):
+def test_a_tag_needs_a_domain_that_somebody_owns(tmp_path, monkeypatch):
+    monkeypatch.setattr(public_names, "DOMAIN", "name.internal")
+    with pytest.raises(release.CannotReleaseError, match=r"`git grep -l name\.internal`"):
         release.make(tmp_path, home=HOME, repository=REPOSITORY, tag=f"v{__version__}")
 
 

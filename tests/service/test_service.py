@@ -287,32 +287,31 @@ async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
         await world.begin("pod", device)
 
 
-async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch):
-    device, full = world.uuids[0], world.context.observer.full
-    await world.tenancy(device)
-    await world.reach(device, State.IN_USE)
-    hangs_from = world.loop.time() + 0.5
+def hang_from(world, monkeypatch, moment: float) -> None:
+    """Full observations that begin after this moment do not end."""
+    full = world.context.observer.full
 
     async def slower(*args: object, **more: object) -> object:
-        await asyncio.sleep(10**6 if world.loop.time() > hangs_from else 0)
+        await asyncio.sleep(10**6 if world.loop.time() > moment else 0)
         return await full(*args, **more)
 
     monkeypatch.setattr(world.context.observer, "full", slower)
+
+
+async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch):
+    device = world.uuids[0]
+    await world.tenancy(device)
+    await world.reach(device, State.IN_USE)
+    hang_from(world, monkeypatch, world.loop.time() + 0.5)
     with pytest.raises(NotReady, match="it is still in use"):
         await world.handover.start([device], "another pod", within=4)
 
 
 async def test_a_late_scrub_is_named_without_another_observation(world, monkeypatch):
-    device, full = world.uuids[0], world.context.observer.full
+    device, hangs_from = world.uuids[0], world.loop.time() + 3.0
     world.node.gpus[device].stalls = True
     await world.operations.scrub(device, ScrubPath.FAST)
-    hangs_from = world.loop.time() + 3.0
-
-    async def slower(*args: object, **more: object) -> object:
-        await asyncio.sleep(10**6 if world.loop.time() > hangs_from else 0)
-        return await full(*args, **more)
-
-    monkeypatch.setattr(world.context.observer, "full", slower)
+    hang_from(world, monkeypatch, hangs_from)
     with pytest.raises(NotReady, match="it is being scrubbed"):
         await world.handover.start([device], "another pod", within=4)
     assert world.loop.time() < hangs_from + 0.5
