@@ -24,8 +24,8 @@ from scrubber.node.proc import ENDED
 
 # The file of a descriptor cannot be read: it was closed, or its mount is dead. No device file has these errors.
 _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN})
-# In /proc/PID/maps, a mapping of a file: its place ("MAJOR:MINOR INODE PATH"), which most mappings share with others.
-_PLACE = re.compile(rb"^[^ \n]+ [^ \n]+ [^ \n]+ ([^ \n]+ [1-9].*)$", re.MULTILINE)
+_OF_FILE = re.compile(rb"[^ ]+ [1-9]")  # a place in /proc/PID/maps: "MAJOR:MINOR INODE PATH"
+# A mapping of a file in /proc/PID/maps: its range and its place.
 _MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) [^ \n]+ [^ \n]+ ([^ \n]+ [1-9].*)$", re.MULTILINE)  # its range, too
 _AT_ONCE = 65536  # bytes; the kernel returns less each time
 _READINGS = 5  # a process may open and close, map and unmap files while we read
@@ -142,7 +142,7 @@ class Search:
     def _mapped_in(self, task: str, timer: Timer) -> frozenset[str]:
         for _ in range(_READINGS):
             maps = _maps(task, timer)
-            places = frozenset(_PLACE.findall(maps))
+            places = _places(maps)
             try:
                 self._learn(places - self._places.keys(), maps, task, timer)
             except FileNotFoundError:
@@ -206,6 +206,12 @@ def _maps(task: str, timer: Timer) -> bytes:
     finally:
         os.close(handle)
     return b"".join(parts)
+
+
+def _places(maps: bytes) -> frozenset[bytes]:
+    """The places of the mapped files. Most mappings share their place with others."""
+    places = {line.split(b" ", 3)[-1] for line in maps.split(b"\n")}  # a third of the time of an expression
+    return frozenset(place for place in places if _OF_FILE.match(place))
 
 
 def separate_tables(process: str) -> list[str]:

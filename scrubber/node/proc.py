@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
@@ -102,15 +103,31 @@ def pids(proc: Path) -> list[int]:
 
 
 def latest_pid(proc: Path) -> bytes | None:
-    """The pid of the process or thread that was started last in this process's pid namespace; None if not shown."""
-    try:
-        handle = os.open(proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    """The pid of the process or thread that was started last: it changes with each start.
+
+    None if this /proc is not that of our own pid namespace, for which the kernel answers.
+    """
+    if not _names_our_latest(proc):
         return None
+    handle = os.open(proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(handle, _LONGEST_STAT).split()[-1]
     finally:
         os.close(handle)
+
+
+@cache
+def _names_our_latest(proc: Path) -> bool:
+    """Whether its loadavg is of the kernel, and about the processes that it shows.
+
+    In the /proc of an outer pid namespace, we have several pids. LXCFS mounts a file of its own, which may be old.
+    """
+    with suppress(FileNotFoundError):
+        for line in (proc / "self/status").read_text(errors="replace").splitlines():
+            name, _, numbers = line.partition(":")
+            if name == "NSpid":
+                return len(numbers.split()) == 1 and (proc / "loadavg").stat().st_dev == proc.stat().st_dev
+    return False
 
 
 def sees_all(proc: Path, namespace: int | None = None) -> bool:

@@ -129,18 +129,18 @@ class Processes:
         self.missing |= search.missing
         if self._looked_for != search.files:
             self._looked_for, self._earlier = search.files, {}
-        earlier, ended = self._earlier, set(self._earlier)
+        earlier, seen = self._earlier, {os.getpid(), *exclude}
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
         named: dict[int, frozenset[str]] = {}
         for device in files:
             named |= {user: named.get(user, frozenset()) | {device} for user in listed.get(device, ())}
-        for pid in self._pids({os.getpid(), *exclude}):
-            listing, before, ran = named.get(pid, frozenset()), earlier.get(pid), processor_time(pid)
-            ended.discard(pid)
-            if not listing and before is not None and before.ran == ran and not before.held & search.devices:
+        for pid in self._pids(seen):
+            ran, before = processor_time(pid), earlier.get(pid)
+            if before and before.ran == ran and before.held.isdisjoint(search.devices) and pid not in named:
                 continue
+            listing = named.get(pid, frozenset())
             if not listing and of_kernel(f"{self._proc}/{pid}"):
                 read = _ProcessReading(complete=True)
             else:
@@ -156,7 +156,7 @@ class Processes:
                 unknown |= read.devices
             for device in read.devices:
                 found[device] += read.holder
-        for pid in ended:
+        for pid in earlier.keys() - seen:
             del earlier[pid]
         unproven = files.keys() if blind else unknown
         return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}
@@ -180,22 +180,17 @@ class Processes:
             self._reading = None
             self._slowest = max(self._slowest, (time.monotonic() - began, pid))
 
-    def _pids(self, skipped: set[int]) -> Iterator[int]:
-        """All pids, also of processes that started meanwhile."""
-        seen = skipped
+    def _pids(self, seen: set[int]) -> Iterator[int]:
+        """All other pids, also of processes that started meanwhile; they are added to ``seen``."""
         for _ in range(_LISTINGS):
-            latest = self._latest_pid()
+            latest = latest_pid(self._proc)
             new = [pid for pid in pids(self._proc) if pid not in seen]
             if not new:
                 return
+            seen.update(new)
             yield from new
-            if latest is not None and latest == self._latest_pid():
+            if latest is not None and latest == latest_pid(self._proc):
                 return
-            seen = seen.union(new)
-
-    def _latest_pid(self) -> bytes | None:
-        """Changes with each start of a process. None where this process may be in another pid namespace."""
-        return latest_pid(self._proc) if self._whole_node and self._namespace is None else None
 
     def named(self, pid: int) -> str:
         """A process for operators; its pid alone if it has ended or its container is unknown."""

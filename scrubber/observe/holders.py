@@ -83,6 +83,18 @@ class HolderSearch:
         search = replace(search, holders=holders, open=opened, left=left)
         return incarnation, await self._with_last_uses(search, uuids)
 
+    async def none_listed(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult] | None:
+        """``of`` without a search, if the driver lists no holder of these devices. None if it does, or does not answer.
+
+        Raises DeviceError when the driver cannot be asked.
+        """
+        ours = frozenset(self._workers)
+        lists = (self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, None) for uuid in uuids)
+        incarnation, listed = await asyncio.gather(self._driver.incarnation(), asyncio.gather(*lists))
+        if any(pids is None or pids - ours - self._workers for pids in listed):
+            return None
+        return incarnation, await self._with_last_uses(SearchResult(dict.fromkeys(uuids, ())), uuids)
+
     async def _with_last_uses(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
         """The result with the last uses. They come last: a use that began and ended during the search is among them.
 

@@ -1,12 +1,13 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
 A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
-observation finds all holders: it searches all processes of the node, unless the kernel says that no process has the
-device open. A step that changes a device rests on a full observation only.
+observation finds all holders: it searches all processes of the node. A scrub begins and ends with a full observation.
+Between them, once no holder was found, the driver's list is enough (``listed``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -84,7 +85,9 @@ class Observer:
                 return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             vitals = await self.health.vitals(uuid, record.device.parent) if held is None else None
-        return replace(await self.full(record), vitals=vitals)
+        # During a scrub the holder is usually a worker of the service.
+        observe = self.listed if record.state is State.SCRUBBING else self.full
+        return replace(await observe(record), vitals=vitals)
 
     async def _cached(self, record: Record) -> Facts | None:
         """The last full observation, while its witness still runs and the driver lists no new holder.
@@ -163,6 +166,26 @@ class Observer:
         """Whether the driver's answer "no holder" is enough: it leaves out who only has the device open."""
         return self._cache.shows_no_holder(record) and not self._observed_since.needs_search(record.device.uuid)
 
+    async def listed(self, record: Record, siblings: Sequence[Record] = ()) -> Facts:
+        """Facts by the driver's list, if it names nobody; else ``full``. For a scrub that has found no holder so far.
+
+        Who has come since and uses the memory is on the list. Who only has the device open is not, and shows at the
+        end of the scrub.
+        """
+        uuid = record.device.uuid
+        try:
+            listed = await self.holders.none_listed([uuid, *(sibling.device.uuid for sibling in siblings)])
+        except DeviceError:
+            listed = None
+        if listed is None or self._observed_since.needs_search(uuid):
+            return await self.full(record, siblings)
+        incarnation, result = listed
+        for seen, used in result.last_uses.items():
+            self._observed_since.used(seen, used)
+        busy = _siblings_busy(siblings, result.holders)
+        facts = Facts(incarnation, self.epoch(), result.holders[uuid], siblings_busy=busy)
+        return self._observed_since.stamped(uuid, facts)
+
     async def full(
         self,
         record: Record,
@@ -175,10 +198,10 @@ class Observer:
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
-            incarnation, search = await self.holders.of(uuids)
             owner = record.owner.container if record.owner is not None else None
-            alive = await self._owners.is_alive(owner) if owner is not None else None
-            starting_pod_alive = await self._owners.is_alive(starting_pod) if starting_pod is not None else None
+            (incarnation, search), alive, starting_pod_alive = await asyncio.gather(
+                self.holders.of(uuids), self._owners.is_alive(owner), self._owners.is_alive(starting_pod)
+            )
         except (DeviceError, BlindError) as error:
             self._cache.forget(record)
             lack = str(error) if isinstance(error, ShortageError) else ""
@@ -256,8 +279,10 @@ class Owners:
         """A process of a container that was found alive."""
         return self._members.get(container or "")
 
-    async def is_alive(self, container: str) -> bool:
-        """Whether a process of the container lives."""
+    async def is_alive(self, container: str | None) -> bool | None:
+        """Whether a process of the container lives. None for no container."""
+        if container is None:
+            return None
         known = self._members.get(container)
         ask, patience = self._driver.caller.ask, self._driver.patience
         member = await ask(f"pod {container}", lambda: self._find_member(container, known), patience)

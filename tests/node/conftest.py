@@ -65,10 +65,11 @@ def _stand(directory: Path, number: int, cgroup: str, state: str, *, ending: boo
 
 @pytest.fixture
 def node_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeProc:
-    """Empty, and of the initial pid namespace."""
+    """Empty, and of the initial pid namespace, which is our own."""
     namespace = tmp_path / "proc/self/ns/pid"
     namespace.parent.mkdir(parents=True)
     namespace.touch()
+    (tmp_path / "proc/self/status").write_text("Name:\tprogram\nNSpid:\t7\n")
     (tmp_path / "proc/loadavg").write_text("0.00 0.01 0.02 1/2 7\n")
     monkeypatch.setattr(proc, "INITIAL_PID_NAMESPACE", namespace.stat().st_ino)
     return NodeProc(tmp_path / "proc")

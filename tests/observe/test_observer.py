@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from scrubber.core import events as ev
 from scrubber.core.model import Holder, Incarnation, Moment, Record
 from scrubber.core.states import apply
+from scrubber.devices.base import DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.containers import MARK
@@ -237,6 +238,37 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
             left = await observer.quick(device)
     assert left.holders == ()
     assert left.used_at >= before
+
+
+@pytest.mark.parametrize("listed", ["nobody", "a worker", "a holder", "no answer", "released"])
+async def test_the_list_is_enough_only_if_it_names_nobody(bank, processes, tmp_path, monkeypatch, launch, listed):
+    """A driver that does not answer, or that is released, proves nothing."""
+    driver = DriverCalls(bank.backend, "boot")
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
+    device, memory = record(bank, bank.first), bank.place(bank.first).memory
+    if listed == "a worker":
+        observer.holders.own(launch(WRITE_AND_WAIT, memory).pid)
+    elif listed == "a holder":
+        drills.occupy(bank.root, bank.first, b"x", POD)
+    elif listed != "nobody":
+        driver.releases = listed == "released"
+        monkeypatch.setattr(bank.backend, "listed_holders", _no_answer)
+    facts = await observer.listed(device)
+    assert processes.searching.is_set() is (listed in ("a holder", "released"))
+    found = None if facts.holders is None else [it.container for it in facts.holders]
+    assert found == {"a holder": [POD], "no answer": None}.get(listed, [])
+
+
+def _no_answer(_uuid: str) -> frozenset[int]:
+    raise DriverClosedError("the driver is closed")
+
+
+async def test_a_holder_seen_before_is_searched_for(bank, processes, tmp_path):
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer._observed_since.seen_open(bank.first)
+    before = clock.now().uptime
+    assert (await observer.listed(record(bank, bank.first))).used_at < before
+    assert processes.searching.is_set()
 
 
 WRITE = "import os, sys; os.write(os.open(sys.argv[1], os.O_RDWR), b'secret')"

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import groupby
 from typing import ClassVar
 
 import pytest
@@ -42,9 +43,9 @@ class Traced(ScrubJob):
     blinded = 0  # so many looks at a verify can tell nothing
     cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
 
-    async def _observe(self) -> Facts:
+    async def _observe(self, step) -> Facts:
         self.trace.append("looks")
-        facts = await super()._observe()
+        facts = await super()._observe(step)
         await asyncio.sleep(self.takes)
         self.trace.append("has looked")
         if self.blinded and self.step is Step.VERIFY:
@@ -141,6 +142,37 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     assert (last.step, last.outcome, last.blame) == (Step.VERIFY, Outcome.ABORTED, Blame.TENANT)
     assert running.receipt is None
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
+
+
+@pytest.mark.parametrize(
+    ("path", "leftover", "searches"),
+    [
+        (ScrubPath.FAST, False, [Step.EVICT, Step.HEALTH]),
+        (ScrubPath.FAST, True, [Step.EVICT, Step.CLEAR, Step.HEALTH]),
+        (ScrubPath.RESET, False, [Step.EVICT, Step.RESET, Step.HEALTH]),
+    ],
+)
+async def test_a_scrub_searches_until_nobody_is_found_and_last(world, monkeypatch, path, leftover, searches):
+    """And around a reset. Between, the driver's list says who has come: a search reads every process of the node."""
+    device, holders, seen = world.uuids[0], world.life.observer.holders, list[Step]()
+    search = holders.of
+
+    async def traced(uuids) -> object:
+        job = world.record(device).job
+        if device in uuids and job is not None and job.step is not None:
+            seen.append(job.step)
+        return await search(uuids)
+
+    if leftover:
+        tenant = await world.tenancy(device)
+        await world.reach(device, State.IN_USE)
+    monkeypatch.setattr(holders, "of", traced)
+    if leftover:
+        world.node.end_container(tenant, leaving=True)
+        await world.reach(device, State.CLEAN)
+    else:
+        await scrubbed(world, path)
+    assert (world.record(device).state, [step for step, _ in groupby(seen)]) == (State.CLEAN, searches)
 
 
 async def test_the_last_search_finds_whom_the_driver_does_not_list(seen):
@@ -282,17 +314,17 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
 async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkeypatch, step, passes):
     """The observation before the clear is recorded as a part of its step. The clear overwrites what it found."""
     device, observer = world.uuids[0], world.life.observer
-    full, left = observer.full, list[Step]()
+    listed, left = observer.listed, list[Step]()
 
     async def leaving(record, *siblings, **options) -> Facts:
         if record.device.uuid == device and record.job is not None and record.job.step is step and not left:
             left.append(step)
             await asyncio.sleep(0.1)
             observer._observed_since.interrupt(device, "somebody left")
-        facts: Facts = await full(record, *siblings, **options)
+        facts: Facts = await listed(record, *siblings, **options)
         return facts
 
-    monkeypatch.setattr(observer, "full", leaving)
+    monkeypatch.setattr(observer, "listed", leaving)
     running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (len(left), running.receipt is not None) == (1, passes)
