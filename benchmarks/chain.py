@@ -26,6 +26,7 @@ from demo.stage import Stage
 from demo.standins import do_nothing_plugin
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
+from demo.standins.runtime import Runtime
 
 SIZES = (8, 112)
 IDLE = 60.0  # seconds
@@ -155,7 +156,7 @@ async def given_back(stage: Stage) -> None:
 
 
 @asynccontextmanager
-async def do_nothing(size: int) -> AsyncIterator[Driven]:
+async def do_nothing(size: int, runtime: Runtime | None = None) -> AsyncIterator[Driven]:
     """The device plugin that does nothing."""
     with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
         command = [
@@ -168,7 +169,7 @@ async def do_nothing(size: int) -> AsyncIterator[Driven]:
             str(size),
         ]
         async with _driven(
-            "do-nothing Python plugin", Path(directory), command, do_nothing_plugin.RESOURCE, size
+            "do-nothing Python plugin", Path(directory), command, do_nothing_plugin.RESOURCE, size, runtime
         ) as driven:
             yield driven
 
@@ -184,9 +185,9 @@ async def _peer(size: int) -> AsyncIterator[Driven]:
 
 @asynccontextmanager
 async def _driven(
-    name: str, directory: Path, command: Sequence[str], resource: str, size: int
-) -> AsyncIterator[Driven]:  # fmt: skip
-    kubelet = Kubelet(directory)
+    name: str, directory: Path, command: Sequence[str], resource: str, size: int, runtime: Runtime | None = None
+) -> AsyncIterator[Driven]:
+    kubelet = Kubelet(directory, runtime=runtime)
     await kubelet.start()
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(*command)

@@ -1,8 +1,8 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
 A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
-observation finds all holders: it searches all processes of the node. A scrub begins and ends with a full observation.
-Between them, once no holder was found, the driver's list is enough (``listed``).
+observation finds all holders: it searches all processes of the node. A scrub begins and ends with one, and so does the
+time between a grant and the start on it. Meanwhile, once no holder was found, the driver's list is enough (``listed``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from scrubber.observe.health import Health, silence
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
+AHEAD_AFTER = 0.02  # seconds after a grant: its answer goes first, and a sandbox takes longer
 BUSY_STATES = ASSIGNED | {State.SCRUBBING}
 
 
@@ -57,6 +58,7 @@ class Observer:
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._cache = ObservationCache()
+        self._ahead: dict[str, tuple[str, asyncio.Task[Facts]]] = {}  # by device: the grant, and its observation
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
@@ -166,25 +168,56 @@ class Observer:
         """Whether the driver's answer "no holder" is enough: it leaves out who only has the device open."""
         return self._cache.shows_no_holder(record) and not self._observed_since.needs_search(record.device.uuid)
 
-    async def listed(self, record: Record, siblings: Sequence[Record] = ()) -> Facts:
-        """Facts by the driver's list, if it names nobody; else ``full``. For a scrub that has found no holder so far.
+    def look_ahead(self, record: Record) -> None:
+        """Begin a full observation of a device that was granted just now, for the start of its container."""
+        if record.grant is not None:
+            self._ahead[record.device.uuid] = record.grant.id, asyncio.create_task(self._look_ahead(record))
 
-        Who has come since and uses the memory is on the list. Who only has the device open is not, and shows at the
-        end of the scrub.
+    async def _look_ahead(self, record: Record) -> Facts:
+        await asyncio.sleep(AHEAD_AFTER)
+        return await self.full(record)
+
+    async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
+        """Facts for the start of a container. The search that began with the grant counts for its first start.
+
+        ``admitted``: the kubelet has asked about this start, and now the runtime does.
+        """
+        grant, ahead = self._ahead.get(record.device.uuid, ("", None))
+        first = record.grant is not None and record.grant.id == grant and (record.state is State.GRANTED or admitted)
+        if record.state is not State.GRANTED:
+            self._ahead.pop(record.device.uuid, None)
+        if ahead is not None and first and (await asyncio.shield(ahead)).holders == ():
+            return await self.listed(record, starting_pod=starting_pod)
+        return await self.full(record, starting_pod=starting_pod)
+
+    async def listed(
+        self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None
+    ) -> Facts:  # fmt: skip
+        """Facts by the driver's list, if it names nobody; else ``full``. After a full observation that found no holder.
+
+        Who has come since and uses the memory is on the list. Who only has the device open is not.
         """
         uuid = record.device.uuid
         try:
-            listed = await self.holders.none_listed([uuid, *(sibling.device.uuid for sibling in siblings)])
-        except DeviceError:
-            listed = None
+            listed, alive = await asyncio.gather(
+                self.holders.none_listed([uuid, *(sibling.device.uuid for sibling in siblings)]),
+                self._owners.is_alive(starting_pod),
+            )
+        except (DeviceError, BlindError):
+            listed, alive = None, None
         if listed is None or self._observed_since.needs_search(uuid):
-            return await self.full(record, siblings)
+            return await self.full(record, siblings, starting_pod)
         incarnation, result = listed
         for seen, used in result.last_uses.items():
             self._observed_since.used(seen, used)
         busy = _siblings_busy(siblings, result.holders)
-        facts = Facts(incarnation, self.epoch(), result.holders[uuid], siblings_busy=busy)
-        return self._observed_since.stamped(uuid, facts)
+        facts = Facts(
+            incarnation, self.epoch(), result.holders[uuid], starting_pod_alive=alive, siblings_busy=busy
+        )  # fmt: skip
+        facts = self._observed_since.stamped(uuid, facts)
+        if starting_pod is not None:
+            self._owners.follow(record, facts, starting_pod)
+        return facts
 
     async def full(
         self,

@@ -116,6 +116,9 @@ class Handover:
                     if not refused:
                         await self._start_jobs(request, replies)
                         await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
+                        if announced:
+                            for device in devices:
+                                context.observer.look_ahead(context.record(device))
                         to_withhold = set()
                         return {device: self._granted(device, answer) for device, answer in replies.items()}
                     to_withhold = refused
@@ -265,11 +268,12 @@ class Handover:
         self, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: str, claim: str
     ) -> answers.StartAnswer:
         context, device = self._context, record.device.uuid
-        facts = await context.complete(record, await context.observer.full(record, starting_pod=pod))
+        admitted = creating != "" and _same_start(self._awaited.get(device), record.owner)
+        seen = await context.observer.before_start(record, pod, admitted=admitted)
+        facts = await context.complete(record, seen)
         policy, assignment = context.device_policy(device).policy, named.get(device)
         if claim:
             return start.in_claim(record, facts, policy, claim, pod, creating, facts.at)
-        admitted = creating != "" and _same_start(self._awaited.get(device), record.owner)
         return start.decide(record, facts, policy, pod, facts.at, assignment, admitted=admitted)
 
     async def _release_answer(self, op: str, owner: str, device: str) -> answers.ReleaseAnswer:

@@ -140,3 +140,67 @@ async def test_a_look_of_the_monitor_disturbs_no_scrub(begin):
         await world.life.monitor.round()
         await asyncio.sleep(0.05)
     assert job.receipt is not None
+
+
+def traced_searches(world: World, device: str, monkeypatch: pytest.MonkeyPatch) -> list[State]:
+    """The state of the device at each search for its holders, from now on."""
+    search, seen = world.life.observer.holders.of, list[State]()
+
+    async def traced(uuids) -> object:
+        seen.extend([world.record(device).state] * (device in uuids))
+        return await search(uuids)
+
+    monkeypatch.setattr(world.life.observer.holders, "of", traced)
+    return seen
+
+
+SANDBOX = 0.2  # seconds that the runtime takes between the two calls of the kubelet
+
+
+@pytest.mark.parametrize("gated", [True, False])
+async def test_the_search_at_the_grant_counts_for_its_first_start(begin, monkeypatch, gated):
+    """While the runtime makes the sandbox. A restart is searched for anew."""
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    searches = traced_searches(world, device, monkeypatch)
+    await world.acquire("pod", device, announced=True)
+    assert searches == [], "the answer to the kubelet does not wait for it"
+    await asyncio.sleep(SANDBOX)
+    await world.handover.start([device], "pod")
+    if gated:
+        await world.handover.start([device], "pod", creating="main")
+    assert searches == [State.GRANTED]
+    await world.handover.start([device], "pod")
+    assert searches == [State.GRANTED, State.IN_USE]
+
+
+@pytest.mark.parametrize("when", ["during the search", "after the search"])
+async def test_a_start_searches_again_if_somebody_has_come(begin, monkeypatch, when):
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    searches = traced_searches(world, device, monkeypatch)
+    await world.acquire("pod", device, announced=True)
+    if when == "after the search":
+        await asyncio.sleep(SANDBOX)
+    guest = world.intrude(device, container=True)
+    guest.secret = when == "during the search"  # the driver does not list it
+    await asyncio.sleep(SANDBOX)
+    with suppress(AutoclaveError):
+        await world.handover.start([device], "pod")
+    assert searches[:2] == [State.GRANTED, State.GRANTED]
+    assert guest.container in {event.owner.container for event in rows(world, ev.PutInUse, device)}
+
+
+async def test_the_search_of_an_earlier_grant_does_not_count(begin, monkeypatch):
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    searches = traced_searches(world, device, monkeypatch)
+    await world.acquire("pod", device, announced=True)
+    await asyncio.sleep(SANDBOX)
+    await world.handover.release([device])
+    await world.clean(device)
+    await world.acquire("other", device)
+    searches.clear()
+    with suppress(AutoclaveError):
+        await world.handover.start([device], "other")
+    assert searches[:1] == [State.GRANTED]
