@@ -241,7 +241,7 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
 
 
 @pytest.mark.parametrize("listed", ["nobody", "a worker", "a holder", "no answer", "released"])
-async def test_the_list_is_enough_only_if_it_names_nobody(bank, processes, tmp_path, monkeypatch, launch, listed):
+async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path, monkeypatch, launch, listed):
     """A driver that does not answer, or that is released, proves nothing."""
     driver = DriverCalls(bank.backend, "boot")
     observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))

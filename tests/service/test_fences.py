@@ -152,7 +152,7 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
         (ScrubPath.RESET, False, [Step.EVICT, Step.RESET, Step.HEALTH]),
     ],
 )
-async def test_a_scrub_searches_until_nobody_is_found_and_last(world, monkeypatch, path, leftover, searches):
+async def test_a_scrub_searches_until_it_is_alone_and_last(world, monkeypatch, path, leftover, searches):
     """And before a reset. Between, the driver's list says who has come: a search reads every process of the node."""
     device, holders, seen = world.uuids[0], world.life.observer.holders, list[Step]()
     search = holders.of
