@@ -16,56 +16,9 @@ from scrubber.core import views
 from scrubber.core.model import State
 from tests.cli.statuses import BUSY, CLEAN, NOW, QUARANTINE, SERVICE, SICK
 
-H100 = replace(CLEAN, model="NVIDIA H100 80GB HBM3", resource="nvidia.com/gpu")
-GH200 = replace(H100, index=1, model="NVIDIA GH200 480GB")
-SLICE = replace(H100, index=2, slice=1, resource="nvidia.com/mig-1g.10gb")
-OTHER_SLICE = replace(SLICE, slice=2)
-FOUR = (H100, GH200, SLICE, OTHER_SLICE)
-
 
 def names(devices):
     return [device.name for device in devices]
-
-
-@pytest.mark.parametrize(
-    ("selector", "chosen"),
-    [
-        ("", "0 1 2:1 2:2"),
-        ("model=H100", "0 2:1 2:2"),
-        ("model==h100 80gb", "0 2:1 2:2"),
-        ("model=H200", ""),
-        ("model=*H200*", "1"),
-        ("model!=H100", "1"),
-        ("index=2", "2:1 2:2"),
-        ("index=2:1", "2:1"),
-        ("index in (0, 2:2)", "0 2:2"),
-        ("index notin (0,1),resource=nvidia.com/mig-*", "2:1 2:2"),
-        (" resource = nvidia.com/gpu , model = GH200 ", "1"),
-        ("resource=gpu", ""),
-    ],
-)
-def test_a_selector_chooses_gpus_as_in_kubectl(selector, chosen):
-    assert names(Selection(terms=status.selector(selector)).of(FOUR)) == chosen.split()
-
-
-@pytest.mark.parametrize(
-    ("selector", "why"),
-    [
-        ("model", "expected KEY=VALUE"),
-        ("model=", "expected KEY=VALUE"),
-        ("model=a,", "expected KEY=VALUE"),
-        ("model=a=b", "expected KEY=VALUE"),
-        ("index in ()", "expected KEY=VALUE"),
-        ("index in (1,)", "a value of index is missing"),
-        ("index in (1", "expected KEY=VALUE"),
-        ("!model", "expected KEY=VALUE"),
-        ("vendor=x", "vendor is not a key of a selector; the keys are index, model, resource"),
-        ("index=one", "one is not an index"),
-    ],
-)
-def test_a_malformed_selector_is_refused_with_what_is_allowed(selector, why):
-    with pytest.raises(ValueError, match="^" + why):
-        status.selector(selector)
 
 
 def test_filters_hold_together():
@@ -252,7 +205,6 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     [
         (["--state", "ill"], "'ill' is not one of 'clean', 'granted', 'in_use', 'scrubbing', 'dirty', "),
         (["--sort-by", "age"], "'age' is not one of 'trouble', 'gpu', 'state', "),
-        (["-l", "vendor=x"], "vendor is not a key of a selector; the keys are index, model, resource"),
         (["-o", "name"], "'name' is not one of 'table', 'wide', 'json', 'yaml';"),
     ],
 )

@@ -8,78 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
 from scrubber.core import views
-
-_NAME = re.compile(r"\d+(:\d+)?")
-_WILD = re.compile(r"[*?\[]")
-_COMMA = re.compile(r",(?![^()]*\))")  # not between parentheses
-_TERM = re.compile(r"(\w+)(?:\s*(==?|!=)\s*([^=!(),]+)|\s+(in|notin)\s*\(([^()]+)\))")
-
-
-def _has_model(device: views.DeviceStatus, value: str) -> bool:
-    """Without a wildcard, whole words of the model are enough: H100, but not H200 for a GH200."""
-    if _WILD.search(value):
-        return fnmatchcase(device.model, value)
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", device.model, re.IGNORECASE) is not None
-
-
-KEYS: Mapping[str, Callable[[views.DeviceStatus, str], bool]] = {
-    "index": lambda device, value: value in {device.name, str(device.index)},
-    "model": _has_model,
-    "resource": lambda device, value: fnmatchcase(device.resource, value),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One condition of a selector: the key has one of the values, or none of them."""
-
-    key: str
-    values: tuple[str, ...]
-    wanted: bool
-
-    def fits(self, device: views.DeviceStatus) -> bool:
-        """Whether the condition holds for the device."""
-        return any(KEYS[self.key](device, value) for value in self.values) is self.wanted
-
-
-def selector(text: str) -> tuple[Term, ...]:
-    """Parse ``model=H100,index notin (0,3)``, the form of kubectl's selectors. All conditions must hold.
-
-    An empty text has no condition.
-    """
-    return tuple(_term(part.strip()) for part in _COMMA.split(text) if text.strip())
-
-
-def _term(text: str) -> Term:
-    match = _TERM.fullmatch(text)
-    keys = ", ".join(KEYS)
-    if match is None:
-        raise ValueError(f"expected KEY=VALUE, KEY!=VALUE, KEY in (A,B) or KEY notin (A,B); the keys are {keys}")
-    key, sign, value, word, several = match.groups()
-    if key not in KEYS:
-        raise ValueError(f"{key} is not a key of a selector; the keys are {keys}")
-    values = tuple(it.strip() for it in (value or several).split(","))
-    if not all(values):
-        raise ValueError(f"a value of {key} is missing")
-    if key == "index" and (wrong := [it for it in values if not _NAME.fullmatch(it)]):
-        raise ValueError(f"{wrong[0]} is not an index; an index is a number, or GPU:SLICE for a MIG slice")
-    return Term(key, values, wanted=(sign or word) in {"=", "==", "in"})
 
 
 def in_trouble(device: views.DeviceStatus) -> bool:
@@ -113,7 +55,6 @@ class Selection:
 
     states: frozenset[str] = frozenset()  # empty: any state
     unhealthy: bool = False
-    terms: tuple[Term, ...] = ()
     order: str = "gpu"
 
     def of(self, devices: Sequence[views.DeviceStatus]) -> tuple[views.DeviceStatus, ...]:
@@ -121,9 +62,7 @@ class Selection:
         wanted = [
             device
             for device in devices
-            if (not self.states or device.state in self.states)
-            and not (self.unhealthy and device.healthy)
-            and all(term.fits(device) for term in self.terms)
+            if (not self.states or device.state in self.states) and not (self.unhealthy and device.healthy)
         ]
         return tuple(sorted(wanted, key=ORDERS[self.order]))
 
@@ -260,7 +199,6 @@ class Filters(TypedDict):
 
     state: tuple[str, ...]
     unhealthy: bool
-    selector: tuple[Term, ...] | None
     sort_by: str | None
 
 
@@ -273,12 +211,6 @@ class Filters(TypedDict):
     help="Only GPUs in this state; may be repeated.",
 )
 @click.option("--unhealthy", is_flag=True, help="Only GPUs that are not healthy.")
-@click.option(
-    "-l",
-    "--selector",
-    type=Parsed("selector", selector),
-    help="Only GPUs that fit, as in model=H100,index!=3 or 'index in (0,1)'. Keys: index, model, resource.",
-)
 @click.option(
     "--sort-by",
     type=click.Choice(list(ORDERS)),
@@ -301,7 +233,7 @@ def status(
     On a terminal, the table begins with the GPUs in trouble and ends with a line of totals. A pipe gets neither.
     """
     order = filters["sort_by"] or ("trouble" if for_people(output) else "gpu")
-    chosen = Selection(frozenset(filters["state"]), filters["unhealthy"], filters["selector"] or (), order)
+    chosen = Selection(frozenset(filters["state"]), filters["unhealthy"], order)
     form = Form(chosen, output, headers=not no_headers)
     if watch:
         service_call.ask(run_dir, lambda admin: follow(admin, gpus, form))
