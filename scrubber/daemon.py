@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import logging
 import os
 import signal
 import socket
@@ -298,9 +299,14 @@ async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> 
 
 
 async def _reload_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
-    """Reload the policy after each change. Two reloads never run at the same time, because the older text could win."""
+    """Reload the policy after each change. Two reloads never run at the same time, because the older text could win.
+
+    A file that could not be read, perhaps for want of a descriptor, is read again: its change is not reported twice.
+    """
     while True:
-        await changed.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLICY_EVERY if active_policy.unread else None):
+                await changed.wait()
         changed.clear()
         await _reload(active_policy)
 
@@ -312,8 +318,8 @@ async def _reload(active_policy: ActivePolicy) -> None:
     if loaded:
         logger.info("policy loaded", policy=active_policy.name, source=source)
     elif active_policy.fault and active_policy.fault != before:
-        faults = active_policy.fault
-        logger.error("policy not loaded; the old policy stays in force", source=source, faults=faults)
+        level, faults = logging.WARNING if active_policy.unread else logging.ERROR, active_policy.fault
+        logger.log(level, "policy not loaded; the old policy stays in force", source=source, faults=faults)
     elif before and not active_policy.fault:
         logger.info("policy file corrected; it equals the policy in force", source=source)
 

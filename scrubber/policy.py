@@ -25,6 +25,7 @@ class ActivePolicy:
         """Load the policy; DocumentError when it has faults."""
         self.source = source
         self.fault = ""
+        self.unread = False  # the fault is not in the text: the file could not be read
         self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
         # The policies and what they say about known devices are replaced together, so that they always agree.
         self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]] = (load.load(source), {})
@@ -50,8 +51,9 @@ class ActivePolicy:
             fresh = load.load(self.source)
         except (DocumentError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
             self.fault = str(error)
+            self.unread = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
             return False
-        self.fault = ""
+        self.fault, self.unread = "", False
         changed = fresh != self._loaded[0]
         self._loaded = (fresh, {})
         return changed

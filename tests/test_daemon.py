@@ -198,6 +198,24 @@ def test_only_a_policy_file_without_faults_replaces_the_policy(short_tmp, how):
     os.close(handle)
 
 
+def test_an_unreadable_policy_file_is_read_again(service):
+    """Its change is reported once, and may come while the service can open no file."""
+    service.stop()
+    file = service.root / "site.yaml"
+    file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
+    service.command += ["--policy", file]
+    service.start()
+    limits = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    changed = service.root / "changed.yaml"
+    changed.write_text(load.read_shipped("fast").replace("name: fast", "name: after"))
+    changed.replace(file)
+    said = service.hear("policy not loaded")
+    assert (said["level"], "Too many open files" in said["faults"]) == ("warning", True)
+    resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, limits)
+    assert service.hear("policy loaded")["policy"] == "after"
+
+
 @pytest.mark.skipif(not ISOLATES, reason="takes root, or user namespaces, to have no inotify instance")
 def test_without_inotify_the_policy_file_is_read_every_few_seconds(service):
     """As on a node where another container that runs as root has taken all of them."""
