@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -43,6 +43,33 @@ async def gather(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
         for task in tasks:
             task.cancel()
         await finish(asyncio.wait(tasks))
+
+
+async def merged(streams: Sequence[AsyncIterator[R]]) -> AsyncIterator[R]:
+    """The items of all streams, in the order in which they come."""
+    queue: asyncio.Queue[R | None] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    left = len(pumps)
+    try:
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+            else:
+                yield item
+        for pump in pumps:
+            pump.result()
+    finally:
+        for pump in pumps:
+            pump.cancel()
+
+
+async def _pump(stream: AsyncIterator[R], queue: asyncio.Queue[R | None]) -> None:
+    try:
+        async for item in stream:
+            queue.put_nowait(item)
+    finally:
+        queue.put_nowait(None)
 
 
 class Changed:

@@ -50,7 +50,7 @@ class ReportedDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class GrantProof:
     """What the owner of a device may read of a receipt: no names of owners and processes."""
 
     path: str
@@ -69,5 +69,5 @@ class GrantedDevice:
     device: str
     grant: str
     receipt: str
-    proof: Proof | None = None  # None without a receipt, and if the device was used since the grant
+    proof: GrantProof | None = None  # None without a receipt, and if the device was used since the grant
     receipts: str = ""  # the node's directory with the receipt, for the containers; empty: they get none

@@ -26,5 +26,5 @@ class Xid:
     number: int
     code: int
     at: float = 0.0  # uptime in seconds
-    action: str = ""  # what the message of XID 154 asks for: a value of ``xids.Action``
+    action: str = ""  # what the message of XID 154 asks for: a value of ``xids.RequiredAction``
     pid: int | None = None  # the process that the message names

@@ -16,10 +16,10 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from ground.documents.units import format_duration
 from policies.base import Model, Word
 from policies.values import Xid
-from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
+from policies.xidtable import DATE, RECOVERY, ROWS, RequiredAction, XidRow, XidScope
 
 __all__ = [
-    "DATE", "PROGRAM_FAULTS", "RECOVERY", "REPEATS", "REPEATS_WITHIN", "ROWS", "Action", "Preset", "Treatment",
+    "DATE", "PROGRAM_FAULTS", "RECOVERY", "REPEATS", "REPEATS_WITHIN", "ROWS", "Preset", "RequiredAction", "Treatment",
     "XidFinding", "XidRow", "XidScope", "Xids", "label", "remedy", "repeats_count", "required_action", "treatment",
     "worst_finding",
 ]  # fmt: skip
@@ -40,16 +40,16 @@ GKE_QUARANTINES = frozenset({48})  # GKE's container-engine-accelerators, commit
 PROGRAM_FAULTS = frozenset({13, 31, 43, 45})
 
 _REMEDIES = {
-    Action.NONE: "the catalogue names no action: read the kernel log around it",
-    Action.IGNORE: "nothing",
-    Action.RESTART_APP: "restart the application; the device may stay in service",
-    Action.UPDATE_SOFTWARE: "update driver, firmware and guest software",
-    Action.DRAIN_P2P: "end peer-to-peer work on the device first",
-    Action.WORKFLOW_NVLINK: "find the link and its fault in the kernel log, and repair the link",
-    Action.RESET_GPU: "reset the GPU before new work uses it",
-    Action.RESTART_VM_OR_NODE: "drain and restart the node, or the virtual machine that has the GPU",
-    Action.CHECK_MECHANICALS: "check seating, power leads and cables",
-    Action.CONTACT_SUPPORT: "contact support; the GPU may have to be replaced (RMA)",
+    RequiredAction.NONE: "the catalogue names no action: read the kernel log around it",
+    RequiredAction.IGNORE: "nothing",
+    RequiredAction.RESTART_APP: "restart the application; the device may stay in service",
+    RequiredAction.UPDATE_SOFTWARE: "update driver, firmware and guest software",
+    RequiredAction.DRAIN_P2P: "end peer-to-peer work on the device first",
+    RequiredAction.WORKFLOW_NVLINK: "find the link and its fault in the kernel log, and repair the link",
+    RequiredAction.RESET_GPU: "reset the GPU before new work uses it",
+    RequiredAction.RESTART_VM_OR_NODE: "drain and restart the node, or the virtual machine that has the GPU",
+    RequiredAction.CHECK_MECHANICALS: "check seating, power leads and cables",
+    RequiredAction.CONTACT_SUPPORT: "contact support; the GPU may have to be replaced (RMA)",
 }
 
 
@@ -102,12 +102,12 @@ class XidFinding:
     why: str
 
 
-def required_action(code: int, action: str = "") -> Action:
+def required_action(code: int, action: str = "") -> RequiredAction:
     """The action that a code requires. For the recovery code, its message names the action if it can be read."""
     if code == RECOVERY:
-        return _read(action) or Action.NONE
+        return _read(action) or RequiredAction.NONE
     known = ROWS.get(code)
-    return known.action if known else Action.NONE
+    return known.action if known else RequiredAction.NONE
 
 
 def remedy(code: int, action: str = "") -> str:
@@ -117,7 +117,7 @@ def remedy(code: int, action: str = "") -> str:
     if code == RECOVERY and _read(action) is None:
         return "the action that its message in the kernel log names"
     asked = required_action(code, action)
-    return "nothing" if code == RECOVERY and asked is Action.NONE else _REMEDIES[asked]
+    return "nothing" if code == RECOVERY and asked is RequiredAction.NONE else _REMEDIES[asked]
 
 
 def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
@@ -156,7 +156,7 @@ def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFin
         return None
     fatal = [event for event in new if treatment(rules, event.code, event.action) is Treatment.QUARANTINE]
     if fatal:  # the first of the strictest: later codes are often consequences
-        worst = max(fatal, key=lambda event: list(Action).index(required_action(event.code, event.action)))
+        worst = max(fatal, key=lambda event: list(RequiredAction).index(required_action(event.code, event.action)))
         announces = worst.code == RECOVERY and _read(worst.action) is not None
         asks = f" and asks: {remedy(RECOVERY, worst.action)}" if announces else ""
         return XidFinding(worst.code, f"{label(worst.code)} was reported{asks}")
@@ -166,17 +166,17 @@ def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFin
     return XidFinding(code, f"{label(code)} was reported {count} times within {format_duration(REPEATS_WITHIN)}")
 
 
-def _read(action: str) -> Action | None:
-    return next((known for known in Action if known.value == action), None)
+def _read(action: str) -> RequiredAction | None:
+    return next((known for known in RequiredAction if known.value == action), None)
 
 
 def _as_asked(rules: Xids, code: int, action: str) -> Treatment:
     match required_action(code, action):
-        case Action.NONE if code == RECOVERY and _read(action):  # no action is needed any more
+        case RequiredAction.NONE if code == RECOVERY and _read(action):  # no action is needed any more
             return Treatment.COUNT
-        case Action.NONE:
+        case RequiredAction.NONE:
             return rules.unknown
-        case Action.IGNORE | Action.RESTART_APP:
+        case RequiredAction.IGNORE | RequiredAction.RESTART_APP:
             return Treatment.COUNT
         case _:
             return Treatment.QUARANTINE

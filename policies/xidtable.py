@@ -14,7 +14,7 @@ DATE = "2025-09-30"
 RECOVERY = 154  # the code whose message names the action
 
 
-class Action(Enum):
+class RequiredAction(Enum):
     """The action that a code requires, from the mildest to the strictest."""
 
     NONE = "none"
@@ -44,18 +44,18 @@ class XidRow:
 
     code: int
     mnemonic: str
-    action: Action
+    action: RequiredAction
     scope: XidScope
     description: str
 
     @property
     def application(self) -> bool:
         """Whether an application failed, so that the device may stay in service."""
-        return self.action is Action.RESTART_APP
+        return self.action is RequiredAction.RESTART_APP
 
 
 _CATALOGUE = {
-    Action.NONE: """
+    RequiredAction.NONE: """
         154 gpu GPU_RECOVERY_ACTION_CHANGED Driver announces which recovery the GPU now needs
         162 gpu PSHC_REENGAGED Power-smoothing circuit active again
         163 gpu PSHC_DISENGAGED Power-smoothing circuit switched off
@@ -69,7 +69,7 @@ _CATALOGUE = {
         171 gpu UNCORRECTABLE_DRAM_ERROR DRAM detail that accompanies XID 48
         172 gpu UNCORRECTABLE_SRAM_ERROR SRAM detail that accompanies XID 48
     """,
-    Action.IGNORE: """
+    RequiredAction.IGNORE: """
         14 app ROBUST_CHANNEL_FAKE_ERROR Synthetic error injected from user space
         37 app ROBUST_CHANNEL_FECS_ERR_UNIMP_FIRMWARE_METHOD Context-switch firmware got a method it does not implement
         38 gpu ROBUST_CHANNEL_FECS_ERR_WATCHDOG_TIMEOUT Context-switch firmware watchdog expired
@@ -93,7 +93,7 @@ _CATALOGUE = {
         160 gpu CHANNEL_RETIREMENT_EVENT A hardware channel was taken out of use
         161 gpu CHANNEL_RETIREMENT_FAILURE A hardware channel could not be taken out of use
     """,
-    Action.RESTART_APP: """
+    RequiredAction.RESTART_APP: """
         8 app ROBUST_CHANNEL_FIFO_ERROR_IDLE_TIMEOUT Channel idle timeout: submitted work made no progress
         11 app ROBUST_CHANNEL_GR_ERROR_MISSING_HW Malformed command stream addressed functions the engine lacks
         13 app ROBUST_CHANNEL_GR_EXCEPTION Compute/graphics engine fault, most often an application memory bug
@@ -143,10 +143,10 @@ _CATALOGUE = {
         135 app ROBUST_CHANNEL_CE19_ERROR Copy engine 19 fault
         139 app ROBUST_CHANNEL_OFA1_ERROR Optical-flow accelerator 1 fault
     """,
-    Action.UPDATE_SOFTWARE: """
+    RequiredAction.UPDATE_SOFTWARE: """
         78 node VGPU_START_ERROR vGPU could not start, usually mismatched guest and host software
     """,
-    Action.WORKFLOW_NVLINK: """
+    RequiredAction.WORKFLOW_NVLINK: """
         74 link NVLINK_ERROR NVLink fault towards a peer GPU or switch
         144 link NVLINK_SAW_ERROR NVLink 5 fault in the SAW unit, decode first
         145 link NVLINK_RLW_ERROR NVLink 5 fault in the RLW unit, decode first
@@ -156,7 +156,7 @@ _CATALOGUE = {
         149 link NVLINK_NETIR_ERROR NVLink 5 fault in the NETIR unit, decode first
         150 link NVLINK_MSE_ERROR NVLink 5 fault in the MSE unit, decode first
     """,
-    Action.RESET_GPU: """
+    RequiredAction.RESET_GPU: """
         46 gpu ROBUST_CHANNEL_GPU_TIMEOUT_ERROR GPU-level timeout: an engine no longer processes work
         48 gpu ROBUST_CHANNEL_GPU_ECC_DBE Uncorrectable (double-bit) ECC error in DRAM or SRAM
         62 gpu PMU_HALT_ERROR Power-management controller (PMU) halted
@@ -174,14 +174,14 @@ _CATALOGUE = {
         158 gpu GPU_FATAL_TIMEOUT Unrecoverable timeout inside the GPU
         159 link ROBUST_CHANNEL_CHI_NON_DATA_ERROR Non-data error on the coherent CPU-GPU interface
     """,
-    Action.RESTART_VM_OR_NODE: """
+    RequiredAction.RESTART_VM_OR_NODE: """
         79 node ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS GPU no longer answers on PCIe
         151 node ROBUST_CHANNEL_KEY_ROTATION_ERROR Confidential-computing key rotation failed
     """,
-    Action.CHECK_MECHANICALS: """
+    RequiredAction.CHECK_MECHANICALS: """
         54 node SILENT_RUNNING_PWR_REDUCED_CLOCKING Auxiliary power lead missing or loose on the board
     """,
-    Action.CONTACT_SUPPORT: """
+    RequiredAction.CONTACT_SUPPORT: """
         1 app ROBUST_CHANNEL_FIFO_ERROR_FIFO_METHOD Retired: host FIFO method fault
         2 app ROBUST_CHANNEL_FIFO_ERROR_SW_METHOD Retired: host FIFO software-method fault
         3 app ROBUST_CHANNEL_FIFO_ERROR_UNK_METHOD Retired: host FIFO unknown-method fault
@@ -248,7 +248,7 @@ _CATALOGUE = {
 }
 
 
-def _row(action: Action, line: str) -> XidRow:
+def _row(action: RequiredAction, line: str) -> XidRow:
     code, scope, mnemonic, description = line.split(maxsplit=3)
     return XidRow(int(code), mnemonic, action, XidScope(scope), description)
 

@@ -205,7 +205,7 @@ async def _run_service(
     await built.monitor.round()
     servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
     await servers.open()
-    gate = GateServer(built.service.handover, metrics.counters.answered, built.gate)
+    gate = GateServer(built.service.tenant_requests, metrics.counters.answered, built.gate)
     await gate.open(paths.gate_socket(config.run_dir))
     metrics.register(built.collector)
     paths.last_error(config.run_dir).unlink(missing_ok=True)

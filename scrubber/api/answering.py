@@ -37,7 +37,7 @@ MOST = {REQUESTS: 448, STREAMS: 64}  # at the same time, for each socket; a node
 
 
 @dataclass(slots=True)
-class Request:
+class LoggedRequest:
     """A request, with what its log line says."""
 
     request: str
@@ -59,15 +59,15 @@ class Request:
 @asynccontextmanager
 async def answered(
     context: Context, request: str, count: Count | None = None, *, quiet: bool = False
-) -> AsyncIterator[Request]:
+) -> AsyncIterator[LoggedRequest]:
     """Handle a request: translate errors, write the log line, count the request."""
-    asked = Request(request, operation_id.from_metadata(context.invocation_metadata()), quiet=quiet)
+    asked = LoggedRequest(request, operation_id.from_metadata(context.invocation_metadata()), quiet=quiet)
     async with translated(context), logged(asked, count):
         yield asked
 
 
 @asynccontextmanager
-async def logged(asked: Request, count: Count | None = None) -> AsyncIterator[None]:
+async def logged(asked: LoggedRequest, count: Count | None = None) -> AsyncIterator[None]:
     """Write one log line when the request has ended. Errors pass through."""
     clock = asyncio.get_running_loop().time
     begun = clock()

@@ -9,16 +9,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 import grpc.aio
 
-from ground import log, paths, private_files, request_limits, unix_sockets
+from ground import aio, log, paths, private_files, request_limits, unix_sockets
 from ground.device_messages import ReportedDevice, ReportedDevices
 from ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
-from scrubber.api.answering import Context, Request, abort, answered, logged, plain
+from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
 from scrubber.core import device_status, presence, views
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
@@ -28,8 +27,6 @@ from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
 
 logger = log.get("api")
-
-T = TypeVar("T")
 
 WATCH_SETTLES = 0.02  # seconds: several changes make one list, and hook requests go first
 MOST_REPORTED = 1024  # cached messages; a node has a few hundred devices at most
@@ -52,7 +49,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         """See ``scrub.proto``."""
         async with answered(context, "acquire", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
-            grants = await self._service.handover.acquire(
+            grants = await self._service.tenant_requests.acquire(
                 asked.devices,
                 announced=request.announced,
                 exclusive=request.exclusive,
@@ -67,7 +64,9 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "start", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             owner = request_limits.owner(request.owner) if request.owner else None
-            await self._service.handover.start(asked.devices, owner, op=asked.op, within=context.time_remaining())
+            await self._service.tenant_requests.start(
+                asked.devices, owner, op=asked.op, within=context.time_remaining()
+            )
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
@@ -75,7 +74,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "release", self._counters.answered) as asked:
             owner = request_limits.acquired_for(request.owner)
             asked.devices = request_limits.devices(request.devices, needed=not owner)
-            released = await self._service.handover.release(asked.devices, owner=owner, op=asked.op)
+            released = await self._service.tenant_requests.release(asked.devices, owner=owner, op=asked.op)
             asked.devices = asked.devices or released
             return scrub_pb2.ReleaseResponse(released=released)
 
@@ -84,7 +83,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "distrust", self._counters.answered) as asked:
             asked.devices = request_limits.devices([request.device])
             reason = request_limits.one_line(request.reason, "the reason", needed=True)
-            await self._service.handover.distrust(
+            await self._service.tenant_requests.distrust(
                 request.device, reason, op=asked.op, within=context.time_remaining()
             )  # fmt: skip
             return scrub_pb2.DistrustResponse()
@@ -190,16 +189,16 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             return scrub_pb2.HistoryResponse(**plain(page))
 
     async def _jobs(
-        self, asked: Request, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob | None]], *,
+        self, asked: LoggedRequest, uuids: Sequence[str], begin: Callable[[str], Awaitable[ScrubJob | None]], *,
         no_wait: bool = False,
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """Start or join a job on each device and stream their progress."""
-        each = [Request(asked.request, asked.op, [uuid]) for uuid in uuids]
-        async for progress in _merged([self._job(request, begin, no_wait=no_wait) for request in each]):
+        each = [LoggedRequest(asked.request, asked.op, [uuid]) for uuid in uuids]
+        async for progress in aio.merged([self._job(request, begin, no_wait=no_wait) for request in each]):
             yield scrub_pb2.ScrubProgress(**plain(progress))
 
     async def _job(
-        self, asked: Request, begin: Callable[[str], Awaitable[ScrubJob | None]], *, no_wait: bool
+        self, asked: LoggedRequest, begin: Callable[[str], Awaitable[ScrubJob | None]], *, no_wait: bool
     ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
         """Start or join a job and stream its progress. A refusal is reported as the result of this device."""
         (uuid,) = asked.devices
@@ -241,33 +240,6 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             )  # fmt: skip
         reason = Reason.QUARANTINED if record.state is State.QUARANTINED else Reason.SCRUB_FAILED
         return views.ScrubResult(clean=False, state=record.state.value, why=running.why, reason=reason.value)
-
-
-async def _merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """The items of all streams, in the order in which they come."""
-    queue: asyncio.Queue[T | None] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
-    left = len(pumps)
-    try:
-        while left:
-            item = await queue.get()
-            if item is None:
-                left -= 1
-            else:
-                yield item
-        for pump in pumps:
-            pump.result()
-    finally:
-        for pump in pumps:
-            pump.cancel()
-
-
-async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> None:
-    try:
-        async for item in stream:
-            queue.put_nowait(item)
-    finally:
-        queue.put_nowait(None)
 
 
 @lru_cache(MOST_REPORTED)

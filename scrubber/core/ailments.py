@@ -168,10 +168,14 @@ REMEDIES: dict[AilmentKind, Remedy] = {
 BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 
 _ASKED = {
-    xids.Action.CONTACT_SUPPORT: Remedy(Course.PERSON, "open a case with the vendor; then `autoclave reinstate {gpu}`"),
-    xids.Action.CHECK_MECHANICALS: Remedy(Course.RESET, f"check the seating, power leads and cables; {_BACK}"),
-    xids.Action.RESTART_VM_OR_NODE: Remedy(Course.RESET, f"{_REBOOT}; {_BACK}, with a reset, also after the reboot"),
-    xids.Action.UPDATE_SOFTWARE: Remedy(Course.RESET, f"bring driver and firmware up to date; {_BACK}"),
+    xids.RequiredAction.CONTACT_SUPPORT: Remedy(
+        Course.PERSON, "open a case with the vendor; then `autoclave reinstate {gpu}`"
+    ),
+    xids.RequiredAction.CHECK_MECHANICALS: Remedy(Course.RESET, f"check the seating, power leads and cables; {_BACK}"),
+    xids.RequiredAction.RESTART_VM_OR_NODE: Remedy(
+        Course.RESET, f"{_REBOOT}; {_BACK}, with a reset, also after the reboot"
+    ),
+    xids.RequiredAction.UPDATE_SOFTWARE: Remedy(Course.RESET, f"bring driver and firmware up to date; {_BACK}"),
 }
 
 

@@ -23,7 +23,7 @@ from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.api import answering
 from scrubber.create_gate.installation import OF_CLAIM, VERSION, CreateGate
 from scrubber.node import clock
-from scrubber.service.handover import Handover
+from scrubber.service.tenant_requests import TenantRequests
 
 logger = log.get("create gate")
 
@@ -67,9 +67,9 @@ class Creation:
 class GateServer:
     """The socket ``gate.sock``."""
 
-    def __init__(self, handover: Handover, count: answering.Count, gate: CreateGate | None) -> None:
+    def __init__(self, tenant_requests: TenantRequests, count: answering.Count, gate: CreateGate | None) -> None:
         """``gate`` is None where the gate is off: containers of earlier answers may ask all the same."""
-        self._handover = handover
+        self._tenant_requests = tenant_requests
         self._count = count
         self._gate = gate
         self._server: asyncio.Server | None = None
@@ -143,7 +143,7 @@ class GateServer:
         return True
 
     async def _answer(self, asked: Creation) -> str:
-        request = answering.Request("create", operation_id.new(), [asked.device])
+        request = answering.LoggedRequest("create", operation_id.new(), [asked.device])
         logger.info(
             "container asked for",
             op=request.op,
@@ -174,7 +174,7 @@ class GateServer:
         while True:
             try:
                 within = until - loop_time()
-                await self._handover.start(
+                await self._tenant_requests.start(
                     [asked.device], asked.pod, op=op, within=within, creating=asked.called, claim=asked.claim
                 )
             except NotReady as error:

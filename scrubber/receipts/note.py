@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class LogProof:
     """That an entry is in a log, with the signed checkpoint. ``extra``: what a reader must know beside the entry."""
 
     index: int
@@ -64,9 +64,9 @@ def sign(checkpoint: Checkpoint, signer: Signer) -> str:
     return f"{body}\n\u2014 {name} {_base64(signature)}\n"
 
 
-def prove(included: Inclusion, row_hash: str, checkpoint: str) -> Proof:
+def prove(included: Inclusion, row_hash: str, checkpoint: str) -> LogProof:
     """The proof that goes with a receipt. The hash of its row, which the entry also has, is the extra."""
-    return Proof(included.index, included.hashes, checkpoint, row_hash.encode())
+    return LogProof(included.index, included.hashes, checkpoint, row_hash.encode())
 
 
 def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
@@ -95,7 +95,7 @@ def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
     return checkpoint
 
 
-def parse_proof(text: str) -> Proof:
+def parse_proof(text: str) -> LogProof:
     """The proof in a file; ReceiptError if it is none."""
     head, _, checkpoint = text.partition("\n\n")
     mark, *lines = head.split("\n")
@@ -106,7 +106,7 @@ def parse_proof(text: str) -> Proof:
     if mark != PROOF or word != "index" or not _NUMBER.fullmatch(index):
         raise ReceiptError(f"this is not a proof: expected {PROOF} and an index")
     hashes = tuple(_decoded(line, "a hash of a proof", HASH_BYTES) for line in lines)
-    return Proof(int(index), hashes, checkpoint, extra)
+    return LogProof(int(index), hashes, checkpoint, extra)
 
 
 def notes_in(text: str) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Self
 
 from scrubber.core.model import Record, Vitals
 from scrubber.service.context import ServiceContext
-from scrubber.service.handover import Handover
 from scrubber.service.operations import Operations
+from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
 
 
@@ -18,7 +18,7 @@ class Service:
     """One part for each kind of caller, and the context that the parts share."""
 
     context: ServiceContext
-    handover: Handover  # for the program that hands devices out
+    tenant_requests: TenantRequests  # for the program that hands devices out
     operations: Operations  # for people
     upkeep: Upkeep  # for the monitor
 
@@ -28,7 +28,7 @@ class Service:
     ) -> Self:
         """All parts over one context. Call ``upkeep.recover`` before anything else."""
         upkeep = Upkeep(context, on_vitals)
-        return cls(context, Handover(context, upkeep), Operations(context), upkeep)
+        return cls(context, TenantRequests(context, upkeep), Operations(context), upkeep)
 
     async def stop(self) -> None:
         """Refuse all requests, cancel what runs, record the end of each job, and wake the calls that wait for news."""

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ground.device_messages import GrantedDevice, Proof, ReportedDevice
+from ground.device_messages import GrantedDevice, GrantProof, ReportedDevice
 from scrubber.api import admin_client, client, scrub_pb2
 from scrubber.core import event_text, measurements, views
 from scrubber.core.events import ScrubPassed
@@ -18,7 +18,7 @@ from tests.core import lives
 MESSAGES: dict[Any, type[Message]] = {
     views.Status: scrub_pb2.StatusResponse,
     GrantedDevice: scrub_pb2.Granted,
-    Proof: scrub_pb2.Proof,
+    GrantProof: scrub_pb2.Proof,
     ReportedDevice: scrub_pb2.ReportedDevice,
     views.ScrubProgress: scrub_pb2.ScrubProgress,
     views.HistoryEntry: scrub_pb2.HistoryEntry,

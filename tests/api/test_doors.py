@@ -15,7 +15,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills
 from scrubber.ledger import ledger
-from scrubber.service import handover, history
+from scrubber.service import history, tenant_requests
 from tests.patience import WITHIN
 
 
@@ -42,7 +42,9 @@ async def test_each_clean_device_is_granted_with_its_own_receipt(house):
 
 
 async def test_messages_to_a_tenant_name_no_other_tenant(house, monkeypatch):
-    monkeypatch.setattr(handover, "OVERRUN", WITHIN)  # ends the budgets at once; the one observation may take long
+    monkeypatch.setattr(
+        tenant_requests, "OVERRUN", WITHIN
+    )  # ends the budgets at once; the one observation may take long
     uuid = house.uuids[0]
     pid = await occupied(house, uuid)
     async with house.scrubber() as service:
@@ -65,8 +67,8 @@ async def test_a_caller_sends_its_deadline_to_the_service(house, monkeypatch):
         waits.append(within)
         raise NotReady(Reason.SCRUBBING, "cannot hand out: it is being scrubbed")
 
-    monkeypatch.setattr(house.built.service.handover, "acquire", refuse)
-    monkeypatch.setattr(house.built.service.handover, "start", refuse)
+    monkeypatch.setattr(house.built.service.tenant_requests, "acquire", refuse)
+    monkeypatch.setattr(house.built.service.tenant_requests, "start", refuse)
     async with house.scrubber() as door:
         for ask in (door.acquire, door.start):
             with pytest.raises(NotReady):

@@ -31,7 +31,7 @@ async def door(short_tmp):
     async def acquire(_devices, **_) -> None:
         raise service.no
 
-    service = SimpleNamespace(handover=SimpleNamespace(acquire=acquire), no=None, socket=short_tmp / "s.sock")
+    service = SimpleNamespace(tenant_requests=SimpleNamespace(acquire=acquire), no=None, socket=short_tmp / "s.sock")
     listening = grpc.aio.server()
     asked = server.ScrubberServicer(cast("Any", service), cast("Any", None), ServiceCounters(CollectorRegistry()))
     scrub_pb2_grpc.add_ScrubberServicer_to_server(asked, listening)

@@ -162,7 +162,9 @@ async def test_a_return_without_evidence_is_one_operation(house) -> None:
 
 
 async def test_an_internal_fault_is_one_line_with_its_traceback(house, monkeypatch) -> None:
-    monkeypatch.setattr(house.built.service.handover, "acquire", lambda *_, **__: 1 / 0)  # its text may name a tenant
+    monkeypatch.setattr(
+        house.built.service.tenant_requests, "acquire", lambda *_, **__: 1 / 0
+    )  # its text may name a tenant
     async with house.scrubber() as scrubber:
         with capture_logs() as lines, pytest.raises(Refused) as failed:
             await scrubber.acquire(house.uuids, op="abcd")

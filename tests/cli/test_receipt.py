@@ -11,7 +11,7 @@ import sys
 import pytest
 from click.testing import Result
 
-from autoclave.cli import envelopes
+from autoclave.cli import receipts
 from scrubber.receipts import dsse, endorsement, key
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SITE
 
@@ -141,8 +141,8 @@ def in_container(files, monkeypatch):
             (files / "dev" / name).touch()
         (files / "receipts").mkdir()
         shutil.move(files / HANDOVER, files / "receipts")
-        monkeypatch.setattr(envelopes, "DEV", files / "dev")
-        monkeypatch.setattr(envelopes, "boot_id", lambda: boot)
+        monkeypatch.setattr(receipts, "DEV", files / "dev")
+        monkeypatch.setattr(receipts, "boot_id", lambda: boot)
         monkeypatch.setenv("AUTOCLAVE_RECEIPTS", str(files / "receipts"))
         for change in more.get("changes", ()):
             change(files / "receipts")

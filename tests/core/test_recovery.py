@@ -7,7 +7,7 @@ import pytest
 from ground.errors import Reason
 from policies.hardware import Periodic
 from policies.model import Paths
-from policies.xids import Action, required_action
+from policies.xids import RequiredAction, required_action
 from scrubber.core import acquire, ailments, offering, pauses, presence, proof, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.ailments import Course
@@ -144,7 +144,7 @@ def test_a_probation_judges_only_errors_after_its_start():
 
 def test_a_worse_ailment_in_quarantine_can_require_a_person():
     support = 123
-    assert required_action(support) is Action.CONTACT_SUPPORT
+    assert required_action(support) is RequiredAction.CONTACT_SUPPORT
     hot = out(AilmentKind.HEAT)
     after = noted(hot, tend(hot, Vitals(xids=(Xid(1, support),)), lives.NOW)).quarantine
     assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)

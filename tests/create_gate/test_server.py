@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ground.aio import Changed
 from ground.errors import InvalidRequest
 from scrubber.create_gate import server
-from scrubber.service.handover import Handover
+from scrubber.service.tenant_requests import TenantRequests
 from tests.create_gate.programs import CONTAINERD, CRIO, LABELS, UID, state
 from tests.live import Service
 from tests.patience import WITHIN
@@ -141,7 +141,7 @@ async def busy(short_tmp, monkeypatch):
     """The gate of that service, with places for four questions."""
     monkeypatch.setattr(server, "MOST_WAITING", 4)
     handover = Busy()
-    it = server.GateServer(cast("Handover", handover), lambda *_: None, None)
+    it = server.GateServer(cast("TenantRequests", handover), lambda *_: None, None)
     await it.open(short_tmp / "gate.sock")
     yield short_tmp / "gate.sock", handover
     await it.close()

@@ -11,7 +11,7 @@ from plugin.metrics import collector
 from plugin.metrics import table as plugin_metrics
 from plugin.registration.events import Cause
 from policies import load, xids
-from policies.xidtable import Action
+from policies.xidtable import RequiredAction
 from scrubber.core.model import AilmentKind, Availability, State
 from scrubber.metrics import counters
 from tests.dashboards import promtool, rulefiles
@@ -86,7 +86,7 @@ def test_the_observe_policy_has_the_name_that_alerts_expect():
 def test_a_fatal_xid_requires_a_reset_or_more():
     expression = next(rule["expr"] for rule in ALERTS if rule["alert"] == "AutoclaveGpuFatalXid")
     (codes,) = set(re.findall(r'xid=~"([0-9|]+)"', expression))
-    mild = (Action.NONE, Action.IGNORE, Action.RESTART_APP)
+    mild = (RequiredAction.NONE, RequiredAction.IGNORE, RequiredAction.RESTART_APP)
     assert [code for code in codes.split("|") if xids.required_action(int(code)) in mild] == []
 
 

@@ -51,7 +51,7 @@ def workers(world, device):
 async def soiled(world, device):
     """A device whose last tenant has just gone."""
     world.node.end_container(await world.tenancy(device))
-    await world.handover.release([device])
+    await world.tenant_requests.release([device])
     return len(rows(world, ev.ScrubStarted, device))
 
 

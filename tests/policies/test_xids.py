@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ground.documents import validation
 from policies import load, xids
 from policies.values import Xid
-from policies.xids import ROWS, Action, Preset, Treatment, XidFinding, Xids, XidScope
+from policies.xids import ROWS, Preset, RequiredAction, Treatment, XidFinding, Xids, XidScope
 
 QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT
 _, PLUGIN, GKE = Preset
@@ -59,7 +59,7 @@ def test_an_application_error_asks_for_an_application_restart():
 
 
 def test_the_catalogue_preset_quarantines_for_all_severe_actions():
-    mild = {Action.IGNORE: COUNT, Action.RESTART_APP: COUNT}
+    mild = {RequiredAction.IGNORE: COUNT, RequiredAction.RESTART_APP: COUNT}
     for row in ROWS.values():
         assert xids.treatment(DEFAULT, row.code) is mild.get(row.action, QUARANTINE), row
 
@@ -81,11 +81,11 @@ def test_an_application_error_is_counted_under_every_preset():
 def test_the_policys_word_unknown_decides_for_codes_without_action(unknown):
     for preset in Preset:
         assert {xids.treatment(Xids(preset=preset, unknown=unknown), code) for code in (173, 10**9)} == {unknown}
-    nothing_asked = [code for code, row in ROWS.items() if row.action is Action.NONE]
+    nothing_asked = [code for code, row in ROWS.items() if row.action is RequiredAction.NONE]
     assert {xids.treatment(Xids(unknown=unknown), code) for code in nothing_asked} == {unknown}
     for unreadable in ("", "Reset", "GPU Reset Required"):
         assert xids.treatment(Xids(unknown=unknown), 154, unreadable) is unknown
-        assert xids.required_action(154, unreadable) is Action.NONE
+        assert xids.required_action(154, unreadable) is RequiredAction.NONE
 
 
 @pytest.mark.parametrize("preset", Preset)
@@ -114,7 +114,7 @@ def test_the_message_of_a_recovery_code_decides(action, done):
 
 
 def test_the_message_of_any_other_code_is_ignored():
-    assert xids.required_action(79, "none") is Action.RESTART_VM_OR_NODE
+    assert xids.required_action(79, "none") is RequiredAction.RESTART_VM_OR_NODE
     assert xids.treatment(DEFAULT, 79, "none") is QUARANTINE
 
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from autoclave import cli
-from autoclave.cli import DONE, envelopes
+from autoclave.cli import DONE, receipts
 from ground.errors import FatalError
 from scrubber.receipts import dsse, key
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF
@@ -54,7 +54,7 @@ class Verifiers:
     def both(self, folder: Path, *, held: bool = False) -> tuple[bool, bool]:
         given = (self.path(CHECKPOINT),) if held else ()
         try:
-            done = envelopes.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text") == DONE
+            done = receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text") == DONE
         except FatalError:
             done = False
         flags = [str(folder), f"--key={self.path(KEY)}", *(f"--checkpoint={each}" for each in given)]

@@ -49,6 +49,6 @@ async def let_on(world, pod, *devices):
     """A pod's first container, from Allocate to its first process."""
     await world.acquire(pod, *devices, announced=True)
     written_down(world, **{pod: devices})
-    await world.handover.start(devices, None)
+    await world.tenant_requests.start(devices, None)
     world.truth.started(pod, devices[0])
     return [world.run(pod, device) for device in devices]

@@ -62,7 +62,7 @@ async def test_an_acquire_gets_a_device_from_its_burn_in(world):
 async def test_a_starting_container_gets_a_device_from_its_burn_in(world):
     device = await begun(world)
     await at_step(world, device, Step.CLEAR)
-    await world.handover.start([device], "pod")
+    await world.tenant_requests.start([device], "pod")
     assert world.state(device) is State.IN_USE
 
 
@@ -113,7 +113,11 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
         return facts
 
     monkeypatch.setattr(world.life.observer, method, slow)
-    deed = world.handover.acquire([device], announced=True) if ask == "acquire" else world.handover.start([device], "p")
+    deed = (
+        world.tenant_requests.acquire([device], announced=True)
+        if ask == "acquire"
+        else world.tenant_requests.start([device], "p")
+    )
     try:
         await deed
     except AutoclaveError as error:

@@ -47,7 +47,7 @@ async def story(world: World) -> None:
     await insist(lambda: world.begin("ann", one))
     world.node.end_container("ann", leaving=True)
     world.node.gpus[two].crashes = True
-    await insist(lambda: world.handover.release([two]))
+    await insist(lambda: world.tenant_requests.release([two]))
     await insist(lambda: world.operations.scrub(two, None))
     await insist(lambda: world.acquire("bob", one))
     world.run("bob", one)

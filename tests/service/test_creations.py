@@ -19,7 +19,7 @@ INIT, MAIN = "team/train-0/init", "team/train-0/main"
 
 async def created(world, pod, device):
     """The container of a pod is created on the device, and runs."""
-    await world.handover.start([device], pod, creating=f"team/{pod}/main")
+    await world.tenant_requests.start([device], pod, creating=f"team/{pod}/main")
     world.truth.started(pod, device)
     return world.run(pod, device)
 
@@ -30,7 +30,7 @@ async def test_an_owner_is_called_as_its_last_container(world):
     await let_on(world, "pod", device)
     names = []
     for name in (INIT, INIT, MAIN):
-        await world.handover.start([device], "pod", creating=name)
+        await world.tenant_requests.start([device], "pod", creating=name)
         names.append(world.record(device).owner.name)
     assert names == [INIT, INIT, MAIN]
     assert [it.owner.name for it in rows(world, ev.PutInUse, device) if it.owner.name] == [INIT, MAIN]
@@ -40,7 +40,7 @@ async def test_a_name_that_cannot_be_written_refuses_no_container(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     world.life.disk.full = True
-    await world.handover.start([device], "pod", creating=MAIN)
+    await world.tenant_requests.start([device], "pod", creating=MAIN)
     world.life.disk.full = False
     await world.reach(device, State.IN_USE)
     await asyncio.sleep(60)
@@ -50,10 +50,10 @@ async def test_a_name_that_cannot_be_written_refuses_no_container(world):
 async def test_the_first_creation_binds_the_grant_to_its_pod(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
-    await world.handover.start([device], "pod", creating=MAIN)
+    await world.tenant_requests.start([device], "pod", creating=MAIN)
     assert (world.record(device).owner.container, world.record(device).owner.name) == ("pod", MAIN)
     with pytest.raises(NotReady) as refused:
-        await world.handover.start([device], "other", creating="team/other/main", within=2)
+        await world.tenant_requests.start([device], "other", creating="team/other/main", within=2)
     assert refused.value.reason is Reason.IN_USE
     assert world.record(device).owner.container == "pod"
 
@@ -65,7 +65,7 @@ async def test_pods_with_one_device_are_created_one_after_the_other(world, late)
     for pod in ("first", "second"):
         await world.acquire(pod, device, announced=True)
     written_down(world, second=[device])
-    await world.handover.start([device], None)
+    await world.tenant_requests.start([device], None)
     await asyncio.sleep(late)
     creations = {pod: asyncio.create_task(created(world, pod, device)) for pod in ("first", "second")}
     await asyncio.wait(creations.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +80,7 @@ async def test_a_start_taken_for_an_ended_pods_covers_no_creation(world):
     device = world.uuids[0]
     await world.acquire("next", device, announced=True)
     written_down(world, older=[device])
-    await world.handover.start([device], None)
+    await world.tenant_requests.start([device], None)
     assert world.record(device).owner.container == "older"
     await created(world, "next", device)
     assert (scrubs(world, device), world.record(device).owner.container) == (2, "next")
@@ -95,8 +95,8 @@ async def test_per_container_each_creation_has_one_scrub_before_it(begin, tmp_pa
     written_down(world, pod=[device, other])
     for number, name in enumerate((INIT, MAIN, MAIN)):
         if number < 2:  # the third time, the kubelet has just been restarted and does not ask
-            await world.handover.start([device], None)
-        await world.handover.start([device], "pod", creating=name)
+            await world.tenant_requests.start([device], None)
+        await world.tenant_requests.start([device], "pod", creating=name)
         assert scrubs(world, device) == 1 + number
         container = world.run("pod", device)
         await asyncio.sleep(2)
@@ -108,21 +108,21 @@ async def test_per_container_each_creation_has_one_scrub_before_it(begin, tmp_pa
 async def test_a_claim_has_gates_of_its_own_until_it_ends(world, job):
     """One name that no container runtime can read would block every container of the node."""
     device, other = world.uuids
-    await world.handover.acquire([other], announced=False, exclusive=True, owner=job)
+    await world.tenant_requests.acquire([other], announced=False, exclusive=True, owner=job)
     before = {device, other}
     assert gates(world.life.ledger.records) == before
-    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     assert gates(world.life.ledger.records) == before | {f"{device}.{CLAIM}"}
     await first_in_claim(world, device)
     world.node.end_container("pod")
-    await world.handover.release(owner=CLAIM)
+    await world.tenant_requests.release(owner=CLAIM)
     assert gates(world.life.ledger.records) == before
 
 
 @pytest.mark.parametrize("xid", [48, None], ids=["by itself", "by a person"])
 async def test_no_container_is_created_on_a_claims_bad_gpu(world, xid):
     device = world.uuids[0]
-    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     if xid is None:
         await world.operations.quarantine(device, "a drill", "the test")
     else:
@@ -131,17 +131,17 @@ async def test_no_container_is_created_on_a_claims_bad_gpu(world, xid):
     with pytest.raises(Refused) as sick:
         await first_in_claim(world, device)
     world.node.end_container("pod")
-    await world.handover.release(owner=CLAIM)
+    await world.tenant_requests.release(owner=CLAIM)
     await world.reach(device, State.QUARANTINED)
     with pytest.raises(Refused) as quarantined:
-        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
+        await world.tenant_requests.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
     assert [it.value.reason for it in (sick, quarantined)] == [Reason.SICK, Reason.QUARANTINED]
 
 
 async def first_in_claim(world, device, pod="pod"):
     """The first container of the claim is created on the device, and runs."""
     world.node.alive.add(pod)  # its sandbox
-    await world.handover.start([device], pod, creating=f"team/{pod}/main", claim=CLAIM)
+    await world.tenant_requests.start([device], pod, creating=f"team/{pod}/main", claim=CLAIM)
     if pod == "pod":
         world.truth.started(pod, device)
     return world.run(pod, device)
@@ -154,7 +154,7 @@ USES = [(0.0, False), (3.0, False), (3.0, True)]
 async def test_a_use_before_the_first_container_is_scrubbed(world, seconds, in_pod):
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
     await asyncio.sleep(1)
-    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     bystander = world.intrude(device, container=in_pod)
     await asyncio.sleep(seconds)
     world.node.leave(bystander)
@@ -167,7 +167,7 @@ async def test_a_use_before_the_first_container_is_scrubbed(world, seconds, in_p
 
 async def test_a_claim_waits_for_a_bystander_to_leave(world):
     device = world.uuids[0]
-    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     bystander = world.intrude(device)
     creation = asyncio.create_task(first_in_claim(world, device))
     await asyncio.sleep(5)
@@ -178,7 +178,7 @@ async def test_a_claim_waits_for_a_bystander_to_leave(world):
 
 async def test_later_containers_of_a_claim_need_no_scrub(world):
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
-    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     first = await first_in_claim(world, device)
     await first_in_claim(world, device, "second")
     world.node.leave(first)
@@ -190,18 +190,18 @@ async def test_later_containers_of_a_claim_need_no_scrub(world):
 async def test_a_claim_keeps_its_device_while_it_is_scrubbed_again(world, restarted):
     device, before = world.uuids[0], gates(world.life.ledger.records)
     await asyncio.sleep(1)
-    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     world.node.leave(world.intrude(device))
     world.node.gpus[device].stalls = True
     with pytest.raises(NotReady):
-        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
+        await world.tenant_requests.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
     if restarted:
         await world.die()
         await world.start()
     assert gates(world.life.ledger.records) == before | {f"{device}.{CLAIM}"}
     assert reported(world, device).owner == CLAIM
     with pytest.raises(Refused) as another:
-        await world.handover.acquire([device], announced=False, exclusive=True, owner="another")
+        await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="another")
     assert "kept for a claim" in another.value.message
     world.node.gpus[device].stalls = False
     await first_in_claim(world, device)
@@ -211,24 +211,24 @@ async def test_a_claim_keeps_its_device_while_it_is_scrubbed_again(world, restar
 @pytest.mark.parametrize("state", [State.SCRUBBING, State.CLEAN, State.QUARANTINED])
 async def test_a_claim_gives_back_a_device_kept_for_it(world, state):
     device, before = world.uuids[0], gates(world.life.ledger.records)
-    await world.handover.acquire([device], announced=False, exclusive=True, owner=CLAIM)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     vacated = world.record(device).vacated
     await asyncio.sleep(1)
     world.node.leave(world.intrude(device))
     world.node.gpus[device].stalls = True
     with pytest.raises(NotReady):
-        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
+        await world.tenant_requests.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
     if state is State.CLEAN:
         world.node.gpus[device].stalls = False
         await world.clean(device)
     elif state is State.QUARANTINED:
         await world.operations.quarantine(device, "a drill", "the test")
     assert world.state(device) is state
-    assert await world.handover.release(owner=CLAIM) == (device,)
+    assert await world.tenant_requests.release(owner=CLAIM) == (device,)
     assert world.state(device) is state
     assert (gates(world.life.ledger.records), world.record(device).vacated) == (before, vacated + 1)
     with pytest.raises(Refused):
-        await world.handover.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
+        await world.tenant_requests.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart of the service"])

@@ -15,7 +15,7 @@ WHY = "another program calls it unhealthy"
 async def test_a_clean_device_is_scrubbed_again_with_the_reason_recorded(world):
     device, other = world.uuids
     before = scrubs(world, device), scrubs(world, other)
-    await world.handover.distrust(device, WHY, op="05011ed0")
+    await world.tenant_requests.distrust(device, WHY, op="05011ed0")
     assert (world.state(device), world.record(device).receipt) == (State.UNKNOWN, None)
     assert world.truth.entries[-1].op == "05011ed0"
     assert [event.why for event in rows(world, ev.Distrusted, device)] == [WHY]
@@ -27,9 +27,9 @@ async def test_a_grant_that_waits_for_its_start_ends(world):
     device, before = world.uuids[0], scrubs(world, world.uuids[0])
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    await world.handover.distrust(device, WHY)
+    await world.tenant_requests.distrust(device, WHY)
     assert world.record(device).grant is None
-    await world.handover.start([device], None)
+    await world.tenant_requests.start([device], None)
     assert scrubs(world, device) == before + 1
     assert world.record(device).owner.container == "pod"
 
@@ -37,7 +37,7 @@ async def test_a_grant_that_waits_for_its_start_ends(world):
 async def test_a_device_in_use_is_scrubbed_after_its_use(world):
     device, before = world.uuids[0], scrubs(world, world.uuids[0])
     await let_on(world, "pod", device)
-    await world.handover.distrust(device, WHY)
+    await world.tenant_requests.distrust(device, WHY)
     assert world.state(device) is State.IN_USE
     written_down(world)
     world.node.end_container("pod")
@@ -49,8 +49,8 @@ async def test_a_device_in_use_is_scrubbed_after_its_use(world):
 @pytest.mark.parametrize("exclusive", [True, False], ids=["until its release", "unannounced"])
 async def test_a_grant_whose_user_may_run_unseen_is_left_alone(world, exclusive):
     device = world.uuids[0]
-    await world.handover.acquire([device], announced=False, exclusive=exclusive)
-    await world.handover.distrust(device, WHY)
+    await world.tenant_requests.acquire([device], announced=False, exclusive=exclusive)
+    await world.tenant_requests.distrust(device, WHY)
     assert (world.state(device), rows(world, ev.Distrusted)) == (State.GRANTED, [])
 
 
@@ -58,10 +58,10 @@ async def test_a_scrub_that_runs_ends_before_its_proof_does(world):
     device = world.uuids[0]
     job = await world.operations.scrub(device, None)
     with pytest.raises(NotReady, match="it is being scrubbed; try again after the scrub") as refused:
-        await world.handover.distrust(device, WHY)
+        await world.tenant_requests.distrust(device, WHY)
     assert refused.value.reason is Reason.SCRUBBING
     await job.finished.wait()
-    await world.handover.distrust(device, WHY)
+    await world.tenant_requests.distrust(device, WHY)
     assert world.state(device) is State.UNKNOWN
 
 
@@ -69,7 +69,7 @@ async def test_a_quarantine_stays_as_it_is(world):
     device = world.uuids[0]
     await world.operations.quarantine(device, "looks odd", "ops")
     before = world.record(device)
-    await world.handover.distrust(device, WHY)
+    await world.tenant_requests.distrust(device, WHY)
     assert world.record(device) is before
 
 
@@ -78,6 +78,6 @@ async def test_a_doubt_that_cannot_be_recorded_is_recorded_first(world):
     device = world.uuids[0]
     world.life.disk.failures = 1
     with pytest.raises(LedgerUnavailable):
-        await world.handover.distrust(device, WHY)
-    await asyncio.gather(world.handover.acquire([device], announced=True), return_exceptions=True)
+        await world.tenant_requests.distrust(device, WHY)
+    await asyncio.gather(world.tenant_requests.acquire([device], announced=True), return_exceptions=True)
     assert len(rows(world, ev.Distrusted, device)) == 1

@@ -15,7 +15,7 @@ SHORT = 0.05  # seconds: less than the time between two observations
 
 async def container_starts(world, tenant, device):
     """A container of this tenant starts; the kubelet's checkpoint says whose start the service takes it for."""
-    await world.handover.start([device], None)
+    await world.tenant_requests.start([device], None)
     world.truth.started(tenant, device)
     return world.run(tenant, device)
 
@@ -71,8 +71,8 @@ async def test_two_starts_of_a_doubled_grant_never_share_the_device(world):
     for pod in ("first", "second"):
         await world.acquire(pod, device, announced=True)
     written_down(world, second=[device])
-    await world.handover.start([device], None)  # asked for the first pod, whose container takes a while
-    second = asyncio.create_task(world.handover.start([device], None))
+    await world.tenant_requests.start([device], None)  # asked for the first pod, whose container takes a while
+    second = asyncio.create_task(world.tenant_requests.start([device], None))
     await asyncio.sleep(2)
     world.truth.started("first", device)
     first = world.run("first", device)

@@ -36,7 +36,7 @@ async def scrubbed(world, kernels):
     tenant = await world.tenancy(device)
     world.node.gpus[device].traps = kernels
     world.node.end_container(tenant)
-    await world.handover.release([device])
+    await world.tenant_requests.release([device])
     await world.reach(device, State.SCRUBBING)
     while world.state(device) not in (State.CLEAN, State.QUARANTINED):
         await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)

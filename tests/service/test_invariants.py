@@ -133,12 +133,12 @@ class Histories(RuleBasedStateMachine):
     @rule(devices=DEVICES, pause=PAUSE)
     def a_caller_says_release(self, devices, pause):
         self.world.truth.given_back(*self._uuids(devices))
-        self._do(self.world.handover.release(self._uuids(devices)), pause)
+        self._do(self.world.tenant_requests.release(self._uuids(devices)), pause)
 
     @precondition(up)
     @rule(device=DEVICE, pause=PAUSE)
     def a_caller_calls_a_device_unhealthy(self, device, pause):
-        self._do(self.world.handover.distrust(self.world.uuids[device], "it calls it unhealthy"), pause)
+        self._do(self.world.tenant_requests.distrust(self.world.uuids[device], "it calls it unhealthy"), pause)
 
     @rule(device=DEVICE, container=st.booleans(), goes=st.booleans(), pause=PAUSE)
     def a_foreign_process_comes(self, device, container, goes, pause):
@@ -174,7 +174,7 @@ class Histories(RuleBasedStateMachine):
         self._do(self._taken(claim, self._uuids(devices)), pause)
 
     async def _taken(self, claim, uuids) -> None:
-        await self.world.handover.acquire(uuids, announced=False, exclusive=True, owner=claim)
+        await self.world.tenant_requests.acquire(uuids, announced=False, exclusive=True, owner=claim)
         for uuid in uuids:
             self.world.truth.taken(claim, uuid)
             self.world.tenants[uuid] = claim
@@ -205,7 +205,7 @@ class Histories(RuleBasedStateMachine):
 
     async def _created(self, claim, uuid) -> None:
         world, pod = self.world, self.world.name()
-        await world.handover.start([uuid], pod, creating=f"team/{pod}/main", claim=claim)
+        await world.tenant_requests.start([uuid], pod, creating=f"team/{pod}/main", claim=claim)
         owner = world.record(uuid).owner
         if owner is not None and owner.container == pod:  # it is the first one of the claim
             world.truth.started(pod, uuid)
@@ -217,7 +217,7 @@ class Histories(RuleBasedStateMachine):
         """The service refuses as long as a container of the claim uses one of them."""
         self.let_in = {uuid: pod for uuid, pod in self.let_in.items() if pod[0] != claim}
         self.world.truth.given_back(claim=claim)
-        self._do(self.world.handover.release(owner=claim), pause)
+        self._do(self.world.tenant_requests.release(owner=claim), pause)
 
     # -- the kubelet's checkpoint names another pod than the one that starts
 
@@ -234,7 +234,7 @@ class Histories(RuleBasedStateMachine):
             await asyncio.sleep(apart)
         written_down(world, **{pods[1]: [uuid]})
         for pod in pods:
-            await world.handover.start([uuid], None)
+            await world.tenant_requests.start([uuid], None)
             world.truth.started(pod, uuid)
             world.run(pod, uuid)
             await asyncio.sleep(SHORT)
@@ -258,7 +258,7 @@ class Histories(RuleBasedStateMachine):
             written_down(world, **{last: [uuid]})
         granted = world.record(uuid).grant
         with suppress(AutoclaveError):
-            await world.handover.start([uuid], None)
+            await world.tenant_requests.start([uuid], None)
             if granted is not None and granted == world.record(uuid).grant:
                 world.truth.accuse(f"{last}, which has ended, may start on {uuid}, which was granted to {pod}")
         written_down(world, **{pod: [uuid]})

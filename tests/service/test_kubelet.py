@@ -29,7 +29,7 @@ async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     with pytest.raises(NotReady) as refused:
-        await world.handover.start([device], None)
+        await world.tenant_requests.start([device], None)
     assert refused.value.reason is Reason.OWNER_UNKNOWN
     assert world.state(device) is State.GRANTED
 
@@ -41,7 +41,7 @@ async def test_x23_a_pod_that_lost_the_device_does_not_start(world):
     world.node.end_container(await world.tenancy(device))
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    waiting = world.spawn(world.handover.start([device], None))
+    waiting = world.spawn(world.tenant_requests.start([device], None))
     await asyncio.sleep(0.1)  # it has read the checkpoint and waits for the scrub
     assert world.state(device) is State.SCRUBBING
     written_down(world, next=[device])
@@ -56,7 +56,7 @@ async def test_a_start_on_two_devices_uses_both_or_none(world):
     written_down(world, pod=world.uuids)
     world.intrude(world.uuids[1], container=True)
     with pytest.raises(NotReady):
-        await world.handover.start(world.uuids, None)
+        await world.tenant_requests.start(world.uuids, None)
     assert world.state(world.uuids[0]) is State.GRANTED
     assert not rows(world, ev.PutInUse, world.uuids[0])
 
@@ -68,12 +68,14 @@ async def test_w17_a_short_unannounced_use_of_a_grant_is_scrubbed(world, asks):
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
     unannounced = world.intrude(device, container=True)
-    ask = world.handover.start([device], None) if asks == "start" else world.acquire("pod", device, announced=True)
+    ask = (
+        world.tenant_requests.start([device], None) if asks == "start" else world.acquire("pod", device, announced=True)
+    )
     question = world.spawn(ask)
     await asyncio.sleep(0.01)  # no round of the monitor is in between
     world.node.end_container(unannounced.container)
     await asyncio.wait([question])
-    await world.handover.start([device], None)
+    await world.tenant_requests.start([device], None)
     assert scrubs(world, device) == 2
 
 
@@ -83,7 +85,7 @@ async def test_a_pod_seen_before_its_containers_is_released_when_gone(world):
     written_down(world, pod=[first])
     world.run("pod", second)  # something of the pod runs
     await world.acquire("pod", first, announced=True)
-    await world.handover.start([first], None)
+    await world.tenant_requests.start([first], None)
     assert rows(world, ev.PutInUse, first)[-1].owner.seen
     world.node.end_container("pod")
     await world.acquire("next", first, announced=True)
@@ -94,7 +96,7 @@ async def test_a_pod_without_the_device_in_the_checkpoint_is_released(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    await world.handover.start([device], None)  # and nothing of it is ever seen
+    await world.tenant_requests.start([device], None)  # and nothing of it is ever seen
     written_down(world, other=[world.uuids[1]])
     await asyncio.sleep(ownership.STARTS_WITHIN - 1)
     assert world.state(device) is State.IN_USE, "its container may come any moment"
@@ -115,7 +117,7 @@ async def test_gate_create_answers_at_once_and_the_start_waits(world):
     assert world.loop.time() == began
     assert world.state(device) is State.SCRUBBING
     written_down(world, next=[device])
-    await world.handover.start([device], None)
+    await world.tenant_requests.start([device], None)
     assert world.loop.time() > began
     assert scrubs(world, device) == 2
     assert rows(world, ev.Granted, device)[-1].grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
@@ -130,7 +132,7 @@ async def test_gate_create_starts_nothing_beside_the_last_owner(world):
     written_down(world, next=[device])
     began = world.loop.time()
     with pytest.raises(NotReady) as refused:
-        await world.handover.start([device], None)
+        await world.tenant_requests.start([device], None)
     assert refused.value.reason is Reason.IN_USE
     assert world.loop.time() - began >= world.truth.policy(device).budgets.start
 
@@ -142,7 +144,7 @@ async def test_gate_create_start_waits_for_the_last_owner(world):
     await asyncio.sleep(2)
     await world.acquire("next", device, announced=True)
     written_down(world, next=[device])
-    start = world.spawn(world.handover.start([device], None))
+    start = world.spawn(world.tenant_requests.start([device], None))
     await asyncio.sleep(10)
     assert world.state(device) is State.IN_USE
     world.node.end_container("pod")
@@ -158,7 +160,7 @@ async def test_a_waiting_start_grants_no_other_device_meanwhile(world):
     await let_on(world, "pod", used)
     written_down(world, next=[used, free])
     with pytest.raises(NotReady):
-        await world.handover.start([used, free], None)
+        await world.tenant_requests.start([used, free], None)
     assert not rows(world, ev.Granted, free)
 
 
@@ -181,7 +183,7 @@ async def test_rule_1_no_observation_is_recorded_after_its_answer(world):
     world.life.observer.quick = quick
     await world.acquire("tenant", second, announced=True)
     written_down(world, tenant=[second])
-    await world.handover.start([second], None)
+    await world.tenant_requests.start([second], None)
     late.set()
     await asyncio.sleep(0.05)
     assert world.state(second) is State.IN_USE
@@ -217,7 +219,7 @@ async def test_a_monitor_on_a_grant_does_not_take_it(world):
     await quick(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(Refused):
-        await world.handover.acquire([device], announced=False, exclusive=True)
+        await world.tenant_requests.acquire([device], announced=False, exclusive=True)
     world.restart_kubelet()
     process = world.run("pod", device)
     await asyncio.sleep(LONG)
@@ -233,9 +235,9 @@ async def test_a_start_waits_until_a_monitor_closes_the_device(world):
     unannounced = world.intrude(device, container=True)
     await world.reach(device, State.IN_USE)
     with pytest.raises(NotReady):
-        await world.handover.start([device], None)
+        await world.tenant_requests.start([device], None)
     world.node.leave(unannounced)
-    await world.handover.start([device], None)  # before any round has seen it
+    await world.tenant_requests.start([device], None)  # before any round has seen it
     assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 2)
 
 

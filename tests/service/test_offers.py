@@ -47,7 +47,7 @@ async def test_a_refused_request_withholds_only_the_refused_devices(world):
     free, out = world.uuids
     await world.operations.quarantine(out, "a drill", "the test")
     with pytest.raises(Refused):
-        await world.handover.acquire([free, out], announced=True)
+        await world.tenant_requests.acquire([free, out], announced=True)
     assert (healthy(world, free), world.context.is_withheld(world.record(out))) == (True, True)
 
 
@@ -108,7 +108,7 @@ async def test_a_request_behind_a_hanging_observation_is_answered_in_time(world)
     observer.quick = quick
     async with asyncio.timeout(6):  # as long as the plugin waits
         with pytest.raises(NotReady) as refused:
-            await world.handover.acquire([device], announced=True)
+            await world.tenant_requests.acquire([device], announced=True)
     assert refused.value.reason is Reason.UNRESPONSIVE
     assert not healthy(world, device)
     await tending
@@ -118,7 +118,7 @@ async def test_a_caller_that_times_out_leaves_the_device_withheld(world):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(world.handover.acquire([device], announced=True), 0.5)
+        await asyncio.wait_for(world.tenant_requests.acquire([device], announced=True), 0.5)
     assert world.context.is_withheld(world.record(device))
 
 

@@ -71,7 +71,7 @@ async def ended(world, pod, device):
 
 async def granted(world, device):
     """The directory that the answer of Acquire names."""
-    grants = await world.handover.acquire([device], announced=True)
+    grants = await world.tenant_requests.acquire([device], announced=True)
     return grants[device].receipts
 
 
@@ -114,12 +114,12 @@ async def test_a_pod_deleted_during_its_restart_ends_its_handover(mounting):
     world.node.leave(world.node.gpus[device].users()[0])
     world.node.gpus[device].stalls = True
     with pytest.raises(NotReady):
-        await world.handover.start([device], "pod", within=5)
+        await world.tenant_requests.start([device], "pod", within=5)
     assert world.state(device) is State.SCRUBBING
     listed = reported(world, device).receipts
     world.node.gpus[device].stalls = False
     await world.clean(device)
-    following = await world.handover.acquire([device], announced=False, exclusive=True, owner="a job")
+    following = await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="a job")
     assert following[device].receipts == listed != first
     assert (content(first), content(listed)) == (None, [])
     assert following[device].proof.envelope == following[device].proof.handover == ""
@@ -185,7 +185,7 @@ async def test_a_claim_keeps_the_directory_of_its_own_handover(mounting):
     world = await mounting()
     device = world.uuids[0]
     ask = {"announced": False, "exclusive": True, "owner": "claim"}
-    paths = [(await world.handover.acquire([device], **ask))[device].receipts for _ in range(2)]
+    paths = [(await world.tenant_requests.acquire([device], **ask))[device].receipts for _ in range(2)]
     assert paths[0] == paths[1] != reported(world, device).receipts
     assert content(paths[0]) == FILES
 

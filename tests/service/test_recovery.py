@@ -188,7 +188,7 @@ async def test_a_doubled_grant_missing_in_the_ledger_shows_no_bytes(begin, first
     await world.clean()
     written_down(world, next=[device])
     for pod in (first, "next" if first == "dropped" else "dropped"):
-        await world.handover.start([device], None)
+        await world.tenant_requests.start([device], None)
         world.truth.started(pod, device)
         world.run(pod, device)
         await asyncio.sleep(0.05)
@@ -300,7 +300,9 @@ async def test_a_scrub_that_ends_meanwhile_causes_no_refusal(world, monkeypatch,
 
     monkeypatch.setattr(world.life.observer, method, slow)
     await (
-        world.handover.acquire([device], announced=True) if ask == "acquire" else world.handover.start([device], "p")
+        world.tenant_requests.acquire([device], announced=True)
+        if ask == "acquire"
+        else world.tenant_requests.start([device], "p")
     )
     assert world.state(device) is (State.GRANTED if ask == "acquire" else State.IN_USE)
 
@@ -339,12 +341,12 @@ async def test_after_a_reboot_a_claim_waits_for_no_self_test(begin, waited):
     world = await begin(worker=AMinuteOfTests)
     device, other = world.uuids
     claim = {"announced": False, "exclusive": True, "owner": "claim-1"}
-    await world.handover.acquire([device], **claim)
+    await world.tenant_requests.acquire([device], **claim)
     await world.die()
     world.node.reboot()
     await world.start()
     await asyncio.sleep(waited)
-    await world.handover.acquire([device], within=10.0, **claim)
+    await world.tenant_requests.acquire([device], within=10.0, **claim)
     assert world.record(device).receipt.path is ScrubPath.FAST
     await world.reach(other, State.CLEAN)
     assert world.record(other).receipt.path is ScrubPath.SLOW  # its first look went on: no request waited for it

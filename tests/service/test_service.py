@@ -29,7 +29,7 @@ async def test_a_clean_device_is_granted_at_once_in_one_row(world):
     "ask", ["acquire", "start", "release", "distrust", "scrub", "quarantine", "reinstate", "reconcile"]
 )
 async def test_an_unknown_device_is_refused_by_name(world, ask):
-    handover, operations = world.handover, world.operations
+    handover, operations = world.tenant_requests, world.operations
     work = {
         "acquire": lambda: handover.acquire([world.uuids[0], "GPU-no"], announced=False),
         "start": lambda: handover.start(["GPU-no"], "pod"),
@@ -51,13 +51,13 @@ async def test_of_two_exclusive_acquires_one_gets_and_keeps_the_device(world):
     device = world.uuids[0]
     for _ in range(50):
         before = len(world.truth.entries)
-        both = (world.handover.acquire([device], announced=False, exclusive=True) for _ in range(2))
+        both = (world.tenant_requests.acquire([device], announced=False, exclusive=True) for _ in range(2))
         reported = await asyncio.gather(*both, return_exceptions=True)
         assert [it.reason for it in reported if isinstance(it, Refused)] == [Reason.IN_USE]
         assert [list(it) for it in reported if isinstance(it, dict)] == [[device]]
         made = [type(it.event) for it in world.truth.entries[before:] if it.device == device]
         assert (made.count(ev.Granted), made.count(ev.Released)) == (1, 0)
-        await world.handover.release([device])  # and the next two find it dirty
+        await world.tenant_requests.release([device])  # and the next two find it dirty
 
 
 async def test_exclusive_acquire_grants_all_or_none_and_withholds_nothing(world):
@@ -65,47 +65,47 @@ async def test_exclusive_acquire_grants_all_or_none_and_withholds_nothing(world)
     await world.acquire("job", taken)
     before = len(world.truth.entries)
     with pytest.raises(Refused, match=f"{taken}: it is granted") as refused:
-        await world.handover.acquire([free, taken], announced=False, exclusive=True)
+        await world.tenant_requests.acquire([free, taken], announced=False, exclusive=True)
     assert refused.value.reason is Reason.IN_USE
     assert len(world.truth.entries) == before
     assert [reported(world, device).healthy for device in world.uuids] == [True, True]
 
 
 async def test_an_owner_gets_its_grants_again(world):
-    first = await world.handover.acquire(world.uuids, announced=False, exclusive=True, owner="job 7")
+    first = await world.tenant_requests.acquire(world.uuids, announced=False, exclusive=True, owner="job 7")
     before = len(world.truth.entries)
-    assert await world.handover.acquire(world.uuids, announced=False, exclusive=True, owner="job 7") == first
+    assert await world.tenant_requests.acquire(world.uuids, announced=False, exclusive=True, owner="job 7") == first
     one = world.uuids[1]
-    again = await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
+    again = await world.tenant_requests.acquire([one], announced=False, exclusive=True, owner="job 7")
     assert again == {one: first[one]}
     assert len(world.truth.entries) == before
 
 
 async def test_an_owner_of_one_device_is_refused_both(world):
     one, two = world.uuids
-    await world.handover.acquire([one], announced=False, exclusive=True, owner="job 7")
+    await world.tenant_requests.acquire([one], announced=False, exclusive=True, owner="job 7")
     before = len(world.truth.entries)
     with pytest.raises(Refused, match=f"cannot hand out {two}: this owner already has {one}; run `autoclave release "):
-        await world.handover.acquire([one, two], announced=False, exclusive=True, owner="job 7")
+        await world.tenant_requests.acquire([one, two], announced=False, exclusive=True, owner="job 7")
     assert len(world.truth.entries) == before
-    assert list(await world.handover.acquire([two], announced=False, exclusive=True, owner="job 7")) == [two]
+    assert list(await world.tenant_requests.acquire([two], announced=False, exclusive=True, owner="job 7")) == [two]
 
 
 async def test_a_release_of_no_device_and_no_owner_is_refused(world):
     """A claim without a UID must not give back the devices that were acquired without an owner."""
-    await world.handover.acquire(world.uuids, announced=False, exclusive=True)
+    await world.tenant_requests.acquire(world.uuids, announced=False, exclusive=True)
     with pytest.raises(InvalidRequest, match="no device and no owner was named"):
-        await world.handover.release()
+        await world.tenant_requests.release()
     assert [world.state(device) for device in world.uuids] == [State.GRANTED] * 2
 
 
 async def test_a_release_waits_for_the_running_acquire_of_its_owner(world):
     """Otherwise a job that has ended would get its devices a moment later, and keep them."""
     device = world.uuids[0]
-    await world.handover.acquire([device], announced=False, exclusive=True)
-    await world.handover.release([device])  # now it is scrubbed
-    asked = world.handover.acquire([device], announced=False, exclusive=True, owner="job 7")
-    granted, released = await asyncio.gather(asked, world.handover.release(owner="job 7"))
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True)
+    await world.tenant_requests.release([device])  # now it is scrubbed
+    asked = world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="job 7")
+    granted, released = await asyncio.gather(asked, world.tenant_requests.release(owner="job 7"))
     assert (list(granted), released) == ([device], (device,))
     assert world.record(device).grant is None
 
@@ -114,10 +114,10 @@ async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
     before = len(world.truth.entries)
     await world.service.stop()
     with pytest.raises(NotReady) as refused:
-        await world.handover.acquire([world.uuids[0]], announced=False)
+        await world.tenant_requests.acquire([world.uuids[0]], announced=False)
     assert refused.value.reason is Reason.SHUTTING_DOWN
     with pytest.raises(NotReady):
-        await world.handover.acquire([world.uuids[0]], announced=True)
+        await world.tenant_requests.acquire([world.uuids[0]], announced=True)
     assert reported(world, world.uuids[0]).healthy  # the list stays, so that a pod can wait for the next service
     world.intrude(world.uuids[0])
     await world.upkeep.reconcile(world.uuids[0])
@@ -147,7 +147,7 @@ async def test_a_refusal_names_no_process_or_pod(world):
     for ask in (
         lambda: world.acquire("next", device),
         lambda: world.begin("next", device),
-        lambda: world.handover.release([device]),
+        lambda: world.tenant_requests.release([device]),
     ):
         with pytest.raises((NotReady, Refused)) as refused:
             await ask()
@@ -258,7 +258,7 @@ async def test_a_request_gets_no_lesser_path_than_is_due(build):
 async def test_unknown_names_leave_no_locks_behind(world):
     for number in range(10):
         with pytest.raises(InvalidRequest):
-            await world.handover.release([f"GPU-made-up-{number}"])
+            await world.tenant_requests.release([f"GPU-made-up-{number}"])
     assert not [name for name in world.context.jobs.locks._locks if "made-up" in name]
 
 
@@ -270,7 +270,7 @@ async def test_an_answer_comes_before_its_caller_gives_up(world, within, slow):
     setattr(world.node.gpus[device], slow, True)
     began = world.loop.time()
     with pytest.raises((NotReady, Refused)):
-        await world.handover.acquire([device], announced=True, within=within)
+        await world.tenant_requests.acquire([device], announced=True, within=within)
     assert world.loop.time() - began < min(within, 5.0)
 
 
@@ -304,7 +304,7 @@ async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch
     await world.reach(device, State.IN_USE)
     hang_from(world, monkeypatch, world.loop.time() + 0.5)
     with pytest.raises(NotReady, match="it is still in use"):
-        await world.handover.start([device], "another pod", within=4)
+        await world.tenant_requests.start([device], "another pod", within=4)
 
 
 async def test_a_late_scrub_is_named_without_another_observation(world, monkeypatch):
@@ -313,7 +313,7 @@ async def test_a_late_scrub_is_named_without_another_observation(world, monkeypa
     await world.operations.scrub(device, ScrubPath.FAST)
     hang_from(world, monkeypatch, hangs_from)
     with pytest.raises(NotReady, match="it is being scrubbed"):
-        await world.handover.start([device], "another pod", within=4)
+        await world.tenant_requests.start([device], "another pod", within=4)
     assert world.loop.time() < hangs_from + 0.5
 
 

@@ -27,14 +27,14 @@ async def device(world):
 
 async def refused(world, device):
     with pytest.raises(Refused) as error:
-        await world.handover.start([device], None)
+        await world.tenant_requests.start([device], None)
     assert error.value.reason is Reason.OWNER_UNKNOWN
     assert world.state(device) is State.GRANTED
     return error.value.message
 
 
 async def starts(world, device, pod):
-    await world.handover.start([device], None)
+    await world.tenant_requests.start([device], None)
     assert (world.state(device), world.record(device).owner.container) == (State.IN_USE, pod)
 
 

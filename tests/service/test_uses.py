@@ -12,9 +12,9 @@ import pytest
 from ground.errors import AutoclaveError
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
-from scrubber.service.handover import Handover
 from scrubber.service.monitor import Monitor
 from scrubber.service.operations import Operations
+from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
 from tests.service.asking import at_step, rows, scrubs
 from tests.service.world import World
@@ -22,16 +22,18 @@ from tests.service.world import World
 Ask = Callable[[World, str], Awaitable[object]]
 # Every request and every round, by the method that it calls.
 OBSERVE: dict[str, Ask] = {
-    "Handover.acquire": lambda world, device: world.handover.acquire([device], announced=False, exclusive=True),
-    "Handover.start": lambda world, device: world.handover.start([device], "pod"),
-    "Handover.release": lambda world, device: world.handover.release([device]),
+    "TenantRequests.acquire": lambda world, device: world.tenant_requests.acquire(
+        [device], announced=False, exclusive=True
+    ),
+    "TenantRequests.start": lambda world, device: world.tenant_requests.start([device], "pod"),
+    "TenantRequests.release": lambda world, device: world.tenant_requests.release([device]),
     "Operations.scrub": lambda world, device: world.operations.scrub(device, None),
     "Upkeep.reconcile": lambda world, device: world.upkeep.reconcile(device),
     "Monitor.round": lambda world, _device: world.life.monitor.round(),
 }
 # They do not observe holders, or ask about devices that are not clean.
 OTHERS = {
-    "Handover.distrust", "Operations.quarantine", "Operations.reinstate", "Operations.reinstate_without_proof",
+    "TenantRequests.distrust", "Operations.quarantine", "Operations.reinstate", "Operations.reinstate_without_proof",
     "Upkeep.recover", "Upkeep.register", "Upkeep.try_ledger", "Monitor.run",
 }  # fmt: skip
 
@@ -39,7 +41,7 @@ OTHERS = {
 def test_every_request_and_every_round_is_known_here():
     methods = {
         f"{room.__name__}.{name}"
-        for room in (Handover, Operations, Upkeep, Monitor)
+        for room in (TenantRequests, Operations, Upkeep, Monitor)
         for name, method in vars(room).items()
         if not name.startswith("_") and (inspect.iscoroutinefunction(method) or name == "reinstate_without_proof")
     }
@@ -71,7 +73,7 @@ async def test_a_holder_that_a_request_saw_ends_the_proof(begin, ask):
 
 @pytest.mark.parametrize(
     ("ask", "then"),
-    [("Handover.acquire", State.GRANTED), ("Handover.start", State.IN_USE), ("Monitor.round", State.CLEAN)],
+    [("TenantRequests.acquire", State.GRANTED), ("TenantRequests.start", State.IN_USE), ("Monitor.round", State.CLEAN)],
 )
 async def test_a_use_between_two_observations_ends_the_proof(begin, ask, then):
     world = await unobserved(begin)
@@ -97,7 +99,7 @@ async def test_uses_are_counted_until_the_next_hand_over(begin):
     for _ in range(3):
         await is_used()
     await world.acquire("pod", device)
-    await world.handover.release([device])
+    await world.tenant_requests.release([device])
     await world.reach(device, State.CLEAN)
     await is_used()
     assert [event.times for event in rows(world, ev.Soiled, device)] == [1, 2, 3, 1]
@@ -166,11 +168,11 @@ async def test_the_search_at_the_grant_counts_for_its_first_start(begin, monkeyp
     await world.acquire("pod", device, announced=True)
     assert searches == [], "the answer to the kubelet does not wait for it"
     await asyncio.sleep(SANDBOX)
-    await world.handover.start([device], "pod")
+    await world.tenant_requests.start([device], "pod")
     if gated:
-        await world.handover.start([device], "pod", creating="main")
+        await world.tenant_requests.start([device], "pod", creating="main")
     assert searches == [State.GRANTED]
-    await world.handover.start([device], "pod")
+    await world.tenant_requests.start([device], "pod")
     assert searches == [State.GRANTED, State.IN_USE]
 
 
@@ -186,7 +188,7 @@ async def test_a_start_searches_again_if_somebody_has_come(begin, monkeypatch, w
     guest.secret = when == "during the search"  # the driver does not list it
     await asyncio.sleep(SANDBOX)
     with suppress(AutoclaveError):
-        await world.handover.start([device], "pod")
+        await world.tenant_requests.start([device], "pod")
     assert searches[:2] == [State.GRANTED, State.GRANTED]
     assert guest.container in {event.owner.container for event in rows(world, ev.PutInUse, device)}
 
@@ -197,10 +199,10 @@ async def test_the_search_of_an_earlier_grant_does_not_count(begin, monkeypatch)
     searches = traced_searches(world, device, monkeypatch)
     await world.acquire("pod", device, announced=True)
     await asyncio.sleep(SANDBOX)
-    await world.handover.release([device])
+    await world.tenant_requests.release([device])
     await world.clean(device)
     await world.acquire("other", device)
     searches.clear()
     with suppress(AutoclaveError):
-        await world.handover.start([device], "other")
+        await world.tenant_requests.start([device], "other")
     assert searches[:1] == [State.GRANTED]

@@ -33,11 +33,11 @@ from scrubber.observe.observation_cache import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
-from scrubber.service.handover import Handover
 from scrubber.service.monitor import Monitor
 from scrubber.service.operations import Operations
 from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
+from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
@@ -136,9 +136,9 @@ class World:
         return self.service.context
 
     @property
-    def handover(self) -> Handover:
+    def tenant_requests(self) -> TenantRequests:
         """The part of the service that answers the plugin."""
-        return self.service.handover
+        return self.service.tenant_requests
 
     @property
     def operations(self) -> Operations:
@@ -245,7 +245,7 @@ class World:
     async def _ask_back(self) -> None:
         """Release and reinstate all devices, as a person would do now."""
         with suppress(AutoclaveError):
-            await self.handover.release(self.uuids)  # grants that were never used
+            await self.tenant_requests.release(self.uuids)  # grants that were never used
         for device in self.uuids:
             if self.state(device) is State.QUARANTINED:
                 await self.operations.reinstate(device, "healed", "ops")
@@ -259,14 +259,14 @@ class World:
 
     async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[GrantedDevice]:
         """The first gate."""
-        grants = await self.handover.acquire(devices, announced=announced)
+        grants = await self.tenant_requests.acquire(devices, announced=announced)
         for device in devices:
             self.tenants[device] = tenant
         return [granted for granted in grants.values() if granted.grant]
 
     async def begin(self, tenant: str, *devices: str) -> list[Process]:
         """The second gate, and what it lets through."""
-        await self.handover.start(devices, tenant)
+        await self.tenant_requests.start(devices, tenant)
         for device in devices:
             self.truth.started(tenant, device)
         return [self.run(tenant, device) for device in devices]

@@ -95,8 +95,8 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
     for each. A key is a PEM, base64, or a verifier key of signed notes. Exit code 1, with what is wrong or missing, if
     the check fails.
     """
-    envelopes = importlib.import_module("autoclave.cli.envelopes")  # late: most verbs verify nothing
-    code: int = envelopes.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)
+    receipts = importlib.import_module("autoclave.cli.receipts")  # late: most verbs verify nothing
+    code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)
     return code
 
 
@@ -110,7 +110,7 @@ def show(receipt: str, output: str, run_dir: Path, state_dir: Path) -> int:
 
     If the service does not answer, it comes from the ledger in --state-dir, and stderr says so.
     """
-    code: int = importlib.import_module("autoclave.cli.envelopes").show(
+    code: int = importlib.import_module("autoclave.cli.receipts").show(
         receipt, output, run_dir, paths.ledger(state_dir)
     )
     return code
@@ -128,5 +128,5 @@ def key(rotate: bool, output: str, node_name: str, state_dir: Path) -> int:
     its next start, and notes in the ledger which key follows which, signed by both.
     """
     name = f"autoclave/{node_name or platform.node()}"
-    code: int = importlib.import_module("autoclave.cli.envelopes").show_key(state_dir, name, output, rotate=rotate)
+    code: int = importlib.import_module("autoclave.cli.receipts").show_key(state_dir, name, output, rotate=rotate)
     return code

@@ -133,7 +133,7 @@ def _note(code: int) -> str:
         return "catalog: its message decides; shown is what is done when that cannot be read"
     if known.application:
         return "an application error: counted under each preset; the policy's `codes` may say otherwise"
-    if known.action is xids.Action.NONE:
+    if known.action is xids.RequiredAction.NONE:
         return "catalog: no action is published, so the policy's `unknown` decides"
     return ""
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ground import aio, log
-from ground.device_messages import GrantedDevice, Proof
+from ground.device_messages import GrantedDevice, GrantProof
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.model import GateMode
 from scrubber.core import acquire, answers, ownership, start
@@ -32,7 +32,7 @@ from scrubber.node.checkpoint import CheckpointError
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
 from scrubber.service.upkeep import Upkeep
 
-logger = log.get("handover")
+logger = log.get("tenant requests")
 
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A")
@@ -63,7 +63,7 @@ class Request:
     waits: dict[str, answers.Wait] = field(default_factory=dict)  # by device: what it waits for, as last decided
 
 
-class Handover:
+class TenantRequests:
     """Acquire, start and release: the requests of the program that hands devices out."""
 
     def __init__(self, context: ServiceContext, upkeep: Upkeep) -> None:
@@ -382,7 +382,7 @@ class Handover:
         receipts, files = self._context.receipts(record, granted=True), self._context.tenant_files
         if receipt is None:  # granted without a proof, or in use already
             return GrantedDevice(device, grant.id, grant.receipt or "", receipts=receipts)
-        proof = Proof(
+        proof = GrantProof(
             path=receipt.path.value,
             finished=receipt.finished.wall,
             covered_bytes=receipt.covered_bytes,
