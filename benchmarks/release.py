@@ -25,7 +25,7 @@ from demo.standins.journal import Call
 from demo.standins.pods import Phase, Pod
 from scrubber.api.admin_client import AdminClient
 from scrubber.ledger import file
-from scrubber.ledger.chain import ChainRow
+from scrubber.ledger.stored import LedgerRow
 from scrubber.node import clock
 
 MEMORY, POLICY = "64MiB", "default"
@@ -189,7 +189,7 @@ def _found_clean(stage: Stage, call: Call) -> bool:
     return was_clean(_rows(stage, call.ids[0]), began)
 
 
-def was_clean(rows: Sequence[ChainRow], at: float) -> bool:
+def was_clean(rows: Sequence[LedgerRow], at: float) -> bool:
     """Whether the last that was known of a GPU at this uptime was a scrub that had passed."""
     return [row.kind for row in rows if row.uptime <= at][-1:] == ["scrub-passed"]
 
@@ -253,7 +253,7 @@ def _device(stage: Stage, pod: Pod) -> str:
     return stage.kubelet.held(pod)["main"][RESOURCE][0]
 
 
-def _rows(stage: Stage, uuid: str, after: int = 0) -> list[ChainRow]:
+def _rows(stage: Stage, uuid: str, after: int = 0) -> list[LedgerRow]:
     """What the ledger holds of a GPU beyond this row, oldest first."""
     with closing(file.connect(stage.ledger, "mode=ro")) as connection:
         return [row for row in file.rows(connection, after + 1) if row.device == uuid]

@@ -27,7 +27,7 @@ from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.jobs.jobs import Jobs
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
@@ -168,13 +168,13 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
         try:
             accepted.append(opened.load(states.replay))
         except states.IllegalEventError as error:
-            raise chain.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
+            raise stored.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
     opened, aside = file.open_or_set_aside(path, clock.now(), load, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    evidence = chain.Retention(config.evidence_rows, config.evidence_age)
+    evidence = stored.Retention(config.evidence_rows, config.evidence_age)
     try:
         notary = _notary(config, opened, counters)
     except LedgerUnavailable:
@@ -198,12 +198,12 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     counters.signing = signing = SigningState()  # from now on, a receipt without a signature is a fault
     try:
         key = key_file.open_key(config.state_dir)
-        noted = store.last_note(chain.KEY)
+        noted = store.last_note(stored.KEY)
         signs = key.next or key
         if noted is None or json.loads(noted)["key"] != signs.key_id:  # a start that was killed may have noted it
             if noted is not None and key.next is None:
                 logger.warning("another key signs receipts, and the last one does not vouch for it", key=key.key_id)
-            store.note(chain.KEY, clock.now(), endorsement.announcement(key))
+            store.note(stored.KEY, clock.now(), endorsement.announcement(key))
         if key.next is not None:
             key = key_file.take_next(config.state_dir)
     except (ReceiptError, OSError, ImportError) as error:  # an import fails where a part of ``cryptography`` is missing

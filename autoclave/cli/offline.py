@@ -17,7 +17,7 @@ from scrubber.core import device_status, presence, views
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
 from scrubber.ledger import file
-from scrubber.ledger.chain import CorruptLedgerError
+from scrubber.ledger.stored import CorruptLedgerError
 from scrubber.service.history import MAX_ENTRIES, History
 
 NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")

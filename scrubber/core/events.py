@@ -1,7 +1,7 @@
 """What happened to a device, in the past tense. The ledger stores these events and nothing else.
 
-Fields are a stored format: a new one needs a default. A class may be renamed, because ``ledger.chain`` gives each event
-a fixed kind.
+Fields are a stored format: a new one needs a default. A class may be renamed, because ``ledger.stored`` gives each
+event a fixed kind.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ from ground.quantities import quantity
 from scrubber.core import events, states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import chain, tree
-from scrubber.ledger.chain import CorruptLedgerError, Fold, Head, Retention
+from scrubber.ledger import stored, tree
+from scrubber.ledger.stored import CorruptLedgerError, Fold, Head, Retention
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.note import Checkpoint
 
@@ -92,7 +92,7 @@ SCHEMA = (
     + tree.SCHEMA
 )
 
-_COLUMNS = ", ".join(chain.ChainRow._fields)
+_COLUMNS = ", ".join(stored.LedgerRow._fields)
 _INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _RANGE = "SELECT {columns} FROM {table} WHERE seq BETWEEN ? AND ? ORDER BY seq"
@@ -302,18 +302,18 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
     connection.execute("COMMIT")
 
 
-def insert(connection: sqlite3.Connection, new: Sequence[chain.ChainRow]) -> None:
+def insert(connection: sqlite3.Connection, new: Sequence[stored.LedgerRow]) -> None:
     """Append rows."""
     connection.executemany(_INSERT, new)
     tree.append(connection, new)
 
 
-def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[chain.ChainRow]:
+def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[stored.LedgerRow]:
     """Rows in order. The default range includes rows with a damaged number."""
     return map(_row, connection.execute(_ENTRIES, (first, last)))
 
 
-def _evidence(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[chain.ChainRow]:
+def _evidence(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[stored.LedgerRow]:
     """The evidence among the folded rows, in order."""
     return map(_row, connection.execute(_EVIDENCE, (first, last)))
 
@@ -327,7 +327,7 @@ def _newest(
     for statement in (_NEWEST_ENTRIES, _NEWEST_WARNINGS if window.warnings else _NEWEST_EVIDENCE):
         wanted = (device, since, limit - len(newest), window.after, window.before, kinds, window.until)
         newest += connection.execute(statement, wanted)
-    return chain.entries(_row(columns) for columns in reversed(newest))
+    return stored.entries(_row(columns) for columns in reversed(newest))
 
 
 def _kept(connection: sqlite3.Connection) -> Kept:
@@ -340,10 +340,10 @@ def _kept(connection: sqlite3.Connection) -> Kept:
 def head_of(connection: sqlite3.Connection) -> Head:
     """The newest row's number and hash, unverified."""
     newest = connection.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-    return Head(newest[0], _text(newest[1], newest[0])) if newest else chain.START
+    return Head(newest[0], _text(newest[1], newest[0])) if newest else stored.START
 
 
-def _snapshot(connection: sqlite3.Connection) -> chain.Snapshot | None:
+def _snapshot(connection: sqlite3.Connection) -> stored.Snapshot | None:
     """The snapshot of the last compaction, if any."""
     match connection.execute("SELECT seq, hash, records FROM snapshot").fetchone():
         case None:
@@ -356,27 +356,27 @@ def _snapshot(connection: sqlite3.Connection) -> chain.Snapshot | None:
     for columns in connection.execute("SELECT cut, rows, newest, digest FROM batches ORDER BY cut"):
         match columns:
             case (int(cut), int(count), float(newest), bytes(digest)):
-                batches.append(chain.Batch(cut, count, newest, _text(digest, None)))
+                batches.append(stored.Batch(cut, count, newest, _text(digest, None)))
             case _:
                 raise CorruptLedgerError("cannot read a batch of evidence: a column has the wrong type")
-    return chain.Snapshot(head, _text(records, None), tuple(batches))
+    return stored.Snapshot(head, _text(records, None), tuple(batches))
 
 
-def _row(columns: tuple[object, ...]) -> chain.ChainRow:
+def _row(columns: tuple[object, ...]) -> stored.LedgerRow:
     match columns:
         case (int(seq), bytes(), float(wall), float(uptime), bytes(), bytes(), bytes(), bytes(), bytes()) if (
             math.isfinite(wall) and math.isfinite(uptime)
         ):
-            return chain.ChainRow._make(_text(value, seq) if isinstance(value, bytes) else value for value in columns)
+            return stored.LedgerRow._make(_text(value, seq) if isinstance(value, bytes) else value for value in columns)
         case (int(seq), *_):
             raise CorruptLedgerError(f"row {seq} was changed: a column has the wrong type", seq)
         case _:
             raise CorruptLedgerError("cannot read a row: it has no number")
 
 
-def _text(stored: bytes, seq: int | None) -> str:
+def _text(value: bytes, seq: int | None) -> str:
     try:
-        return stored.decode()
+        return value.decode()
     except UnicodeDecodeError as error:
         changed = "the snapshot" if seq is None else f"row {seq}"
         raise CorruptLedgerError(f"{changed} was changed: a column is not text", seq) from error
@@ -425,11 +425,11 @@ def _schema(connection: sqlite3.Connection) -> frozenset[tuple[bytes, ...]]:
 def _load(connection: sqlite3.Connection, noted: Head | None, fold: Fold) -> Loaded:
     """All rows, folded into the records, if the chain holds. ``noted``: the newest row by the head file."""
     snapshot = _snapshot(connection)
-    records, count = chain.decode_records(snapshot.records) if snapshot else (), 0
-    checked = tree.check_leaves(connection, chain.check(snapshot, rows(connection), noted))
+    records, count = stored.decode_records(snapshot.records) if snapshot else (), 0
+    checked = tree.check_leaves(connection, stored.check(snapshot, rows(connection), noted))
     recent = deque[LedgerEntry](maxlen=REMEMBERED)
     while part := tuple(islice(checked, AT_ONCE)):
-        entries = chain.entries(part)
+        entries = stored.entries(part)
         records, count = fold(records, entries), count + len(entries)
         recent.extend(entries)
     head = head_of(connection)
@@ -506,7 +506,7 @@ class SqliteStore:
         self._headfiles = HeadFiles(paths)
         self._loaded = False
         self.kept = Kept()  # from when on there are rows
-        self.head = chain.START  # the newest row that was acknowledged
+        self.head = stored.START  # the newest row that was acknowledged
 
     def load(self, fold: Fold = lambda records, _: records) -> Loaded:
         """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
@@ -530,7 +530,7 @@ class SqliteStore:
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""
         with self._ready() as connection:
-            new = chain.rows_after(self.head, drafts)
+            new = stored.rows_after(self.head, drafts)
             with transaction(connection):
                 insert(connection, new)
             self._acknowledge(new[-1].head if new else self.head, vouch=True)
@@ -539,7 +539,7 @@ class SqliteStore:
     def note(self, kind: str, at: Moment, body: object) -> None:
         """Write a note to the disk. It vouches for no proof: an older copy of the ledger stays recognisable."""
         with self._ready() as connection:
-            new = chain.seal(self.head, [chain.note(kind, at, body)])
+            new = stored.seal(self.head, [stored.note(kind, at, body)])
             with transaction(connection):
                 insert(connection, new)
             self._acknowledge(new[-1].head, vouch=False)
@@ -566,16 +566,16 @@ class SqliteStore:
         with translated("read the ledger", self._paths.database), self._read_only() as connection:
             return _newest(connection, device, since, limit, window)
 
-    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = chain.KEEP_ALL) -> int:
+    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = stored.KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot, in one transaction; then shrink the file."""
         with self._ready() as connection:
             with transaction(connection):
                 folded = tuple(rows(connection, last=self.head.seq - keep))
-                if len(folded) < chain.WORTH_FOLDING:
+                if len(folded) < stored.WORTH_FOLDING:
                     return 0
-                snapshot = chain.fold(_snapshot(connection), folded, fold, at.wall, retention)
+                snapshot = stored.fold(_snapshot(connection), folded, fold, at.wall, retention)
                 _store(connection, snapshot, folded)
-                [note] = chain.seal(self.head, [chain.compaction(at, snapshot)])
+                [note] = stored.seal(self.head, [stored.compaction(at, snapshot)])
                 insert(connection, [note])
                 self.kept = _kept(connection)
             self._acknowledge(note.head, vouch=True)
@@ -659,10 +659,10 @@ class SqliteStore:
         self.head, self._loaded = head, True
 
 
-def _store(connection: sqlite3.Connection, snapshot: chain.Snapshot, folded: Sequence[chain.ChainRow]) -> None:
+def _store(connection: sqlite3.Connection, snapshot: stored.Snapshot, folded: Sequence[stored.LedgerRow]) -> None:
     """Replace the rows that the snapshot covers with the snapshot, and keep those of them that are evidence."""
-    for row in chain.evidence(folded):
-        entry = chain.entry(row)
+    for row in stored.evidence(folded):
+        entry = stored.entry(row)
         connection.execute(_KEEP, (*row, entry is not None and events.is_warning(entry.event)))
     remaining = sum(batch.rows for batch in snapshot.batches)
     gone = "SELECT seq FROM evidence ORDER BY seq DESC LIMIT 1 OFFSET ?"  # the newest row of the batches that go
@@ -683,7 +683,7 @@ def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: Head) -
     if head_of(connection) == acknowledged:
         return acknowledged
     beyond = list(rows(connection, first=acknowledged.seq + 1))
-    if [row.kind for row in beyond] == [chain.COMPACTED]:
+    if [row.kind for row in beyond] == [stored.COMPACTED]:
         return head_of(connection)  # a compaction that was completed changes no fact
     with transaction(connection):
         connection.execute("DELETE FROM entries WHERE seq > ?", (acknowledged.seq,))
@@ -732,13 +732,13 @@ def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[Sqli
     try:
         if not paths.database.exists():
             _check_nothing_left(paths)
-            _create(paths, chain.note(chain.BEGUN, at, {}))
+            _create(paths, stored.note(stored.BEGUN, at, {}))
         return _loaded(paths, locked, load), None
     except CorruptLedgerError as error:
         aside = SetAside(_move(paths, at), error.message)
     try:
         with translated("create a new ledger at", paths.database):
-            _create(paths, chain.note(chain.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
+            _create(paths, stored.note(stored.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
         return _loaded(paths, locked, load), aside
     except LedgerUnavailable as error:
         raise LedgerUnavailable(f"{error}; the damaged ledger was set aside as {aside.path}: {aside.why}") from error
@@ -782,12 +782,12 @@ def _move(paths: LedgerPaths, at: Moment) -> Path:
     return aside.database
 
 
-def _create(paths: LedgerPaths, first: chain.ChainRow) -> None:
+def _create(paths: LedgerPaths, first: stored.LedgerRow) -> None:
     """Create a ledger with its first row under another name, then rename it: it exists completely or not at all."""
     for suffix in ("", "-journal", "-wal", "-shm"):
         paths.fresh.with_name(paths.fresh.name + suffix).unlink(missing_ok=True)
     os.close(os.open(paths.fresh, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # -wal and -shm inherit the mode
-    [row] = chain.seal(chain.START, [first])
+    [row] = stored.seal(stored.START, [first])
     with closing(connect(paths.fresh)) as connection:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # SQLite accepts this for an empty file only
         _make_durable(connection)
@@ -854,15 +854,15 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
         noted = _noted(paths)
         with _reading(paths) as connection:
             snapshot = _snapshot(connection)
-            for row in tree.check_leaves(connection, chain.check(snapshot, rows(connection), noted)):
-                chain.entry(row)
+            for row in tree.check_leaves(connection, stored.check(snapshot, rows(connection), noted)):
+                stored.entry(row)
                 count, head = count + 1, row.head
             if snapshot is not None:
-                chain.decode_records(snapshot.records)
+                stored.decode_records(snapshot.records)
                 _check_evidence(connection, snapshot)
             tree.check_nodes(connection)
             for checkpoint in sorted(checkpoints, key=lambda each: each.size):
-                _check_against(connection, head or chain.START, vouched, checkpoint)
+                _check_against(connection, head or stored.START, vouched, checkpoint)
                 vouched = checkpoint.size
             _check_format(connection, path)
     except CorruptLedgerError as error:
@@ -882,15 +882,15 @@ def _check_against(connection: sqlite3.Connection, head: Head, vouched: int, che
         raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
 
-def _check_evidence(connection: sqlite3.Connection, snapshot: chain.Snapshot) -> None:
+def _check_evidence(connection: sqlite3.Connection, snapshot: stored.Snapshot) -> None:
     """Check each batch of evidence, and that there is no evidence outside the batches."""
     first = EARLIEST
     for batch in snapshot.batches:
         last = LATEST if batch is snapshot.batches[-1] else batch.cut
         kept = tuple(_evidence(connection, first, last))
-        chain.check_evidence(batch, kept)
+        stored.check_evidence(batch, kept)
         tree.check(connection, kept)
-        chain.entries(kept)
+        stored.entries(kept)
         first = batch.cut + 1
 
 
@@ -913,7 +913,7 @@ def export(path: Path) -> Iterator[dict[str, object]]:
         yield from map(_exported, rows(connection))
 
 
-def _exported(row: chain.ChainRow) -> dict[str, object]:
+def _exported(row: stored.LedgerRow) -> dict[str, object]:
     return {**row._asdict(), "body": _parsed(row.body)}
 
 

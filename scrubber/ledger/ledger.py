@@ -25,9 +25,9 @@ from scrubber.core import event_text, states
 from scrubber.core import events as ev
 from scrubber.core.events import Change, Event, LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import chain
-from scrubber.ledger.chain import KEEP_ALL, Fold, Head, Retention
+from scrubber.ledger import stored
 from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
+from scrubber.ledger.stored import KEEP_ALL, Fold, Head, Retention
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.notary import Notary
 
@@ -299,7 +299,7 @@ class Ledger:
     def _remembered(self, device: str | None, since: float | None, window: Window) -> Iterator[LedgerEntry]:
         for entry in reversed(self._recent):
             in_time = (since or 0.0) <= entry.at.wall <= (window.until or entry.at.wall)
-            wanted = not window.kinds or chain.KINDS[type(entry.event)] in window.kinds
+            wanted = not window.kinds or stored.KINDS[type(entry.event)] in window.kinds
             if device in (None, entry.device) and in_time and entry.seq > window.after and wanted:
                 yield entry
 

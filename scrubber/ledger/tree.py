@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from ground.quantities import quantity
 from scrubber.core.events import ScrubPassed
-from scrubber.ledger import chain
-from scrubber.ledger.chain import ChainRow, CorruptLedgerError
+from scrubber.ledger import stored
+from scrubber.ledger.stored import CorruptLedgerError, LedgerRow
 from scrubber.receipts import merkle
 from scrubber.receipts.merkle import Inclusion
 
@@ -25,16 +25,16 @@ SCHEMA = """
         PRIMARY KEY (level, place)
     ) STRICT, WITHOUT ROWID;
 """
-PASSED = chain.KINDS[ScrubPassed]
+PASSED = stored.KINDS[ScrubPassed]
 _LEVEL = "SELECT hash FROM tree WHERE level = ? ORDER BY place"
 _HIGHEST = 62  # of the levels that a tree may have: seq is a signed number of 64 bits
 
 
-def append(connection: sqlite3.Connection, rows: Iterable[ChainRow]) -> None:
+def append(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> None:
     """Add the leaves of new rows, and all nodes that they complete."""
-    stored = _stored(connection)
+    lookup = _stored(connection)
     for row in rows:
-        for node in merkle.completed(row.seq - 1, leaf(row), stored):
+        for node in merkle.completed(row.seq - 1, leaf(row), lookup):
             connection.execute("INSERT INTO tree VALUES (?, ?, ?)", node)
 
 
@@ -54,7 +54,7 @@ def root(connection: sqlite3.Connection, size: int) -> bytes:
     return merkle.root(size, _stored(connection))
 
 
-def check_leaves(connection: sqlite3.Connection, rows: Iterable[ChainRow]) -> Iterator[ChainRow]:
+def check_leaves(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
     """Yield each of the newest rows once its leaf is verified; the leaves must end with the last row."""
     last = 0
     for row in rows:
@@ -66,11 +66,11 @@ def check_leaves(connection: sqlite3.Connection, rows: Iterable[ChainRow]) -> It
         raise CorruptLedgerError(f"the tree has {quantity(leaves, 'leaf', 'leaves')}, although the last row is {last}")
 
 
-def check(connection: sqlite3.Connection, rows: Iterable[ChainRow]) -> None:
+def check(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> None:
     """CorruptLedgerError names the first row that has not its leaf in the tree."""
-    stored = _stored(connection)
+    lookup = _stored(connection)
     for row in rows:
-        if stored(0, row.seq - 1) != leaf(row):
+        if lookup(0, row.seq - 1) != leaf(row):
             raise CorruptLedgerError(f"row {row.seq} has another leaf in the tree", row.seq)
 
 
@@ -93,7 +93,7 @@ def check_end(connection: sqlite3.Connection, size: int) -> None:
             raise CorruptLedgerError(f"the tree has nodes on level {level} beyond the last row, of {size}")
 
 
-def leaf(row: ChainRow) -> bytes:
+def leaf(row: LedgerRow) -> bytes:
     """The leaf of a row; CorruptLedgerError if it is said to have a receipt and has none."""
     try:
         envelope = json.loads(row.body)["receipt"].get("envelope", "") if row.kind == PASSED else ""
@@ -105,11 +105,11 @@ def leaf(row: ChainRow) -> bytes:
 def _stored(connection: sqlite3.Connection) -> merkle.Lookup:
     """Finds a node; CorruptLedgerError if it is missing."""
 
-    def stored(level: int, place: int) -> bytes:
+    def lookup(level: int, place: int) -> bytes:
         columns = connection.execute("SELECT hash FROM tree WHERE level = ? AND place = ?", (level, place)).fetchone()
         if columns is None:
             raise CorruptLedgerError(f"the tree has no node {place} on level {level}")
         node: bytes = columns[0]
         return node
 
-    return stored
+    return lookup

@@ -9,12 +9,12 @@ from scrubber.core import event_text, presence, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import State
-from scrubber.ledger import chain
+from scrubber.ledger import stored
 from scrubber.ledger.file import EVERYTHING, LedgerFile, Window
 from scrubber.ledger.ledger import Ledger
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
-_KINDS = f"the kinds are {', '.join(chain.CLASSES)}"
+_KINDS = f"the kinds are {', '.join(stored.CLASSES)}"
 EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
@@ -34,12 +34,12 @@ class History:
         device = presence.find(self._ledger.records, gpu) if gpu else None
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
-        if unknown := sorted(window.kinds - chain.CLASSES.keys()):
+        if unknown := sorted(window.kinds - stored.CLASSES.keys()):
             raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}; {_KINDS}")
         limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
         if not window.kinds and (window.warnings or without_steps):
-            wanted = set(ev.WARNINGS) if window.warnings else chain.KINDS.keys() - set(ev.STEPS)
-            window = replace(window, kinds=frozenset(chain.KINDS[event] for event in wanted))
+            wanted = set(ev.WARNINGS) if window.warnings else stored.KINDS.keys() - set(ev.STEPS)
+            window = replace(window, kinds=frozenset(stored.KINDS[event] for event in wanted))
         entries: list[LedgerEntry] = []
         while True:
             rows = MAX_ENTRIES if window.warnings else limit
@@ -61,7 +61,7 @@ class History:
         return tuple(map(self._entry, entries[first:]))
 
     def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:
-        kind, body = chain.encode(entry.event)
+        kind, body = stored.encode(entry.event)
         record = self._ledger.records.get(entry.device)
         index, number = (record.device.index, record.device.slice) if record else (-1, None)
         text = event_text.tell(entry.event)

@@ -99,7 +99,7 @@ PLANTED = [
     ("plugin/gate.py", "from google.protobuf import message", PROTOBUF),
     ("scrubber/api/client.py", "from scrubber.devices import base", DRIVER),  # the plugin sees it through the door
     ("autoclave/cli/__init__.py", "from scrubber.api import scrub_pb2", WIRE),
-    ("scrubber/ledger/chain.py", "from scrubber.ledger import ledger", CYCLE),
+    ("scrubber/ledger/stored.py", "from scrubber.ledger import ledger", CYCLE),
     ("scrubber/receipts/signer.py", "import cryptography", SIGNING),
 ]
 

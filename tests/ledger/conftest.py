@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
@@ -26,7 +26,7 @@ class Unfolded:
 
     snapshot: tuple[Record, ...]
     entries: tuple[LedgerEntry, ...]
-    head: chain.Head
+    head: stored.Head
 
 
 def unfolded(kept):

@@ -9,7 +9,7 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, file, tree
+from scrubber.ledger import file, stored, tree
 from scrubber.receipts import merkle
 
 
@@ -17,32 +17,32 @@ class MemoryStore:
     """Keeps rows in a tuple that is replaced whole, so that ``history`` may look from another thread."""
 
     def __init__(self) -> None:
-        self._snapshot: chain.Snapshot | None = None
-        self._rows: tuple[chain.ChainRow, ...] = ()
-        self._evidence: tuple[chain.ChainRow, ...] = ()
+        self._snapshot: stored.Snapshot | None = None
+        self._rows: tuple[stored.LedgerRow, ...] = ()
+        self._evidence: tuple[stored.LedgerRow, ...] = ()
         self._closed = False
         self._leaves: list[bytes] = []
 
     @property
-    def head(self) -> chain.Head:
+    def head(self) -> stored.Head:
         """The newest row."""
         if self._rows:
             return self._rows[-1].head
-        return chain.START
+        return stored.START
 
-    def load(self, fold: chain.Fold) -> file.Loaded:
+    def load(self, fold: stored.Fold) -> file.Loaded:
         """Everything, verified."""
         self._check_open()
-        snapshot = chain.decode_records(self._snapshot.records) if self._snapshot else ()
-        entries = chain.entries(chain.check(self._snapshot, self._rows, self.head))
+        snapshot = stored.decode_records(self._snapshot.records) if self._snapshot else ()
+        entries = stored.entries(stored.check(self._snapshot, self._rows, self.head))
         return file.Loaded(fold(snapshot, entries), len(entries), entries, self.head)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
-        rows = chain.rows_after(self.head, drafts)
+        rows = stored.rows_after(self.head, drafts)
         self._add(rows)
-        return chain.entries(rows)
+        return stored.entries(rows)
 
     def history(
         self, device: str | None, since: float | None, limit: int, window: file.Window = file.EVERYTHING
@@ -51,14 +51,14 @@ class MemoryStore:
         wanted = (
             row
             for row in reversed((_warnings(self._evidence) if window.warnings else self._evidence) + self._rows)
-            if row.kind not in chain.NOTES
+            if row.kind not in stored.NOTES
             and (device is None or row.device == device)
             and (since is None or row.wall >= since)
             and (window.until is None or row.wall <= window.until)
             and window.after < row.seq < (window.before or row.seq + 1)
             and (not window.kinds or row.kind in window.kinds)
         )
-        return chain.entries(reversed(list(islice(wanted, limit))))
+        return stored.entries(reversed(list(islice(wanted, limit))))
 
     @property
     def kept(self) -> file.Kept:
@@ -67,16 +67,16 @@ class MemoryStore:
         walls = [0.0 if row.seq == 1 else row.wall for row in firsts] or [0.0]
         return file.Kept(walls[0], walls[-1])
 
-    def compact(self, fold: chain.Fold, keep: int, at: Moment, retention: chain.Retention = chain.KEEP_ALL) -> int:
+    def compact(self, fold: stored.Fold, keep: int, at: Moment, retention: stored.Retention = stored.KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows."""
         self._check_open()
         folded = self._rows[: max(len(self._rows) - keep, 0)]
-        if len(folded) < chain.WORTH_FOLDING:
+        if len(folded) < stored.WORTH_FOLDING:
             return 0
-        snapshot = chain.fold(self._snapshot, folded, fold, at.wall, retention)
-        kept = self._evidence + chain.evidence(folded)
+        snapshot = stored.fold(self._snapshot, folded, fold, at.wall, retention)
+        kept = self._evidence + stored.evidence(folded)
         self._evidence = kept[len(kept) - sum(batch.rows for batch in snapshot.batches) :]
-        note = chain.seal(self.head, [chain.compaction(at, snapshot)])
+        note = stored.seal(self.head, [stored.compaction(at, snapshot)])
         self._snapshot, self._rows = snapshot, self._rows[len(folded) :]
         self._add(note)
         return len(folded)
@@ -86,7 +86,7 @@ class MemoryStore:
         [row] = [row for row in self._rows if row.seq == seq]
         return merkle.include(seq - 1, self.head.seq, self._node), row.hash
 
-    def _add(self, rows: tuple[chain.ChainRow, ...]) -> None:
+    def _add(self, rows: tuple[stored.LedgerRow, ...]) -> None:
         self._rows += rows
         self._leaves += [tree.leaf(row) for row in rows]
 
@@ -104,5 +104,5 @@ class MemoryStore:
             raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
 
 
-def _warnings(rows: tuple[chain.ChainRow, ...]) -> tuple[chain.ChainRow, ...]:
-    return tuple(row for row in rows if (entry := chain.entry(row)) and events.is_warning(entry.event))
+def _warnings(rows: tuple[stored.LedgerRow, ...]) -> tuple[stored.LedgerRow, ...]:
+    return tuple(row for row in rows if (entry := stored.entry(row)) and events.is_warning(entry.event))

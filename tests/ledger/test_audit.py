@@ -16,7 +16,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
@@ -62,7 +62,7 @@ def everything(path):
     """All that is stored, None when it cannot be read."""
     try:
         return list(file.export(path))
-    except (chain.CorruptLedgerError, FatalError):
+    except (stored.CorruptLedgerError, FatalError):
         return None
 
 
@@ -77,13 +77,13 @@ def test_a_sound_ledger_is_found_sound(sample):
 @given(seq=st.integers(16, 36), column=st.sampled_from(COLUMNS), data=st.data())
 def test_one_flipped_byte_of_a_row_names_the_row(sample, scratch, seq, column, data):
     with changing(sample, scratch) as connection:
-        stored = connection.execute(READ[column], (seq,)).fetchone()[0]
-        if isinstance(stored, str):
-            flipped = bytearray(stored.encode() or b"\0")  # a note of the ledger's own names no device
+        value = connection.execute(READ[column], (seq,)).fetchone()[0]
+        if isinstance(value, str):
+            flipped = bytearray(value.encode() or b"\0")  # a note of the ledger's own names no device
             flipped[data.draw(st.integers(0, len(flipped) - 1))] ^= data.draw(st.integers(1, 255))
             connection.execute(WRITE[column], (flipped, seq))
         else:
-            other = data.draw(st.floats(allow_nan=False).filter(lambda it: it != stored))
+            other = data.draw(st.floats(allow_nan=False).filter(lambda it: it != value))
             connection.execute(WRITE[column], (other, seq))
     broken = file.verify(scratch).broken
     assert broken is not None
@@ -102,7 +102,7 @@ def test_a_row_that_was_renumbered_is_noticed(sample, scratch, seq, other):
     assert broken.seq in {seq, 16}
 
 
-def stored(sample):
+def believed(sample):
     """What decisions depend on."""
     ledger, _ = file.open_or_set_aside(sample, NOW)
     loaded = unfolded(ledger)
@@ -119,7 +119,7 @@ def test_changed_evidence_is_noticed_and_stops_nothing(sample, scratch, change):
     with changing(sample, scratch) as connection:
         connection.execute(change)
     assert file.verify(scratch).broken is not None
-    assert stored(scratch) == stored(sample)
+    assert believed(scratch) == believed(sample)
 
 
 @given(data=st.data())
@@ -143,7 +143,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
     assert (aside is not None) <= (verdict.broken is not None)
     assert len(loaded.entries) == (0 if aside else 20)
     if aside is None:
-        assert (loaded.snapshot, loaded.entries) == stored(sample)
+        assert (loaded.snapshot, loaded.entries) == believed(sample)
 
 
 @pytest.mark.parametrize(

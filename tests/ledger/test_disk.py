@@ -20,7 +20,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from scrubber.ledger.ledger import SLOW
 from tests.ledger.conftest import unfolded
 from tests.patience import WITHIN
@@ -67,10 +67,10 @@ def test_killed_again_and_again_it_loses_no_acknowledged_row(path):
     expected: list[int] = []
     for kill in range(KILLS):
         expected += acknowledged(kill_mid_append(path, 2 + kill * 7))
-        stored = numbers(path)
-        assert stored[: len(expected)] == expected
-        assert len(stored) <= len(expected) + 1, "more than the one row that was under way"
-        expected = stored
+        held = numbers(path)
+        assert held[: len(expected)] == expected
+        assert len(held) <= len(expected) + 1, "more than the one row that was under way"
+        expected = held
 
 
 def test_killed_while_it_compacts_the_chain_is_whole(path):
@@ -184,7 +184,7 @@ def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path):
     }
 
 
-NO_EVIDENCE = chain.Retention(rows=0)
+NO_EVIDENCE = stored.Retention(rows=0)
 
 
 def test_compaction_gives_the_space_back(ledger, path, draft):
@@ -200,9 +200,9 @@ def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):
     ledger.append([draft("a")])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM entries WHERE seq = 2")
-    with pytest.raises(chain.CorruptLedgerError, match="the last rows are lost"):
+    with pytest.raises(stored.CorruptLedgerError, match="the last rows are lost"):
         unfolded(ledger)
-    with pytest.raises(chain.CorruptLedgerError, match="another program changed it"):
+    with pytest.raises(stored.CorruptLedgerError, match="another program changed it"):
         ledger.append([draft("b")])
 
 

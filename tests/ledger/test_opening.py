@@ -18,7 +18,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from tests.ledger.conftest import NOW, unfolded
 
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -152,7 +152,7 @@ PASSED = next(body for row in map(json.loads, GOLDEN) if row["kind"] == "scrub-p
 def write(path, kind, body):
     """One more row whose hash and links are right, as another version would have written it."""
     with closing(file.connect(path)) as connection, file.transaction(connection):
-        [row] = chain.seal(file.head_of(connection), [chain.unsealed("GPU-1", NOW, "op-1", kind, body)])
+        [row] = stored.seal(file.head_of(connection), [stored.unsealed("GPU-1", NOW, "op-1", kind, body)])
         file.insert(connection, [row])
     with closing(file.HeadFiles(file.LedgerPaths(path))) as kept:
         kept.write(row.head, vouch=False)
@@ -298,7 +298,7 @@ def test_a_crash_while_setting_aside_is_not_believed_either(open_ledger, draft, 
 def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger, draft, path):
     def refuse(opened: file.SqliteStore) -> None:
         if opened.load().rows:
-            raise chain.CorruptLedgerError("row 2 cannot follow")
+            raise stored.CorruptLedgerError("row 2 cannot follow")
 
     fill(open_ledger, draft)
     ledger, aside = file.open_or_set_aside(path, NOW, refuse)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from ground.errors import LedgerUnavailable
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from tests.ledger.conftest import NOW, unfolded
 
 
@@ -66,7 +66,7 @@ def test_a_note_does_not_vouch_for_an_older_copy(node):
     node.may_be_old(rows=1)
     node.put_copy_back()
     ledger, _ = file.open_or_set_aside(node.state / "ledger.db", NOW, run_head=node.head)
-    ledger.note(chain.KEY, NOW, {"key": "ab"})
+    ledger.note(stored.KEY, NOW, {"key": "ab"})
     ledger.close()
     assert node.may_be_old()
 

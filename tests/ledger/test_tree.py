@@ -11,7 +11,7 @@ from typing import Never
 import pytest
 
 from ground.errors import LedgerUnavailable
-from scrubber.ledger import chain, file, tree
+from scrubber.ledger import file, stored, tree
 from scrubber.receipts import merkle
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
@@ -96,7 +96,7 @@ def test_the_database_of_yesterday_put_back_is_found(open_ledger, path):
 def test_a_compaction_keeps_every_leaf(ledger, path):
     ledger.append([drafted(f"tenant {number}") for number in range(20)])
     before = checkpoint(ledger)
-    ledger.compact(lambda records, _: records, 3, NOW, chain.Retention(rows=0))
+    ledger.compact(lambda records, _: records, 3, NOW, stored.Retention(rows=0))
     ledger.append([drafted("after it")])
     ledger.close()
     audit = file.verify(path, [before])
@@ -177,8 +177,8 @@ def test_rows_of_a_failed_write_leave_the_tree_with_them(ledger, path, monkeypat
 def test_a_forged_row_without_its_receipt_is_named(ledger, path):
     """Whoever computes the chain anew may leave fields out."""
     with ledger._ready() as connection:
-        row = chain.unsealed("GPU-1", NOW, "op", "scrub-passed", "{}")
-        [forged] = chain.seal(ledger.head, [row])
+        row = stored.unsealed("GPU-1", NOW, "op", "scrub-passed", "{}")
+        [forged] = stored.seal(ledger.head, [row])
         connection.execute(file._INSERT, forged)
         connection.execute("INSERT INTO tree VALUES (0, ?, zeroblob(32))", (forged.seq - 1,))
     ledger.close()
@@ -190,7 +190,7 @@ def test_a_forged_row_without_its_receipt_is_named(ledger, path):
 def test_the_entry_of_a_receipt_also_names_its_document():
     event = lives.passed(lives.SCRUBBING)
     signed = replace(event, receipt=replace(event.receipt, envelope='{"payload":"e30="}'))
-    [row] = chain.rows_after(chain.START, [replace(drafted(), event=signed)])
+    [row] = stored.rows_after(stored.START, [replace(drafted(), event=signed)])
     row, body = row._replace(hash="ab" * 32), row.body
     assert tree.leaf(row) == merkle.leaf(merkle.entry("ab" * 32, '{"payload":"e30="}'))
     assert tree.leaf(row) != tree.leaf(row._replace(body=body.replace("e30=", "e31=")))

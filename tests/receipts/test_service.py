@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from scrubber.receipts import dsse, endorsement, key, merkle, note
 from tests.live import Service
 
@@ -44,7 +44,7 @@ def checked(state: Path, trusted: bytes) -> tuple[dict[str, Any], note.Checkpoin
 
 def notes(state: Path) -> list[Any]:
     """What the ledger notes of keys."""
-    return [row["body"] for row in file.export(state / "ledger.db") if row["kind"] == chain.KEY]
+    return [row["body"] for row in file.export(state / "ledger.db") if row["kind"] == stored.KEY]
 
 
 def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) -> None:

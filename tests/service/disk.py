@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from scrubber.ledger.ledger import Store
 from scrubber.receipts.merkle import Inclusion
 from tests.service.virtual import KilledError
@@ -29,11 +29,11 @@ class Disk:
         self._dying = dying
 
     @property
-    def head(self) -> chain.Head:
+    def head(self) -> stored.Head:
         """The newest row."""
         return self.inner.head
 
-    def load(self, fold: chain.Fold) -> file.Loaded:
+    def load(self, fold: stored.Fold) -> file.Loaded:
         """Load all that the store has."""
         self._live()
         return self.inner.load(fold)
@@ -67,7 +67,7 @@ class Disk:
         """As the inner store says."""
         return self.inner.kept
 
-    def compact(self, fold: chain.Fold, keep: int, at: Moment, retention: chain.Retention = chain.KEEP_ALL) -> int:
+    def compact(self, fold: stored.Fold, keep: int, at: Moment, retention: stored.Retention = stored.KEEP_ALL) -> int:
         """Compact the older rows."""
         self._live()
         if self.full:

@@ -15,7 +15,7 @@ from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, Sign, State, Step, Trigger, Xid
 from scrubber.devices.base import Progress
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from scrubber.steps.base import Order, Report
 from scrubber.workers.worker import BrokenError
 from tests.ledger import memory_store
@@ -147,7 +147,7 @@ class Copied(memory_store.MemoryStore):
     put_back = False
     failures = 0
 
-    def load(self, fold: chain.Fold) -> file.Loaded:
+    def load(self, fold: stored.Fold) -> file.Loaded:
         return replace(super().load(fold), may_be_old=self.put_back)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:

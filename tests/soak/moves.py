@@ -25,7 +25,7 @@ from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.core import views
 from scrubber.devices.simulated import drills
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 from scrubber.node import checkpoint
 from tests.flows.node import Node
 from tests.soak.guests import Guest
@@ -257,7 +257,7 @@ class Moves:
         since = {row.kind for row in self._rows_of(gpu, before)}
         return _left_alone(device) and not {"granted", "in-use"} & since and not self._is_held(gpu)
 
-    def _rows_of(self, gpu: str, before: int) -> list[chain.ChainRow]:
+    def _rows_of(self, gpu: str, before: int) -> list[stored.LedgerRow]:
         """The rows of a GPU after so many rows of the ledger."""
         with closing(file.connect(self._stage.ledger, "mode=ro")) as connection:
             return [row for row in file.rows(connection, before + 1) if row.device == gpu]

@@ -8,7 +8,7 @@ Folded rows that are evidence are kept in batches, one for each compaction. The 
 
 The kinds below are a stored format: a class may be renamed, a kind never. Increase ``file.VERSION`` with each new kind
 and each new field (which needs a default): an older program must refuse the whole ledger, not fail at one row.
-``tests/ledger/test_chain.py`` fails when the format changes.
+``tests/ledger/test_stored.py`` fails when the format changes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Head:
 START = Head(0, "0" * 64)
 
 
-class ChainRow(NamedTuple):
+class LedgerRow(NamedTuple):
     """A row as stored. ``prev`` is the hash of the row before, ``hash`` covers every other column."""
 
     seq: int
@@ -189,7 +189,7 @@ def _read(cls: type, text: str, what: str) -> tuple[Any, ...]:
         raise CorruptLedgerError(f"cannot read {what}: {first['msg']} ({cls.__name__} {field})") from error
 
 
-def entry(row: ChainRow) -> LedgerEntry | None:
+def entry(row: LedgerRow) -> LedgerEntry | None:
     """The event that a row holds, None for a note; CorruptLedgerError names the row."""
     if row.kind in NOTES:
         return None
@@ -200,7 +200,7 @@ def entry(row: ChainRow) -> LedgerEntry | None:
     return LedgerEntry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
 
 
-def entries(rows: Iterable[ChainRow]) -> tuple[LedgerEntry, ...]:
+def entries(rows: Iterable[LedgerRow]) -> tuple[LedgerEntry, ...]:
     """The events among rows, in order."""
     return tuple(held for row in rows if (held := entry(row)) is not None)
 
@@ -208,23 +208,23 @@ def entries(rows: Iterable[ChainRow]) -> tuple[LedgerEntry, ...]:
 # -- new rows
 
 
-def unsealed(device: str, at: Moment, op: str, kind: str, body: str) -> ChainRow:
+def unsealed(device: str, at: Moment, op: str, kind: str, body: str) -> LedgerRow:
     """A row that has no number and no hash yet."""
     # Adding 0.0 turns an int into a float and -0.0 into 0.0, as SQLite does: the hash must cover what is read back.
-    return ChainRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, "", "")
+    return LedgerRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, "", "")
 
 
-def note(kind: str, at: Moment, body: object) -> ChainRow:
+def note(kind: str, at: Moment, body: object) -> LedgerRow:
     """An unsealed row that holds a note instead of an event."""
     return unsealed("", at, "", kind, canonical(body))
 
 
-def compaction(at: Moment, snapshot: Snapshot) -> ChainRow:
+def compaction(at: Moment, snapshot: Snapshot) -> LedgerRow:
     """The note that holds the hash of a snapshot."""
     return note(COMPACTED, at, _vouched(snapshot))
 
 
-def seal(head: Head, unsealed_rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
+def seal(head: Head, unsealed_rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
     """The same rows with the numbers and hashes that follow ``head``."""
     rows = []
     for row in unsealed_rows:
@@ -234,12 +234,12 @@ def seal(head: Head, unsealed_rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
     return tuple(rows)
 
 
-def rows_after(head: Head, drafts: Iterable[LedgerEntry]) -> tuple[ChainRow, ...]:
+def rows_after(head: Head, drafts: Iterable[LedgerEntry]) -> tuple[LedgerRow, ...]:
     """Drafts as the rows that follow ``head``; ValueError when one cannot be stored."""
     return seal(head, (unsealed(draft.device, draft.at, draft.op, *encode(draft.event)) for draft in drafts))
 
 
-def digest(row: ChainRow) -> str:
+def digest(row: LedgerRow) -> str:
     """The hash that the row must have."""
     text = canonical([row.prev, *row[:-2]])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -253,7 +253,7 @@ def _digest_of(hashes: Iterable[str]) -> str:
 
 
 def fold(
-    snapshot: Snapshot | None, rows: Sequence[ChainRow], how: Fold, now: float, keep: Retention
+    snapshot: Snapshot | None, rows: Sequence[LedgerRow], how: Fold, now: float, keep: Retention
 ) -> Snapshot:  # fmt: skip
     """The new snapshot: the old one with these rows folded into it, and the newest batches of evidence.
 
@@ -271,14 +271,14 @@ def fold(
     return Snapshot(rows[-1].head, encode_records(after), tuple(batches))
 
 
-def evidence(rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
+def evidence(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
     """The rows that stay in the history after they were folded.
 
     Who uses a clean device again and again must not push out what else is kept. Of such uses, the first one stays, and
     for each container the last one, which counts them. The proofs between them were for nobody.
     """
-    kept: dict[int, ChainRow] = {}
-    uses: dict[str, dict[User, list[ChainRow]]] = {}  # by device: the last use by each, and the proof after it
+    kept: dict[int, LedgerRow] = {}
+    uses: dict[str, dict[User, list[LedgerRow]]] = {}  # by device: the last use by each, and the proof after it
     for row in rows:
         if row.kind in STEPS or row.kind == COMPACTED:
             continue
@@ -296,13 +296,13 @@ def evidence(rows: Iterable[ChainRow]) -> tuple[ChainRow, ...]:
     return tuple(kept.values())
 
 
-def _use(row: ChainRow) -> tuple[int, User]:
+def _use(row: LedgerRow) -> tuple[int, User]:
     """How often it has happened since the device was last handed out, and who used it."""
     [event] = _read(events.Soiled, f"[{row.body}]", "an event")
     return event.times, (event.why, frozenset(holder.container for holder in event.holders))
 
 
-def batch(cut: int, kept: Sequence[ChainRow]) -> Batch:
+def batch(cut: int, kept: Sequence[LedgerRow]) -> Batch:
     """The batch of this evidence."""
     return Batch(cut, len(kept), max(row.wall for row in kept), _digest_of(row.hash for row in kept))
 
@@ -320,7 +320,7 @@ def _vouched(snapshot: Snapshot) -> dict[str, object]:
 # -- whether the chain holds
 
 
-def check(snapshot: Snapshot | None, rows: Iterable[ChainRow], noted: Head | None) -> Iterator[ChainRow]:
+def check(snapshot: Snapshot | None, rows: Iterable[LedgerRow], noted: Head | None) -> Iterator[LedgerRow]:
     """Yield each row once it is verified; CorruptLedgerError names the first invalid row.
 
     ``noted`` is the head that is stored outside the chain: the chain must reach it.
@@ -343,7 +343,7 @@ def check(snapshot: Snapshot | None, rows: Iterable[ChainRow], noted: Head | Non
         )
 
 
-def check_links(head: Head, rows: Iterable[ChainRow]) -> Iterator[ChainRow]:
+def check_links(head: Head, rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
     """Yield each row once its hash and its link to the row before are verified; the first row follows ``head``."""
     for row in rows:
         if row.seq != head.seq + 1:
@@ -357,7 +357,7 @@ def check_links(head: Head, rows: Iterable[ChainRow]) -> Iterator[ChainRow]:
         yield row
 
 
-def check_evidence(expected: Batch, kept: Sequence[ChainRow]) -> None:
+def check_evidence(expected: Batch, kept: Sequence[LedgerRow]) -> None:
     """CorruptLedgerError unless these are the rows of the batch, as they were written."""
     for row in kept:
         _check_hash(row)
@@ -365,7 +365,7 @@ def check_evidence(expected: Batch, kept: Sequence[ChainRow]) -> None:
         raise CorruptLedgerError(f"the evidence up to row {expected.cut} is not what was kept", expected.cut)
 
 
-def _check_hash(row: ChainRow) -> None:
+def _check_hash(row: LedgerRow) -> None:
     if row.hash != digest(row):
         raise CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
 
@@ -375,7 +375,7 @@ def _check_noted(head: Head, noted: Head | None) -> None:
         raise CorruptLedgerError(f"row {head.seq} is not the row that the head file names", head.seq)
 
 
-def _check_snapshot(snapshot: Snapshot | None, vouched: ChainRow | None) -> None:
+def _check_snapshot(snapshot: Snapshot | None, vouched: LedgerRow | None) -> None:
     if snapshot is None and vouched is None:
         return
     if snapshot is None or vouched is None or vouched.body != canonical(_vouched(snapshot)):

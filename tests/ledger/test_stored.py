@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from scrubber.core import events, model
 from scrubber.core.model import Moment
-from scrubber.ledger import chain, file
+from scrubber.ledger import file, stored
 
 HERE = Path(__file__).parent
 EVENTS = typing.get_args(events.Event)
@@ -43,27 +43,27 @@ def values(wanted):
 
 
 def test_every_event_of_the_union_has_a_kind():
-    assert set(chain.CLASSES.values()) == set(EVENTS)
-    assert not chain.NOTES & set(chain.CLASSES)
+    assert set(stored.CLASSES.values()) == set(EVENTS)
+    assert not stored.NOTES & set(stored.CLASSES)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda kind: kind.__name__)
 def test_every_event_comes_back_as_it_went(event):
     @given(values(event))
     def comes_back(value) -> None:
-        assert chain.decode(*chain.encode(value)) == value
+        assert stored.decode(*stored.encode(value)) == value
 
     comes_back()
 
 
 @given(st.lists(values(model.Record), max_size=2).map(tuple))
 def test_a_decoded_record_equals_the_encoded_one(records):
-    assert chain.decode_records(chain.encode_records(records)) == records
+    assert stored.decode_records(stored.encode_records(records)) == records
 
 
 def test_a_body_is_canonical():
     holder = model.Holder(7, 0.1, "é x", None)
-    assert chain.encode(events.Soiled("why", (holder,))) == (
+    assert stored.encode(events.Soiled("why", (holder,))) == (
         "soiled",
         '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"times":1,"why":"why"}',
     )
@@ -84,14 +84,14 @@ def test_a_body_is_canonical():
     ],
 )
 def test_an_inexact_event_is_corrupt(kind, body, complaint):
-    with pytest.raises(chain.CorruptLedgerError, match=complaint):
-        chain.decode(kind, body)
+    with pytest.raises(stored.CorruptLedgerError, match=complaint):
+        stored.decode(kind, body)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '[{"device":{}}]', "nonsense"])
 def test_an_inexact_snapshot_is_corrupt(text):
-    with pytest.raises(chain.CorruptLedgerError, match="cannot read a snapshot"):
-        chain.decode_records(text)
+    with pytest.raises(stored.CorruptLedgerError, match="cannot read a snapshot"):
+        stored.decode_records(text)
 
 
 @pytest.mark.parametrize(
@@ -104,25 +104,25 @@ def test_an_inexact_snapshot_is_corrupt(text):
 )
 def test_an_unreadable_value_is_not_written(event):
     with pytest.raises(ValueError, match=r"."):
-        chain.encode(event)
+        stored.encode(event)
 
 
-def golden() -> list[chain.ChainRow]:
+def golden() -> list[stored.LedgerRow]:
     lines = (HERE / "golden.jsonl").read_text().splitlines()
-    return [chain.ChainRow(**json.loads(line)) for line in lines]
+    return [stored.LedgerRow(**json.loads(line)) for line in lines]
 
 
 def test_rows_written_by_older_versions_are_still_read():
     """One stored row of each kind, frozen: never regenerate this file, only add to its end."""
     rows = golden()
-    held = list(chain.check_links(chain.START, rows))
-    decoded = chain.entries(held)
-    assert {chain.KINDS[type(entry.event)] for entry in decoded} == set(chain.CLASSES)
-    assert [row.kind for row in rows if row.kind in chain.NOTES] == [chain.BEGUN, chain.COMPACTED]
+    held = list(stored.check_links(stored.START, rows))
+    decoded = stored.entries(held)
+    assert {stored.KINDS[type(entry.event)] for entry in decoded} == set(stored.CLASSES)
+    assert [row.kind for row in rows if row.kind in stored.NOTES] == [stored.BEGUN, stored.COMPACTED]
 
 
 def test_snapshots_written_by_older_versions_are_still_read():
-    [full, bare] = chain.decode_records((HERE / "golden_records.json").read_text().strip())
+    [full, bare] = stored.decode_records((HERE / "golden_records.json").read_text().strip())
     assert full.quarantine is not None
     assert bare.quarantine is None
 
@@ -138,8 +138,8 @@ def described(wanted):
 
 
 def test_the_stored_format_changes_only_with_the_schema_version():
-    stored = {kind: described(event) for kind, event in chain.CLASSES.items()} | {"snapshot": described(model.Record)}
-    digest = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    fields = {kind: described(event) for kind, event in stored.CLASSES.items()} | {"snapshot": described(model.Record)}
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     version = str(file.VERSION)
     assert json.loads((HERE / "golden_format.json").read_text()).get(version) == digest, (
         f"the stored events changed: a released version could not read them. Raise file.VERSION, and put it with "
@@ -154,7 +154,7 @@ AT = Moment(1.5, 2.5)
 
 def used(times, container="pod-a", why="it was used without a grant"):
     holder = model.Holder(100 + times, 0.5, "python", container)
-    return chain.encode(events.Soiled(why, (holder,), times))
+    return stored.encode(events.Soiled(why, (holder,), times))
 
 
 PROVEN = "scrub-passed", "{}"  # what it says does not matter here
@@ -174,33 +174,33 @@ HANDED_OUT = "granted", "{}"
     ids=["one run", "goes on", "another container", "in turns", "another tenant", "a failure between"],
 )
 def test_repeated_uses_are_counted_together_by_container(rows, kept):
-    of_another = chain.unsealed("GPU-2", AT, "op", *PROVEN)
-    drafts = [chain.unsealed("GPU-1", AT, "op", *row) for row in rows]
-    sealed = chain.seal(chain.START, [it for draft in drafts for it in (draft, of_another)])
-    assert [(row.seq + 1) // 2 for row in chain.evidence(sealed) if row.device == "GPU-1"] == kept
-    assert sum(row.device == "GPU-2" for row in chain.evidence(sealed)) == len(rows)
+    of_another = stored.unsealed("GPU-2", AT, "op", *PROVEN)
+    drafts = [stored.unsealed("GPU-1", AT, "op", *row) for row in rows]
+    sealed = stored.seal(stored.START, [it for draft in drafts for it in (draft, of_another)])
+    assert [(row.seq + 1) // 2 for row in stored.evidence(sealed) if row.device == "GPU-1"] == kept
+    assert sum(row.device == "GPU-2" for row in stored.evidence(sealed)) == len(rows)
 
 
 # -- the chain
 
-ROWS = chain.seal(chain.START, [chain.unsealed("GPU-1", AT, "op", "released", '{"why":"x"}')] * 4)
+ROWS = stored.seal(stored.START, [stored.unsealed("GPU-1", AT, "op", "released", '{"why":"x"}')] * 4)
 HEAD = ROWS[-1].head
-SNAPSHOT = chain.Snapshot(HEAD, "[]")
-AFTER = chain.seal(HEAD, [chain.compaction(AT, SNAPSHOT)])
+SNAPSHOT = stored.Snapshot(HEAD, "[]")
+AFTER = stored.seal(HEAD, [stored.compaction(AT, SNAPSHOT)])
 
 
 def broken_at(snapshot, rows, noted) -> int | None:
-    with pytest.raises(chain.CorruptLedgerError) as caught:
-        list(chain.check(snapshot, rows, noted))
+    with pytest.raises(stored.CorruptLedgerError) as caught:
+        list(stored.check(snapshot, rows, noted))
     return caught.value.seq
 
 
 def test_a_whole_chain_holds():
-    assert tuple(chain.check(None, ROWS, HEAD)) == ROWS
-    assert tuple(chain.check(SNAPSHOT, AFTER, AFTER[-1].head)) == AFTER
+    assert tuple(stored.check(None, ROWS, HEAD)) == ROWS
+    assert tuple(stored.check(SNAPSHOT, AFTER, AFTER[-1].head)) == AFTER
 
 
-FORGED = chain.seal(chain.START, [chain.unsealed("GPU-2", AT, "op", "released", "{}")])
+FORGED = stored.seal(stored.START, [stored.unsealed("GPU-2", AT, "op", "released", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ FORGED = chain.seal(chain.START, [chain.unsealed("GPU-2", AT, "op", "released", 
         (ROWS[:2], HEAD, 3),
         ((ROWS[0], ROWS[2], ROWS[1], ROWS[3]), HEAD, 2),
         (FORGED + ROWS[1:], HEAD, 2),
-        (ROWS, chain.Head(2, ROWS[2].hash), 2),
+        (ROWS, stored.Head(2, ROWS[2].hash), 2),
         (ROWS, None, None),
         ((), None, None),
     ],
@@ -229,18 +229,18 @@ def test_a_broken_chain_names_the_row(rows, noted, named):
     ids=["up to the head", "beyond the head", "the first row without a head"],
 )
 def test_a_crash_breaks_no_chain(rows, noted):
-    assert tuple(chain.check(None, rows, noted)) == rows
+    assert tuple(stored.check(None, rows, noted)) == rows
 
 
 @pytest.mark.parametrize(
     ("snapshot", "rows"),
     [
         (dataclasses.replace(SNAPSHOT, records="[ ]"), AFTER),
-        (dataclasses.replace(SNAPSHOT, head=chain.Head(3, HEAD.hash)), AFTER),
-        (dataclasses.replace(SNAPSHOT, head=chain.Head(4, "f" * 64)), AFTER),
+        (dataclasses.replace(SNAPSHOT, head=stored.Head(3, HEAD.hash)), AFTER),
+        (dataclasses.replace(SNAPSHOT, head=stored.Head(4, "f" * 64)), AFTER),
         (None, AFTER),
         (None, ROWS + AFTER),
-        (SNAPSHOT, chain.seal(HEAD, [chain.note(chain.BEGUN, AT, {})])),
+        (SNAPSHOT, stored.seal(HEAD, [stored.note(stored.BEGUN, AT, {})])),
     ],
     ids=["records", "seq", "hash", "snapshot gone", "rows came back", "no head"],
 )
