@@ -78,7 +78,7 @@ def _seal_often(state_dir: Path, rounds: int) -> tuple[list[float], list[float],
 def _verify(state_dir: Path, rows: int) -> float:
     """Seconds to verify a ledger, with a checkpoint of all its rows."""
     store = _filled(state_dir, rows)
-    included, _ = store.prove(store.head.seq)
+    included, _ = store.prove(store.head.size)
     store.close()
     began = time.perf_counter()
     audit = file.verify(paths.ledger(state_dir), [Checkpoint("autoclave/node", included.size, included.root)])

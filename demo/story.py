@@ -332,7 +332,7 @@ async def _ledger(play: Play) -> None:
     result = file.verify(play.stage.ledger)
     detail = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
     play.check(not detail, f"{play.stage.installation.short} and the service stop cleanly", detail)
-    play.check(result.broken is None, "the hash chain is intact", f"{result.rows} rows")
+    play.check(result.broken is None, "no row of the ledger was changed", f"{result.rows} rows")
     forged = play.stage.root / "forged"
     shutil.copytree(
         play.stage.ledger.parent, forged, ignore=lambda _, names: [name for name in names if "lock" in name]

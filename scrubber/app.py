@@ -164,7 +164,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     accepted: list[file.Loaded] = []
 
     def load(opened: file.SqliteStore) -> None:
-        """Treat rows that contradict the state table like a broken chain."""
+        """Treat rows that contradict the state table like damaged ones."""
         try:
             accepted.append(opened.load(states.replay))
         except states.IllegalEventError as error:

@@ -1,4 +1,4 @@
-"""The file of a ledger: SQLite in WAL mode, one fdatasync a commit, each row chained to the row before.
+"""The file of a ledger: SQLite in WAL mode, one fdatasync a commit, each row a leaf of a Merkle tree.
 
 ``open_or_set_aside`` creates a ledger if it is missing. A damaged one is set aside unchanged, and a new one is created;
 it is never deleted or repaired. A new ledger knows no device, so each is UNKNOWN until the service observes it.
@@ -7,9 +7,9 @@ it is never deleted or repaired. A new ledger knows no device, so each is UNKNOW
 After a failed write the connection is closed. The next call opens a new one, reads the head from the disk and deletes
 the rows that a failed append may have left: an event that was reported as not recorded does not become true later.
 
-A schema newer than this program is refused. Increase ``VERSION`` when the schema or the stored events change after a
-release: it makes an older program refuse the file. The first such change also needs code that brings a file of the
-version before to the new one. It may not change a column that the chain covers: every hash would break.
+A schema newer than this program is refused, an older one is set aside. Increase ``VERSION`` when the schema or the
+stored events change after a release: it makes an older program refuse the file. The first such change also needs code
+that brings a file of the version before to the new one. It may not change a column of a row: every hash would break.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from scrubber.core import events, states
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ledger import stored, tree
-from scrubber.ledger.stored import CorruptLedgerError, Fold, Head, Retention
-from scrubber.receipts.merkle import Inclusion
+from scrubber.ledger.stored import CorruptLedgerError, Fold, Retention
+from scrubber.ledger.tree import Head
+from scrubber.receipts.merkle import Frontier, Inclusion
 from scrubber.receipts.note import Checkpoint
 
 REMEMBERED = 1_000  # rows in memory, about seventy scrubs
@@ -49,7 +50,7 @@ WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
-VERSION = 2  # of the schema and of the stored events
+VERSION = 3  # of the schema and of the stored events
 SCHEMA = (
     """
     CREATE TABLE entries (
@@ -60,13 +61,11 @@ SCHEMA = (
         op     TEXT NOT NULL,
         kind   TEXT NOT NULL,
         body   TEXT NOT NULL,
-        prev   TEXT NOT NULL,
-        hash   TEXT NOT NULL
+        salt   TEXT NOT NULL
     ) STRICT;
     CREATE TABLE snapshot (
         one     INTEGER PRIMARY KEY CHECK (one = 1),
-        seq     INTEGER NOT NULL,
-        hash    TEXT NOT NULL,
+        cut     INTEGER NOT NULL,
         records TEXT NOT NULL
     ) STRICT;
     CREATE TABLE evidence (
@@ -77,8 +76,7 @@ SCHEMA = (
         op      TEXT NOT NULL,
         kind    TEXT NOT NULL,
         body    TEXT NOT NULL,
-        prev    TEXT NOT NULL,
-        hash    TEXT NOT NULL,
+        salt    TEXT NOT NULL,
         warning INTEGER NOT NULL
     ) STRICT;
     CREATE INDEX evidence_warnings ON evidence (seq) WHERE warning;
@@ -93,8 +91,8 @@ SCHEMA = (
 )
 
 _COLUMNS = ", ".join(stored.LedgerRow._fields)
-_INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _RANGE = "SELECT {columns} FROM {table} WHERE seq BETWEEN ? AND ? ORDER BY seq"
 _ENTRIES = _RANGE.format(columns=_COLUMNS, table="entries")
 _EVIDENCE = _RANGE.format(columns=_COLUMNS, table="evidence")
@@ -169,7 +167,7 @@ class LedgerPaths:
         self.database = database
         self.wal = database.with_name(database.name + "-wal")  # SQLite's write-ahead log: part of the data
         self.shm = database.with_name(database.name + "-shm")  # SQLite's index of the log: rebuilt at need
-        self.head = database.with_name(name + ".head")  # the newest row's number and hash
+        self.head = database.with_name(name + ".head")  # how many rows there are, and the root of their tree
         self.run_head = run_head
         self.lock = database.with_name(name + ".lock")  # the writer holds a lock on it
         self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
@@ -203,11 +201,10 @@ def lock(paths: LedgerPaths) -> int:
 
 
 class HeadFiles:
-    """The number and hash of the newest row in a small file: a chain alone cannot show that its last rows are missing.
+    """The number of rows and the root of their tree in a small file: the tree alone cannot show that rows are missing.
 
-    A second file of this kind is in the run directory. If an older copy of the state directory was put
-    back, its head differs from that file. Then no proof in the ledger counts (``may_be_old``). The same if that file
-    is missing.
+    A second file of this kind is in the run directory. If an older copy of the state directory was put back, it has not
+    the rows of this file. Then no proof in the ledger counts (``may_be_old``). The same if this file is missing.
 
     The files are written in place after each commit and not forced to the disk: that costs microseconds, and the
     content survives a crash of the service. After a power loss a file may be behind the ledger, not an error: the
@@ -220,7 +217,7 @@ class HeadFiles:
 
     def write(self, head: Head, *, vouch: bool) -> None:
         """Store this head, in one write of a fixed length. ``vouch``: also in the run directory."""
-        line = f"{head.seq:020d} {head.hash}\n".encode()
+        line = f"{head.size:020d} {head.root}\n".encode()
         # The file in the state directory last: a row that it names may not be deleted after an error.
         for path in (self._paths.run_head if vouch else None, self._paths.head):
             if path is None:
@@ -302,10 +299,11 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
     connection.execute("COMMIT")
 
 
-def insert(connection: sqlite3.Connection, new: Sequence[stored.LedgerRow]) -> None:
-    """Append rows."""
+def insert(connection: sqlite3.Connection, frontier: Frontier, new: Sequence[stored.LedgerRow]) -> Frontier:
+    """Append rows, and to their tree; ValueError when one cannot be stored. Returns what the tree is then."""
+    grown = tree.append(connection, frontier, new)
     connection.executemany(_INSERT, new)
-    tree.append(connection, new)
+    return grown
 
 
 def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[stored.LedgerRow]:
@@ -337,36 +335,36 @@ def _kept(connection: sqlite3.Connection) -> Kept:
     return Kept(since, steps)
 
 
-def head_of(connection: sqlite3.Connection) -> Head:
-    """The newest row's number and hash, unverified."""
-    newest = connection.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
-    return Head(newest[0], _text(newest[1], newest[0])) if newest else stored.START
+def tree_of(connection: sqlite3.Connection) -> Frontier:
+    """The tree over all rows, unverified."""
+    [(size,)] = connection.execute("SELECT ifnull(max(seq), 0) FROM entries")
+    return tree.frontier(connection, size)
 
 
 def _snapshot(connection: sqlite3.Connection) -> stored.Snapshot | None:
     """The snapshot of the last compaction, if any."""
-    match connection.execute("SELECT seq, hash, records FROM snapshot").fetchone():
+    match connection.execute("SELECT cut, records FROM snapshot").fetchone():
         case None:
             return None
-        case (int(seq), bytes(digest), bytes(records)):
-            head = Head(seq, _text(digest, None))
+        case (int(cut), bytes(text)):
+            records = _text(text, None)
         case _:
             raise CorruptLedgerError("cannot read the snapshot: a column has the wrong type")
     batches = []
     for columns in connection.execute("SELECT cut, rows, newest, digest FROM batches ORDER BY cut"):
         match columns:
-            case (int(cut), int(count), float(newest), bytes(digest)):
-                batches.append(stored.Batch(cut, count, newest, _text(digest, None)))
+            case (int(end), int(count), float(latest), bytes(digest)):
+                batches.append(stored.Batch(end, count, latest, _text(digest, None)))
             case _:
                 raise CorruptLedgerError("cannot read a batch of evidence: a column has the wrong type")
-    return stored.Snapshot(head, _text(records, None), tuple(batches))
+    return stored.Snapshot(cut, records, tuple(batches))
 
 
 def _row(columns: tuple[object, ...]) -> stored.LedgerRow:
     match columns:
-        case (int(seq), bytes(), float(wall), float(uptime), bytes(), bytes(), bytes(), bytes(), bytes()) if (
-            math.isfinite(wall) and math.isfinite(uptime)
-        ):
+        case (int(seq), bytes(), float(wall), float(uptime), bytes(), bytes(), bytes(), bytes()) if math.isfinite(
+            wall
+        ) and math.isfinite(uptime):
             return stored.LedgerRow._make(_text(value, seq) if isinstance(value, bytes) else value for value in columns)
         case (int(seq), *_):
             raise CorruptLedgerError(f"row {seq} was changed: a column has the wrong type", seq)
@@ -382,22 +380,26 @@ def _text(value: bytes, seq: int | None) -> str:
         raise CorruptLedgerError(f"{changed} was changed: a column is not text", seq) from error
 
 
-def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
-    """FatalError if the schema is newer than this program."""
-    [(version,)] = connection.execute("PRAGMA user_version")
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """FatalError if the schema is newer than this program; CorruptLedgerError if it is older, or not a ledger's."""
+    [(mark,)], [(version,)] = (connection.execute(f"PRAGMA {name}") for name in ("application_id", "user_version"))
     if version > VERSION:
         raise FatalError(
             f"cannot open the ledger {path}: its schema is version {version}, this program knows up to {VERSION}; "
             "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use"
         )
+    if mark != APPLICATION_ID:
+        raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
+    if version < VERSION:
+        raise CorruptLedgerError(
+            f"cannot read the ledger: its schema is version {version}, and this program reads version {VERSION} only; "
+            "`autoclave ledger export` prints its quarantines: quarantine those GPUs again"
+        )
 
 
 def _check_format(connection: sqlite3.Connection, path: Path) -> None:
     """CorruptLedgerError unless the file is a ledger with no other tables, and SQLite finds no damage in it."""
-    _refuse_newer(connection, path)
-    marks = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")]
-    if marks != [(APPLICATION_ID,), (VERSION,)]:
-        raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id or version)")
+    _check_version(connection, path)
     # Not quick_check: compaction keeps the file small enough for the complete check at every start.
     [(verdict,), *_] = connection.execute("PRAGMA integrity_check(1)")
     if verdict != b"ok":
@@ -423,18 +425,16 @@ def _schema(connection: sqlite3.Connection) -> frozenset[tuple[bytes, ...]]:
 
 
 def _load(connection: sqlite3.Connection, noted: Head | None, fold: Fold) -> Loaded:
-    """All rows, folded into the records, if the chain holds. ``noted``: the newest row by the head file."""
+    """All rows, folded into the records, if they are those of their tree. ``noted``: what the head file says."""
     snapshot = _snapshot(connection)
     records, count = stored.decode_records(snapshot.records) if snapshot else (), 0
-    checked = tree.check_leaves(connection, stored.check(snapshot, rows(connection), noted))
+    checked = tree.check(connection, snapshot, rows(connection), noted)
     recent = deque[LedgerEntry](maxlen=REMEMBERED)
     while part := tuple(islice(checked, AT_ONCE)):
         entries = stored.entries(part)
         records, count = fold(records, entries), count + len(entries)
         recent.extend(entries)
-    head = head_of(connection)
-    tree.check_end(connection, head.seq)  # otherwise no row could be written, and the ledger would never be set aside
-    return Loaded(records, count, tuple(recent), head)
+    return Loaded(records, count, tuple(recent), Head.of(tree_of(connection)))
 
 
 # -- its errors, as messages that say what to do
@@ -506,10 +506,11 @@ class SqliteStore:
         self._headfiles = HeadFiles(paths)
         self._loaded = False
         self.kept = Kept()  # from when on there are rows
-        self.head = stored.START  # the newest row that was acknowledged
+        self._frontier = Frontier()  # of the tree over all rows that were acknowledged: an append reads no node
+        self.head = Head.of(self._frontier)
 
     def load(self, fold: Fold = lambda records, _: records) -> Loaded:
-        """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
+        """Everything, verified: the SQLite file, each row and event, the snapshot and the head file."""
         path = self._paths.database
         with self._disconnecting():
             if self._loaded:
@@ -521,28 +522,28 @@ class SqliteStore:
                 with transaction(connection, "BEGIN"):
                     loaded = _load(connection, read_head(self._paths.head), fold)
                     loaded = replace(loaded, may_be_old=self._may_be_old(connection))
-                    self.kept = _kept(connection)
+                    self.kept, frontier = _kept(connection), tree_of(connection)
             with translated("write to the ledger", path):
                 self._connected()  # fails now, not at the first write, when the disk is read-only
-                self._acknowledge(loaded.head, vouch=not loaded.may_be_old)
+                self._acknowledge(frontier, vouch=not loaded.may_be_old)
             return loaded
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""
         with self._ready() as connection:
-            new = stored.rows_after(self.head, drafts)
+            new = stored.rows_after(self.head.size, drafts)
             with transaction(connection):
-                insert(connection, new)
-            self._acknowledge(new[-1].head if new else self.head, vouch=True)
+                grown = insert(connection, self._frontier, new)
+            self._acknowledge(grown, vouch=True)
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(new, drafts, strict=True))
 
     def note(self, kind: str, at: Moment, body: object) -> None:
         """Write a note to the disk. It vouches for no proof: an older copy of the ledger stays recognisable."""
         with self._ready() as connection:
-            new = stored.seal(self.head, [stored.note(kind, at, body)])
+            new = stored.numbered(self.head.size, [stored.note(kind, at, body)])
             with transaction(connection):
-                insert(connection, new)
-            self._acknowledge(new[-1].head, vouch=False)
+                grown = insert(connection, self._frontier, new)
+            self._acknowledge(grown, vouch=False)
 
     def last_note(self, kind: str) -> str | None:
         """The body of the newest note of this kind."""
@@ -557,7 +558,7 @@ class SqliteStore:
         """That an acknowledged row is in the tree over all rows so far; and the row's hash."""
         with self._ready() as connection:
             [row] = rows(connection, seq, seq)
-            return tree.include(connection, seq, self.head.seq), row.hash
+            return tree.include(connection, seq, self.head.size), row.hash
 
     def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
@@ -570,15 +571,17 @@ class SqliteStore:
         """Fold all but the newest ``keep`` rows into the snapshot, in one transaction; then shrink the file."""
         with self._ready() as connection:
             with transaction(connection):
-                folded = tuple(rows(connection, last=self.head.seq - keep))
+                before, last = _snapshot(connection), self.head.size - keep
+                # Verified once more: later, only the snapshot says what the rows said.
+                folded = tuple(tree.check_rows(connection, before.cut if before else 0, rows(connection, last=last)))
                 if len(folded) < stored.WORTH_FOLDING:
                     return 0
-                snapshot = stored.fold(_snapshot(connection), folded, fold, at.wall, retention)
+                snapshot = stored.fold(before, folded, fold, at.wall, retention)
                 _store(connection, snapshot, folded)
-                [note] = stored.seal(self.head, [stored.compaction(at, snapshot)])
-                insert(connection, [note])
+                note = stored.numbered(self.head.size, [stored.compaction(at, snapshot)])
+                grown = insert(connection, self._frontier, note)
                 self.kept = _kept(connection)
-            self._acknowledge(note.head, vouch=True)
+            self._acknowledge(grown, vouch=True)
         with translated("shrink the ledger", self._paths.database), self._disconnecting():
             connection = self._connected()
             # It returns free pages to the file system, one page a step; execute() does one step only.
@@ -609,14 +612,14 @@ class SqliteStore:
         return closing(connect(self._paths.database, "mode=ro"))
 
     def _may_be_old(self, connection: sqlite3.Connection) -> bool:
-        """Whether the run directory does not name a row of this ledger as the newest one that it has seen."""
+        """Whether the run directory does not say that it has seen the first rows of this ledger."""
         if self._paths.run_head is None:
             return False
         try:
-            newest = read_head(self._paths.run_head)
+            seen = read_head(self._paths.run_head)
         except CorruptLedgerError:  # the file is damaged, not the ledger
             return True
-        return newest is None or [newest.hash] != [row.hash for row in rows(connection, newest.seq, newest.seq)]
+        return seen is None or not tree.contains(connection, tree_of(connection).size, seen)
 
     @contextmanager
     def _ready(self) -> Iterator[sqlite3.Connection]:
@@ -646,17 +649,19 @@ class SqliteStore:
             self._connection = connect(self._paths.database)
             _make_durable(self._connection)
             if self._loaded:
-                self.head = _remove_unacknowledged(self._connection, self.head)
+                self._frontier = _remove_unacknowledged(self._connection, self._frontier)
+                self.head = Head.of(self._frontier)
         return self._connection
 
-    def _acknowledge(self, head: Head, *, vouch: bool) -> None:
-        """Store the head. ``vouch``: also in the run directory.
+    def _acknowledge(self, frontier: Frontier, *, vouch: bool) -> None:
+        """Store the head of this tree. ``vouch``: also in the run directory.
 
         The head of a ledger that may be old is not stored there before its next row. That row says which proofs do not
         count any more. If the service ends before that row, the next start decides again.
         """
+        head = Head.of(frontier)
         self._headfiles.write(head, vouch=vouch)
-        self.head, self._loaded = head, True
+        self.head, self._frontier, self._loaded = head, frontier, True
 
 
 def _store(connection: sqlite3.Connection, snapshot: stored.Snapshot, folded: Sequence[stored.LedgerRow]) -> None:
@@ -671,25 +676,24 @@ def _store(connection: sqlite3.Connection, snapshot: stored.Snapshot, folded: Se
     connection.executemany(
         "INSERT INTO batches (cut, rows, newest, digest) VALUES (?, ?, ?, ?)", map(astuple, snapshot.batches)
     )
-    connection.execute("DELETE FROM entries WHERE seq <= ?", (snapshot.head.seq,))
+    connection.execute("DELETE FROM entries WHERE seq <= ?", (snapshot.cut,))
     connection.execute(
-        "INSERT OR REPLACE INTO snapshot (one, seq, hash, records) VALUES (1, ?, ?, ?)",
-        (snapshot.head.seq, snapshot.head.hash, snapshot.records),
+        "INSERT OR REPLACE INTO snapshot (one, cut, records) VALUES (1, ?, ?)", (snapshot.cut, snapshot.records)
     )
 
 
-def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: Head) -> Head:
-    """Delete the rows of an append that raised an error but reached the file."""
-    if head_of(connection) == acknowledged:
-        return acknowledged
-    beyond = list(rows(connection, first=acknowledged.seq + 1))
-    if [row.kind for row in beyond] == [stored.COMPACTED]:
-        return head_of(connection)  # a compaction that was completed changes no fact
-    with transaction(connection):
-        connection.execute("DELETE FROM entries WHERE seq > ?", (acknowledged.seq,))
-        tree.cut(connection, acknowledged.seq)
-        if head_of(connection) != acknowledged:
-            raise CorruptLedgerError("cannot use the ledger: another program changed it; restart the service")
+def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: Frontier) -> Frontier:
+    """Delete the rows of an append that raised an error but reached the file; returns the tree over all rows."""
+    size = acknowledged.size
+    beyond = {row.seq: row.kind for row in rows(connection, first=size)}
+    if beyond.pop(size, None) is None or tree.frontier(connection, size) != acknowledged:
+        raise CorruptLedgerError("cannot use the ledger: another program changed it; restart the service")
+    if [*beyond.values()] == [stored.COMPACTED]:
+        return tree_of(connection)  # a compaction that was completed changes no fact
+    if beyond:
+        with transaction(connection):
+            connection.execute("DELETE FROM entries WHERE seq > ?", (size,))
+            tree.cut(connection, size)
     return acknowledged
 
 
@@ -787,7 +791,6 @@ def _create(paths: LedgerPaths, first: stored.LedgerRow) -> None:
     for suffix in ("", "-journal", "-wal", "-shm"):
         paths.fresh.with_name(paths.fresh.name + suffix).unlink(missing_ok=True)
     os.close(os.open(paths.fresh, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # -wal and -shm inherit the mode
-    [row] = stored.seal(stored.START, [first])
     with closing(connect(paths.fresh)) as connection:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # SQLite accepts this for an empty file only
         _make_durable(connection)
@@ -796,11 +799,11 @@ def _create(paths: LedgerPaths, first: stored.LedgerRow) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            insert(connection, [row])
+            frontier = insert(connection, Frontier(), stored.numbered(0, [first]))
         _checkpoint(connection)  # closing does it too, but does not report an error
     paths.fresh.rename(paths.database)
     with closing(HeadFiles(paths)) as headfiles:
-        headfiles.write(row.head, vouch=False)
+        headfiles.write(Head.of(frontier), vouch=False)
         headfiles.sync()
     private_files.sync_directory(paths.database.parent)
 
@@ -818,10 +821,11 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result for a ledger. ``rows`` counts the valid rows of the chain, ``head`` is the last of them."""
+    """The result for a ledger. ``rows`` counts the valid rows, and ``last`` is the number of the last of them."""
 
     rows: int
-    head: Head | None
+    last: int
+    head: Head | None  # of a ledger in which no damage was found
     broken: Broken | None
     set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
     vouched: int = 0  # up to this row the checkpoints vouch for all that ever was in the ledger
@@ -829,7 +833,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFile:
-    """A ledger whose chain holds, as it is on the disk, and the devices after its newest row."""
+    """A ledger that was verified, as it is on the disk, and the devices after its newest row."""
 
     path: Path
     records: Mapping[str, Record]
@@ -844,40 +848,42 @@ class LedgerFile:
 
 
 def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
-    """Check the chain, every event, the snapshot, the tail, the tree and SQLite's format, in one consistent view.
+    """Check the tree, every row and event, the snapshot, the tail and SQLite's format, in one consistent view.
 
     ``checkpoints`` that were kept elsewhere also show rows that were cut off or replaced together with all of this.
     """
     paths = LedgerPaths(path)
-    count, head, broken, vouched = 0, None, None, 0
+    count, last, head, broken, vouched = 0, 0, None, None, 0
     try:
         noted = _noted(paths)
         with _reading(paths) as connection:
+            _check_version(connection, path)
             snapshot = _snapshot(connection)
-            for row in tree.check_leaves(connection, stored.check(snapshot, rows(connection), noted)):
+            for row in tree.check(connection, snapshot, rows(connection), noted):
                 stored.entry(row)
-                count, head = count + 1, row.head
+                count, last = count + 1, row.seq
             if snapshot is not None:
                 stored.decode_records(snapshot.records)
                 _check_evidence(connection, snapshot)
-            tree.check_nodes(connection)
+                tree.check_folded(connection, snapshot)
             for checkpoint in sorted(checkpoints, key=lambda each: each.size):
-                _check_against(connection, head or stored.START, vouched, checkpoint)
+                _check_against(connection, last, vouched, checkpoint)
                 vouched = checkpoint.size
             _check_format(connection, path)
+            head = Head.of(tree_of(connection))
     except CorruptLedgerError as error:
         broken = Broken(error.seq, error.message)
-    return Audit(count, head, broken, paths.set_aside(), vouched)
+    return Audit(count, last, head, broken, paths.set_aside(), vouched)
 
 
-def _check_against(connection: sqlite3.Connection, head: Head, vouched: int, checkpoint: Checkpoint) -> None:
+def _check_against(connection: sqlite3.Connection, last: int, vouched: int, checkpoint: Checkpoint) -> None:
     """CorruptLedgerError unless the checkpoint is of this ledger. An older checkpoint vouches up to row ``vouched``."""
     size = checkpoint.size
     rows = quantity(size, "row")
-    if size > head.seq:
-        gone = f"row {head.seq + 1} is missing: the checkpoint counts {rows}, and the last one here is {head.seq}"
-        raise CorruptLedgerError(f"{gone}; rows were cut off, or an older copy was put back", head.seq + 1)
-    if tree.root(connection, size) != checkpoint.root:
+    if size > last:
+        gone = f"row {last + 1} is missing: the checkpoint counts {rows}, and the last one here is {last}"
+        raise CorruptLedgerError(f"{gone}; rows were cut off, or an older copy was put back", last + 1)
+    if tree.frontier(connection, size).root != checkpoint.root:
         others = f"the rows from {vouched + 1} to {size} are not those of the checkpoint of {rows}"
         raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
@@ -888,8 +894,8 @@ def _check_evidence(connection: sqlite3.Connection, snapshot: stored.Snapshot) -
     for batch in snapshot.batches:
         last = LATEST if batch is snapshot.batches[-1] else batch.cut
         kept = tuple(_evidence(connection, first, last))
+        tree.check_leaves(connection, kept)
         stored.check_evidence(batch, kept)
-        tree.check(connection, kept)
         stored.entries(kept)
         first = batch.cut + 1
 
@@ -899,25 +905,34 @@ def read(path: Path) -> LedgerFile:
     paths = LedgerPaths(path)
     noted = _noted(paths)
     with _reading(paths) as connection:
+        _check_version(connection, path)
         records = _load(connection, noted, states.replay).records
         return LedgerFile(path, {record.device.uuid: record for record in records}, _kept(connection))
 
 
 def export(path: Path) -> Iterator[dict[str, object]]:
-    """The evidence, the snapshot, and each row with its hash, ready for JSON. A body that is not JSON stays text."""
+    """The evidence, the snapshot, and each row as it is stored, ready for JSON; of any version.
+
+    A body that is not JSON stays text.
+    """
     with _reading(LedgerPaths(path)) as connection:
-        if (snapshot := _snapshot(connection)) is not None:
-            yield from map(_exported, _evidence(connection))
-            head = snapshot.head
-            yield {"seq": head.seq, "hash": head.hash, "kind": "snapshot", "body": _parsed(snapshot.records)}
-        yield from map(_exported, rows(connection))
+        yield from _exported(connection, "evidence")
+        for snapshot in _exported(connection, "snapshot"):
+            yield {"kind": "snapshot", **snapshot}
+        yield from _exported(connection, "entries")
 
 
-def _exported(row: stored.LedgerRow) -> dict[str, object]:
-    return {**row._asdict(), "body": _parsed(row.body)}
+def _exported(connection: sqlite3.Connection, table: str) -> Iterator[dict[str, object]]:
+    cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1")  # noqa: S608 - our own words
+    names = [name for name, *_ in cursor.description]
+    for columns in cursor:
+        yield {name: _plain(name, value) for name, value in zip(names, columns, strict=True)}
 
 
-def _parsed(text: str) -> object:
+def _plain(name: str, value: object) -> object:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if not isinstance(text, str) or name not in {"body", "records"}:
+        return text
     try:
         return json.loads(text)
     except ValueError:
@@ -940,7 +955,6 @@ def _reading(paths: LedgerPaths) -> Iterator[sqlite3.Connection]:
         paths.check(private_files.demand_regular)
         connection = _connect_to_read(paths)
         try:
-            _refuse_newer(connection, paths.database)
             with transaction(connection, "BEGIN"):
                 yield connection
         finally:

@@ -27,7 +27,8 @@ from scrubber.core.events import Change, Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ledger import stored
 from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
-from scrubber.ledger.stored import KEEP_ALL, Fold, Head, Retention
+from scrubber.ledger.stored import KEEP_ALL, Fold, Retention
+from scrubber.ledger.tree import Head
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.notary import Notary
 
@@ -51,7 +52,7 @@ class Store(Protocol):
 
     @property
     def head(self) -> Head:
-        """The newest acknowledged row."""
+        """How many rows are acknowledged, and the root of their tree."""
 
     def load(self, fold: Fold) -> Loaded:
         """Everything that was appended, verified and folded into the records; CorruptLedgerError if it is damaged.
@@ -128,14 +129,14 @@ class Ledger:
     def _set_records(self, loaded: Loaded) -> None:
         self._records = {record.device.uuid: record for record in loaded.records}
         self.records: Mapping[str, Record] = MappingProxyType(self._records)  # the current ones, by UUID
-        self.head = loaded.head  # the newest row; a copy elsewhere shows whether the last rows were cut off
+        self.head = loaded.head  # a copy elsewhere shows whether the last rows were cut off
         self._rows = loaded.rows
         self._recent = deque(loaded.recent, REMEMBERED)
 
     @property
     def seq(self) -> int:
         """The number of the newest row."""
-        return self.head.seq
+        return self.head.size
 
     @property
     def kept(self) -> Kept:
@@ -227,7 +228,7 @@ class Ledger:
             if witness is None or self._stale:
                 return
             try:
-                await self._write(lambda: witness.checkpoint(self._store.prove(self._store.head.seq)[0]))
+                await self._write(lambda: witness.checkpoint(self._store.prove(self._store.head.size)[0]))
             except LedgerUnavailable:
                 raise
             except Exception:  # whatever the signer raises: the ledger is written all the same

@@ -1,8 +1,7 @@
-"""The rows of a ledger: how an event becomes text, and the hash chain that shows a changed, missing or moved row.
+"""What a ledger stores, as values: rows, how an event becomes the text of a row, snapshots and batches of evidence.
 
-Pure functions. Besides events the chain holds three kinds of notes: how the ledger began (which damaged ledger was set
-aside), where older rows were folded into a snapshot, and which key signs receipts from now on. The chain alone cannot
-show that its last rows are missing: a :class:`Head` in another file shows it.
+Besides events there are three kinds of notes: how the ledger began (which damaged ledger was set aside), where older
+rows were folded into a snapshot, and which key signs receipts from now on.
 
 Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
 
@@ -16,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import GenericAlias, MappingProxyType
@@ -63,6 +63,7 @@ NOTES = frozenset({BEGUN, COMPACTED, KEY})
 SOILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubPassed]
 STEPS = frozenset(KINDS[event] for event in events.STEPS)
 
+SALT = 16  # bytes
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
 
 User = tuple[str, frozenset[str | None]]
@@ -80,19 +81,8 @@ class CorruptLedgerError(LedgerUnavailable):
         self.seq = seq
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The number and hash of the newest row. A copy elsewhere shows whether the last rows were cut off."""
-
-    seq: int
-    hash: str
-
-
-START = Head(0, "0" * 64)
-
-
 class LedgerRow(NamedTuple):
-    """A row as stored. ``prev`` is the hash of the row before, ``hash`` covers every other column."""
+    """A row as stored. ``salt`` is random: without it, the leaf of a row would tell its content to those who guess."""
 
     seq: int
     device: str
@@ -101,13 +91,12 @@ class LedgerRow(NamedTuple):
     op: str
     kind: str
     body: str
-    prev: str
-    hash: str
+    salt: str
 
     @property
-    def head(self) -> Head:
-        """The number and hash of this row."""
-        return Head(self.seq, self.hash)
+    def hash(self) -> str:
+        """The SHA-256 of all columns; ValueError when the row cannot be stored."""
+        return hashlib.sha256(canonical(self).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +124,7 @@ class Batch:
 class Snapshot:
     """What a compaction leaves: the last row that was folded, the records at that row, and the batches kept."""
 
-    head: Head
+    cut: int
     records: str
     batches: tuple[Batch, ...] = ()
 
@@ -208,15 +197,15 @@ def entries(rows: Iterable[LedgerRow]) -> tuple[LedgerEntry, ...]:
 # -- new rows
 
 
-def unsealed(device: str, at: Moment, op: str, kind: str, body: str) -> LedgerRow:
-    """A row that has no number and no hash yet."""
+def unnumbered(device: str, at: Moment, op: str, kind: str, body: str) -> LedgerRow:
+    """A row that has no number yet."""
     # Adding 0.0 turns an int into a float and -0.0 into 0.0, as SQLite does: the hash must cover what is read back.
-    return LedgerRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, "", "")
+    return LedgerRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, secrets.token_hex(SALT))
 
 
 def note(kind: str, at: Moment, body: object) -> LedgerRow:
-    """An unsealed row that holds a note instead of an event."""
-    return unsealed("", at, "", kind, canonical(body))
+    """An unnumbered row that holds a note instead of an event."""
+    return unnumbered("", at, "", kind, canonical(body))
 
 
 def compaction(at: Moment, snapshot: Snapshot) -> LedgerRow:
@@ -224,25 +213,14 @@ def compaction(at: Moment, snapshot: Snapshot) -> LedgerRow:
     return note(COMPACTED, at, _vouched(snapshot))
 
 
-def seal(head: Head, unsealed_rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
-    """The same rows with the numbers and hashes that follow ``head``."""
-    rows = []
-    for row in unsealed_rows:
-        linked = row._replace(seq=head.seq + 1, prev=head.hash)
-        rows.append(linked._replace(hash=digest(linked)))
-        head = rows[-1].head
-    return tuple(rows)
+def numbered(size: int, rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
+    """The same rows with the numbers that follow so many rows."""
+    return tuple(row._replace(seq=seq) for seq, row in enumerate(rows, size + 1))
 
 
-def rows_after(head: Head, drafts: Iterable[LedgerEntry]) -> tuple[LedgerRow, ...]:
-    """Drafts as the rows that follow ``head``; ValueError when one cannot be stored."""
-    return seal(head, (unsealed(draft.device, draft.at, draft.op, *encode(draft.event)) for draft in drafts))
-
-
-def digest(row: LedgerRow) -> str:
-    """The hash that the row must have."""
-    text = canonical([row.prev, *row[:-2]])
-    return hashlib.sha256(text.encode()).hexdigest()
+def rows_after(size: int, drafts: Iterable[LedgerEntry]) -> tuple[LedgerRow, ...]:
+    """Drafts as the rows that follow so many rows; ValueError when one cannot be stored."""
+    return numbered(size, (unnumbered(draft.device, draft.at, draft.op, *encode(draft.event)) for draft in drafts))
 
 
 def _digest_of(hashes: Iterable[str]) -> str:
@@ -260,7 +238,7 @@ def fold(
     The batches that stay are young enough and have together not too many rows.
     """
     before = decode_records(snapshot.records) if snapshot else ()
-    after = how(before, entries(check_links(snapshot.head if snapshot else START, rows)))
+    after = how(before, entries(rows))
     kept = evidence(rows)
     total, batches = 0, list[Batch]()
     for one in ([batch(rows[-1].seq, kept)] if kept else []) + list(reversed(snapshot.batches if snapshot else ())):
@@ -268,7 +246,7 @@ def fold(
         if total > keep.rows or one.newest < now - keep.seconds:
             break
         batches.insert(0, one)
-    return Snapshot(rows[-1].head, encode_records(after), tuple(batches))
+    return Snapshot(rows[-1].seq, encode_records(after), tuple(batches))
 
 
 def evidence(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
@@ -310,72 +288,23 @@ def batch(cut: int, kept: Sequence[LedgerRow]) -> Batch:
 def _vouched(snapshot: Snapshot) -> dict[str, object]:
     """What the note of a compaction says about its snapshot."""
     return {
-        "cut": snapshot.head.seq,
-        "hash": snapshot.head.hash,
+        "cut": snapshot.cut,
         "snapshot": hashlib.sha256(snapshot.records.encode()).hexdigest(),
         **({"evidence": _digest_of(one.digest for one in snapshot.batches)} if snapshot.batches else {}),
     }
 
 
-# -- whether the chain holds
-
-
-def check(snapshot: Snapshot | None, rows: Iterable[LedgerRow], noted: Head | None) -> Iterator[LedgerRow]:
-    """Yield each row once it is verified; CorruptLedgerError names the first invalid row.
-
-    ``noted`` is the head that is stored outside the chain: the chain must reach it.
-    """
-    head, vouched = snapshot.head if snapshot else START, None
-    _check_noted(head, noted)
-    for row in check_links(head, rows):
-        head = row.head
-        _check_noted(head, noted)
-        if row.kind == COMPACTED:
-            vouched = row
-        yield row
-    _check_snapshot(snapshot, vouched)
-    if noted is None:
-        if head.seq != 1:  # a crash can leave the first row without a head file, but no later row
-            raise CorruptLedgerError("cannot verify that the last rows are present: the head file is missing")
-    elif noted.seq > head.seq:
-        raise CorruptLedgerError(
-            f"cannot find row {head.seq + 1}: the last rows are lost, the head file names row {noted.seq}", head.seq + 1
-        )
-
-
-def check_links(head: Head, rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
-    """Yield each row once its hash and its link to the row before are verified; the first row follows ``head``."""
-    for row in rows:
-        if row.seq != head.seq + 1:
-            raise CorruptLedgerError(f"expected row {head.seq + 1}, found row {row.seq}", head.seq + 1)
-        _check_hash(row)
-        if row.prev != head.hash:
-            raise CorruptLedgerError(
-                f"row {row.seq} does not follow row {head.seq}: its link is not the hash of that row", row.seq
-            )
-        head = row.head
-        yield row
+# -- whether what was folded is what a row vouches for
 
 
 def check_evidence(expected: Batch, kept: Sequence[LedgerRow]) -> None:
-    """CorruptLedgerError unless these are the rows of the batch, as they were written."""
-    for row in kept:
-        _check_hash(row)
+    """CorruptLedgerError unless these are all rows of the batch. Whether a row was changed, its leaf shows."""
     if not kept or batch(expected.cut, kept) != expected:
         raise CorruptLedgerError(f"the evidence up to row {expected.cut} is not what was kept", expected.cut)
 
 
-def _check_hash(row: LedgerRow) -> None:
-    if row.hash != digest(row):
-        raise CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
-
-
-def _check_noted(head: Head, noted: Head | None) -> None:
-    if noted is not None and noted.seq == head.seq and noted.hash != head.hash:
-        raise CorruptLedgerError(f"row {head.seq} is not the row that the head file names", head.seq)
-
-
-def _check_snapshot(snapshot: Snapshot | None, vouched: LedgerRow | None) -> None:
+def check_snapshot(snapshot: Snapshot | None, vouched: LedgerRow | None) -> None:
+    """CorruptLedgerError unless this is the snapshot of the newest compaction. ``vouched``: the row of that."""
     if snapshot is None and vouched is None:
         return
     if snapshot is None or vouched is None or vouched.body != canonical(_vouched(snapshot)):

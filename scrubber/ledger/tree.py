@@ -1,21 +1,26 @@
-"""The Merkle tree over the rows of a ledger, in its file. It only grows: a compaction leaves it as it is.
+"""The Merkle tree over the rows of a ledger, in its file: it shows a changed, missing, added or moved row.
 
 Row 1 is leaf 0. The entry of a row is its hash, and for a row with a signed receipt also the hash of that document. So
 a person who has the document can show that the ledger has it, and needs to know nothing else of the row.
+
+The tree only grows: a compaction leaves it as it is. It alone cannot show that its last rows are missing: a
+:class:`Head` in another file shows it.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from ground.quantities import quantity
 from scrubber.core.events import ScrubPassed
 from scrubber.ledger import stored
-from scrubber.ledger.stored import CorruptLedgerError, LedgerRow
+from scrubber.ledger.stored import CorruptLedgerError, LedgerRow, Snapshot
 from scrubber.receipts import merkle
-from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.merkle import Frontier, Inclusion, Node
 
 SCHEMA = """
     CREATE TABLE tree (
@@ -26,71 +31,101 @@ SCHEMA = """
     ) STRICT, WITHOUT ROWID;
 """
 PASSED = stored.KINDS[ScrubPassed]
-_LEVEL = "SELECT hash FROM tree WHERE level = ? ORDER BY place"
-_HIGHEST = 62  # of the levels that a tree may have: seq is a signed number of 64 bits
+_NODES = "SELECT place, hash FROM tree WHERE level = ? AND place >= ? ORDER BY place"
+_LEVELS = 63  # that a tree may have: seq is a signed number of 64 bits
 
 
-def append(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> None:
-    """Add the leaves of new rows, and all nodes that they complete."""
-    lookup = _stored(connection)
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How many rows there are, and the root of their tree. A copy elsewhere shows if the last rows were cut off."""
+
+    size: int
+    root: str
+
+    @classmethod
+    def of(cls, frontier: Frontier) -> Head:
+        """The head of this tree."""
+        return cls(frontier.size, frontier.root.hex())
+
+
+def append(connection: sqlite3.Connection, frontier: Frontier, rows: Iterable[LedgerRow]) -> Frontier:
+    """Add the leaves of new rows, and all nodes that they complete; ValueError when a row cannot be stored."""
+    nodes: list[Node] = []
     for row in rows:
-        for node in merkle.completed(row.seq - 1, leaf(row), lookup):
-            connection.execute("INSERT INTO tree VALUES (?, ?, ?)", node)
+        frontier, completed = frontier.grown(leaf(row))
+        nodes += completed
+    connection.executemany("INSERT INTO tree VALUES (?, ?, ?)", nodes)
+    return frontier
 
 
 def cut(connection: sqlite3.Connection, size: int) -> None:
     """Delete all leaves but the first ``size`` ones, and the nodes above what is deleted."""
-    for level in range(_HIGHEST + 1):
+    for level in range(_LEVELS):
         connection.execute("DELETE FROM tree WHERE level = ? AND place >= ?", (level, size >> level))
 
 
 def include(connection: sqlite3.Connection, seq: int, size: int) -> Inclusion:
     """That a row is in the tree of the first ``size`` rows."""
-    return merkle.include(seq - 1, size, _stored(connection))
+    return merkle.include(seq - 1, size, _lookup(connection))
 
 
-def root(connection: sqlite3.Connection, size: int) -> bytes:
-    """The root of the tree of the first ``size`` rows."""
-    return merkle.root(size, _stored(connection))
+def frontier(connection: sqlite3.Connection, size: int) -> Frontier:
+    """The tree of the first ``size`` rows, as it is stored; CorruptLedgerError if a node is missing."""
+    return merkle.frontier(size, _lookup(connection))
 
 
-def check_leaves(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
-    """Yield each of the newest rows once its leaf is verified; the leaves must end with the last row."""
-    last = 0
-    for row in rows:
-        check(connection, (row,))
-        last = row.seq
+def contains(connection: sqlite3.Connection, size: int, head: Head) -> bool:
+    """Whether the first ``size`` rows begin with those of the head."""
+    return 0 < head.size <= size and Head.of(frontier(connection, head.size)) == head
+
+
+# -- whether the rows and their tree are as they were written
+
+
+def check(
+    connection: sqlite3.Connection, snapshot: Snapshot | None, rows: Iterable[LedgerRow], noted: Head | None
+) -> Iterator[LedgerRow]:
+    """Yield each row once it is verified; CorruptLedgerError names the first invalid row.
+
+    ``noted`` is the head that is stored outside the database: the rows must begin with its rows, or be these.
+    """
+    size, vouched = snapshot.cut if snapshot else 0, None
+    for row in check_rows(connection, size, rows):
+        size = row.seq
+        if row.kind == stored.COMPACTED:
+            vouched = row
         yield row
-    [(leaves,)] = connection.execute("SELECT count(*) FROM tree WHERE level = 0")
-    if leaves != last:
-        raise CorruptLedgerError(f"the tree has {quantity(leaves, 'leaf', 'leaves')}, although the last row is {last}")
-
-
-def check(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> None:
-    """CorruptLedgerError names the first row that has not its leaf in the tree."""
-    lookup = _stored(connection)
-    for row in rows:
-        if lookup(0, row.seq - 1) != leaf(row):
-            raise CorruptLedgerError(f"row {row.seq} has another leaf in the tree", row.seq)
-
-
-def check_nodes(connection: sqlite3.Connection) -> None:
-    """CorruptLedgerError unless each node above the leaves follows from those below it, and none is missing."""
-    for level in range(_HIGHEST):
-        below = (node for (node,) in connection.execute(_LEVEL, (level,)))
-        expected = [merkle.parent(left, right) for left, right in zip(below, below, strict=False)]
-        if expected != [node for (node,) in connection.execute(_LEVEL, (level + 1,))]:
-            raise CorruptLedgerError(f"level {level + 1} of the tree does not follow from the level below")
-        if not expected:
-            return
-
-
-def check_end(connection: sqlite3.Connection, size: int) -> None:
-    """CorruptLedgerError if no leaf can be added to the first ``size`` ones: a node for it is missing, or there."""
-    root(connection, size)
-    for level in range(_HIGHEST + 1):
-        if connection.execute("SELECT 1 FROM tree WHERE level = ? AND place >= ?", (level, size >> level)).fetchone():
+    stored.check_snapshot(snapshot, vouched)
+    _check_noted(connection, size, noted)
+    for level, nodes in enumerate(_stored_nodes(connection, size)):
+        if next(nodes, None) is not None:  # with such a node, no row could be written
             raise CorruptLedgerError(f"the tree has nodes on level {level} beyond the last row, of {size}")
+
+
+def check_rows(connection: sqlite3.Connection, size: int, rows: Iterable[LedgerRow]) -> Iterator[LedgerRow]:
+    """Yield each row after the first ``size`` ones once its leaf and the nodes that it completes are verified."""
+    grown, nodes = frontier(connection, size), _stored_nodes(connection, size)
+    for row in rows:
+        if row.seq != grown.size + 1:
+            raise CorruptLedgerError(f"expected row {grown.size + 1}, found row {row.seq}", grown.size + 1)
+        grown, completed = grown.grown(leaf(row))
+        _compare(completed, nodes)
+        yield row
+
+
+def check_folded(connection: sqlite3.Connection, snapshot: Snapshot) -> None:
+    """CorruptLedgerError unless the leaves of all folded rows are there, and the nodes above follow from them."""
+    grown, nodes = Frontier(), _stored_nodes(connection, 0)
+    for _place, hash_of_leaf in islice(connection.execute(_NODES, (0, 0)), snapshot.cut):
+        grown, completed = grown.grown(hash_of_leaf)
+        _compare(completed, nodes)
+
+
+def check_leaves(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> None:
+    """CorruptLedgerError names the first row that is not the one of its leaf."""
+    for row in rows:
+        nodes = connection.execute(_NODES, (0, max(row.seq, 1) - 1))  # a damaged number may be the smallest there is
+        _compare([(0, row.seq - 1, leaf(row))], [nodes])
 
 
 def leaf(row: LedgerRow) -> bytes:
@@ -102,7 +137,37 @@ def leaf(row: LedgerRow) -> bytes:
     return merkle.leaf(merkle.entry(row.hash, envelope))
 
 
-def _stored(connection: sqlite3.Connection) -> merkle.Lookup:
+def _compare(expected: Iterable[Node], nodes: Sequence[Iterator[tuple[int, bytes]]]) -> None:
+    """Compare nodes with the next stored ones of their levels; CorruptLedgerError names the first row below."""
+    for level, place, node in expected:
+        if next(nodes[level], None) != (place, node):
+            first = (place << level) + 1
+            if level == 0:
+                why = f"row {first} does not match its leaf in the tree: the row was changed, or the tree"
+            else:
+                why = f"the node of the tree above the rows {first} to {(place + 1) << level} does not follow from them"
+            raise CorruptLedgerError(why, first)
+
+
+def _check_noted(connection: sqlite3.Connection, size: int, noted: Head | None) -> None:
+    if noted is None:
+        if size != 1:  # a crash can leave the first row without a head file, but no later row
+            raise CorruptLedgerError("cannot verify that the last rows are present: the head file is missing")
+    elif noted.size > size:
+        raise CorruptLedgerError(
+            f"cannot find row {size + 1}: the last rows are lost, the head file counts {quantity(noted.size, 'row')}",
+            size + 1,
+        )
+    elif not contains(connection, size, noted):
+        raise CorruptLedgerError(f"the rows up to {noted.size} are not those of the head file: its root is another")
+
+
+def _stored_nodes(connection: sqlite3.Connection, size: int) -> list[Iterator[tuple[int, bytes]]]:
+    """The stored nodes of each level, in order, without those of the tree of the first ``size`` rows."""
+    return [connection.execute(_NODES, (level, size >> level)) for level in range(_LEVELS)]
+
+
+def _lookup(connection: sqlite3.Connection) -> merkle.Lookup:
     """Finds a node; CorruptLedgerError if it is missing."""
 
     def lookup(level: int, place: int) -> bytes:

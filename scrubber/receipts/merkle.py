@@ -9,12 +9,35 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 Lookup = Callable[[int, int], bytes]
 """The hash of a complete node: (level, place) -> hash."""
 
 Node = tuple[int, int, bytes]
 """A node: level, place, hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """All of a tree that its root and its next leaves need: the complete nodes without a parent, the largest first."""
+
+    size: int = 0
+    peaks: tuple[bytes, ...] = ()
+
+    @property
+    def root(self) -> bytes:
+        """The root of the tree."""
+        return _joined(self.peaks) if self.peaks else hashlib.sha256().digest()
+
+    def grown(self, hash_of_leaf: bytes) -> tuple[Frontier, list[Node]]:
+        """The tree with one more leaf, and the nodes that this leaf completes, itself first."""
+        level, place, node, peaks = 0, self.size, hash_of_leaf, list(self.peaks)
+        completed = [(level, place, node)]
+        while place % 2:
+            level, place, node = level + 1, place // 2, parent(peaks.pop(), node)
+            completed.append((level, place, node))
+        return Frontier(self.size + 1, (*peaks, node)), completed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +65,20 @@ def parent(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
-def completed(index: int, hash_of_leaf: bytes, stored: Lookup) -> Iterator[Node]:
-    """The nodes that a new leaf completes, itself first. ``index``: how many leaves there were before."""
-    level, place, node = 0, index, hash_of_leaf
-    yield level, place, node
-    while place % 2:
-        node = parent(stored(level, place - 1), node)
-        level, place = level + 1, place // 2
-        yield level, place, node
-
-
-def root(size: int, stored: Lookup) -> bytes:
-    """The root of the tree of the first ``size`` leaves."""
-    return _above(0, size, stored) if size else hashlib.sha256().digest()
+def frontier(size: int, stored: Lookup) -> Frontier:
+    """The tree of the first ``size`` leaves."""
+    return Frontier(size, tuple(_peaks(0, size, stored)))
 
 
 def include(index: int, size: int, stored: Lookup) -> Inclusion:
     """That the leaf ``index`` is in the tree of the first ``size`` leaves."""
     first, end, hashes = 0, size, list[bytes]()
     while end - first > 1:
-        middle = first + _largest_power(end - first)
-        if index < middle:
-            hashes.append(_above(middle, end, stored))
-            end = middle
-        else:
-            hashes.append(_above(first, middle, stored))
-            first = middle
-    return Inclusion(index, size, root(size, stored), tuple(reversed(hashes)))
+        middle = first + (1 << ((end - first - 1).bit_length() - 1))  # the largest power of two below the number
+        other = (middle, end) if index < middle else (first, middle)
+        hashes.append(_joined(tuple(_peaks(*other, stored))))
+        first, end = (first, middle) if index < middle else (middle, end)
+    return Inclusion(index, size, frontier(size, stored).root, tuple(reversed(hashes)))
 
 
 def root_above(index: int, size: int, hash_of_leaf: bytes, hashes: Sequence[bytes]) -> bytes | None:
@@ -86,15 +96,17 @@ def root_above(index: int, size: int, hash_of_leaf: bytes, hashes: Sequence[byte
     return None if left else node
 
 
-def _above(first: int, end: int, stored: Lookup) -> bytes:
-    """The hash above the leaves from ``first`` up to, not including, ``end``. ``first`` is a multiple of the size."""
-    power = _largest_power(end - first) if end - first > 1 else 1
-    if end - first == 1 or power * 2 == end - first:
+def _peaks(first: int, end: int, stored: Lookup) -> Iterator[bytes]:
+    """The largest complete nodes above the leaves from ``first`` up to, not including, ``end``.
+
+    ``first`` is a multiple of the number of leaves below each of them.
+    """
+    while first < end:
         level = (end - first).bit_length() - 1
-        return stored(level, first >> level)
-    return parent(_above(first, first + power, stored), _above(first + power, end, stored))
+        yield stored(level, first >> level)
+        first += 1 << level
 
 
-def _largest_power(count: int) -> int:
-    """The largest power of two that is smaller than ``count``, which is at least 2."""
-    return 1 << ((count - 1).bit_length() - 1)
+def _joined(peaks: Sequence[bytes]) -> bytes:
+    """The node above them, of which only the left side is complete."""
+    return reduce(lambda right, left: parent(left, right), reversed(peaks))

@@ -176,7 +176,7 @@ class StatusReporter:
             self._fixed,
             policy=active_policy.name,
             ledger_rows=ledger.seq,
-            ledger_head=ledger.head.hash,
+            ledger_head=ledger.head.root,
             ledger_fault=ledger.fault or "",
             policy_fault=active_policy.fault,
             concessions=tuple(sentences),

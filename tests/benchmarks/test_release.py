@@ -55,9 +55,7 @@ async def test_every_pod_of_a_churn_is_counted(stage) -> None:
 )  # fmt: skip
 def test_a_device_whose_last_row_is_a_proof_is_clean(at: float, clean: bool) -> None:  # noqa: FBT001 - a case
     kinds = ("scrub-started", "scrub-passed", "granted", "scrub-passed")
-    rows = [
-        LedgerRow(number, "GPU-0", 0.0, float(number), "", kind, "", "", "") for number, kind in enumerate(kinds, 1)
-    ]
+    rows = [LedgerRow(number, "GPU-0", 0.0, float(number), "", kind, "", "") for number, kind in enumerate(kinds, 1)]
     assert release.was_clean(rows, at) is clean
 
 

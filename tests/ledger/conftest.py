@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import file, stored
+from scrubber.ledger import file, tree
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
@@ -22,11 +22,11 @@ def drafted(why: str = "its pod is gone", device: str = "GPU-1", wall: float = N
 
 @dataclass(frozen=True)
 class Unfolded:
-    """What a store has: the records at the last compaction, the entries since then, and its newest row."""
+    """What a store has: the records at the last compaction, the entries since then, and its head."""
 
     snapshot: tuple[Record, ...]
     entries: tuple[LedgerEntry, ...]
-    head: stored.Head
+    head: tree.Head
 
 
 def unfolded(kept):

@@ -1,4 +1,4 @@
-"""A store that forgets when the process ends: for tests, demos and dry runs. The same chain, no disk."""
+"""A store that forgets when the process ends: for tests, demos and dry runs. The same rows, no disk."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ class MemoryStore:
         self._rows: tuple[stored.LedgerRow, ...] = ()
         self._evidence: tuple[stored.LedgerRow, ...] = ()
         self._closed = False
-        self._leaves: list[bytes] = []
+        self._frontier = merkle.Frontier()
+        self._nodes: dict[tuple[int, int], bytes] = {}
 
     @property
-    def head(self) -> stored.Head:
-        """The newest row."""
-        if self._rows:
-            return self._rows[-1].head
-        return stored.START
+    def head(self) -> tree.Head:
+        """How many rows there are, and the root of their tree."""
+        return tree.Head.of(self._frontier)
 
     def load(self, fold: stored.Fold) -> file.Loaded:
-        """Everything, verified."""
+        """Everything."""
         self._check_open()
         snapshot = stored.decode_records(self._snapshot.records) if self._snapshot else ()
-        entries = stored.entries(stored.check(self._snapshot, self._rows, self.head))
+        entries = stored.entries(self._rows)
         return file.Loaded(fold(snapshot, entries), len(entries), entries, self.head)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
-        rows = stored.rows_after(self.head, drafts)
+        rows = stored.rows_after(self.head.size, drafts)
         self._add(rows)
         return stored.entries(rows)
 
@@ -76,7 +75,7 @@ class MemoryStore:
         snapshot = stored.fold(self._snapshot, folded, fold, at.wall, retention)
         kept = self._evidence + stored.evidence(folded)
         self._evidence = kept[len(kept) - sum(batch.rows for batch in snapshot.batches) :]
-        note = stored.seal(self.head, [stored.compaction(at, snapshot)])
+        note = stored.numbered(self.head.size, [stored.compaction(at, snapshot)])
         self._snapshot, self._rows = snapshot, self._rows[len(folded) :]
         self._add(note)
         return len(folded)
@@ -84,16 +83,13 @@ class MemoryStore:
     def prove(self, seq: int) -> tuple[merkle.Inclusion, str]:
         """That a row that was not folded is in the tree over all rows so far; and the row's hash."""
         [row] = [row for row in self._rows if row.seq == seq]
-        return merkle.include(seq - 1, self.head.seq, self._node), row.hash
+        return merkle.include(seq - 1, self.head.size, lambda *at: self._nodes[at]), row.hash
 
     def _add(self, rows: tuple[stored.LedgerRow, ...]) -> None:
+        for leaf in [tree.leaf(row) for row in rows]:
+            self._frontier, completed = self._frontier.grown(leaf)
+            self._nodes |= {(level, place): node for level, place, node in completed}
         self._rows += rows
-        self._leaves += [tree.leaf(row) for row in rows]
-
-    def _node(self, level: int, place: int) -> bytes:
-        if level == 0:
-            return self._leaves[place]
-        return merkle.parent(self._node(level - 1, place * 2), self._node(level - 1, place * 2 + 1))
 
     def close(self) -> None:
         """Refuse what comes later."""

@@ -20,7 +20,7 @@ from scrubber.ledger import file, stored
 from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
-COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
+COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "salt")
 READ = {name: f"SELECT {name} FROM entries WHERE seq = ?" for name in COLUMNS}  # noqa: S608 - our own column names
 CAST = "CASE typeof(?1) WHEN 'blob' THEN CAST(?1 AS TEXT) ELSE ?1 END"  # bytes that are no longer text, as text
 WRITE = {name: f"UPDATE entries SET {name} = {CAST} WHERE seq = ?2" for name in COLUMNS}  # noqa: S608 - our own column names
@@ -71,7 +71,7 @@ def test_a_sound_ledger_is_found_sound(sample):
     assert verdict.broken is None
     assert verdict.rows == 21
     assert verdict.head is not None
-    assert verdict.head.seq == 36
+    assert verdict.head.size == verdict.last == 36
 
 
 @given(seq=st.integers(16, 36), column=st.sampled_from(COLUMNS), data=st.data())
@@ -113,7 +113,8 @@ def believed(sample):
 @pytest.mark.parametrize(
     "change",
     ["UPDATE evidence SET body = replace(body, 'reason', 'season') WHERE seq = 3", "DELETE FROM evidence WHERE seq = 3",
-     "UPDATE evidence SET seq = 500 WHERE seq = 3", "DELETE FROM evidence", "UPDATE evidence SET prev = hash"],
+     "UPDATE evidence SET seq = 500 WHERE seq = 3", "UPDATE evidence SET seq = -9223372036854775808 WHERE seq = 3",
+     "DELETE FROM evidence", "UPDATE evidence SET salt = op"],
 )  # fmt: skip
 def test_changed_evidence_is_noticed_and_stops_nothing(sample, scratch, change):
     with changing(sample, scratch) as connection:
@@ -153,9 +154,9 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
         ("CREATE INDEX quick ON entries (op)", "index quick is not as"),
         ("CREATE VIEW seen AS SELECT * FROM entries", "view seen is not as"),
         ("CREATE TRIGGER never BEFORE INSERT ON entries BEGIN SELECT RAISE(IGNORE); END", "trigger never is not as"),
-        ("DROP TABLE snapshot; CREATE TABLE snapshot (one, seq, hash, records)", "table snapshot is not as"),
+        ("DROP TABLE snapshot; CREATE TABLE snapshot (one, cut, records)", "table snapshot is not as"),
         ("UPDATE snapshot SET records = '[ ]'", "the snapshot is not valid"),
-        ("PRAGMA user_version = 1", "the file is not a ledger"),
+        ("PRAGMA user_version = 1", "its schema is version 1, and this program reads version 3 only"),
         ("PRAGMA application_id = 1", "the file is not a ledger"),
     ],
 )
@@ -163,7 +164,7 @@ def test_an_object_outside_the_schema_is_named(sample, scratch, change, why):
     with changing(sample, scratch) as connection:
         rows = connection.execute("SELECT * FROM snapshot").fetchall()
         connection.executescript(change)
-        connection.executemany("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?, ?)", rows)
+        connection.executemany("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?)", rows)
     broken = file.verify(scratch).broken
     assert broken is not None
     assert why in broken.why
@@ -205,8 +206,7 @@ def test_an_export_says_every_row_and_the_snapshot(sample):
     [*evidence, snapshot] = list(file.export(sample))[:16]
     rows = list(file.export(sample))[16:]
     assert [row["seq"] for row in evidence] == list(range(1, 16))
-    assert (snapshot["kind"], snapshot["seq"], snapshot["body"]) == ("snapshot", 15, [])
-    assert rows[0]["prev"] == snapshot["hash"]
+    assert (snapshot["kind"], snapshot["cut"], snapshot["records"]) == ("snapshot", 15, [])
     assert [row["seq"] for row in rows] == list(range(16, 37))
     assert rows[0]["body"] == {"why": "reason 14", "restart": False}
 

@@ -73,7 +73,7 @@ def test_killed_again_and_again_it_loses_no_acknowledged_row(path):
         expected = held
 
 
-def test_killed_while_it_compacts_the_chain_is_whole(path):
+def test_killed_while_it_compacts_the_ledger_is_whole(path):
     for kill in range(6):
         last = acknowledged(kill_mid_append(path, 40 + kill, "compact"))[-1]
         assert numbers(path)[-1] in {last, last + 1}
@@ -193,7 +193,7 @@ def test_compaction_gives_the_space_back(ledger, path, draft):
     before = path.stat().st_size
     ledger.compact(lambda records, _: records, 0, NOW, NO_EVIDENCE)
     assert before > 500_000
-    assert path.stat().st_size < 50_000 + 100 * ledger.head.seq  # each row leaves its hash in the tree
+    assert path.stat().st_size < 50_000 + 100 * ledger.head.size  # each row leaves its hash in the tree
 
 
 def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):

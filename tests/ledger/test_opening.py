@@ -18,7 +18,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
-from scrubber.ledger import file, stored
+from scrubber.ledger import file, stored, tree
 from tests.ledger.conftest import NOW, unfolded
 
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -125,6 +125,24 @@ def test_a_newer_schema_is_refused_and_left_alone(open_ledger, draft, path):
     assert contents(path.parent) == before
 
 
+def test_an_older_schema_is_set_aside_and_can_be_exported(open_ledger, draft, path):
+    fill(open_ledger, draft, 2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE entries RENAME COLUMN salt TO prev")
+        connection.execute("ALTER TABLE entries ADD COLUMN hash TEXT NOT NULL DEFAULT 'ab'")
+        connection.execute("PRAGMA user_version = 2")
+    why = "its schema is version 2, and this program reads version 3 only; `autoclave ledger export` prints its quarant"
+    broken = file.verify(path).broken
+    assert broken is not None
+    assert why in broken.why
+    with pytest.raises(LedgerUnavailable, match="its schema is version 2"):
+        file.read(path)
+    _, aside = open_ledger()
+    assert (aside and aside.why) == broken.why
+    exported = [(row["body"], row["hash"]) for row in list(file.export(aside.path))[1:]]
+    assert exported == [({"why": why, "restart": False}, "ab") for why in ("2", "3")]
+
+
 def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):
     fill(open_ledger, draft)
     with sqlite3.connect(path) as connection:
@@ -133,7 +151,10 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):
     before = contents(path.parent)
     ledger, aside = open_ledger()
     assert aside is not None
-    assert (aside.path.name, aside.why) == (NAME, "row 17 was changed: its hash does not match its content")
+    assert (aside.path.name, aside.why) == (
+        NAME,
+        "row 17 does not match its leaf in the tree: the row was changed, or the tree",
+    )
     assert unfolded(ledger).entries == ()
     after = contents(path.parent)
     assert after[NAME] == before["ledger.sqlite"]
@@ -150,12 +171,13 @@ PASSED = next(body for row in map(json.loads, GOLDEN) if row["kind"] == "scrub-p
 
 
 def write(path, kind, body):
-    """One more row whose hash and links are right, as another version would have written it."""
+    """One more row whose leaf is right, as another version would have written it."""
     with closing(file.connect(path)) as connection, file.transaction(connection):
-        [row] = stored.seal(file.head_of(connection), [stored.unsealed("GPU-1", NOW, "op-1", kind, body)])
-        file.insert(connection, [row])
+        before = file.tree_of(connection)
+        rows = stored.numbered(before.size, [stored.unnumbered("GPU-1", NOW, "op-1", kind, body)])
+        head = tree.Head.of(file.insert(connection, before, rows))
     with closing(file.HeadFiles(file.LedgerPaths(path))) as kept:
-        kept.write(row.head, vouch=False)
+        kept.write(head, vouch=False)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +296,7 @@ def test_a_ledger_file_that_was_exchanged_is_set_aside(open_ledger, draft, path,
     assert why in aside.why
     head = file.read_head(file.LedgerPaths(path).head)
     assert head is not None
-    assert head.seq == 1
+    assert head.size == 1
 
 
 @pytest.mark.parametrize("moved", [1, 2, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 
 import pytest
@@ -81,7 +82,10 @@ def test_an_older_copy_that_has_grown_since_may_be_old(node):
     assert node.may_be_old()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"nonsense"], ids=["missing", "empty", "damaged"])
+NOTHING = f"{0:020d} {hashlib.sha256().hexdigest()}\n".encode()  # the head of a ledger without rows
+
+
+@pytest.mark.parametrize("content", [None, b"", b"nonsense", NOTHING], ids=["missing", "empty", "damaged", "of no row"])
 def test_a_ledger_without_a_run_head_may_be_old(node, content):
     node.head.unlink()
     if content is not None:

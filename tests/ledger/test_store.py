@@ -55,7 +55,7 @@ def test_appended_rows_are_loaded_in_order(kept, draft):
     loaded = unfolded(kept)
     assert loaded.entries == first + second
     assert [entry.seq for entry in loaded.entries] == sorted({entry.seq for entry in loaded.entries})
-    assert loaded.head.seq == loaded.entries[-1].seq
+    assert loaded.head.size == loaded.entries[-1].seq
     assert [(entry.device, entry.at, entry.op) for entry in first] == [
         (entry.device, entry.at, entry.op) for entry in (draft("a"), draft("b", "GPU-2"))
     ]
@@ -173,7 +173,7 @@ def test_compaction_may_keep_no_rows(kept, draft):
     kept.compact(concatenate, 0, AT)
     loaded = unfolded(kept)
     assert ([record.device.model for record in loaded.snapshot], loaded.entries) == (["ab"], ())
-    assert kept.append([draft("c")])[0].seq > loaded.head.seq
+    assert kept.append([draft("c")])[0].seq > loaded.head.size
     assert whys(unfolded(kept).entries) == ["c"]
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Never
 
 import pytest
 
 from ground.errors import LedgerUnavailable
+from scrubber.core import events
+from scrubber.core.model import Moment, ScrubPath, Step
 from scrubber.ledger import file, stored, tree
 from scrubber.receipts import merkle
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
 from tests.ledger.conftest import NOW, drafted
 
+STEP = events.StepStarted("job", Step.CLEAR, ScrubPath.FAST)
+
 
 def checkpoint(ledger: file.SqliteStore) -> Checkpoint:
-    included, _ = ledger.prove(ledger.head.seq)
+    included, _ = ledger.prove(ledger.head.size)
     return Checkpoint("autoclave/node", included.size, included.root)
 
 
@@ -30,13 +34,13 @@ def changing(path, *statements):
 
 
 def forge_tail(path, count: int) -> None:
-    """Cut rows off the end as somebody with all rights would: chain, head file and tree agree afterwards."""
+    """Cut rows off the end as somebody with all rights would: rows, tree and head file agree afterwards."""
     with closing(file.connect(path)) as connection:
-        size = file.head_of(connection).seq - count
+        size = file.tree_of(connection).size - count
         connection.execute("DELETE FROM entries WHERE seq > ?", (size,))
         tree.cut(connection, size)
-        head = file.head_of(connection)
-    path.with_name("ledger.head").write_text(f"{head.seq:020d} {head.hash}\n")
+        head = tree.Head.of(file.tree_of(connection))
+    path.with_name("ledger.head").write_text(f"{head.size:020d} {head.root}\n")
 
 
 def broken_at(path, newest: Checkpoint) -> int | None:
@@ -103,82 +107,220 @@ def test_a_compaction_keeps_every_leaf(ledger, path):
     assert (audit.broken, audit.vouched) == (None, before.size)
 
 
+# -- the rows and their tree, as values
+
+AT = Moment(1.5, 2.5)
+ROWS = stored.numbered(0, [stored.unnumbered("GPU-1", AT, "op", "released", '{"why":"x"}') for _ in range(4)])
+FORGED = (ROWS[0]._replace(device="GPU-2"), *ROWS[1:])
+SNAPSHOT = stored.Snapshot(4, "[]")
+COMPACTION = stored.numbered(4, [stored.compaction(AT, SNAPSHOT)])
+NOTE = stored.numbered(4, [stored.note(stored.BEGUN, AT, {})])
+
+
+def head_of(rows):
+    frontier = merkle.Frontier()
+    for row in rows:
+        frontier, _ = frontier.grown(tree.leaf(row))
+    return tree.Head.of(frontier)
+
+
+@contextmanager
+def planted(rows):
+    """A file with the tree of these rows, and no row."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(tree.SCHEMA)
+        tree.append(connection, merkle.Frontier(), rows)
+        yield connection
+
+
+def refused(connection, snapshot, rows, noted) -> stored.CorruptLedgerError:
+    with pytest.raises(stored.CorruptLedgerError) as caught:
+        list(tree.check(connection, snapshot, rows, noted))
+    return caught.value
+
+
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("snapshot", "rows", "noted"),
     [
-        ("UPDATE tree SET hash = zeroblob(32) WHERE level = 0 AND place = 2", "row 3 has another leaf in the tree"),
-        ("UPDATE tree SET hash = zeroblob(32) WHERE level = 1 AND place = 0", "level 1 of the tree does not follow"),
-        ("DELETE FROM tree WHERE level = 2", "level 2 of the tree does not follow"),
-        ("DELETE FROM tree WHERE level = 0 AND place = 4", "the tree has no node 4 on level 0"),
-        ("INSERT INTO tree VALUES (0, 5, zeroblob(32))", "the tree has 6 leaves, although the last row is 5"),
-        ("INSERT INTO tree VALUES (3, 0, zeroblob(32))", "level 3 of the tree does not follow"),
+        (None, ROWS, head_of(ROWS)),
+        (None, ROWS, head_of(ROWS[:2])),
+        (None, ROWS[:1], None),
+        (SNAPSHOT, COMPACTION, head_of(ROWS + COMPACTION)),
+        (SNAPSHOT, COMPACTION, head_of(ROWS[:3])),
+    ],
+    ids=["up to the head", "beyond the head", "the first row without a head", "compacted", "a head before the cut"],
+)
+def test_rows_as_they_were_written_are_sound(snapshot, rows, noted):
+    with planted((ROWS if snapshot else ()) + rows) as connection:
+        assert tuple(tree.check(connection, snapshot, rows, noted)) == rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "of_tree", "noted", "named", "why"),
+    [
+        (ROWS[1:], ROWS, head_of(ROWS), 1, "expected row 1, found row 2"),
+        (ROWS[:1] + ROWS[2:], ROWS, head_of(ROWS), 2, "expected row 2, found row 3"),
+        (ROWS[:3], ROWS, head_of(ROWS), 4, "the last rows are lost, the head file counts 4 rows"),
+        (ROWS[:2], ROWS[:2], head_of(ROWS), 3, "the last rows are lost, the head file counts 4 rows"),
+        ((*ROWS[:2], ROWS[3]._replace(seq=3), ROWS[2]._replace(seq=4)), ROWS, head_of(ROWS), 3, "does not match its"),
+        (FORGED, ROWS, head_of(ROWS), 1, "row 1 does not match its leaf"),
+        (FORGED, FORGED, head_of(ROWS), None, "the rows up to 4 are not those of the head file"),
+        (FORGED, FORGED, head_of(ROWS[:2]), None, "the rows up to 2 are not those of the head file"),
+        (ROWS[:2], ROWS, head_of(ROWS[:2]), None, "nodes on level 0 beyond the last row, of 2"),
+        (ROWS, ROWS, None, None, "the head file is missing"),
+        (ROWS, ROWS, head_of(()), None, "the rows up to 0 are not those of the head file"),
+        ((), (), None, None, "the head file is missing"),
+    ],
+    ids=["first missing", "second missing", "last missing", "two missing", "another order", "changed",
+         "a tree computed anew", "a tree computed anew, an older head", "a longer tree",
+         "no head", "a head of nothing", "nothing"],
+)  # fmt: skip
+def test_rows_other_than_those_of_the_head_are_found(rows, of_tree, noted, named, why):
+    with planted(of_tree) as connection:
+        error = refused(connection, None, rows, noted)
+    assert error.seq == named
+    assert why in error.message
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "rows"),
+    [
+        (replace(SNAPSHOT, records="[ ]"), COMPACTION),
+        (replace(SNAPSHOT, batches=(stored.Batch(4, 1, 1.0, "ab"),)), COMPACTION),
+        (replace(SNAPSHOT, cut=3), ROWS[3:] + COMPACTION),
+        (None, ROWS + COMPACTION),
+        (SNAPSHOT, NOTE),
+    ],
+    ids=["records", "evidence", "cut", "rows came back", "no row of a compaction"],
+)
+def test_a_snapshot_that_no_row_vouches_for_is_found(snapshot, rows):
+    every = ROWS + rows[-1:]
+    with planted(every) as connection:
+        assert "the snapshot is not valid" in refused(connection, snapshot, rows, head_of(every)).message
+
+
+# -- and in a file
+
+
+FOLLOWS = "does not follow from them"
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "why"),
+    [
+        ("UPDATE tree SET hash = zeroblob(32) WHERE level = 0 AND place = 2", 3, "row 3 does not match its leaf"),
+        ("UPDATE tree SET hash = zeroblob(32) WHERE level = 1 AND place = 1", 3, f"above the rows 3 to 4 {FOLLOWS}"),
+        ("DELETE FROM tree WHERE level = 2", 1, f"above the rows 1 to 4 {FOLLOWS}"),
+        ("DELETE FROM tree WHERE level = 0 AND place = 4", 5, "row 5 does not match its leaf"),
+        ("INSERT INTO tree VALUES (0, 5, zeroblob(32))", None, "nodes on level 0 beyond the last row, of 5"),
+        ("INSERT INTO tree VALUES (3, 0, zeroblob(32))", None, "nodes on level 3 beyond the last row, of 5"),
     ],
 )
-def test_a_tree_other_than_that_of_the_rows_is_found(ledger, path, change, why):
+def test_a_tree_other_than_that_of_the_rows_is_found(open_ledger, path, change, named, why):
+    ledger, _ = open_ledger()
     ledger.append([drafted("a tenant")] * 4)
     ledger.close()
     changing(path, change)
     broken = file.verify(path).broken
     assert broken is not None
+    assert broken.seq == named
     assert why in broken.why
-
-
-def test_a_start_finds_the_leaf_of_another_row(open_ledger, path):
-    ledger, _ = open_ledger()
+    ledger, aside = open_ledger()
+    assert aside is not None
+    assert aside.why == broken.why
     ledger.append([drafted("a tenant")] * 4)
+
+
+@pytest.mark.parametrize(("levels", "named"), [(0, 6), (1, 5), (2, 5), (3, 1), (4, None)])
+def test_a_changed_row_is_found_however_much_is_recomputed(open_ledger, path, levels, named):
+    """So many levels of the tree are those of the changed row; only the last case has all of them."""
+    ledger, _ = open_ledger()
+    ledger.append([drafted(f"tenant {number}") for number in range(8)])
     ledger.close()
-    changing(path, "UPDATE tree SET hash = zeroblob(32) WHERE level = 0 AND place = 2")
-    _, aside = open_ledger()
-    assert aside.why == "row 3 has another leaf in the tree"
+    with closing(file.connect(path)) as connection:
+        connection.execute("UPDATE entries SET body = replace(body, 'tenant', 'nobody') WHERE seq = 6")
+        frontier = merkle.Frontier()
+        for row in list(file.rows(connection)):
+            frontier, completed = frontier.grown(tree.leaf(row))
+            for level, place, node in completed:
+                if level < levels:
+                    connection.execute("UPDATE tree SET hash = ? WHERE level = ? AND place = ?", (node, level, place))
+    broken = file.verify(path).broken
+    assert broken is not None
+    assert (broken.seq, "of the head file" in broken.why) == (named, levels == 4)
+    assert open_ledger()[1] is not None
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ("DELETE FROM tree WHERE level = 2 AND place = 0", "the tree has no node 0 on level 2"),
-        ("INSERT INTO tree VALUES (1, 2, zeroblob(32))", "the tree has nodes on level 1 beyond the last row, of 5"),
-    ],
+    ("change", "named"),
+    [("level = 0 AND place = 1", 2), ("level = 0 AND place = 2", 3), ("level = 1 AND place = 0", 1)],
 )
-def test_a_start_finds_a_tree_that_takes_no_row(open_ledger, path, change, why):
-    ledger, _ = open_ledger()
-    ledger.append([drafted("a tenant")] * 4)
-    ledger.close()
-    changing(path, change)
-    ledger, aside = open_ledger()
-    assert aside is not None
-    assert aside.why == why
-    ledger.append([drafted("a tenant")] * 4)
-
-
-def test_evidence_without_its_leaf_is_found(ledger, path):
-    ledger.append([drafted(f"tenant {number}") for number in range(9)])
+def test_the_tree_above_folded_rows_is_verified_too(ledger, path, change, named):
+    """Row 3 is no evidence, so that only the node above it shows another leaf."""
+    ledger.append([drafted("a tenant"), replace(drafted(), event=STEP), *(drafted(str(it)) for it in range(7))])
     ledger.compact(lambda records, _: records, 2, NOW)
     ledger.close()
-    changing(path, "UPDATE tree SET hash = zeroblob(32) WHERE level = 0 AND place = 1")
-    assert file.verify(path).broken == file.Broken(2, "row 2 has another leaf in the tree")
+    assert file.verify(path).broken is None
+    changing(path, f"UPDATE tree SET hash = zeroblob(32) WHERE {change}")  # noqa: S608 - our own words
+    broken = file.verify(path).broken
+    assert broken is not None
+    assert broken.seq == named
 
 
-def test_rows_of_a_failed_write_leave_the_tree_with_them(ledger, path, monkeypatch):
-    ledger.append([drafted("a tenant")] * 6)
+def test_a_row_changed_since_the_start_is_not_folded(ledger, path):
+    ledger.append([drafted(f"tenant {number}") for number in range(9)])
+    changing(path, "UPDATE entries SET body = replace(body, 'tenant', 'nobody') WHERE seq = 4")
+    with pytest.raises(stored.CorruptLedgerError, match="row 4 does not match its leaf"):
+        ledger.compact(lambda records, _: records, 2, NOW)
+
+
+def test_two_equal_events_have_leaves_that_tell_nothing(ledger):
+    """A tenant gets the leaf beside its own: whoever guesses what happened must not find out from it."""
+    ledger.append([drafted("a tenant")] * 2)
+    with ledger._ready() as connection:
+        [first, second] = file.rows(connection, first=2)
+    assert len(bytes.fromhex(first.salt)) == len(bytes.fromhex(second.salt)) == 16
+    assert first._replace(seq=second.seq).hash != second.hash
+
+
+@pytest.mark.parametrize(
+    ("write", "rows", "last"),
+    [
+        (lambda ledger: ledger.append([drafted("not acknowledged")] * 3), 8, 8),
+        (lambda ledger: ledger.compact(lambda records, _: records, 2, NOW), 4, 9),
+    ],
+    ids=["an append is removed", "a compaction stays"],
+)
+def test_after_a_failed_write_the_tree_is_that_of_rows(ledger, path, monkeypatch, write, rows, last):
+    """It failed when it was in the file: a compaction changes no fact, and its rows are gone."""
 
     def fails(*_args: object, **_options: object) -> Never:
         raise OSError(5, "Input/output error")
 
+    ledger.append([drafted("a tenant")] * 6)
     with monkeypatch.context() as broken:
         broken.setattr(ledger, "_acknowledge", fails)
         with pytest.raises(LedgerUnavailable):
-            ledger.append([drafted("not acknowledged")] * 3)
+            write(ledger)
     ledger.append([drafted("the next")])
     ledger.close()
     audit = file.verify(path)
-    assert (audit.broken, audit.rows) == (None, 8)
+    assert (audit.broken, audit.rows, audit.last) == (None, rows, last)
+
+
+def test_a_tree_changed_by_another_program_stops_the_writer(ledger, path):
+    """The next row would be of a tree that nobody has acknowledged."""
+    ledger.append([drafted("a tenant")] * 6)
+    ledger.disconnect()  # as after a failed write
+    changing(path, "UPDATE tree SET hash = zeroblob(32) WHERE level = 2 AND place = 0")
+    with pytest.raises(stored.CorruptLedgerError, match="another program changed it"):
+        ledger.append([drafted("the next")])
 
 
 def test_a_forged_row_without_its_receipt_is_named(ledger, path):
-    """Whoever computes the chain anew may leave fields out."""
+    """Whoever computes the tree anew may leave fields out."""
     with ledger._ready() as connection:
-        row = stored.unsealed("GPU-1", NOW, "op", "scrub-passed", "{}")
-        [forged] = stored.seal(ledger.head, [row])
+        [forged] = stored.numbered(1, [stored.unnumbered("GPU-1", NOW, "op", "scrub-passed", "{}")])
         connection.execute(file._INSERT, forged)
         connection.execute("INSERT INTO tree VALUES (0, ?, zeroblob(32))", (forged.seq - 1,))
     ledger.close()
@@ -190,8 +332,7 @@ def test_a_forged_row_without_its_receipt_is_named(ledger, path):
 def test_the_entry_of_a_receipt_also_names_its_document():
     event = lives.passed(lives.SCRUBBING)
     signed = replace(event, receipt=replace(event.receipt, envelope='{"payload":"e30="}'))
-    [row] = stored.rows_after(stored.START, [replace(drafted(), event=signed)])
-    row, body = row._replace(hash="ab" * 32), row.body
-    assert tree.leaf(row) == merkle.leaf(merkle.entry("ab" * 32, '{"payload":"e30="}'))
-    assert tree.leaf(row) != tree.leaf(row._replace(body=body.replace("e30=", "e31=")))
-    assert tree.leaf(row._replace(kind="released")) == merkle.leaf(b"ab" * 32)
+    [row] = stored.rows_after(0, [replace(drafted(), event=signed)])
+    assert tree.leaf(row) == merkle.leaf(merkle.entry(row.hash, '{"payload":"e30="}'))
+    other = row._replace(kind="released")
+    assert tree.leaf(other) == merkle.leaf(other.hash.encode())

@@ -36,8 +36,10 @@ def path(index: int, entries: list[bytes]) -> list[bytes]:
 def grown(count: int) -> dict[tuple[int, int], bytes]:
     """All complete nodes of the tree of the first entries."""
     nodes: dict[tuple[int, int], bytes] = {}
-    for index, entry in enumerate(ENTRIES[:count]):
-        for level, place, node in merkle.completed(index, merkle.leaf(entry), lambda *at: nodes[at]):
+    frontier = merkle.Frontier()
+    for entry in ENTRIES[:count]:
+        frontier, completed = frontier.grown(merkle.leaf(entry))
+        for level, place, node in completed:
             assert (level, place) not in nodes
             nodes[level, place] = node
     return nodes
@@ -51,8 +53,11 @@ def lookup(level: int, place: int) -> bytes:
 
 
 def test_every_root_is_that_of_the_rfc():
+    grown = merkle.Frontier()
     for size in range(len(ENTRIES) + 1):
-        assert merkle.root(size, lookup) == defined(ENTRIES[:size])
+        assert grown.root == defined(ENTRIES[:size])
+        assert grown == merkle.frontier(size, lookup), "a frontier that was read is the one that has grown"
+        grown, _ = grown.grown(merkle.leaf(ENTRIES[size % len(ENTRIES)]))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9, 64, 65, 127, 300])

@@ -55,13 +55,14 @@ class Log:
     def __init__(self, envelope, name="row") -> None:
         self.rows = [f"{name} {number}".encode().hex().ljust(64, "0") for number in range(SIZE)]
         self.nodes: dict[tuple[int, int], bytes] = {}
+        frontier = merkle.Frontier()
         for index, row in enumerate(self.rows):
             leaf = merkle.leaf(merkle.entry(row, envelope if index == PLACE else ""))
-            for level, place, node in merkle.completed(index, leaf, lambda *at: self.nodes[at]):
-                self.nodes[level, place] = node
+            frontier, completed = frontier.grown(leaf)
+            self.nodes |= {(level, place): node for level, place, node in completed}
 
     def checkpoint(self, size=SIZE, origin=ORIGIN, signer=NODE):
-        return note.sign(Checkpoint(origin, size, merkle.root(size, lambda *at: self.nodes[at])), signer)
+        return note.sign(Checkpoint(origin, size, merkle.frontier(size, lambda *at: self.nodes[at]).root), signer)
 
     def proof(self, checkpoint=None, place=PLACE):
         included = merkle.include(place, SIZE, lambda *at: self.nodes[at])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import file, stored
+from scrubber.ledger import file, stored, tree
 from scrubber.ledger.ledger import Store
 from scrubber.receipts.merkle import Inclusion
 from tests.service.virtual import KilledError
@@ -29,8 +29,8 @@ class Disk:
         self._dying = dying
 
     @property
-    def head(self) -> stored.Head:
-        """The newest row."""
+    def head(self) -> tree.Head:
+        """As the inner store says."""
         return self.inner.head
 
     def load(self, fold: stored.Fold) -> file.Loaded:

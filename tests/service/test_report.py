@@ -69,7 +69,7 @@ async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
     assert [device.index for device in status.devices] == [0, 1]
     assert [device.state for device in status.devices] == ["clean", "clean"]
     assert (status.service.ledger_rows, status.service.ledger_fault) == (world.life.ledger.seq, "")
-    assert status.service.ledger_head == world.life.ledger.head.hash
+    assert status.service.ledger_head == world.life.ledger.head.root
 
 
 async def test_status_shows_the_progress_of_a_job(world, reporter):

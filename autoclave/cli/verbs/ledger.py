@@ -69,7 +69,7 @@ def verify(
 @file
 @options.state_dir
 def export(file: Path | None, state_dir: Path) -> None:
-    """Print every row as a line of JSON, hashes included.
+    """Print every row as a line of JSON, whatever version wrote it.
 
     FILE is a ledger, for example one that was set aside. Use verify to check it.
     """
@@ -91,6 +91,6 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
 
 
 def _rows(audit: ledger_file.Audit, intact: str = "") -> str:
-    head = f", the last is {audit.head.seq} ({audit.head.hash[:16]})" if audit.head else ""
     one, many = (f"row is{intact}", f"rows are{intact}") if intact else ("row", "rows")
-    return f"{quantity(audit.rows, one, many)}{head}"
+    root = f", the root of the tree is {audit.head.root[:16]}" if audit.head else ""
+    return f"{quantity(audit.rows, one, many)}, the last is {audit.last}{root}"
