@@ -540,9 +540,9 @@ class SqliteStore:
     def note(self, kind: str, at: Moment, body: object) -> None:
         """Write a note to the disk. It vouches for no proof: an older copy of the ledger stays recognisable."""
         with self._ready() as connection:
-            new = stored.numbered(self.head.size, [stored.note(kind, at, body)])
+            new = stored.note(self.head.size + 1, kind, at, body)
             with transaction(connection):
-                grown = insert(connection, self._frontier, new)
+                grown = insert(connection, self._frontier, [new])
             self._acknowledge(grown, vouch=False)
 
     def last_note(self, kind: str) -> str | None:
@@ -578,8 +578,8 @@ class SqliteStore:
                     return 0
                 snapshot = stored.fold(before, folded, fold, at.wall, retention)
                 _store(connection, snapshot, folded)
-                note = stored.numbered(self.head.size, [stored.compaction(at, snapshot)])
-                grown = insert(connection, self._frontier, note)
+                note = stored.compaction(self.head.size + 1, at, snapshot)
+                grown = insert(connection, self._frontier, [note])
                 self.kept = _kept(connection)
             self._acknowledge(grown, vouch=True)
         with translated("shrink the ledger", self._paths.database), self._disconnecting():
@@ -736,13 +736,13 @@ def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[Sqli
     try:
         if not paths.database.exists():
             _check_nothing_left(paths)
-            _create(paths, stored.note(stored.BEGUN, at, {}))
+            _create(paths, stored.note(1, stored.BEGUN, at, {}))
         return _loaded(paths, locked, load), None
     except CorruptLedgerError as error:
         aside = SetAside(_move(paths, at), error.message)
     try:
         with translated("create a new ledger at", paths.database):
-            _create(paths, stored.note(stored.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
+            _create(paths, stored.note(1, stored.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
         return _loaded(paths, locked, load), aside
     except LedgerUnavailable as error:
         raise LedgerUnavailable(f"{error}; the damaged ledger was set aside as {aside.path}: {aside.why}") from error
@@ -799,7 +799,7 @@ def _create(paths: LedgerPaths, first: stored.LedgerRow) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            frontier = insert(connection, Frontier(), stored.numbered(0, [first]))
+            frontier = insert(connection, Frontier(), [first])
         _checkpoint(connection)  # closing does it too, but does not report an error
     paths.fresh.rename(paths.database)
     with closing(HeadFiles(paths)) as headfiles:

@@ -197,30 +197,28 @@ def entries(rows: Iterable[LedgerRow]) -> tuple[LedgerEntry, ...]:
 # -- new rows
 
 
-def unnumbered(device: str, at: Moment, op: str, kind: str, body: str) -> LedgerRow:
-    """A row that has no number yet."""
+def new_row(seq: int, device: str, at: Moment, op: str, kind: str, body: str) -> LedgerRow:
+    """A row with a salt of its own."""
     # Adding 0.0 turns an int into a float and -0.0 into 0.0, as SQLite does: the hash must cover what is read back.
-    return LedgerRow(0, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, secrets.token_hex(SALT))
+    return LedgerRow(seq, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, secrets.token_hex(SALT))
 
 
-def note(kind: str, at: Moment, body: object) -> LedgerRow:
-    """An unnumbered row that holds a note instead of an event."""
-    return unnumbered("", at, "", kind, canonical(body))
+def note(seq: int, kind: str, at: Moment, body: object) -> LedgerRow:
+    """A row that holds a note instead of an event."""
+    return new_row(seq, "", at, "", kind, canonical(body))
 
 
-def compaction(at: Moment, snapshot: Snapshot) -> LedgerRow:
+def compaction(seq: int, at: Moment, snapshot: Snapshot) -> LedgerRow:
     """The note that holds the hash of a snapshot."""
-    return note(COMPACTED, at, _vouched(snapshot))
-
-
-def numbered(size: int, rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
-    """The same rows with the numbers that follow so many rows."""
-    return tuple(row._replace(seq=seq) for seq, row in enumerate(rows, size + 1))
+    return note(seq, COMPACTED, at, _vouched(snapshot))
 
 
 def rows_after(size: int, drafts: Iterable[LedgerEntry]) -> tuple[LedgerRow, ...]:
     """Drafts as the rows that follow so many rows; ValueError when one cannot be stored."""
-    return numbered(size, (unnumbered(draft.device, draft.at, draft.op, *encode(draft.event)) for draft in drafts))
+    return tuple(
+        new_row(seq, draft.device, draft.at, draft.op, *encode(draft.event))
+        for seq, draft in enumerate(drafts, size + 1)
+    )
 
 
 def _digest_of(hashes: Iterable[str]) -> str:

@@ -75,9 +75,9 @@ class MemoryStore:
         snapshot = stored.fold(self._snapshot, folded, fold, at.wall, retention)
         kept = self._evidence + stored.evidence(folded)
         self._evidence = kept[len(kept) - sum(batch.rows for batch in snapshot.batches) :]
-        note = stored.numbered(self.head.size, [stored.compaction(at, snapshot)])
+        note = stored.compaction(self.head.size + 1, at, snapshot)
         self._snapshot, self._rows = snapshot, self._rows[len(folded) :]
-        self._add(note)
+        self._add((note,))
         return len(folded)
 
     def prove(self, seq: int) -> tuple[merkle.Inclusion, str]:

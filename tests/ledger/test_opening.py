@@ -174,8 +174,8 @@ def write(path, kind, body):
     """One more row whose leaf is right, as another version would have written it."""
     with closing(file.connect(path)) as connection, file.transaction(connection):
         before = file.tree_of(connection)
-        rows = stored.numbered(before.size, [stored.unnumbered("GPU-1", NOW, "op-1", kind, body)])
-        head = tree.Head.of(file.insert(connection, before, rows))
+        row = stored.new_row(before.size + 1, "GPU-1", NOW, "op-1", kind, body)
+        head = tree.Head.of(file.insert(connection, before, [row]))
     with closing(file.HeadFiles(file.LedgerPaths(path))) as kept:
         kept.write(head, vouch=False)
 

@@ -167,8 +167,7 @@ HANDED_OUT = "granted", "{}"
     ids=["one run", "goes on", "another container", "in turns", "another tenant", "a failure between"],
 )
 def test_repeated_uses_are_counted_together_by_container(rows, kept):
-    of_another = stored.unnumbered("GPU-2", AT, "op", *PROVEN)
-    drafts = [stored.unnumbered("GPU-1", AT, "op", *row) for row in rows]
-    numbered = stored.numbered(0, [it for draft in drafts for it in (draft, of_another)])
+    both = [each for row in rows for each in (("GPU-1", row), ("GPU-2", PROVEN))]
+    numbered = [stored.new_row(seq, device, AT, "op", *row) for seq, (device, row) in enumerate(both, 1)]
     assert [(row.seq + 1) // 2 for row in stored.evidence(numbered) if row.device == "GPU-1"] == kept
     assert sum(row.device == "GPU-2" for row in stored.evidence(numbered)) == len(rows)

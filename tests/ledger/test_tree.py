@@ -110,11 +110,11 @@ def test_a_compaction_keeps_every_leaf(ledger, path):
 # -- the rows and their tree, as values
 
 AT = Moment(1.5, 2.5)
-ROWS = stored.numbered(0, [stored.unnumbered("GPU-1", AT, "op", "released", '{"why":"x"}') for _ in range(4)])
+ROWS = tuple(stored.new_row(seq, "GPU-1", AT, "op", "released", '{"why":"x"}') for seq in range(1, 5))
 FORGED = (ROWS[0]._replace(device="GPU-2"), *ROWS[1:])
 SNAPSHOT = stored.Snapshot(4, "[]")
-COMPACTION = stored.numbered(4, [stored.compaction(AT, SNAPSHOT)])
-NOTE = stored.numbered(4, [stored.note(stored.BEGUN, AT, {})])
+COMPACTION = (stored.compaction(5, AT, SNAPSHOT),)
+NOTE = (stored.note(5, stored.BEGUN, AT, {}),)
 
 
 def head_of(rows):
@@ -320,7 +320,7 @@ def test_a_tree_changed_by_another_program_stops_the_writer(ledger, path):
 def test_a_forged_row_without_its_receipt_is_named(ledger, path):
     """Whoever computes the tree anew may leave fields out."""
     with ledger._ready() as connection:
-        [forged] = stored.numbered(1, [stored.unnumbered("GPU-1", NOW, "op", "scrub-passed", "{}")])
+        forged = stored.new_row(2, "GPU-1", NOW, "op", "scrub-passed", "{}")
         connection.execute(file._INSERT, forged)
         connection.execute("INSERT INTO tree VALUES (0, ?, zeroblob(32))", (forged.seq - 1,))
     ledger.close()
