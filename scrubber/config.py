@@ -53,7 +53,7 @@ class ScrubberConfig:
     """Where all processes of the node are visible: host, or namespace for a node that is itself a container."""
 
     evidence_rows: int = 200_000
-    """How many events outlive the steps of scrubs: those of about 40,000 uses of a GPU, in about 160 MiB."""
+    """How many events outlive the steps of scrubs: those of about 40,000 uses of a GPU, in about 140 MiB."""
 
     evidence_age: float = 400 * 86_400.0
     """For how many seconds they are kept: a year, and a month to look at it."""

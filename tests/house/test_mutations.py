@@ -123,7 +123,11 @@ IN_OWNERSHIP = "tests/core/test_ownership.py"
 GATE = "tests/core/test_in_force.py"
 TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
 COVERAGE = "tests/core/test_verdict_coverage.py"
+TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
 PLANTED = [
+    Mutant(TREE, "!= (place, node):", "!= (place, node) and level == 0:", tests=IN_TREE),
+    Mutant(TREE, "elif not contains(connection, size, noted):", "elif False:", tests=IN_TREE),
+    Mutant("scrubber/ledger/stored.py", "secrets.token_hex(SALT)", '""', tests=IN_TREE),
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN", tests=IN_STATES),
