@@ -1,12 +1,14 @@
 """Who uses the memory of a simulated GPU: the list that its driver keeps.
 
-The kernel says whether a process has the memory open (``open_check``), and a search of /proc says which. While those
-that were found have it open, they are the list: another process that opens it meanwhile is missing from it.
+The kernel says whether a process has the memory open (``open_check``), and a search of /proc says which. While one of
+those that were found has it open, another process that opens it meanwhile may be missing from the list. Only a list
+that names nobody but workers of this service is complete: a worker must not hide who comes beside it.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,8 @@ from pathlib import Path
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import open_check
 from scrubber.node.open_files import Search, Timer, separate_tables
-from scrubber.node.proc import ENDED, pids
+from scrubber.node.proc import ENDED, descends
+from scrubber.node.processes import Processes
 
 _LOOKS = 4  # while the memory is open and no process shows it: a user may fork all the time
 
@@ -26,17 +29,31 @@ class Users:
         """None is known yet."""
         self._proc = proc
         self._known: dict[str, frozenset[int]] = {}  # by GPU
+        self._processes = Processes(proc, lambda _pid: None, whole_node=False)
+        self._turn = threading.Lock()  # one search at a time
 
     def listed(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
         """Workers as well; DeviceError if a process has the memory open and none shows it. No file: no user."""
         files = [file for file in files if os.path.exists(file)]  # noqa: PTH110 -- backends return paths as text
         found = self._those_with(files, self._known.get(uuid, ()))
+        if not self._names_others(found):
+            found = self._search(uuid, files, only_workers=bool(found))
+        self._known[uuid] = found
+        return found
+
+    def _search(self, uuid: str, files: Sequence[str], *, only_workers: bool) -> frozenset[int]:
         for _ in range(_LOOKS):
-            if found or not open_check.is_open(files):
-                self._known[uuid] = found
-                return found
-            found = self._those_with(files, pids(self._proc))
+            if not only_workers and not open_check.is_open(files):
+                return frozenset()
+            with self._turn:
+                holders = self._processes.holders({uuid: files})[uuid] if files else ()
+            if holders:
+                return frozenset(holder.pid for holder in holders)
+            only_workers = False
         raise DeviceError(f"cannot tell who uses {uuid}: a process has its memory open, and none shows it")
+
+    def _names_others(self, found: Iterable[int]) -> bool:
+        return any(not descends(self._proc, pid, {os.getpid()}) for pid in found)
 
     def _those_with(self, files: Sequence[str], among: Iterable[int]) -> frozenset[int]:
         search = Search({"": files})

@@ -46,6 +46,15 @@ def test_a_user_is_listed_until_it_ends(file: Path, launch, code: str) -> None:
     assert listed(users, file) == frozenset()
 
 
+@pytest.mark.parametrize("code", [WRITE, MAP.format(flags=1)], ids=["open", "map"])
+def test_a_worker_hides_no_one_who_comes_beside_it(file: Path, launch, code: str) -> None:
+    """A worker is a descendant of the service: here, of this process."""
+    users, worker = Users(Path("/proc")), launch(WRITE, file)
+    assert listed(users, file) == frozenset({worker.pid})
+    guest = launch(code, file)
+    assert listed(users, file) == frozenset({worker.pid, guest.pid})
+
+
 def test_an_open_file_that_no_process_shows_is_unknown(file: Path, launch) -> None:
     users, holder = Users(Path("/proc")), launch(IN_TRANSIT, file)
     assert listed(users, file) is None
