@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from scrubber.observe.holders import Holders, HolderSearch, IsBystander
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
 AHEAD_AFTER = 0.02  # seconds after a grant: its answer goes first, and a sandbox takes longer
+COUNTS_FOR = 10.0  # seconds for which a search counts for a start: an image that is pulled first can take minutes
 BUSY_STATES = ASSIGNED | {State.SCRUBBING}
 
 
@@ -58,7 +59,7 @@ class Observer:
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._cache = ObservationCache()
-        self._ahead: dict[str, tuple[str, asyncio.Task[Facts]]] = {}  # by device: the grant, and its observation
+        self._for_start: dict[str, _ForStart] = {}  # by device
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
@@ -170,25 +171,33 @@ class Observer:
 
     def look_ahead(self, record: Record) -> None:
         """Begin a full observation of a device that was granted just now, for the start of its container."""
-        if record.grant is not None:
-            self._ahead[record.device.uuid] = record.grant.id, asyncio.create_task(self._look_ahead(record))
+        self._keep_for_start(record, asyncio.create_task(self._look_ahead(record)))
 
     async def _look_ahead(self, record: Record) -> Facts:
         await asyncio.sleep(AHEAD_AFTER)
         return await self.full(record)
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
-        """Facts for the start of a container. The search that began with the grant counts for its first start.
+        """Facts for the start of a container. A search for this start that has just been made is not made again.
 
-        ``admitted``: the kubelet has asked about this start, and now the runtime does.
+        The first start of a grant has the one that began with the grant. ``admitted``: the kubelet has asked about this
+        start, and now the runtime does.
         """
-        grant, ahead = self._ahead.get(record.device.uuid, ("", None))
-        first = record.grant is not None and record.grant.id == grant and (record.state is State.GRANTED or admitted)
-        if record.state is not State.GRANTED:
-            self._ahead.pop(record.device.uuid, None)
-        if ahead is not None and first and (await asyncio.shield(ahead)).holders == ():
+        uuid, now = record.device.uuid, asyncio.get_running_loop().time()
+        kept = self._for_start.get(uuid) if record.state is State.GRANTED or admitted else None
+        if kept is not None and kept.holds(record, now) and (await asyncio.shield(kept.facts)).holders == ():
             return await self.listed(record, starting_pod=starting_pod)
-        return await self.full(record, starting_pod=starting_pod)
+        self._for_start.pop(uuid, None)
+        facts = await self.full(record, starting_pod=starting_pod)
+        known = asyncio.get_running_loop().create_future()
+        known.set_result(facts)
+        self._keep_for_start(record, known)
+        return facts
+
+    def _keep_for_start(self, record: Record, facts: asyncio.Future[Facts]) -> None:
+        if record.grant is not None:
+            until = asyncio.get_running_loop().time() + COUNTS_FOR
+            self._for_start[record.device.uuid] = _ForStart(record.grant.id, until, facts)
 
     async def listed(
         self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None
@@ -289,6 +298,19 @@ class Observer:
         ask, patience = self.driver.caller.ask, self.driver.patience
         found = await ask("checkpoint", lambda: checkpoint.assignments(self._kubelet_dir), patience)
         return {uuid: found.get(uuid, KubeletAssignment()) for uuid in uuids}
+
+
+@dataclass(frozen=True, slots=True)
+class _ForStart:
+    """A full observation for the start of a container, which may not have ended yet."""
+
+    grant: str
+    until: float  # of the event loop: later it is too old
+    facts: asyncio.Future[Facts]
+
+    def holds(self, record: Record, now: float) -> bool:
+        """Whether it counts for this grant now."""
+        return record.grant is not None and record.grant.id == self.grant and now < self.until
 
 
 class Owners:

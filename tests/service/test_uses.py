@@ -173,7 +173,20 @@ async def test_the_search_at_the_grant_counts_for_its_first_start(begin, monkeyp
         await world.tenant_requests.start([device], "pod", creating="main")
     assert searches == [State.GRANTED]
     await world.tenant_requests.start([device], "pod")
+    if gated:
+        await world.tenant_requests.start([device], "pod", creating="main")
     assert searches == [State.GRANTED, State.IN_USE]
+
+
+async def test_a_start_after_a_long_pull_is_searched_for_anew(begin, monkeypatch):
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    searches = traced_searches(world, device, monkeypatch)
+    await world.acquire("pod", device, announced=True)
+    await asyncio.sleep(12)
+    with suppress(AutoclaveError):
+        await world.tenant_requests.start([device], "pod")
+    assert searches[:2] == [State.GRANTED, State.GRANTED]
 
 
 @pytest.mark.parametrize("when", ["during the search", "after the search"])
