@@ -40,6 +40,7 @@ STEPS = {  # in the order in which they run
     Step.HEALTH: Traits(Driver.BRIEFLY, only_reads=True),
 }
 PLANS = {path: tuple(step for step, traits in STEPS.items() if path not in traits.not_on) for path in ScrubPath}
+FIRST_ON_MEMORY = next(step for step, traits in STEPS.items() if traits.driver is Driver.FOR_MEMORY)
 MEASURED = tuple(step for step, traits in STEPS.items() if traits.measures)
 
 

@@ -207,7 +207,7 @@ class ScrubJob:
                     if passed is not None and not self._context.slots.free_at(step, steps):
                         await self._append(None, passed)
                         passed = None
-                    if step is Step.CLEAR:
+                    if step is plans.FIRST_ON_MEMORY:
                         await until_worker_ends.enter_async_context(self._context.slots.at_memory(self.device, steps))
                     async with self._turn(step, plan) as unexpected_holder:
                         # Recorded before the observation: a later request for the device or a sibling finds this step

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from ground.aio import RWLock
 from scrubber.core.model import Job, Record, ScrubPath, Step
-from scrubber.core.plans import Driver, driver_use
+from scrubber.core.plans import FIRST_ON_MEMORY, Driver, driver_use
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
 
@@ -105,7 +105,7 @@ class Slots:
     def free_at(self, step: Step, steps: tuple[Step, ...]) -> bool:
         """Whether a step certainly does not wait for the driver. ``steps``: those of its worker."""
         use = driver_use(step)
-        if use is Driver.NOT or (use is Driver.FOR_MEMORY and step is not Step.CLEAR):
+        if use is Driver.NOT or (use is Driver.FOR_MEMORY and step is not FIRST_ON_MEMORY):
             return True
         brief = use is Driver.BRIEFLY or _are_brief(steps)
         return use is not Driver.ALONE and self.driver.is_open(brief=brief) and self.driver_release.is_reacquired()
