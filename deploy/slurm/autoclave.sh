@@ -245,9 +245,25 @@ health() {
   fail "$code" "doctor: ${BROKEN:-no report} broken, exit code $code"
 }
 
+usage() {
+  cat <<TEXT
+Usage: ${0##*/} [prolog | epilog | health | gpus]
+
+  prolog   acquire the job's GPUs: the job starts only if they are proven clean
+  epilog   release the job's GPUs, and wait until they are proven clean
+  health   drain the node if 'autoclave doctor' finds something broken
+  gpus     in a job: print which GPUs it has
+
+Slurm calls the first three, which drain the node after a failure: docs/slurm.md.
+TEXT
+}
+
+case ${1:-} in
+  -h | --help | help) usage; exit ;;
+esac
 for word in "${1:-}" "${0##*/}" "${CHECKS_CONTEXT:-}" "${SLURM_SCRIPT_CONTEXT:-}"; do
   case $word in
-    *slurmctld* | *_task | *_srun) fail 2 "the script must run as Prolog or Epilog of slurmd, not as $word" ;;
+    *slurmctld* | *_task | *_srun) say "the script must run as Prolog or Epilog of slurmd, not as $word"; exit 2 ;;
     *prolog*) prolog ;;
     *epilog*) epilog ;;
     *health* | hc_program) health ;;
@@ -256,4 +272,7 @@ for word in "${1:-}" "${0##*/}" "${CHECKS_CONTEXT:-}" "${SLURM_SCRIPT_CONTEXT:-}
   esac
   exit
 done
-fail 2 "the script cannot tell whether it is the prolog, the epilog or the health check"
+# No turn was named: nothing is drained. If Slurm has called, it drains the node by itself.
+say "cannot tell whether this is the prolog, the epilog or the health check"
+usage >&2
+exit 2
