@@ -42,6 +42,11 @@ def last_error(run_dir: Path) -> Path:
     return run_dir / "last-error"
 
 
+def last_policy(state_dir: Path) -> Path:
+    """The last policy file without faults, for a start at which the file has some."""
+    return state_dir / "last-policy.yaml"
+
+
 def receipts(state_dir: Path) -> Path:
     """The directory with the receipts of the present hand-overs, which containers get."""
     return state_dir / "receipts"

@@ -25,7 +25,7 @@ def load(name_or_path: str) -> PolicySet:
     """The policy set of a shipped name such as ``default``, or of a file."""
     if name_or_path in shipped():
         return load_text(read_shipped(name_or_path), f"{name_or_path}.yaml")
-    return load_bytes(_read(name_or_path), name_or_path)
+    return load_bytes(read(name_or_path), name_or_path)
 
 
 def shipped() -> tuple[str, ...]:
@@ -59,7 +59,8 @@ def load_text(text: str, source: str) -> PolicySet:
     return validation.build(PolicySet, _with(root, policies))
 
 
-def _read(name: str) -> bytes:
+def read(name: str) -> bytes:
+    """The content of a policy file; DocumentError if it cannot be read."""
     expected = f"a policy file or one of {', '.join(shipped())}"
     try:
         with Path(name).open("rb") as file:

@@ -90,7 +90,7 @@ def _leave(error: Exception, path: Path) -> None:
 async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int:
     """Serve the metrics, if an address is configured; on standby, wait for the turn; then run the service."""
     try:
-        active_policy = ActivePolicy(config.policy)
+        active_policy = ActivePolicy(config.policy, paths.last_policy(config.state_dir))
     except DocumentError as error:
         raise FatalError(str(error)) from error
     metrics, pool = _Metrics(), app.build_pool(config)
@@ -101,6 +101,9 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         if config.metrics_address:  # only now: the rules of Prometheus count the devices of the newest process
             ProcessCollector(registry=metrics.registry)
         private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
+        if active_policy.fault:
+            _say_fault(active_policy)
+        await _keep(active_policy)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
         backend = await asyncio.to_thread(app.build_backend, config)
         return await _run_service(config, backend, active_policy, metrics, pool)
@@ -318,10 +321,23 @@ async def _reload(active_policy: ActivePolicy) -> None:
     if loaded:
         logger.info("policy loaded", policy=active_policy.name, source=source)
     elif active_policy.fault and active_policy.fault != before:
-        level, faults = logging.WARNING if active_policy.unread else logging.ERROR, active_policy.fault
-        logger.log(level, "policy not loaded; the old policy stays in force", source=source, faults=faults)
+        _say_fault(active_policy)
     elif before and not active_policy.fault:
         logger.info("policy file corrected; it equals the policy in force", source=source)
+    if loaded:
+        await _keep(active_policy)
+
+
+def _say_fault(active_policy: ActivePolicy) -> None:
+    level, faults = logging.WARNING if active_policy.unread else logging.ERROR, active_policy.fault
+    logger.log(level, "policy not loaded; the old policy stays in force", source=active_policy.source, faults=faults)
+
+
+async def _keep(active_policy: ActivePolicy) -> None:
+    try:
+        await asyncio.to_thread(active_policy.keep)
+    except OSError as error:
+        logger.warning("the policy is not kept for the next start", error=str(error))
 
 
 async def _sign_checkpoints(ledger: Ledger) -> None:

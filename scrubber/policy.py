@@ -1,6 +1,9 @@
 """The policy in force, and what it says about a device.
 
 A policy file that cannot be read or has faults changes nothing: the old policy stays in force, and ``fault`` says why.
+This holds for a start, too: a node must not go out of service because of a typing error that nobody has noticed. At
+the first start there is no old policy. Then the file must be right: no shipped policy is a safe guess, because one that
+enforces may end processes that the operator wants to keep.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from ground import calendar_time, private_files
 from ground.documents.faults import DocumentError
 from policies import load, match
 from policies.model import Policy, PolicySet
@@ -21,14 +25,23 @@ DevicePolicy = match.Matched
 class ActivePolicy:
     """One policy file, or one of the shipped policies."""
 
-    def __init__(self, source: str) -> None:
-        """Load the policy; DocumentError when it has faults."""
+    def __init__(self, source: str, kept: Path | None = None) -> None:
+        """Load the policy; DocumentError when it has faults, and no policy without faults is kept.
+
+        ``kept``: the file for the last policy without faults.
+        """
         self.source = source
         self.fault = ""
         self.unread = False  # the fault is not in the text: the file could not be read
         self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
         # The policies and what they say about known devices are replaced together, so that they always agree.
-        self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]] = (load.load(source), {})
+        self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]]
+        self._kept = kept
+        self._text = b""  # of the policy in force, if it was read from the file
+        try:
+            self._loaded = (self._load(), {})
+        except DocumentError as error:
+            self._loaded = (self._last_good(error), {})
 
     @property
     def name(self) -> str:
@@ -45,13 +58,42 @@ class ActivePolicy:
         """A hash of the whole policy: nodes with equal digests have equal policies."""
         return hashlib.sha256(self._loaded[0].model_dump_json().encode()).hexdigest()[:16]
 
+    def _load(self) -> PolicySet:
+        if self.path is None:
+            return load.load(self.source)
+        text = load.read(self.source)
+        policies = load.load_bytes(text, self.source)
+        self._text = text
+        return policies
+
+    def _last_good(self, error: DocumentError) -> PolicySet:
+        """The last policy without faults; the error if there is none."""
+        try:
+            if self._kept is None:
+                raise error
+            policies = load.load_bytes(private_files.content(self._kept), str(self._kept))
+            kept = calendar_time.utc(self._kept.stat().st_mtime)
+        except (DocumentError, OSError):
+            raise error from None
+        self._fail(error)
+        self.fault += f"\nthe last policy without faults is in force: {policies.name}, of {kept:%Y-%m-%d %H:%M:%S} UTC"
+        return policies
+
+    def _fail(self, error: DocumentError | OSError) -> None:
+        self.fault = str(error)
+        self.unread = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+
+    def keep(self) -> None:
+        """Keep the policy in force for a later start. Raises OSError. May run in another thread."""
+        if self._text and self._kept is not None:
+            private_files.replace(self._kept, self._text)
+
     def reload(self) -> bool:
         """Load the policy again; True when it has changed. May run in another thread."""
         try:
-            fresh = load.load(self.source)
+            fresh = self._load()
         except (DocumentError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
-            self.fault = str(error)
-            self.unread = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            self._fail(error)
             return False
         self.fault, self.unread = "", False
         changed = fresh != self._loaded[0]

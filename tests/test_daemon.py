@@ -198,6 +198,26 @@ def test_only_a_policy_file_without_faults_replaces_the_policy(short_tmp, how):
     os.close(handle)
 
 
+def test_a_restart_with_a_broken_policy_file_serves(service):
+    """With the last policy that had no faults; the status says so."""
+    service.stop()
+    file = service.root / "site.yaml"
+    file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
+    service.command += ["--policy", file]
+    service.start()
+    service.settled(0, "clean")
+    service.stop()
+    file.write_text("name: [")
+    service.start()
+    assert service.hear("policy not loaded")["level"] == "error"
+    service.settled(0, "clean")
+    status = service_call.ask(service.run_dir, lambda admin: admin.status())
+    assert status.service.policy == "before"
+    assert "site.yaml:1" in status.service.policy_fault
+    file.write_text(load.read_shipped("fast").replace("name: fast", "name: after"))
+    assert service.hear("policy loaded")["policy"] == "after"
+
+
 def test_an_unreadable_policy_file_is_read_again(service):
     """Its change is reported once, and may come while the service can open no file."""
     service.stop()

@@ -6,7 +6,11 @@ import resource
 
 import pytest
 
+from ground.documents.faults import DocumentError
+from policies.model import Mode
 from scrubber.policy import ActivePolicy
+
+OBSERVES, BROKEN = "name: mine\ndefaults: {mode: observe}\n", "name: mine\ndefaults: {mode: obsrve}\n"
 
 
 @pytest.mark.parametrize("shipped", [True, False], ids=["a shipped policy", "a file"])
@@ -24,3 +28,45 @@ def test_a_reload_without_free_files_keeps_the_policy(tmp_path, shipped):
     assert "Too many open files" in active.fault
     assert not active.reload()
     assert active.fault == ""
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "policy.yaml"
+
+
+@pytest.fixture
+def kept(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    return folder / "last-policy.yaml"
+
+
+def test_a_start_with_faults_keeps_the_last_good_policy(file, kept):
+    file.write_text(OBSERVES)
+    ActivePolicy(str(file), kept).keep()
+    for now in (BROKEN, None):
+        file.unlink() if now is None else file.write_text(now)
+        active = ActivePolicy(str(file), kept)
+        assert active.defaults.mode is Mode.OBSERVE
+        assert "in force: mine, of " in active.fault
+        active.keep()
+    file.write_text("name: mine\n")
+    assert active.reload()
+    active.keep()
+    assert (active.defaults.mode, active.fault) == (Mode.ENFORCE, "")
+    file.write_text(BROKEN)
+    assert ActivePolicy(str(file), kept).defaults.mode is Mode.ENFORCE
+
+
+@pytest.mark.parametrize("earlier", [None, BROKEN, "link"])
+def test_a_first_start_refuses_a_policy_with_faults(file, kept, earlier):
+    """And so does a start whose kept policy is not ours, or has faults itself."""
+    file.write_text(BROKEN)
+    if earlier == "link":
+        (kept.parent / "elsewhere").write_text(OBSERVES)
+        kept.symlink_to("elsewhere")
+    elif earlier is not None:
+        kept.write_text(earlier)
+    with pytest.raises(DocumentError, match=r"policy[.]yaml:2"):
+        ActivePolicy(str(file), kept)

@@ -222,9 +222,8 @@ def test_argument_name_or_context_says_whose_turn(tmp_path, name, words, environ
 @pytest.mark.parametrize("name", ["autoclave.sh", "50-autoclave-prolog"])
 def test_a_question_for_help_is_no_turn(tmp_path, name):
     slurmd = Slurmd(tmp_path, None)
-    command = [slurmd.alone(name), "--help"]
     environment = slurmd.environment | {"SLURM_JOB_ID": "45", "SLURM_JOB_GPUS": "0"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run([slurmd.alone(name), "--help"], env=environment, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr, slurmd.asked.exists(), slurmd.output()) == (0, "", False, [])
     assert run.stdout.startswith(f"Usage: {name} [prolog | epilog | health | gpus]\n")
 
