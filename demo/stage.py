@@ -22,7 +22,7 @@ from demo.programs import ServiceProgram
 from ground import paths
 from ground.errors import FatalError, Unreachable
 from scrubber.api import admin_client, client
-from scrubber.core import views
+from scrubber.words import views
 
 ANSWERS_WITHIN = 60.0
 

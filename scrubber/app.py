@@ -18,7 +18,7 @@ from ground import boot, log, paths
 from ground.errors import FatalError, LedgerUnavailable
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
-from scrubber.core import presence, states, views
+from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import CreateGate
@@ -50,6 +50,7 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
+from scrubber.words import views
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment, Prepare
 from scrubber.workers.worker import BrokenError, Worker

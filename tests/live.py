@@ -12,7 +12,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.api import admin_client
-from scrubber.core import views
+from scrubber.words import views
 from tests.patience import WITHIN
 
 

@@ -20,13 +20,13 @@ from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Unreachable
 from ground.quantities import quantity
 from scrubber.api import admin_client
-from scrubber.core import views
 from scrubber.core.measurements import UNSEARCHED
 from scrubber.receipts import dsse, endorsement, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF
 from scrubber.receipts.verification import Expected, Logged
+from scrubber.words import views
 
 EVERY = 2**31  # rows: more than a ledger has
 PASSED = "scrub-passed"

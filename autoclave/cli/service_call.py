@@ -17,8 +17,8 @@ from ground import paths, private_files, threads, unix_sockets
 from ground.documents import units
 from ground.errors import RESTART, START, Unreachable
 from scrubber.api import admin_client, client
-from scrubber.core import views
 from scrubber.node import proc
+from scrubber.words import views
 
 T = TypeVar("T")
 C = TypeVar("C", admin_client.AdminClient, client.ScrubberClient)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from autoclave.cli import human
 from ground.quantities import quantity
-from scrubber.core import views
 from scrubber.core.measurements import UNSEARCHED
+from scrubber.words import views
 
 EMPTY = "-"
 

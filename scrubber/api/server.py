@@ -18,13 +18,14 @@ from ground.device_messages import ReportedDevice, ReportedDevices
 from ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
-from scrubber.core import device_status, presence, views
+from scrubber.core import presence
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.file import Window
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
+from scrubber.words import device_status, views
 
 logger = log.get("api")
 

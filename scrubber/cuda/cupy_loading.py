@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from scrubber.core import nvidia_advice
+from scrubber.words import nvidia_advice
 
 _CUPY = "cupy"
 # numpy's libraries start threads while they are loaded, and a process with threads cannot fork safely.

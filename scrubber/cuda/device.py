@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from uuid import UUID
 
-from scrubber.core import nvidia_advice
 from scrubber.core.model import MemoryManager
 from scrubber.cuda import cupy_loading
 from scrubber.cuda.card import (
@@ -36,6 +35,7 @@ from scrubber.cuda.card import (
 from scrubber.cuda.driver import LIBRARY, CudaDriver, Kernel, Word, status_of
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
+from scrubber.words import nvidia_advice
 
 ENVIRONMENT = {
     "CUDA_MODULE_LOADING": "LAZY",

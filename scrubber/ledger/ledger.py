@@ -21,8 +21,8 @@ from typing import Protocol, TypeVar
 from ground import aio, log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
-from scrubber.core import event_text, states
 from scrubber.core import events as ev
+from scrubber.core import states
 from scrubber.core.events import Change, Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ledger import stored
@@ -31,6 +31,7 @@ from scrubber.ledger.stored import KEEP_ALL, Fold, Retention
 from scrubber.ledger.tree import Head
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.notary import Notary
+from scrubber.words import event_text
 
 T = TypeVar("T")
 Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ground.metric_table import Sample, families
-from scrubber.core import device_status, offering, presence
+from scrubber.core import offering, presence
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Record, Vitals
 from scrubber.devices.base import Readings
 from scrubber.metrics import table
@@ -20,6 +20,7 @@ from scrubber.metrics.counters import ServiceCounters
 from scrubber.observe.observer import Observer
 from scrubber.service.context import ServiceContext
 from scrubber.service.report import StatusReporter
+from scrubber.words import device_status
 
 SILENT = 30.0  # seconds without a round after which the monitor counts as stopped
 SAMPLED_EVERY = 15.0  # seconds: metrics are seldom fetched more often

@@ -9,11 +9,12 @@ from functools import partialmethod
 
 from ground.errors import NotReady, Reason, Refused
 from policies.model import Policy
-from scrubber.core import ailments, answers, device_status, ownership, proof, upkeep
+from scrubber.core import ailments, answers, ownership, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
+from scrubber.words import device_status
 
 RESET_REFUSED = "the policy forbids resets (reset.when: never); choose the path slow"
 

@@ -10,13 +10,14 @@ from types import MappingProxyType
 
 from ground.device_messages import ReportedDevice, ReportedDevices
 from policies.model import Policy, concessions
-from scrubber.core import answers, device_status, nvidia_advice, offering, ownership, presence, proof, views
+from scrubber.core import answers, offering, ownership, presence, proof
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
+from scrubber.words import device_status, nvidia_advice, views
 from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device

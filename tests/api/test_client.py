@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ground.device_messages import GrantedDevice, GrantProof, ReportedDevice
 from scrubber.api import admin_client, client, scrub_pb2
-from scrubber.core import event_text, measurements, views
+from scrubber.core import measurements
 from scrubber.core.events import ScrubPassed
 from scrubber.ledger import stored
+from scrubber.words import event_text, views
 from tests.core import lives
 
 MESSAGES: dict[Any, type[Message]] = {

@@ -19,8 +19,8 @@ from autoclave.cli import human, service_call
 from ground.errors import Reason, Refused
 from scrubber import __version__
 from scrubber.api import admin_client, client
-from scrubber.core import views
 from scrubber.devices.simulated import drills
+from scrubber.words import views
 from tests.patience import WITHIN
 
 LONG = "x" * 501

@@ -20,7 +20,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.api import admin_client
-from scrubber.core import nvidia_advice
+from scrubber.words import nvidia_advice
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged, without_cupy
 from tests.devices.nvidia.health.events_seen import until

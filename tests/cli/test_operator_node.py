@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import client
-from scrubber.core import views
+from scrubber.words import views
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, needs_namespace, staged
 from tests.fakes.cuda.fixtures import libraries

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from autoclave.cli import document, human, service_call, table, terminal, worst
 from autoclave.cli.verbs import explain, history, scrub, status
-from scrubber.core import views
+from scrubber.words import views
 from tests.cli.statuses import BUSY, CLEAN, DEEP, NOW, QUARANTINE, RECEIPT, SERVICE, SICK
 
 

@@ -12,8 +12,8 @@ from autoclave.cli import table, terminal
 from autoclave.cli.verbs import status
 from autoclave.cli.verbs.status import Selection
 from scrubber.api import admin_client
-from scrubber.core import views
 from scrubber.core.model import State
+from scrubber.words import views
 from tests.cli.statuses import BUSY, CLEAN, NOW, QUARANTINE, SERVICE, SICK
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from ground import paths
 from scrubber.api import admin_client
-from scrubber.core import views
 from scrubber.devices.simulated import layout
+from scrubber.words import views
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import Program, connects, until_ready

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import InvalidRequest
-from scrubber.core import presence, views
+from scrubber.core import presence
 from scrubber.core.model import Ailment, AilmentKind, Job, Record, Step
+from scrubber.words import views
 from tests.core import lives
 
 

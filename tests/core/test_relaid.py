@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 
 from policies.model import Paths
-from scrubber.core import answers, device_status, offering, presence, states, upkeep
+from scrubber.core import answers, offering, presence, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger, Vitals
+from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, noted, rows
 

@@ -6,10 +6,11 @@ from hypothesis import given
 from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
 from policies.model import Policy
-from scrubber.core import acquire, ailments, answers, device_status, plans, proof, states, upkeep
+from scrubber.core import acquire, ailments, answers, plans, proof, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.ailments import Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
+from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy import image, leave_out
-from scrubber.core import nvidia_advice
+from scrubber.words import nvidia_advice
 
 ROOT = Path(__file__).parents[2]
 PLANTED = "planted-in-the-configuration-of-pip"

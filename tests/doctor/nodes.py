@@ -3,7 +3,7 @@
 from autoclave.doctor import base
 from autoclave.doctor.base import Capability, CheckFault, Level
 from autoclave.doctor.findings import roster
-from scrubber.core import views
+from scrubber.words import views
 
 NOW = 1_800_000_000.0
 DENIED = CheckFault("permission denied", denied=True)

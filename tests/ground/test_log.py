@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ground import log, process_names
-from scrubber.core import event_text, ownership
 from scrubber.core import events as ev
+from scrubber.core import ownership
+from scrubber.words import event_text
 from tests.core import lives
 
 Read = Callable[[], list[dict[str, Any]]]

@@ -40,7 +40,7 @@ LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the
 JUDGE = """
 import json, os, sys
 import asyncinotify, grpc.aio, hypothesis, hypothesis.stateful, pydantic, pytest, pytest_asyncio, ruamel.yaml, structlog
-import policies.load, scrubber.core.events, scrubber.core.views, scrubber.devices.simulated.drills
+import policies.load, scrubber.core.events, scrubber.words.views, scrubber.devices.simulated.drills
 assert not sys.modules.keys() & set(sys.argv[1:])
 for line in sys.stdin:
     output, sys.dont_write_bytecode, arguments = json.loads(line)

@@ -12,10 +12,10 @@ from itertools import pairwise
 import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.core import event_text
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.jobs import slots
+from scrubber.words import event_text
 from scrubber.workers.worker import BrokenError
 from tests.service import pretend_worker
 from tests.service.node import Kind

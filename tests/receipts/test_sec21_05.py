@@ -12,7 +12,7 @@ import pytest
 
 from autoclave.cli import handovers
 from scrubber.core.tenancies import Tenancy
-from scrubber.core.views import HistoryEntry
+from scrubber.words.views import HistoryEntry
 
 SCRIPT = Path(__file__).parents[2] / "docs/receipts/sec21_05.py"
 PROVEN = {"proven": True, "receipt": "r1", "signed_by": "k"}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from scrubber.core import device_status
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
+from scrubber.words import device_status
 from tests.service.asking import healthy, reported, rows
 
 ALL = "defaults: {quarantine: {signs: [sram, links, fabric, switch, reboot-required, pcie, heat]}}"

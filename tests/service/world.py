@@ -20,7 +20,6 @@ from typing import Any, cast
 from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, LedgerUnavailable
 from policies.model import Policy
-from scrubber.core import event_text, views
 from scrubber.core.model import Passage, Record, State
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
@@ -39,6 +38,7 @@ from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
 from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
+from scrubber.words import event_text, views
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
 from tests.service.disk import Disk

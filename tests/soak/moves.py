@@ -23,10 +23,10 @@ from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Phase, Pod
 from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from scrubber.core import views
 from scrubber.devices.simulated import drills
 from scrubber.ledger import file, stored
 from scrubber.node import checkpoint
+from scrubber.words import views
 from tests.flows.node import Node
 from tests.soak.guests import Guest
 from tests.soak.hostile import BRIEF_USER, FOREIGN, LEFTOVER, uptime

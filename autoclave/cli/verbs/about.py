@@ -10,7 +10,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
 from ground.errors import AutoclaveError
 from scrubber import __version__
-from scrubber.core import views
+from scrubber.words import views
 
 PATIENCE = 2.0  # seconds: the version of the command is known without the service
 

@@ -11,7 +11,7 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground.errors import NotReady, Reason, Refused
 from scrubber.api import admin_client
-from scrubber.core import views
+from scrubber.words import views
 
 
 @click.command(context_settings=ENVIRONMENT)

@@ -1,7 +1,7 @@
 """``autoclave explain``: why a GPU is in its state, step by step.
 
-The service makes the sentences about events (``core/event_text``), about the offer (``core/offering``) and the advice
-(``core/device_status``). This module and ``table`` make the lines about the present state.
+The service makes the sentences about events (``words/event_text``), about the offer (``core/offering``) and the advice
+(``words/device_status``). This module and ``table`` make the lines about the present state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autoclave.cli import ENVIRONMENT, document, human, options, service_call, t
 from ground import paths
 from ground.errors import Unreachable
 from scrubber.api import admin_client
-from scrubber.core import views
+from scrubber.words import views
 
 
 @click.command(context_settings=ENVIRONMENT)

@@ -15,7 +15,7 @@ from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service
 from ground import paths
 from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
-from scrubber.core import views
+from scrubber.words import views
 
 EVERY = 2**31  # rows: more than a ledger has
 START_ROWS = 4  # of one start of a container, at most: see ``table.one_for_each_start``

@@ -32,7 +32,7 @@ from autoclave.cli import (
 )
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from scrubber.api import admin_client
-from scrubber.core import views
+from scrubber.words import views
 
 
 class How(TypedDict):

@@ -21,7 +21,7 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
-from scrubber.core import views
+from scrubber.words import views
 
 
 def in_trouble(device: views.DeviceStatus) -> bool:

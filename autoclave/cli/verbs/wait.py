@@ -14,7 +14,7 @@ from ground import paths
 from ground.documents import units
 from ground.errors import NotReady, Reason, Unreachable
 from scrubber.api import admin_client, client
-from scrubber.core import views
+from scrubber.words import views
 
 GOALS = ("clean", "healthy")
 

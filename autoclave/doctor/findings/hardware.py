@@ -9,7 +9,7 @@ from autoclave.doctor import base
 from ground import process_names
 from ground.errors import RESTART
 from ground.quantities import quantity
-from scrubber.core import nvidia_advice, views
+from scrubber.words import nvidia_advice, views
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
 KIND = "nvidia.com/gpu"  # the default of the plugin

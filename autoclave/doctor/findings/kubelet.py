@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from autoclave.doctor import base
 from ground.errors import RESTART
 from ground.quantities import quantity
-from scrubber.core import in_force, views
+from scrubber.core import in_force
 from scrubber.core.model import State
+from scrubber.words import views
 
 GATE = "create-gate"
 AGAIN = f"{RESTART}; the service installs it when it starts"

@@ -9,9 +9,9 @@ from ground import calendar_time
 from ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies.model import Clear
-from scrubber.core import views
 from scrubber.core.measurements import forgiven_memory
 from scrubber.core.model import State
+from scrubber.words import views
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less

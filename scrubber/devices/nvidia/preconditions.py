@@ -12,13 +12,13 @@ from typing import Any, Self
 import pynvml
 
 from ground import process_names, unix_sockets
-from scrubber.core import nvidia_advice
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
+from scrubber.words import nvidia_advice
 
 _FABRIC_MANAGER = "nv-fabricmanager"
 _NEED_A_FABRIC_MANAGER = (pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_UNKNOWN, None)

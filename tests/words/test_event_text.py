@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import event_text
 from scrubber.core import events as ev
 from scrubber.core.measurements import Mismatch, Uncovered
 from scrubber.core.model import Ailment, AilmentKind, Outcome, Owner, Quarantine, Receipt, ScrubPath, Step
+from scrubber.words import event_text
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
 

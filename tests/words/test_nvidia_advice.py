@@ -2,8 +2,8 @@
 
 import pytest
 
-from scrubber.core import nvidia_advice
 from scrubber.core.model import Holder
+from scrubber.words import nvidia_advice
 
 LABEL = "kubectl label node NODE --overwrite nvidia.com/gpu.deploy."
 

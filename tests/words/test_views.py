@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import ailments, device_status, offering, views
+from scrubber.core import ailments, offering
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
 from scrubber.core.model import Ailment, AilmentKind, Owner, ScrubPath, Sign, Step
+from scrubber.words import device_status, views
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 

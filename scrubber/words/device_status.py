@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 
 from policies.model import Policy
-from scrubber.core import ailments, answers, ownership, pauses, presence, proof, verdict, views
+from scrubber.core import ailments, answers, ownership, pauses, presence, proof, verdict
 from scrubber.core.model import AilmentKind, Job, Moment, Quarantine, Receipt, Record, ScrubPath, Sign, State, Vitals
+from scrubber.words import views
 
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
 
