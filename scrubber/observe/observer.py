@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from scrubber.core import ownership, presence
-from scrubber.core.model import Facts, Incarnation, KubeletAssignment, Record, State
+from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, Record, State
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
 from scrubber.node import checkpoint, clock
@@ -288,6 +288,19 @@ class Observer:
             return
         listed = self.holders.listed.get(record.device.uuid, frozenset())
         self._cache.remember(record, facts, listed, witnesses, self.holders.took)
+
+    async def process_of_owner(self, record: Record) -> tuple[Holder, ...]:
+        """A live process of the container that owns the device, whether or not it has the device open; for operators.
+
+        Empty if none is found.
+        """
+        owner = record.owner.container if record.owner is not None else None
+        try:
+            await self._owners.is_alive(owner)
+        except (DeviceError, BlindError):
+            return ()
+        member = self._owners.member(owner)
+        return self._processes.process(member) if member is not None else ()
 
     def epoch(self) -> str:
         """Names this run of the kubelet."""

@@ -133,7 +133,9 @@ class StatusReporter:
         if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
-                    used_by = ownership.holder_names((await self._context.observer.quick(record)).holders or ())
+                    observer = self._context.observer
+                    users = (await observer.quick(record)).holders or await observer.process_of_owner(record)
+                    used_by = ownership.holder_names(users)
         signs = vitals.signs if vitals is not None else ()
         advice = device_status.advice(record, blocked, reset_forbidden=forbidden, used_by=used_by, signs=signs)
         if blocked or record.setback is not None:

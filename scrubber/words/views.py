@@ -226,4 +226,5 @@ class Explanation:
     entries: tuple[HistoryEntry, ...]
     advice: tuple[str, ...]
     policy_why: str
-    used_by: str = ""  # the processes that have the device open, while it is handed out or quarantined
+    # While it is handed out or quarantined: the processes that have the device open, or else one of its owner.
+    used_by: str = ""

@@ -241,7 +241,7 @@ def test_an_explanation_has_history_state_and_remedy():
     assert shown.startswith("now     quarantined since ")
     assert "xid: xid 79 was reported" in shown
     assert "next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed" in shown
-    assert '\n        not offered to pods or jobs\n        open in "train" (pid 7, pod-a)\n' in shown
+    assert '\n        not offered to pods or jobs\n        used by "train" (pid 7, pod-a)\n' in shown
     assert lines[-2:] == ["policy  default (site.yaml): defaults: there are no rules", "advice  look the xid up"]
 
 

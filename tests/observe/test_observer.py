@@ -9,13 +9,14 @@ import os
 import re
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
-from scrubber.core.model import Holder, Incarnation, Moment, Record
+from scrubber.core.model import Holder, Incarnation, Moment, Owner, Record
 from scrubber.core.states import apply
 from scrubber.devices.base import DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
@@ -269,6 +270,16 @@ async def test_a_holder_seen_before_is_searched_for(bank, processes, tmp_path):
     before = clock.now().uptime
     assert (await observer.listed(record(bank, bank.first))).used_at < before
     assert processes.searching.is_set()
+
+
+async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch):
+    """For a person whose release is refused, although no process has the GPU open."""
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    owned = replace(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    assert await observer.process_of_owner(owned) == ()
+    process = launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
+    [named] = await observer.process_of_owner(owned)
+    assert (named.pid, named.container) == (process.pid, POD)
 
 
 WRITE = "import os, sys; os.write(os.open(sys.argv[1], os.O_RDWR), b'secret')"

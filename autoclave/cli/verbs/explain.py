@@ -61,7 +61,7 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     yield f"{when}    {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
     yield from _state(device)
     if explanation.used_by:
-        yield f"        open in {explanation.used_by}"
+        yield f"        used by {explanation.used_by}"
     if service is not None:
         yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
     broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
