@@ -208,22 +208,27 @@ class Observer:
         """
         uuid = record.device.uuid
         try:
-            listed, alive = await asyncio.gather(
+            listed, (alive, starting_pod_alive) = await asyncio.gather(
                 self.holders.none_listed([uuid, *(sibling.device.uuid for sibling in siblings)]),
-                self._owners.is_alive(starting_pod),
+                self._owners.are_alive(record, starting_pod),
             )
         except (DeviceError, BlindError):
-            listed, alive = None, None
+            return await self.full(record, siblings, starting_pod)
         if listed is None or self._observed_since.needs_search(uuid):
             return await self.full(record, siblings, starting_pod)
         incarnation, result = listed
         for seen, used in result.last_uses.items():
             self._observed_since.used(seen, used)
         busy = _siblings_busy(siblings, result.holders)
-        facts = Facts(
-            incarnation, self.epoch(), result.holders[uuid], starting_pod_alive=alive, siblings_busy=busy
-        )  # fmt: skip
-        facts = self._observed_since.stamped(uuid, facts)
+        unstamped = Facts(
+            incarnation,
+            self.epoch(),
+            result.holders[uuid],
+            owner_alive=alive,
+            starting_pod_alive=starting_pod_alive,
+            siblings_busy=busy,
+        )
+        facts = self._observed_since.stamped(uuid, unstamped)
         if starting_pod is not None:
             self._owners.follow(record, facts, starting_pod)
         return facts
@@ -240,9 +245,8 @@ class Observer:
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
-            owner = record.owner.container if record.owner is not None else None
-            (incarnation, search), alive, starting_pod_alive = await asyncio.gather(
-                self.holders.of(uuids), self._owners.is_alive(owner), self._owners.is_alive(starting_pod)
+            (incarnation, search), (alive, starting_pod_alive) = await asyncio.gather(
+                self.holders.of(uuids), self._owners.are_alive(record, starting_pod)
             )
         except (DeviceError, BlindError) as error:
             self._cache.forget(record)
@@ -346,6 +350,12 @@ class Owners:
     def member(self, container: str | None) -> int | None:
         """A process of a container that was found alive."""
         return self._members.get(container or "")
+
+    async def are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
+        """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
+        owner = record.owner.container if record.owner is not None else None
+        alive = await self.is_alive(owner)
+        return alive, alive if starting_pod == owner else await self.is_alive(starting_pod)
 
     async def is_alive(self, container: str | None) -> bool | None:
         """Whether a process of the container lives. None for no container."""
