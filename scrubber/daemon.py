@@ -98,12 +98,16 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         if not alone:
             turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, pool, metrics)))
             await _reload(active_policy)
+            if active_policy.fault:  # the other service may have had a newer one without faults
+                with suppress(DocumentError):
+                    active_policy = ActivePolicy(config.policy, paths.last_policy(config.state_dir))
         if config.metrics_address:  # only now: the rules of Prometheus count the devices of the newest process
             ProcessCollector(registry=metrics.registry)
         private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
         if active_policy.fault:
             _say_fault(active_policy)
-        await _keep(active_policy)
+        else:
+            await _keep(active_policy)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
         backend = await asyncio.to_thread(app.build_backend, config)
         return await _run_service(config, backend, active_policy, metrics, pool)

@@ -38,6 +38,7 @@ class ActivePolicy:
         self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]]
         self._kept = kept
         self._text = b""  # of the policy in force, if it was read from the file
+        self._stays = ""  # which policy is in force since the start, if the file had faults then
         try:
             self._loaded = (self._load(), {})
         except DocumentError as error:
@@ -67,26 +68,43 @@ class ActivePolicy:
         return policies
 
     def _last_good(self, error: DocumentError) -> PolicySet:
-        """The last policy without faults; the error if there is none."""
+        """The last policy without faults that this file has held; the error if there is none."""
         try:
-            if self._kept is None:
+            content = private_files.content(self._kept) if self._kept is not None else b""
+            if self._kept is None or not content.startswith(self._origin()):
                 raise error
-            policies = load.load_bytes(private_files.content(self._kept), str(self._kept))
-            kept = calendar_time.utc(self._kept.stat().st_mtime)
+            policies = load.load_bytes(content, str(self._kept))
+            since = calendar_time.utc(self._kept.stat().st_mtime)
         except (DocumentError, OSError):
             raise error from None
+        self._stays = f"\nthe last policy without faults is in force: {policies.name}, of {since:%Y-%m-%d %H:%M:%S} UTC"
         self._fail(error)
-        self.fault += f"\nthe last policy without faults is in force: {policies.name}, of {kept:%Y-%m-%d %H:%M:%S} UTC"
         return policies
 
+    def _origin(self) -> bytes:
+        """The first line of a kept policy: the policy of another file is not the last one of this file."""
+        return f"# {self.source}\n".encode()
+
     def _fail(self, error: DocumentError | OSError) -> None:
-        self.fault = str(error)
+        self.fault = f"{error}{self._stays}"
         self.unread = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
 
     def keep(self) -> None:
-        """Keep the policy in force for a later start. Raises OSError. May run in another thread."""
-        if self._text and self._kept is not None:
-            private_files.replace(self._kept, self._text)
+        """Keep the policy in force for a later start. Raises OSError. May run in another thread.
+
+        Afterwards no other policy is kept, also after an error: an old one must not come into force again.
+        """
+        if self._kept is None or self._stays:
+            return
+        content = self._origin() + self._text
+        try:
+            if self.path is None:
+                self._kept.unlink(missing_ok=True)
+            elif not self._kept.exists() or private_files.content(self._kept) != content:
+                private_files.replace(self._kept, content)
+        except OSError:
+            self._kept.unlink(missing_ok=True)
+            raise
 
     def reload(self) -> bool:
         """Load the policy again; True when it has changed. May run in another thread."""
@@ -95,7 +113,7 @@ class ActivePolicy:
         except (DocumentError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
             self._fail(error)
             return False
-        self.fault, self.unread = "", False
+        self.fault, self.unread, self._stays = "", False, ""
         changed = fresh != self._loaded[0]
         self._loaded = (fresh, {})
         return changed

@@ -209,13 +209,36 @@ def test_a_restart_with_a_broken_policy_file_serves(service):
     service.stop()
     file.write_text("name: [")
     service.start()
-    assert service.hear("policy not loaded")["level"] == "error"
+    assert [line for line in map(json.loads, service.log_lines) if line["event"].startswith("policy not loaded")]
     service.settled(0, "clean")
     status = service_call.ask(service.run_dir, lambda admin: admin.status())
     assert status.service.policy == "before"
-    assert "site.yaml:1" in status.service.policy_fault
+    fault, _, stays = status.service.policy_fault.rpartition("\n")
+    assert ("site.yaml:1" in fault, stays.startswith("the last policy without faults is in force: before")) == (
+        True,
+        True,
+    )
     file.write_text(load.read_shipped("fast").replace("name: fast", "name: after"))
     assert service.hear("policy loaded")["policy"] == "after"
+
+
+def test_a_standby_takes_the_last_policy_without_faults(service, standing_by):
+    """It was in force in the other service, and came after the start of this one."""
+    service.stop()
+    file = service.root / "site.yaml"
+    write = lambda name: file.write_text(load.read_shipped("fast").replace("name: fast", f"name: {name}"))  # noqa: E731
+    write("first")
+    service.command += ["--policy", file]
+    service.start()
+    service.settled(0, "clean")
+    second = standing_by()
+    write("newer")
+    service.hear("policy loaded")
+    write("[")
+    service.hear("policy not loaded")
+    service.stop()
+    assert second.hear("serving")["policy"] == "newer"
+    second.stop()
 
 
 def test_an_unreadable_policy_file_is_read_again(service):

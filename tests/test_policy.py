@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 
 import pytest
 
+from ground import private_files
 from ground.documents.faults import DocumentError
 from policies.model import Mode
 from scrubber.policy import ActivePolicy
@@ -51,6 +53,8 @@ def test_a_start_with_faults_keeps_the_last_good_policy(file, kept):
         assert active.defaults.mode is Mode.OBSERVE
         assert "in force: mine, of " in active.fault
         active.keep()
+        assert not active.reload()
+        assert "in force: mine, of " in active.fault, "as long as it is"
     file.write_text("name: mine\n")
     assert active.reload()
     active.keep()
@@ -67,6 +71,38 @@ def test_a_first_start_refuses_a_policy_with_faults(file, kept, earlier):
         (kept.parent / "elsewhere").write_text(OBSERVES)
         kept.symlink_to("elsewhere")
     elif earlier is not None:
-        kept.write_text(earlier)
+        kept.write_text(f"# {file}\n{earlier}")
     with pytest.raises(DocumentError, match=r"policy[.]yaml:2"):
         ActivePolicy(str(file), kept)
+
+
+def test_the_policy_of_another_file_does_not_come_back(file, kept):
+    """It may have been replaced months ago, by a shipped policy or by another file."""
+    file.write_text(OBSERVES)
+    ActivePolicy(str(file), kept).keep()
+    other = file.with_name("other.yaml")
+    with pytest.raises(DocumentError):
+        ActivePolicy(str(other), kept)
+    ActivePolicy("default", kept).keep()
+    file.write_text(BROKEN)
+    with pytest.raises(DocumentError):
+        ActivePolicy(str(file), kept)
+
+
+def test_a_policy_that_cannot_be_kept_replaces_the_kept_one(file, kept, monkeypatch):
+    file.write_text(OBSERVES)
+    active = ActivePolicy(str(file), kept)
+    active.keep()
+    file.write_text("name: mine\n")
+    assert active.reload()
+    with monkeypatch.context() as patch:
+        patch.setattr(private_files, "replace", _full)
+        with pytest.raises(OSError, match="No space left"):
+            active.keep()
+    file.write_text(BROKEN)
+    with pytest.raises(DocumentError):
+        ActivePolicy(str(file), kept)
+
+
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -272,7 +272,7 @@ for word in "${1:-}" "${0##*/}" "${CHECKS_CONTEXT:-}" "${SLURM_SCRIPT_CONTEXT:-}
   esac
   exit
 done
-# No turn was named: nothing is drained. If Slurm has called, it drains the node by itself.
+# No turn was named, so nothing is drained. After a prolog or an epilog, Slurm drains the node by itself.
 say "cannot tell whether this is the prolog, the epilog or the health check"
 usage >&2
 exit 2

@@ -83,13 +83,20 @@ class HolderSearch:
         search = replace(search, holders=holders, open=opened, left=left)
         return incarnation, await self._with_last_uses(search, uuids)
 
-    async def none_listed(self, uuids: Sequence[str]) -> tuple[Incarnation, SearchResult] | None:
+    async def none_listed(
+        self, uuids: Sequence[str], *, idle: bool = False
+    ) -> tuple[Incarnation, SearchResult] | None:  # fmt: skip
         """``of`` without a search, if the driver lists no holder of these devices. None if it does, or does not answer.
 
+        ``idle``: no worker of ours uses them, so the driver must say that they have no holder, by their memory, too.
         Raises DeviceError when the driver cannot be asked.
         """
-        ours = frozenset(self._workers)
-        lists = (self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, None) for uuid in uuids)
+        ours, backend = frozenset(self._workers), self._driver.backend
+
+        def list_holders(uuid: str) -> frozenset[int] | None:
+            return backend.listed_holders(uuid) if not idle or backend.has_holders(uuid) is False else None
+
+        lists = (self._ask_driver(uuid, list_holders, uuid, None) for uuid in uuids)
         incarnation, listed = await asyncio.gather(self._driver.incarnation(), asyncio.gather(*lists))
         if any(pids is None or pids - ours - self._workers for pids in listed):
             return None

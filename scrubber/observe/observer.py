@@ -60,6 +60,7 @@ class Observer:
         self._observed_since = observed_since
         self._cache = ObservationCache()
         self._for_start: dict[str, _ForStart] = {}  # by device
+        self._looking: set[asyncio.Task[Facts]] = set()  # the event loop itself forgets tasks
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
@@ -171,11 +172,18 @@ class Observer:
 
     def look_ahead(self, record: Record) -> None:
         """Begin a full observation of a device that was granted just now, for the start of its container."""
-        self._keep_for_start(record, asyncio.create_task(self._look_ahead(record)))
+        ahead = asyncio.create_task(self._look_ahead(record))
+        self._looking.add(ahead)
+        ahead.add_done_callback(self._looking.discard)
+        self._keep_for_start(record, ahead)
 
     async def _look_ahead(self, record: Record) -> Facts:
+        """Nobody decides by these facts: a holder that was found must be found again, or counts as a use."""
         await asyncio.sleep(AHEAD_AFTER)
-        return await self.full(record)
+        facts = await self.full(record)
+        if facts.holders:
+            self._observed_since.seen_open(record.device.uuid)
+        return facts
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
         """Facts for the start of a container. A search for this start that has just been made is not made again.
@@ -184,10 +192,11 @@ class Observer:
         start, and now the runtime does.
         """
         uuid, now = record.device.uuid, asyncio.get_running_loop().time()
-        kept = self._for_start.get(uuid) if record.state is State.GRANTED or admitted else None
-        if kept is not None and kept.holds(record, now) and (await asyncio.shield(kept.facts)).holders == ():
+        kept = self._for_start.pop(uuid, None)
+        counts = kept is not None and kept.holds(record, now) and (record.state is State.GRANTED or admitted)
+        if kept is not None and counts and (await asyncio.shield(kept.facts)).holders == ():
+            self._for_start[uuid] = kept
             return await self.listed(record, starting_pod=starting_pod)
-        self._for_start.pop(uuid, None)
         facts = await self.full(record, starting_pod=starting_pod)
         known = asyncio.get_running_loop().create_future()
         known.set_result(facts)
@@ -209,7 +218,9 @@ class Observer:
         uuid = record.device.uuid
         try:
             listed, (alive, starting_pod_alive) = await asyncio.gather(
-                self.holders.none_listed([uuid, *(sibling.device.uuid for sibling in siblings)]),
+                self.holders.none_listed(
+                    [uuid, *(sibling.device.uuid for sibling in siblings)], idle=starting_pod is not None
+                ),
                 self._owners.are_alive(record, starting_pod),
             )
         except (DeviceError, BlindError):
@@ -248,6 +259,8 @@ class Observer:
             (incarnation, search), (alive, starting_pod_alive) = await asyncio.gather(
                 self.holders.of(uuids), self._owners.are_alive(record, starting_pod)
             )
+            if alive is False and search.holders[record.device.uuid] == ():  # one may have started during the search
+                alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
         except (DeviceError, BlindError) as error:
             self._cache.forget(record)
             lack = str(error) if isinstance(error, ShortageError) else ""

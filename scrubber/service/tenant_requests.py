@@ -116,8 +116,8 @@ class TenantRequests:
                     if not refused:
                         await self._start_jobs(request, replies)
                         await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
-                        if announced:
-                            for device in devices:
+                        for device, answer in replies.items():
+                            if announced and isinstance(answer, answers.HandOut):
                                 context.observer.look_ahead(context.record(device))
                         to_withhold = set()
                         return {device: self._granted(device, answer) for device, answer in replies.items()}

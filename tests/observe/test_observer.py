@@ -260,6 +260,16 @@ async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path,
     assert found == {"a holder": [POD], "no answer": None}.get(listed, [])
 
 
+async def test_memory_in_use_that_no_list_explains_is_searched_for(bank, processes, tmp_path, monkeypatch):
+    """Before a start no worker of the service uses the memory."""
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    monkeypatch.setattr(bank.backend, "has_holders", lambda _uuid: None)
+    await observer.listed(record(bank, bank.first))
+    assert not processes.searching.is_set()
+    await observer.listed(record(bank, bank.first), starting_pod=POD)
+    assert processes.searching.is_set()
+
+
 def _no_answer(_uuid: str) -> frozenset[int]:
     raise DriverClosedError("the driver is closed")
 

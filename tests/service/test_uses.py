@@ -219,3 +219,17 @@ async def test_the_search_of_an_earlier_grant_does_not_count(begin, monkeypatch)
     with suppress(AutoclaveError):
         await world.tenant_requests.start([device], "other")
     assert searches[:1] == [State.GRANTED]
+
+
+async def test_whom_the_search_at_the_grant_saw_ends_the_proof(begin):
+    """Also if it has left when the container starts: nobody else has recorded it."""
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    world.node.keeps_uses = False  # as for a MIG slice
+    await world.acquire("pod", device, announced=True)
+    guest = world.intrude(device)
+    await asyncio.sleep(SANDBOX)
+    world.node.leave(guest)
+    before = scrubs(world, device)
+    await world.tenant_requests.start([device], "pod")
+    assert scrubs(world, device) == before + 1
