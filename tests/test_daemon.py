@@ -226,7 +226,10 @@ def test_a_standby_takes_the_last_policy_without_faults(service, standing_by):
     """It was in force in the other service, and came after the start of this one."""
     service.stop()
     file = service.root / "site.yaml"
-    write = lambda name: file.write_text(load.read_shipped("fast").replace("name: fast", f"name: {name}"))  # noqa: E731
+
+    def write(name: str) -> None:
+        file.write_text(load.read_shipped("fast").replace("name: fast", f"name: {name}"))
+
     write("first")
     service.command += ["--policy", file]
     service.start()

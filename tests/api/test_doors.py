@@ -266,14 +266,22 @@ async def test_the_sockets_are_for_their_owner(house):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - one call for both
 
 
-async def test_a_stop_ends_the_calls_that_wait_for_news(house):
+async def test_a_stop_ends_the_calls_that_wait_for_news(house, monkeypatch):
     """So the next service gets its turn at once."""
+    asked, newer_row = asyncio.Event(), house.built.ledger.newer_row
+
+    async def waits(*args) -> bool:
+        asked.set()
+        newer: bool = await newer_row(*args)
+        return newer
+
+    monkeypatch.setattr(house.built.ledger, "newer_row", waits)
     async with house.scrubber() as service, house.admin() as admin:
         watch = aiter(service.watch())
         await anext(watch)
         rows = (await admin.status()).service.ledger_rows
         waiting = asyncio.create_task(admin.status(newer_than=rows, wait=server.LONGEST_WAIT))
-        await admin.status()  # the request before this one is being answered
+        await asked.wait()
         await house.built.service.stop()
         await asyncio.wait_for(house.doors.close(grace=10 * WITHIN), WITHIN)
         assert (await waiting).service.ledger_rows == rows
