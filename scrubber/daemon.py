@@ -104,10 +104,10 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         if config.metrics_address:  # only now: the rules of Prometheus count the devices of the newest process
             ProcessCollector(registry=metrics.registry)
         private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
-        if active_policy.fault:
-            _say_fault(active_policy)
-        else:
+        if not active_policy.fault:
             await _keep(active_policy)
+        elif alone:  # otherwise the reload has said it
+            _say_fault(active_policy)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
         backend = await asyncio.to_thread(app.build_backend, config)
         return await _run_service(config, backend, active_policy, metrics, pool)

@@ -1,8 +1,8 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
 A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
-observation finds all holders: it searches all processes of the node. A scrub begins and ends with one, and so does the
-time between a grant and the start on it. Meanwhile, once no holder was found, the driver's list is enough (``listed``).
+observation finds all holders: it searches all processes of the node. A scrub begins and ends with one, and another one
+begins with each grant, for the start on it. After one that found no holder, the driver's list is enough (``listed``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Observer:
         self._observed_since = observed_since
         self._cache = ObservationCache()
         self._for_start: dict[str, _ForStart] = {}  # by device
-        self._looking: set[asyncio.Task[Facts]] = set()  # the event loop itself forgets tasks
+        self._looking: set[asyncio.Task[Facts]] = set()  # or the event loop could drop them
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
@@ -193,7 +193,7 @@ class Observer:
         """
         uuid, now = record.device.uuid, asyncio.get_running_loop().time()
         kept = self._for_start.pop(uuid, None)
-        counts = kept is not None and kept.holds(record, now) and (record.state is State.GRANTED or admitted)
+        counts = kept is not None and kept.counts(record, now) and (record.state is State.GRANTED or admitted)
         if kept is not None and counts and (await asyncio.shield(kept.facts)).holders == ():
             self._for_start[uuid] = kept
             return await self.listed(record, starting_pod=starting_pod)
@@ -338,7 +338,7 @@ class _ForStart:
     until: float  # of the event loop: later it is too old
     facts: asyncio.Future[Facts]
 
-    def holds(self, record: Record, now: float) -> bool:
+    def counts(self, record: Record, now: float) -> bool:
         """Whether it counts for this grant now."""
         return record.grant is not None and record.grant.id == self.grant and now < self.until
 

@@ -282,6 +282,27 @@ async def test_a_holder_seen_before_is_searched_for(bank, processes, tmp_path):
     assert processes.searching.is_set()
 
 
+async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp_path, launch, monkeypatch):
+    """The next container of a pod: a search can take seconds, and the owner is asked about beside it."""
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    owned = replace(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    asked, living = threading.Event(), bank.backend.living
+
+    def none_so_far() -> dict[str, int]:
+        found: dict[str, int] = living()
+        asked.set()
+        return found
+
+    monkeypatch.setattr(bank.backend, "living", none_so_far)
+    processes.go_on.clear()
+    observing = asyncio.create_task(observer.full(owned))
+    assert await asyncio.to_thread(asked.wait, WITHIN)
+    launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
+    processes.go_on.set()
+    facts = await observing
+    assert (facts.holders, facts.owner_alive) == ((), True)
+
+
 async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch):
     """For a person whose release is refused, although no process has the GPU open."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))

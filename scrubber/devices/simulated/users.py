@@ -37,19 +37,18 @@ class Users:
         files = [file for file in files if os.path.exists(file)]  # noqa: PTH110 -- backends return paths as text
         found = self._those_with(files, self._known.get(uuid, ()))
         if not self._names_others(found):
-            found = self._search(uuid, files, only_workers=bool(found))
+            found = self._search(uuid, files)
         self._known[uuid] = found
         return found
 
-    def _search(self, uuid: str, files: Sequence[str], *, only_workers: bool) -> frozenset[int]:
+    def _search(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
         for _ in range(_LOOKS):
-            if not only_workers and not open_check.is_open(files):
+            if not open_check.is_open(files):
                 return frozenset()
             with self._turn:
-                holders = self._processes.holders({uuid: files})[uuid] if files else ()
+                holders = self._processes.holders({uuid: files})[uuid]
             if holders:
                 return frozenset(holder.pid for holder in holders)
-            only_workers = False
         raise DeviceError(f"cannot tell who uses {uuid}: a process has its memory open, and none shows it")
 
     def _names_others(self, found: Iterable[int]) -> bool:
