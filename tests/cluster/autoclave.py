@@ -28,6 +28,7 @@ DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 SIMULATED = STATE / "autoclave/simulated"
 POLICY = STATE / "policy.yaml"
 CDI = RUN / "cdi"
+WAITS = "waiting for another plugin of this node to stop"  # logs a plugin on standby
 _PROGRAM = [sys.executable, "-m", "autoclave"]
 
 
@@ -139,6 +140,14 @@ class Autoclave(Operator):
         registered, listed = counts()
         yield
         await files.until(log, lambda: counts()[0] > registered and counts()[1] > listed)
+
+
+async def stand_by(present: Program) -> Program:
+    """Start one more like this plugin. Return when it waits for the end of the present one."""
+    standby = Program(f"{present.name}-2", [*present.command], present.logs)
+    standby.start()
+    await files.until(standby.log, lambda: WAITS in standby.log.read_text())
+    return standby
 
 
 def specify(name: str, gpus: dict[str, tuple[int, Path]]) -> None:

@@ -21,6 +21,7 @@ class InFront:
         self._environment = environment
         self._logs = logs
         ours: list[str | Path] = [sys.executable, "-m", "autoclave", "plugin", "--vendor-dir", DIRECTORY]
+        ours += ["--standby", "--metrics-address", "127.0.0.1:0"]  # as the chart does
         self.gate = Program("autoclave-in-front", ours, self._logs)
         self.vendor = self.nvidia()
 

@@ -1,6 +1,8 @@
 """NVIDIA's own device plugin behind the gate: it registers with ours, and knows nothing of it."""
 
 import asyncio
+import re
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
@@ -10,11 +12,13 @@ from lightkube.resources.core_v1 import Pod
 
 from scrubber.devices.simulated import drills
 from tests.cluster import files
-from tests.cluster.autoclave import GPUS, SIMULATED
+from tests.cluster.autoclave import GPUS, SIMULATED, stand_by
 from tests.cluster.cluster import container
 from tests.cluster.conftest import LOGS
 from tests.cluster.in_front import InFront, replace
 from tests.cluster.nvidia import lose, mounted
+from tests.cluster.programs import until_ready
+from tests.fetching import fetch
 
 ONLY_PREFERS = {"DP_DISABLE_HEALTHCHECKS": "all"}  # NVIDIA's plugin goes on calling a lost GPU healthy
 STRATEGIES = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
@@ -138,6 +142,27 @@ async def test_a_restart_of_nvidias_plugin_ends_no_quarantine(behind, autoclave)
     await autoclave.reinstate(device.device)
     await behind.offered()
     await behind.hold("pod")
+
+
+def ready(log):
+    [address] = re.findall('"address": "(.*?)"', log.read_text())
+    return fetch(address, "/readyz") == (200, "ready\n")
+
+
+async def test_two_updates_in_a_row_stop_at_no_node(behind):
+    """A DaemonSet stops the old pod when the new one is ready. NVIDIA's plugin has registered with the old one only."""
+    await behind.hold("first")
+    for name, last in (("second", "first"), ("third", "second")):
+        following = await stand_by(behind.gate)
+        until_ready(following, partial(ready, following.log))
+        behind.gate.end()
+        behind.gate = following
+        await files.until(following.log, lambda: "the kubelet follows this plugin" in behind.gate.log.read_text())
+        await behind.offered()
+        await behind.cluster.said(last, "INTACT", more=4)
+        await behind.cluster.delete(last)
+        await behind.hold(name)
+        assert behind.cluster.words(name).count("CLEAN") == GPUS
 
 
 async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia):
