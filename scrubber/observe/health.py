@@ -35,7 +35,7 @@ class Health:
         try:
             vitals = await self._driver.caller.ask(uuid, lambda: self._vitals(uuid, parent), self._driver.patience)
         except DeviceError as error:
-            silent, logged = self._unanswered(uuid, error), await self._logged(uuid)
+            silent, logged = self.unanswered(uuid, error), await self._logged(uuid)
             return replace(silent, xids=logged.xids, signs=logged.signs) if silent and logged else silent or logged
         if vitals is not None:
             self._late.pop(uuid, None)
@@ -48,7 +48,8 @@ class Health:
         except DeviceError:
             return None
 
-    def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
+    def unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
+        """What a question that failed says about the health of a device; None: nothing, or nothing yet."""
         if self._driver.caused_by_release(error):
             self._late.pop(uuid, None)
         silent = None if self._driver.says_nothing(error) else silence(error)

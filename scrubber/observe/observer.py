@@ -23,7 +23,7 @@ from scrubber.node.proc import DEAD, BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls, Shared
-from scrubber.observe.health import Health, silence
+from scrubber.observe.health import Health
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
@@ -78,8 +78,8 @@ class Observer:
             question = partial(driver.is_used, uuid, self.holders.latest_workers)
             incarnation, held, used = await driver.caller.ask(uuid, question, driver.patience)
         except DeviceError as error:
-            # The caller must hear that the device does not answer. The holders can be seen all the same.
-            vitals = None if driver.says_nothing(error) else silence(error)
+            # The caller must hear of a device that does not answer. The holders can be seen all the same.
+            vitals = self.health.unanswered(uuid, error)
         else:
             self._observed_since.used(uuid, used)
             if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder

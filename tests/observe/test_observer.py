@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
-from scrubber.core.model import Holder, Incarnation, Moment, Owner, Record
+from scrubber.core.model import Holder, Incarnation, Moment, Owner, Record, Vitals
 from scrubber.core.states import apply
 from scrubber.devices.base import DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
@@ -50,12 +50,14 @@ class Slow(Processes):
 
 
 class Late(Caller):
-    """The search takes longer than anybody waits."""
+    """Some answers take longer than anybody waits: those of the search, and those of a device."""
 
-    late = True
+    def __init__(self, *late: str) -> None:
+        super().__init__()
+        self.late = late
 
     async def ask(self, key, question, deadline):
-        if key == "processes" and self.late:
+        if key in self.late:
             raise UnresponsiveError("too late")
         return await super().ask(key, question, deadline)
 
@@ -109,7 +111,9 @@ async def test_forks_with_many_files_hold_up_each_device(bank, launch, tmp_path)
 
 async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "slowest", lambda: (3.0, 4711))
-    observer = Observer(DriverCalls(bank.backend, "boot", caller=Late()), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(
+        DriverCalls(bank.backend, "boot", caller=Late("processes")), processes, tmp_path, ObservedSince(0.0)
+    )
     drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
         assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
@@ -152,11 +156,23 @@ def no_uses(bank, monkeypatch) -> None:
     monkeypatch.setattr(bank.backend, "last_use", lambda *_: -math.inf)
 
 
+async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes, tmp_path):
+    """A busy machine delays answers. The device is not free either, as long as it does not answer."""
+    driver = DriverCalls(bank.backend, "boot", patience=0.05, caller=Late(bank.first))
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
+    device = record(bank, bank.first)
+    seen = await observer.quick(device, before_use=True)
+    assert (seen.vitals, seen.holders) == (None, None)
+    await asyncio.sleep(driver.patience)
+    seen = await observer.quick(device, before_use=True)
+    assert seen.vitals == Vitals(unresponsive=True, why="too late")
+
+
 @pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("asked", ["the device", "its sibling"])
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
-    caller = Late()
+    caller = Late("processes")
     observer = Observer(DriverCalls(bank.backend, "boot", caller=caller), processes, tmp_path, ObservedSince(0.0))
     device, other = record(bank, bank.first), record(bank, bank.second)
     drills.occupy(bank.root, bank.first, b"x", POD)
@@ -167,7 +183,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
         seen = await observer.full(other, [device])
         assert (seen.holders, seen.used_at < before) == (None, True)
     drills.release(bank.root, bank.first)
-    caller.late = False
+    caller.late = ()
     left = await observer.full(device)
     assert left.holders == ()
     assert left.used_at >= before
