@@ -105,7 +105,7 @@ class Autoclave(Operator):
         if self.service.process is None:
             self.serve()
         if self.plugin.process is None:
-            async with self.registered():
+            async with registered(self.plugin.log):
                 self.plugin.start()
 
     def down(self) -> None:
@@ -128,18 +128,18 @@ class Autoclave(Operator):
         ]
         return Program("floor", command, self._logs)
 
-    @asynccontextmanager
-    async def registered(self) -> AsyncIterator[None]:
-        """Leave when the plugin has registered once more, and has sent its list."""
-        log = self.plugin.log
 
-        def counts() -> tuple[int, int]:
-            text = log.read_text() if log.exists() else ""
-            return text.count('"event": "registered"'), text.count('"event": "list"')
+@asynccontextmanager
+async def registered(log: Path) -> AsyncIterator[None]:
+    """Leave when the plugin with this log has registered once more, and has sent its list."""
 
-        registered, listed = counts()
-        yield
-        await files.until(log, lambda: counts()[0] > registered and counts()[1] > listed)
+    def counts() -> tuple[int, int]:
+        text = log.read_text() if log.exists() else ""
+        return text.count('"event": "registered"'), text.count('"event": "list"')
+
+    registrations, lists = counts()
+    yield
+    await files.until(log, lambda: counts()[0] > registrations and counts()[1] > lists)
 
 
 async def stand_by(present: Program) -> Program:

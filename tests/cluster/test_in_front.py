@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -12,7 +13,7 @@ from lightkube.resources.core_v1 import Pod
 
 from scrubber.devices.simulated import drills
 from tests.cluster import files
-from tests.cluster.autoclave import GPUS, SIMULATED, stand_by
+from tests.cluster.autoclave import GPUS, SIMULATED, registered, stand_by
 from tests.cluster.cluster import container
 from tests.cluster.conftest import LOGS
 from tests.cluster.in_front import InFront, replace
@@ -123,8 +124,9 @@ async def test_a_pod_waits_for_a_force_deleted_one(behind):
 async def test_a_pod_keeps_its_gpus_over_a_restart(behind, node, part, number):
     await behind.hold("first")
     program = node.kubelet if part == "kubelet" else getattr(behind, part)
-    program.end(number)
-    program.start()
+    async with nullcontext() if part == "vendor" else registered(behind.gate.log):
+        program.end(number)
+        program.start()
     await behind.cluster.said("first", "INTACT", more=4)
     await behind.cluster.delete("first")
     await behind.hold("second")
@@ -165,7 +167,11 @@ async def test_two_updates_in_a_row_stop_at_no_node(behind):
         assert behind.cluster.words(name).count("CLEAN") == GPUS
 
 
-async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia):
+def all_healthy(log):
+    return '"healthy": 4' in [line for line in log.read_text().splitlines() if '"event": "list"' in line][-1]
+
+
+async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia, autoclave):
     it = node_with_nvidia
     it.vendor = it.nvidia(KUBELET_SOCKET="")
     it.vendor.start()
@@ -173,10 +179,14 @@ async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia):
     await it.hold("first")
     it.vendor.end()
     it.vendor = it.nvidia()
-    await it.start()
+    async with registered(it.gate.log):
+        await it.start()
     await it.offered()
     await it.cluster.said("first", "INTACT", more=4)
     await it.cluster.delete("first")
+    await it.cluster.gone("first")
+    await autoclave.clean()
+    await files.until(it.gate.log, partial(all_healthy, it.gate.log))  # the scheduler may have an older list
     await it.hold("second")
     assert it.cluster.words("second").count("CLEAN") == GPUS
     it.end()

@@ -4,13 +4,14 @@ from signal import SIGKILL, SIGTERM
 
 import pytest
 
+from tests.cluster.autoclave import registered
 from tests.cluster.cluster import container
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL], ids=["stopped", "killed"])
 async def test_a_pod_keeps_its_gpu_while_the_kubelet_restarts(cluster, autoclave, node, number):
     await cluster.hold("holder", gpus=2)
-    async with autoclave.registered():
+    async with registered(autoclave.plugin.log):
         node.kubelet.end(number)
         node.kubelet.start()
     await cluster.said("holder", "INTACT", more=4)
