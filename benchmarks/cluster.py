@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -158,8 +159,13 @@ def main() -> None:
     run("benchmarks.cluster", __doc__, measure)
 
 
-def run(name: str, text: str | None, measure: Callable[[programs.Node, Path, int], Awaitable[list[Figure]]]) -> None:
-    """A command that measures on a node of its own."""
+def run(
+    name: str,
+    text: str | None,
+    measure: Callable[[programs.Node, Path, int], Coroutine[Any, Any, list[Any]]],
+    show: Callable[[list[Any]], str] = table,
+) -> None:
+    """A command that measures on a node of its own. ``show``: what was measured, as a table."""
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=text)
     parser.add_argument("--programs", type=Path, default=Path("build/node"))
     parser.add_argument("--pods", type=int, default=30)
@@ -179,8 +185,8 @@ def run(name: str, text: str | None, measure: Callable[[programs.Node, Path, int
         finally:
             node.down()
     if options.json:
-        options.json.write_text(json.dumps([figure.as_dict() for figure in figures], indent=1))
-    print(table(figures))
+        options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1))
+    print(show(figures))
     print(f"load of the machine: {before:.1f} before, {os.getloadavg()[0]:.1f} after")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,6 @@ class Figure:
     unit: str
     samples: int
     aim: str = ""
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
