@@ -20,7 +20,7 @@ from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.health import vitals, xids
 from scrubber.devices.nvidia.health.listener import Listener
 from scrubber.devices.nvidia.health.watch import BestSeenFile, SignWatch
-from scrubber.devices.nvidia.holders import Usage
+from scrubber.devices.nvidia.holders import Idle, Usage
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
@@ -111,7 +111,7 @@ class Nvidia:
             return holders.idle_at_most(self._inventory.seen(uuid).info.model)
         return holders.IDLE_AT_MOST
 
-    def _used(self, usage: Usage, idle: int) -> bool | None:
+    def _used(self, usage: Usage, idle: Idle) -> bool | None:
         if usage.listed is not True and not self._host.names_every_process():
             return None
         return holders.in_use(usage, idle)
@@ -145,7 +145,7 @@ class Nvidia:
             found, usage = vitals.read(nvml, uuid, self._host.runs, lambda gpu: self._signs(nvml, uuid, gpu))
         if usage is not None:
             idle = self._baselines.learn(uuid, loaded, usage, most_idle)
-            found, in_use = replace(found, leaked_bytes=holders.leaked(usage, idle)), self._used(usage, idle)
+            found, in_use = replace(found, leaked_bytes=holders.leaked(usage, idle.bytes)), self._used(usage, idle)
         return self._with_logged(uuid, found), in_use
 
     def reported(self, uuid: str) -> Vitals:
@@ -204,7 +204,7 @@ class Nvidia:
             reset_seconds=handling.reset_seconds,
             locks=tuple(sorted(self._inventory.neighbours.down_with(gpu))),
             links=tuple(sorted(self._watch.links(gpu))),
-            idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)),
+            idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)).bytes,
         )
         return Address(self.name, strict_json.encode(target).decode())
 

@@ -1,8 +1,12 @@
 """Holders of a GPU as NVML reports them, and leaked memory.
 
 NVML lists the processes that have a context. Memory in use above the idle baseline shows a holder that no list names.
-The idle baseline is the least memory that was in use while NVML listed no process. NVML counts the memory of the driver
-as reserved, not as used, so the baseline is near zero.
+The idle baseline is the memory that is in use while NVML lists no process. NVML counts the memory of the driver as
+reserved, not as used, so the baseline is near zero.
+
+A program that only watches the GPUs, such as DCGM's profiler, may take memory without being listed. So the baseline
+rises when more is in use although NVML has listed no process since the last reading: no tenant has leaked that. A
+process that NVML does not list would look the same, so for a while after a rise the holders are unknown.
 
 A leak may exist before the first reading, and cannot be distinguished from memory of the driver then. So the baseline
 has an upper bound. The bound is above what idle GPUs show (up to a few tens of MiB), and below a bare CUDA context
@@ -16,7 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
@@ -37,6 +41,7 @@ IsRunning = Callable[[int], bool]  # whether a process with this pid runs
 IDLE_AT_MOST = 64 * 2**20
 SLICED_IDLE_AT_MOST = 128 * 2**20  # of a slice that is a whole GPU: it was seen idle with more than 80 MiB in use
 _WHOLE = (" MIG 7g.", " MIG 4g.24gb", " MIG 4g.96gb")  # slices that are a whole GPU: of most GPUs, A30, RTX PRO 6000
+SETTLES = 10.0  # seconds after a rise of the baseline: the service searches all processes several times meanwhile
 NOISE = 16 * 2**20  # above the baseline and no leak: the driver allocates and frees this much by itself
 TRIES = 3  # readings of a list that grows while it is read
 
@@ -103,9 +108,9 @@ def memory_of(nvml: Session, handle: Handle, pid: int) -> int:
     return 0
 
 
-def in_use(usage: Usage, idle: int) -> bool | None:
+def in_use(usage: Usage, idle: Idle) -> bool | None:
     """Whether the device has a holder; None if it has memory in use that no listed process explains."""
-    if usage.listed is False and usage.most > idle:
+    if usage.listed is False and usage.most > idle.settled:
         return None  # an unlisted process holds memory
     return usage.listed
 
@@ -141,21 +146,38 @@ class Accounts:
             return self._last_use.get(uuid, -math.inf)
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The idle baseline of one device, in bytes."""
+
+    bytes: int
+    settled: int  # without its last rise, while that is new
+    risen: float = -math.inf  # uptime of the last rise
+    visited: bool = False  # whether a process was listed since no more than the baseline was in use
+
+
 class Baselines:
     """The idle baseline of each device, for one instance of the driver."""
 
     def __init__(self) -> None:
-        self._least: dict[tuple[str, str], int] = {}
+        self._idle: dict[tuple[str, str], Idle] = {}
 
-    def of(self, uuid: str, driver: str, most: int = IDLE_AT_MOST) -> int:
-        """The bytes that count as the driver's own; ``most`` if nothing was learned."""
-        return self._least.get((uuid, driver), most)
+    def of(self, uuid: str, driver: str, most: int = IDLE_AT_MOST) -> Idle:
+        """The bytes that no tenant has leaked; ``most`` if nothing was learned."""
+        return self._idle.get((uuid, driver), Idle(most, most))
 
-    def learn(self, uuid: str, driver: str, usage: Usage, most: int = IDLE_AT_MOST) -> int:
-        """Update the baseline with this reading, and return it."""
-        if usage.listed is False:
-            self._least[uuid, driver] = min(self.of(uuid, driver, most), usage.least)
-        return self.of(uuid, driver, most)
+    def learn(self, uuid: str, driver: str, usage: Usage, most: int = IDLE_AT_MOST) -> Idle:
+        """Update the baseline with this reading, and return it. It never rises above ``most``."""
+        idle, now = self.of(uuid, driver, most), clock.now().uptime
+        if usage.listed is not False:
+            idle = replace(idle, visited=True)
+        elif usage.least <= idle.bytes:
+            settled = usage.least if now - idle.risen >= SETTLES else min(usage.least, idle.settled)
+            idle = Idle(usage.least, settled, idle.risen)
+        elif usage.least <= most and not idle.visited:
+            idle = Idle(usage.least, idle.settled, now)
+        self._idle[uuid, driver] = idle
+        return idle
 
 
 def idle_at_most(model: str) -> int:
