@@ -108,6 +108,7 @@ class Mutant:
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 PLANS, ON_NO_PATH = "scrubber/core/plans.py", "Traits(Driver.FOR_MEMORY, not_on=frozenset(ScrubPath))"
 LEFTOVER = "scrubber/core/leftover.py"
+WRITTEN = "tests/cuda/test_clearing.py::test_the_random_pattern_finds_a_device_that_writes_nothing"
 OWNERSHIP = "scrubber/core/ownership.py"
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
@@ -145,7 +146,7 @@ PLANTED = [
     Mutant(PLANS, "Step.SCRATCH: Traits(Driver.FOR_MEMORY)", f"Step.SCRATCH: {ON_NO_PATH}", tests=IN_VERDICT),
     Mutant(PLANS, "Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE),
     Mutant(PLANS, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
-    Mutant("scrubber/cuda/clearing.py", "number < len(chosen) - 1", "False", tests="tests/cuda/test_clearing.py"),
+    Mutant("scrubber/cuda/clearing.py", "number < len(chosen) - 1", "False", tests=WRITTEN),
     Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),
     Mutant(VERDICT, "if not found.tests", "if not found.units", tests=COVERAGE),
     Mutant(VERDICT, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
@@ -271,10 +272,12 @@ def pytest_generate_tests(metafunc):
 def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
     # Another worker may remove a temporary file of bytecode before this one can copy it.
-    tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "kernels", "*.pyc.*")
+    tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "*.pyc.*")
     for room in ("scrubber", "policies", "ground", "tests"):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
     shutil.copy(ROOT / "pyproject.toml", tree)
+    (ROOT / "build").mkdir(exist_ok=True)
+    (tree / "build").symlink_to(ROOT / "build")  # stand-ins that are compiled already
     return tree
 
 

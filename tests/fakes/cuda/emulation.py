@@ -168,7 +168,7 @@ def library(form: str, *, omissible: Mapping[tuple[str, int], str] | None = None
     if omissible is None:
         omissible = PLANTED if form == PLANTED_IN else {}
     image = {SOURCE: FOLDER / "scrub.cu", PTX: FOLDER / PORTABLE}.get(form, FOLDER / f"scrub.{form}.cubin")
-    written = (path for path in HERE.rglob("*") if path.suffix in {".cpp", ".h", ".py"})
+    written = [Path(__file__), *HERE.glob("*.cpp"), *HERE.glob("*.h"), *(HERE / "translation").glob("*.*")]
     folder = folder_for([image, *written], compiler(), sorted(omissible.items()))
     return made(folder / f"{image.name}.so", lambda unfinished: _build(unfinished, form, image, omissible))
 

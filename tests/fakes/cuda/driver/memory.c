@@ -14,7 +14,7 @@
 #include "driver.h"
 #include "nodes.h"
 
-enum { MOST_PIECES = 4096, THREADS = 1024 /* whose stacks a context has room for */, EVENT = 1 };
+enum { ALIASED = 4096, MOST_PIECES = 4096, THREADS = 1024 /* whose stacks a context has room for */, EVENT = 1 };
 
 typedef struct {
     u64 at, size;
@@ -200,6 +200,13 @@ static void map_memory(void)
     cells = mmap((void *)BASE, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, file, 0);
     if (cells != (void *)BASE)
         abort();
+    u64 at, other;
+    int length;
+    for (const char *next = device_says("aliases"); next && sscanf(next, " %llu:%llu%n", &at, &other, &length) == 2;
+         next += length)
+        if (mmap((void *)(BASE + at), ALIASED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, (off_t)other) ==
+            MAP_FAILED)
+            abort();
     close(file);
 }
 
