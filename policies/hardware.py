@@ -132,6 +132,7 @@ class DeviceSign(Word):
     REBOOT_REQUIRED = "reboot-required"
     PCIE = "pcie"
     HEAT = "heat"
+    GHOST_LOAD = "ghost-load"
 
 
 class Probation(Model):
@@ -174,7 +175,7 @@ class QuarantinePolicy(Model):
         DeviceSign.SWITCH,
         DeviceSign.REBOOT_REQUIRED,
     )
-    """Which signs quarantine a device: sram, links, fabric, switch, reboot-required, pcie, heat."""
+    """Which signs quarantine a device: sram, links, fabric, switch, reboot-required, pcie, heat, ghost-load."""
 
     probation: Probation = Probation()
 

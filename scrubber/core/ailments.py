@@ -23,6 +23,7 @@ WORST_FIRST = (
     AilmentKind.FABRIC,
     AilmentKind.PCIE,
     AilmentKind.HEAT,
+    AilmentKind.GHOST_LOAD,
 )
 
 
@@ -151,6 +152,12 @@ REMEDIES: dict[AilmentKind, Remedy] = {
         doubtful=False,
     ),
     AilmentKind.HEAT: Remedy(Course.WAIT, f"check cooling and power; {_BACK} once it has cooled down", doubtful=False),
+    AilmentKind.GHOST_LOAD: Remedy(
+        Course.WAIT,
+        "look in /proc for a process that the driver does not list; if there is none, only the report of its load is"
+        f" wrong, and `autoclave scrub {{gpu}}` may mend it; {_BACK}",
+        doubtful=False,
+    ),
     AilmentKind.REPLACED: Remedy(Course.RESET, f"do nothing: another GPU is in its place; {_BACK} if it is put back"),
     AilmentKind.RELAID: Remedy(
         Course.WAIT, "do nothing: its GPU has another MIG layout; if the slice returns, Autoclave tests it again"
@@ -207,5 +214,7 @@ def rank(ailment: Ailment) -> int:
 
 def persists(ailment: Ailment, vitals: Vitals) -> bool:
     """Whether a device that answers still reports the ailment, so that a probation would fail."""
+    if ailment.kind is AilmentKind.GHOST_LOAD:  # a scrub may end it
+        return False
     without_reset = ailment.kind is AilmentKind.SWITCH or remedy(ailment).course is Course.WAIT
     return without_reset and any(sign.kind is ailment.kind for sign in vitals.signs)

@@ -108,6 +108,7 @@ class AilmentKind(Enum):
     HEAT = "heat"
     FABRIC = "fabric"
     SWITCH = "switch"
+    GHOST_LOAD = "ghost-load"
     REBOOT_REQUIRED = "reboot-required"
     REPLACED = "replaced"
     RELAID = "relaid"

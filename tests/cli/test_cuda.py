@@ -225,7 +225,10 @@ def test_a_device_whose_worker_crashes_is_quarantined(service, autoclave, launch
     ("launch", "step"), [(TAKING, "clear"), pytest.param(PROOF, "clear", marks=NIGHT), (VERIFY, "verify")]
 )
 def test_a_device_whose_worker_is_killed_is_scrubbed_again(service, autoclave, launch, step):
-    """As the kernel does on a node that has no memory left: no fault of the device, so no quarantine."""
+    """As the kernel does on a node that has no memory left: no fault of the device, so no quarantine.
+
+    The load that the GPU goes on reporting ends with the context of the next scrub.
+    """
     service.settled(1, "clean")
     service.soil(1)
     known = len(service.texts(1))
@@ -236,6 +239,7 @@ def test_a_device_whose_worker_is_killed_is_scrubbed_again(service, autoclave, l
     assert f"{step} has no result" in done.stderr
     assert "status -9" in done.stderr
     service.settled(1, "clean")
+    assert service.stage.machine.gpu(1).get("load") == "0"
     assert not any("quarantined" in text for text in service.texts(1)[known:])
     assert not service.dirty(2)
     assert len(service.below()) == 1  # the zygote

@@ -154,6 +154,13 @@ NUMBER(nvmlDeviceGetVirtualizationMode, "virtualization_mode")
         return get_u64(&at, out, key);                                                                                 \
     }
 
+API int nvmlDeviceGetUtilizationRates(const Handle *device, u32 out[2]) /* of the GPU and its memory, in percent */
+{
+    ABOUT(device);
+    out[1] = 0;
+    return get_u32(&at, out, "load");
+}
+
 LONG_NUMBER(nvmlDeviceGetCurrentClocksEventReasons, "clock.reasons")
 LONG_NUMBER(nvmlDeviceGetSupportedEventTypes, "event_types")
 

@@ -126,6 +126,7 @@ def _motion() -> dict[str, object]:
         "clock.1": 345,
         "clock.2": 3201,
         "clock.reasons": 1,
+        "load": 0,
         "temperature.0": 31,
         "temperature.limit.1": 90,  # where it slows down; a number of ours
         "power.usage": 76000,

@@ -32,6 +32,7 @@ _REBOOT: dict[int, str] = {
     RecoveryAction.SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
 }
 
+ALL = 100  # percent of the time
 
 _YES = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE  # in all of these; 0 is not reported, 2 is no
 _FABRIC_FAULTS = {
@@ -158,6 +159,16 @@ def heat(nvml: Session, gpu: Handle) -> Sign | None:
     reasons = nvml.ask_optional(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu) or 0
     faults = [words for bit, words in _CLOCK_FAULTS.items() if reasons & bit]
     return Sign(AilmentKind.HEAT, "; ".join(faults)) if faults else None
+
+
+def ghost_load(nvml: Session, gpu: Handle) -> Sign | None:
+    """A GPU that is busy without a process. After a kill in the middle of a kernel, Blackwell GPUs report that."""
+    load = nvml.ask_optional(pynvml.nvmlDeviceGetUtilizationRates, gpu)
+    if load is None or load.gpu < ALL or holders.pids(nvml, gpu):
+        return None
+    if boards.memory(nvml, gpu).used > holders.IDLE_AT_MOST:  # of a process that is not listed
+        return None
+    return Sign(AilmentKind.GHOST_LOAD, "the driver reports that it is 100 % busy, and lists no process on it")
 
 
 def sram(nvml: Session, gpu: Handle) -> Sign | None:

@@ -33,6 +33,7 @@ LASTS = {
     AilmentKind.PCIE: 10.0,
     AilmentKind.FABRIC: 30.0,
     AilmentKind.HEAT: 30.0,
+    AilmentKind.GHOST_LOAD: 30.0,
     AilmentKind.SRAM: 0.0,
 }
 # Errors that concern all signs.
@@ -120,7 +121,7 @@ class _GpuSigns:
         self._logged: set[AilmentKind] = set()
 
     def lasting(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> tuple[Sign, ...]:
-        """The signs that last. A sliced GPU uses neither links nor fabric."""
+        """The signs that last. A sliced GPU uses neither links nor fabric, and reports no load."""
         with self._lock:
             if self._opening != nvml.opening:  # perhaps after a reset, when links are still trained
                 self._since.pop(AilmentKind.LINKS, None)
@@ -129,10 +130,11 @@ class _GpuSigns:
                 self._note(AilmentKind.PCIE, now, lambda: self._pcie(nvml, gpu, now))
                 self._note(AilmentKind.SRAM, now, lambda: vitals.sram(nvml, gpu))
                 if whole:
+                    self._note(AilmentKind.GHOST_LOAD, now, lambda: vitals.ghost_load(nvml, gpu))
                     self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
                     self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
                 self._opening, self._read_at = nvml.opening, now
-            unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
+            unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC, AilmentKind.GHOST_LOAD)
             used = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
             read_at, since = self._read_at, self._since
             return tuple(sign for sign in used if read_at - since.get(sign.kind, read_at) >= LASTS[sign.kind])

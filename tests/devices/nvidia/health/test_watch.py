@@ -10,9 +10,10 @@ import pynvml
 import pytest
 
 from scrubber.core.model import AilmentKind, Sign
+from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.health.watch import EVERY, LASTS, BestSeenFile, SignWatch
-from tests.fakes.nvml.machine import Slice
+from tests.fakes.nvml.machine import Process, Slice
 from tests.fakes.nvml.presets import DOWN, UP
 from tests.patience import WITHIN
 
@@ -81,6 +82,8 @@ CASES: dict[str, tuple[AilmentKind, dict[str, object], str]] = {
         AilmentKind.HEAT, {"clock.reasons": THERMAL | BY_DRIVER}, "it is too hot: the hardware reduces its clocks"),
     "power brake": (
         AilmentKind.HEAT, {"clock.reasons": POWER_BRAKE}, "its power supply makes the hardware reduce its clocks"),
+    "ghost load": (
+        AilmentKind.GHOST_LOAD, {"load": 100}, "the driver reports that it is 100 % busy, and lists no process on it"),
     "fabric left": (AilmentKind.FABRIC, {"fabric.state": 2}, "it has left its fabric"),
     "fabric error": (AilmentKind.FABRIC, {"fabric.status": 999}, "it could not join its fabric: error 999 of NVML"),
     "fabric bandwidth": (AilmentKind.FABRIC, {"fabric.health": DEGRADED}, "in its fabric its bandwidth is degraded"),
@@ -112,8 +115,10 @@ HEALTHY: dict[str, dict[str, object]] = {
     "never in a fabric": {"fabric.state": 2},
     "counted replays": {"pcie.replays": vitals.REPLAYS},
     "no ECC": {"ecc.current": 0},
+    "less than all": {"load": 99},
+    "a load of memory that is in use": {"load": 100, "memory.used": holders.IDLE_AT_MOST + 1},
     "nothing is supported": dict.fromkeys(
-        ("clock.reasons", "pcie.width", "pcie.replays", "fabric.state", "sram.exceeded")
+        ("clock.reasons", "load", "pcie.width", "pcie.replays", "fabric.state", "sram.exceeded")
     ),
 }
 
@@ -121,6 +126,12 @@ HEALTHY: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
 def test_no_sign(rig, state: dict[str, object]) -> None:
     rig.gpu(0).set(state)
+    assert SignReader(rig).many() == [()] * 5
+
+
+def test_the_load_of_a_listed_process_is_no_sign(rig) -> None:
+    rig.gpu(0).run(Process(4711))
+    rig.gpu(0).set({"load": 100})
     assert SignReader(rig).many() == [()] * 5
 
 
@@ -196,6 +207,7 @@ CALLS = {
     "nvmlDeviceGetCurrPcieLinkWidth": "lanes",
     "nvmlDeviceGetPcieReplayCounter": "lanes",
     "nvmlDeviceGetCurrentClocksEventReasons": "heat",
+    "nvmlDeviceGetUtilizationRates": "ghost load",
     "nvmlDeviceGetGpuFabricInfoV": "fabric left",
     "nvmlDeviceGetSramEccErrorStatus": "sram",
 }

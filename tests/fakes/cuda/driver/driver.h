@@ -19,7 +19,8 @@
  * names_reserved, counts_reserved, refuses_size_with   how the shared memory of the system counts: see kernels.c
  * refuses_limits          limits of the context that it refuses
  *
- * Of a GPU itself: claims (who has how much memory, see claims.c), device_file, open_ms, compute_mode, accounting_mode.
+ * Of a GPU itself: claims (who has how much memory, see claims.c), device_file, open_ms, compute_mode, accounting_mode,
+ * load (which stays at 100 if a process dies inside a launch, until the next context; as reported of Blackwell).
  */
 #ifndef DRIVER_H
 #define DRIVER_H
@@ -89,6 +90,7 @@ void set_current(bool);
 /* --- memory.c --- */
 static const u64 BASE __attribute__((unused)) = 1ull << 40; /* of all addresses: none is small by accident */
 int take(u64 size, u64 *address);
+void report_load(const char *percent);     /* of a GPU that says its load: what it stays at */
 int claim_as(const char *name, u64 bytes); /* for as long as this process lives */
 bool has_gap(u64 size);
 void press_stuck_bits(void);

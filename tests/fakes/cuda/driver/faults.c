@@ -166,6 +166,7 @@ int moment(const char *what)
     if (ordered("stops_at", what, time, &more))
         stop();
     if (ordered("dies_at", what, time, &more)) {
+        report_load("100");
         const char *signal = device_says("dies_of");
         kill(getpid(), signal ? atoi(signal) : SIGSEGV);
         for (;;)

@@ -233,6 +233,17 @@ static void account(void)
     state_refresh();
 }
 
+void report_load(const char *percent)
+{
+    char key[KEY];
+    snprintf(key, sizeof key, "gpu.%d.load", device_number());
+    if (!state_text("%s", key) || !edit_begin())
+        return;
+    edit_set(key, percent);
+    edit_end();
+    state_refresh();
+}
+
 API int cuDevicePrimaryCtxRetain(void **out, int device)
 {
     CALL();
@@ -246,6 +257,7 @@ API int cuDevicePrimaryCtxRetain(void **out, int device)
         map_memory();
         claim = claim_file(name);
         account();
+        report_load("0");
         int status = moment("allocate");
         status = status ? status : take(context_size(), &address);
         if (status)
