@@ -51,7 +51,7 @@ SIGNS_OF_A_SLICE = {
     "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetSramEccErrorStatus",
 }  # fmt: skip
-SIGNS_OF_A_GPU = SIGNS_OF_A_SLICE | {LINK, "nvmlDeviceGetGpuFabricInfoV"}
+SIGNS_OF_A_GPU = SIGNS_OF_A_SLICE | {LINK, "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetUtilizationRates"}
 EVERY = sorted(NAMING | HEALTH_OF_A_GPU | HEALTH_OF_A_SLICE | SIGNS_OF_A_GPU)
 
 # What may not be known, and with which answers: without it, health stays known, and no list is called empty.
