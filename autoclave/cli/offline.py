@@ -87,7 +87,7 @@ class Offline:
         """The events that led to the last known state. What the service would do next is left out."""
         uuid = presence.find(self._file.records, gpu)
         record = self._file.records[uuid]
-        status = device_status.device_status(record, NO_ANSWER, "", Policy(), Moment(time.time(), 0.0), (0, 0), None)
+        status = device_status.device_status(record, NO_ANSWER, "", Policy(), Moment(time.time(), 0.0))
         if status.quarantine is not None:
             status = replace(status, quarantine=replace(status.quarantine, next_probe_seconds=None, next_path=""))
         entries = asyncio.run(self._history.of_present_state(uuid))

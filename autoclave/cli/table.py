@@ -99,9 +99,11 @@ def note(device: views.DeviceStatus) -> str:
             case None:
                 way_back = "waits for an operator"
             case 0.0:
-                way_back = "next probation when the cause is gone"
+                way_back = "next probation as soon as the fault has ended"
             case due:
                 way_back = f"next probation in {human.span(due)}"
+        if device.job is not None:
+            way_back = f"probation runs: {job(device.job)}"
         return f"{device.quarantine.reason}: {device.quarantine.detail}; {way_back}"
     if device.job is not None:
         return job(device.job)

@@ -100,6 +100,7 @@ class ScrubJob:
         self.bytes_done = 0  # bytes of the present step
         self.bytes_total = 0
         self.step = job.step  # recorded in the ledger, or about to be recorded
+        self.step_runs: tuple[float, float] | None = None  # since which uptime the step runs, and for how many seconds
         self.receipt: Receipt | None = None
         self.why = "it was cancelled"  # why the device is not clean; replaced when the job runs to its end
         self.finished = asyncio.Event()
@@ -282,6 +283,7 @@ class ScrubJob:
         """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
         handle = await worker
         deadline = self._policy.deadline(step.value)
+        self.step_runs = self._context.now().uptime, deadline
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
         watching = asyncio.create_task(self._until_fenced(step, partial(self._fence_during, step)))
         try:
@@ -394,7 +396,7 @@ class ScrubJob:
 
     async def _append(self, step: Step | None, *events: ev.Event) -> None:
         """Record the events in one transaction. ``step`` is the present step after them."""
-        self.step = step
+        self.step, self.step_runs = step, None
         await self._ledger.append(self.op, *((self.device, event) for event in events))
 
     def _own_record(self) -> Record | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -40,6 +41,18 @@ def status(task: str) -> ProcessStatus:
     fields = _fields(task)
     started, parent = int(fields[_STARTED]) / _TICKS, int(fields[_PARENT])
     return ProcessStatus(fields[_STATE].decode(), bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
+
+
+def user(pid: int) -> str:
+    """The user of a process: a name, or a number where this machine has no name for it. Empty if it has ended."""
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def processor_time(pid: int) -> int | None:

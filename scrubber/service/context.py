@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ground.errors import InvalidRequest, NotReady, Reason
 from policies.model import Receipts
 from scrubber.core import in_force, ownership, presence, proof, upkeep
-from scrubber.core.model import DeviceInfo, Facts, Moment, Passage, Record, State, Vitals
+from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, Record, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import Jobs
@@ -41,6 +41,7 @@ class ServiceContext:
     tenant_files: TenantFiles | None = None  # None: no receipt is signed
     checkpoint: Callable[[], str] = lambda: ""  # the newest signed checkpoint of the ledger
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
+    holders: dict[str, tuple[Holder, ...]] = field(default_factory=dict)  # of each device, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.
     _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)

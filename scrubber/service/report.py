@@ -11,8 +11,9 @@ from types import MappingProxyType
 from ground.device_messages import ReportedDevice, ReportedDevices
 from policies.model import Policy, concessions
 from scrubber.core import answers, offering, ownership, presence, proof
-from scrubber.core.model import Moment, Record, State
+from scrubber.core.model import Holder, Moment, Record, State
 from scrubber.devices.base import DeviceError
+from scrubber.node import proc
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
@@ -73,16 +74,16 @@ class StatusReporter:
         """The status of one device, without its pod."""
         record = self._context.ledger.records[uuid]
         running = self._context.jobs.of(uuid)
-        progress = (running.bytes_done, running.bytes_total) if running else (0, 0)
+        place = self._context.jobs.slots.place(uuid)
+        progress = device_status.Progress(queue_place=place)
+        if running is not None:
+            progress = device_status.Progress(running.bytes_done, running.bytes_total, place, running.step_runs)
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
         offer = self._with_signs(record, self._offer(record, device_policy.policy, now))
-        place = self._context.jobs.slots.place(uuid)
-        status = device_status.device_status(
-            record, offer, device_policy.rule, device_policy.policy, now, progress, place
-        )
-        blocked = self._context.blocked.get(uuid)
-        return replace(status, setback=blocked) if blocked else status
+        status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
+        holders = tuple(map(_holder_view, self._context.holders.get(uuid, ())))
+        return replace(status, setback=self._context.blocked.get(uuid) or status.setback, holders=holders)
 
     def reported(self) -> ReportedDevices:
         """What the kubelet learns of every device."""
@@ -129,21 +130,25 @@ class StatusReporter:
         record = self._context.ledger.records[uuid]
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
-        blocked, vitals, used_by = self._context.blocked.get(uuid, ""), self._context.vitals.get(uuid), ""
+        blocked, vitals = self._context.blocked.get(uuid, ""), self._context.vitals.get(uuid)
+        holders = self._context.holders.get(uuid, ())
         if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
                     observer = self._context.observer
-                    users = (await observer.quick(record)).holders or await observer.process_of_owner(record)
-                    used_by = ownership.holder_names(users)
+                    holders = (await observer.quick(record)).holders or await observer.process_of_owner(record)
+        pods = (await self._pods()).names if any(it.container for it in holders) else device_status.NO_PODS
         signs = vitals.signs if vitals is not None else ()
-        advice = device_status.advice(record, blocked, reset_forbidden=forbidden, used_by=used_by, signs=signs)
+        advice = device_status.advice(
+            record, blocked, reset_forbidden=forbidden, holders=holders, pods=pods, signs=signs
+        )
         if blocked or record.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += presence.had_index(self._context.ledger.records, gpu, uuid)
         [device] = await self._with_pods([uuid])
         entries = await self.history.of_present_state(uuid)
-        return views.Explanation(device, entries, advice, device_policy.why, used_by)
+        device = replace(device, holders=tuple(map(_holder_view, holders)))
+        return views.Explanation(device, entries, advice, device_policy.why)
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""
@@ -151,14 +156,18 @@ class StatusReporter:
         devices = [self.device(uuid) for uuid in uuids]
         if not any(map(device_status.may_have_pod, records)):
             return devices
-        try:
-            tenants = await self._tenants()
-        except DeviceError:  # the names are late
-            return devices
+        tenants = await self._pods()
         return [
             replace(device, pod=device_status.pod(record, tenants.of(device.device), tenants.names))
             for record, device in zip(records, devices, strict=True)
         ]
+
+    async def _pods(self) -> Tenants:
+        """The pods of the node; none if their names do not come in time."""
+        try:
+            return await self._tenants()
+        except DeviceError:
+            return Tenants()
 
     def _offer(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
         return offering.offer(record, policy, now, self._context.offer_facts(record))
@@ -203,6 +212,10 @@ class StatusReporter:
             and it.exe in evict.operator_programs
             and it.namespace not in evict.operator_namespaces
         )
+
+
+def _holder_view(holder: Holder) -> views.HolderView:
+    return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, holder.container or "")
 
 
 def _ailment(record: Record) -> str:

@@ -91,6 +91,7 @@ class Upkeep:
         """Whether these facts call for no action, so that ``reconcile`` need not observe the device again."""
         context = self._context
         device, vitals = record.device.uuid, facts.vitals
+        context.holders[device] = facts.holders or ()
         if context.jobs.stopping or record.job is not None or context.ledger.records.get(device) is not record:
             return False
         if ownership.needs_checkpoint(record.owner, facts) or ownership.all_holders_hang(facts):
@@ -119,6 +120,7 @@ class Upkeep:
             for _ in range(MAX_ROUNDS):
                 record = context.record(device)
                 seen = await context.complete(record, await context.observer.quick(record))
+                context.holders[device] = seen.holders or ()
                 seen = replace(seen, vitals=vitals, hung_since=self._hanging_since(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
+from ground import process_names
 from policies.model import Policy
 from scrubber.core import ailments, answers, ownership, pauses, presence, proof, verdict
-from scrubber.core.model import AilmentKind, Job, Moment, Quarantine, Receipt, Record, ScrubPath, Sign, State, Vitals
+from scrubber.core.model import (
+    AilmentKind,
+    Holder,
+    Job,
+    Moment,
+    Quarantine,
+    Receipt,
+    Record,
+    ScrubPath,
+    Sign,
+    State,
+    Vitals,
+)
 from scrubber.words import views
 
+AGAIN = "Autoclave tries the scrub again by itself"
+NO_PODS: Mapping[str, str] = MappingProxyType({})
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
 
 
@@ -32,17 +49,29 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
     )
 
 
-def job_status(
-    job: Job, done: int, total: int, queue_place: int | None, usual: float | None, now: Moment
-) -> views.JobStatus:
-    """A job as people see it, with the progress of its present step. ``usual``: how long the fast path takes mostly."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job has come with its present step."""
+
+    done: int = 0  # bytes
+    total: int = 0
+    queue_place: int | None = None  # while it waits for a slot
+    runs: tuple[float, float] | None = None  # since which uptime the step runs, and for how many seconds at most
+
+
+NO_PROGRESS = Progress()
+
+
+def job_status(job: Job, progress: Progress, usual: float | None, now: Moment) -> views.JobStatus:
+    """A job as people see it. ``usual``: how long the fast path takes mostly."""
     step = job.step.value if job.step else ""
     ready = None
-    if usual is not None and job.path is ScrubPath.FAST and queue_place is None:
+    if usual is not None and job.path is ScrubPath.FAST and progress.queue_place is None:
         left = usual - (now.uptime - job.started.uptime)
         ready = left if left > 0 else None  # it takes longer than usual, so nothing is known
-    about = job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total
-    return views.JobStatus(*about, queue_place, ready)
+    runs = (None, None) if progress.runs is None else (max(0.0, now.uptime - progress.runs[0]), progress.runs[1])
+    about = job.id, job.path.value, job.trigger.value, step, job.started.wall, progress.done, progress.total
+    return views.JobStatus(*about, progress.queue_place, ready, *runs)
 
 
 def quarantine_status(quarantine: Quarantine, path: ScrubPath | None, now: Moment) -> views.QuarantineStatus:
@@ -67,8 +96,7 @@ def device_status(
     rule: str,
     policy: Policy,
     now: Moment,
-    progress: tuple[int, int],
-    queue_place: int | None,
+    progress: Progress = NO_PROGRESS,
 ) -> views.DeviceStatus:
     """A device as people see it, under the policy of this rule."""
     device, quarantine = record.device, record.quarantine
@@ -88,7 +116,7 @@ def device_status(
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=_owner(record),
         pod=record.owner.name if record.owner else "",
-        job=job_status(record.job, *progress, queue_place, pauses.usual_seconds(record), now) if record.job else None,
+        job=job_status(record.job, progress, pauses.usual_seconds(record), now) if record.job else None,
         quarantine=quarantine_status(quarantine, path, now) if quarantine else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",
@@ -144,14 +172,23 @@ def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
 
 
 def advice(
-    record: Record, blocked: str = "", *, reset_forbidden: bool = False, used_by: str = "", signs: Iterable[Sign] = ()
+    record: Record,
+    blocked: str = "",
+    *,
+    reset_forbidden: bool = False,
+    holders: Sequence[Holder] = (),
+    pods: Mapping[str, str] = NO_PODS,
+    signs: Iterable[Sign] = (),
 ) -> tuple[str, ...]:
-    """What a person should do now; empty when there is nothing.
+    """What a person should do now, each a sentence with at most one command between two semicolons.
 
-    ``blocked`` says what blocks the device's scrub, ``used_by`` which processes have the device open. ``signs`` are
-    those that the device reports.
+    Empty when there is nothing to do. ``blocked`` says what blocks the device's scrub. ``holders``: the processes that
+    have the device open. ``pods``: NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device reports.
     """
-    gpu = presence.argument(record)
+    gpu, ends = presence.argument(record), tuple(_ends(holders, pods))
+    if record.job is not None and (record.quarantine is not None or record.setback is not None):
+        work = "probation" if record.quarantine is not None else "scrub"
+        return (f"wait for the end of the {work}: `autoclave status {gpu} --watch` shows its progress",)
     if record.quarantine is not None:
         asked = ailments.remedy(record.quarantine.ailment)
         person = asked.course is ailments.Course.PERSON
@@ -160,22 +197,53 @@ def advice(
             what = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}"
         elif record.quarantine.next_probe is None and not person:
             what = ailments.BY_PERSON
-        endable = used_by if record.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ""
-        first = (f"end {endable} first: no test can pass while a process has the GPU open",) if endable else ()
+        endable = ends if record.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ()
+        first = ("no test can pass while a process has the GPU open", *endable) if endable else ()
         return (*first, what.format(gpu=gpu))
     if record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR:
-        return (f"wait for the end of its pod or job; `autoclave reinstate {gpu}` withdraws the quarantine",)
+        return (f"wait for the end of its owner; `autoclave reinstate {gpu}` withdraws the quarantine",)
     if record.ailment is not None:
-        return (f"let its pod or job end first; then {ailments.remedy(record.ailment).advice.format(gpu=gpu)}",)
-    if blocked or record.setback is not None:
-        return ("remove what blocks the scrub, as shown above; Autoclave then tries the scrub again automatically",)
+        return (f"let its owner end first; then {ailments.remedy(record.ailment).advice.format(gpu=gpu)}",)
+    if blocked and ends:
+        return (*ends, AGAIN)
+    if blocked:
+        return (f"remove what blocks the scrub: {blocked}", AGAIN)
+    if record.setback is not None:
+        return (f"wait: {AGAIN}",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
     remedies = ((sign.kind, ailments.remedy_of_sign(sign.kind).format(gpu=gpu)) for sign in signs)
     by_sign = tuple(f"{kind.value}: {remedy}; {served}" for kind, remedy in remedies)
     if acquired := ownership.acquired_by(record):
         who = shlex.quote(acquired)
-        end = f"end {used_by}, then " if used_by else ""
-        return (*by_sign, f"if its owner {who} has ended: {end}run `autoclave release {gpu} --owner {who}`")
-    if record.owner is not None and not record.owner.seen and not used_by:  # its end cannot be noticed
-        return (*by_sign, f"no process of its pod was seen; if the pod has ended: run `autoclave release {gpu}`")
+        release = f"`autoclave release {gpu} --owner {who}`"
+        if ends:  # until then the release would be refused
+            return (
+                *by_sign,
+                f"if its owner {who} has ended, end what it has left",
+                *ends,
+                f"then give it back: {release}",
+            )
+        return (*by_sign, f"if its owner {who} has ended: {release}")
+    if record.owner is not None and not record.owner.seen and not holders:  # its end cannot be noticed
+        return (*by_sign, f"no process of its owner was seen; if the owner has ended: `autoclave release {gpu}`")
     return by_sign
+
+
+def _ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
+    """How to end these processes: a line for each pod, for each process that no signal ends, and for all others."""
+    killed: list[Holder] = []
+    named: set[str] = set()
+    for holder in holders:
+        pod = pods.get(holder.container or "")
+        process = process_names.describe(holder.command, holder.pid)
+        if holder.state == "D":
+            yield f"no signal ends {process}, because it waits in the kernel: `cat /proc/{holder.pid}/stack`"
+        elif pod is None:
+            killed.append(holder)
+        elif pod not in named:
+            named.add(pod)
+            yield f"end the pod of {process}: `kubectl -n {pod.partition('/')[0]} delete pod {pod.partition('/')[2]}`"
+    if killed:
+        pids = " ".join(str(holder.pid) for holder in killed)
+        names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in killed)
+        yield f"end {names}: `kill {pids}`; if that does not help: `kill -9 {pids}`"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ground import process_names
 from ground.device_messages import device_name
 from ground.errors import Reason
 from scrubber.core.measurements import Measurements
@@ -57,6 +58,8 @@ class JobStatus:
     total_bytes: int
     queue_place: int | None = None  # while it waits for a slot: 1 if no other job has waited for longer
     ready_seconds: float | None = None  # about how long until it ends, of a fast path that was measured before
+    step_seconds: float | None = None  # for how long the present step runs; None before it runs
+    step_limit: float | None = None  # after how long the step is ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,21 @@ class QuarantineStatus:
     next_probe_seconds: float | None
     next_path: str = ""  # the path of the next probation; empty when it waits for a person
     last_try: str = ""  # result of the last probation
+
+
+@dataclass(frozen=True, slots=True)
+class HolderView:
+    """A process that has a device open."""
+
+    pid: int
+    user: str  # a name, or a number without one; empty: it has ended
+    command: str
+    container: str  # the UID of its pod, or container:ID; empty: it is in no container
+
+    def __str__(self) -> str:
+        """As people read it."""
+        user = f"user {self.user}, " if self.user else ""
+        return process_names.describe(self.command, self.pid, user + (self.container or "no container"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,7 @@ class DeviceStatus:
     pod: str = ""  # its owner as NAMESPACE/NAME/CONTAINER, with commas between several
     ecc: bool | None = None
     resource: str = ""
+    holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
 
     @property
     def name(self) -> str:
@@ -226,5 +245,3 @@ class Explanation:
     entries: tuple[HistoryEntry, ...]
     advice: tuple[str, ...]
     policy_why: str
-    # While it is handed out or quarantined: the processes that have the device open, or else one of its owner.
-    used_by: str = ""

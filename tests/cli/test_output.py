@@ -229,26 +229,49 @@ def test_an_event_in_a_document_has_fields():
 
 
 def story(device, *advice, entries=(ENTRY,)):
-    explanation = views.Explanation(device, entries, advice, "defaults: there are no rules", '"train" (pid 7, pod-a)')
+    explanation = views.Explanation(device, entries, advice, "defaults: there are no rules")
     return list(explain.story(explanation, replace(SERVICE, policy_source="site.yaml"), NOW + 60))
 
 
 def test_an_explanation_has_history_state_and_remedy():
-    lines = story(SICK, "look the xid up")
-    assert lines[0] == "GPU 1  GPU-bbbbbbbb-0000  Simulated GPU, 64MiB"
-    assert lines[2].endswith("    1m ago  released: gone")
-    shown = "\n".join(lines[4:])
-    assert shown.startswith("now     quarantined since ")
-    assert "xid: xid 79 was reported" in shown
-    assert "next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed" in shown
-    assert '\n        not offered to pods or jobs\n        used by "train" (pid 7, pod-a)\n' in shown
-    assert lines[-2:] == ["policy  default (site.yaml): defaults: there are no rules", "advice  look the xid up"]
+    held = replace(SICK, holders=(views.HolderView(7, "ann", "train", "pod-a"),))
+    head, blank, now, *lines, last = story(held, "look the xid up: `autoclave xid 79`; then `autoclave reinstate 1`")
+    assert (head, blank) == ("GPU 1  GPU-bbbbbbbb-0000  Simulated GPU, 64MiB", "")
+    assert now.startswith("now     quarantined since ")
+    assert lines == [
+        "        xid: xid 79 was reported",
+        "        next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed",
+        '        used by "train" (pid 7, user ann, pod-a)',
+        "        not offered to pods or jobs",
+        "advice  look the xid up: `autoclave xid 79`",
+        "        then `autoclave reinstate 1`",
+        "policy  default (site.yaml): defaults: there are no rules",
+        "",
+    ]
+    assert last.endswith("    1m ago  released: gone")
+
+
+@pytest.mark.parametrize(
+    ("device", "work", "before"),
+    [
+        (SICK, "a probation runs", "the probation before it ended with: clear failed"),
+        (replace(BUSY, setback="clear failed"), "a scrub runs", "the scrub before it failed: clear failed"),
+    ],
+    ids=["probation", "scrub"],
+)
+def test_a_scrub_that_runs_shows_its_step_and_limit(device, work, before):
+    job = views.JobStatus("j1", "slow", "request", "clear", NOW, 30, 40, step_seconds=12.0, step_limit=150.0)
+    device = replace(device, job=job)
+    lines = [line.strip() for line in story(device)]
+    assert f"{work}: slow path: clear 75%, for 12s of at most 2m" in lines
+    assert before in lines
+    assert "next probation" not in "\n".join((*lines, table.note(device)))
 
 
 def test_the_advice_during_a_ledger_fault_is_the_doctor():
     explanation = views.Explanation(CLEAN, (ENTRY,), (), "there are no rules")
-    *_, last = explain.story(explanation, replace(SERVICE, ledger_fault="disk is full"), NOW)
-    assert last == "advice  repair the ledger: `autoclave doctor` says how"
+    lines = [*explain.story(explanation, replace(SERVICE, ledger_fault="disk is full"), NOW)]
+    assert "advice  repair the ledger: `autoclave doctor` says how" in lines
 
 
 def test_an_explanation_of_a_clean_device_names_its_receipt():
@@ -256,8 +279,7 @@ def test_an_explanation_of_a_clean_device_names_its_receipt():
     assert "proven by receipt 3dac54cd6a98ac39, not signed\n" in shown
     signed = replace(CLEAN, receipt=replace(RECEIPT, signed_by="0123456789abcdef"))
     assert "receipt 3dac54cd6a98ac39, signed by 0123456789abcdef" in "\n".join(story(signed))
-    assert "\n        offered to pods or jobs\n" in shown
-    assert shown.endswith("advice  nothing to do")
+    assert "\n        offered to pods or jobs\nadvice  nothing to do\n" in shown
 
 
 def test_an_explanation_shows_the_amounts_of_the_proof():
@@ -286,9 +308,9 @@ def test_residue_is_unknown_after_a_clear_that_did_not_end():
 
 def test_an_explanation_names_the_pod_and_its_uid():
     shown = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
-    assert "        used by ns/train/main\n        the entries above name it uid-7\n        healthy: clean\n" in shown
+    assert "        used by ns/train/main\n        the events name it uid-7\n        healthy: clean\n" in shown
     for device in (replace(CLEAN, owner="uid-7"), replace(CLEAN, state="granted", pod="ns/train/main")):
-        assert "the entries above name it" not in "\n".join(story(device))
+        assert "the events name it" not in "\n".join(story(device))
 
 
 def test_a_quarantine_without_probation_says_how_to_end_it():
@@ -296,10 +318,17 @@ def test_a_quarantine_without_probation_says_how_to_end_it():
     assert "        quarantined until `autoclave reinstate 1`; no probation yet" in story(sticky)
 
 
-def test_an_explanation_shows_only_the_start_of_the_last_step():
+def test_an_explanation_ends_with_the_last_events():
+    def step(outcome) -> views.HistoryEntry:
+        body = json.dumps({"result": {"outcome": outcome}})
+        return replace(ENTRY, kind="step-finished", text=f"clear {outcome}", body=body)
+
     begun = replace(ENTRY, kind="step-started", text="clear started")
-    shown = [line[line.index("ago") + 5 :] for line in story(CLEAN, entries=(begun, ENTRY, begun))[2:4]]
-    assert shown == ["released: gone", "clear started"]
+    older = [replace(ENTRY, text=f"event {number}") for number in range(4)]
+    lines = story(CLEAN, entries=(*older, begun, step("passed"), step("failed"), ENTRY, begun))
+    assert lines[-6] == "last 5 of 6 events; all: `autoclave history 0 --steps`"
+    shown = [line[line.index("ago") + 5 :] for line in lines[-5:]]
+    assert shown == ["event 1", "event 2", "event 3", "clear failed", "released: gone"]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ async def test_status_shows_the_progress_of_a_job(world, reporter):
     while running.bytes_total == 0:
         await anext(running.updates())
     job = reporter.device("GPU-0000").job
+    assert 0 <= job.step_seconds < job.step_limit == 60.0
     assert (job.id, job.step, job.total_bytes) == (running.id, "clear", 2**22)
     await running.finished.wait()
     assert reporter.device("GPU-0000").job is None
@@ -93,8 +94,18 @@ async def test_an_explanation_names_the_processes_that_are_in_the_way(world, rep
         tenant = await world.tenancy(device)
         [process] = [it for it in world.node.everybody() if it.container == tenant]
     explained = await reporter.explain(device)
-    assert f"(pid {process.pid}, " in explained.used_by
-    assert not sick or explained.advice[0].startswith(f"end {explained.used_by} first: no test can pass")
+    assert [(it.pid, it.container) for it in explained.device.holders] == [(process.pid, process.container or "")]
+    assert not sick or f"`kill {process.pid}`" in explained.advice[1]
+
+
+async def test_status_names_the_holders_of_the_last_round(world, reporter):
+    process = world.intrude(world.uuids[0])
+    await world.life.monitor.round()
+    devices = (await reporter.status([])).devices
+    assert [[holder.pid for holder in device.holders] for device in devices] == [[process.pid], []]
+    world.node.leave(process)
+    await world.life.monitor.round()
+    assert reporter.device(world.uuids[0]).holders == ()
 
 
 # -- whose devices

@@ -158,7 +158,7 @@ async def test_a_signal_on_a_device_in_use_waits_for_release(world, signal):
     assert (quarantines(world, device), trials(world, device)) == ([], [])
     assert [process.name for process in world.node.gpus[device].users()] == [tenant]
     [advice] = device_status.advice(world.record(device))
-    assert advice.startswith("let its pod or job end first; then ")
+    assert advice.startswith("let its owner end first; then ")
     assert signal.advice in advice
     world.node.end_container(tenant)
     await world.reach(device, State.QUARANTINED)

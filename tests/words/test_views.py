@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import ailments, offering
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
-from scrubber.core.model import Ailment, AilmentKind, Owner, ScrubPath, Sign, Step
+from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step
 from scrubber.words import device_status, views
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
@@ -15,9 +15,9 @@ from tests.core.lives import ENFORCE, NOW, later, live
 AT = later(10)
 
 
-def shown(record, progress=(0, 0), place=None):
+def shown(record, **progress):
     offer = offering.offer(record, ENFORCE, AT)
-    return device_status.device_status(record, offer, "rule-1", ENFORCE, AT, progress, place)
+    return device_status.device_status(record, offer, "rule-1", ENFORCE, AT, device_status.Progress(**progress))
 
 
 PLACED = replace(lives.DEVICE, numa_node=1, pci_address="0000:41:00.0", mig=True)
@@ -99,13 +99,16 @@ def test_a_device_shows_the_names_of_its_pods(record, held, names, pod):
 def test_a_job_shows_its_step_and_place_in_the_queue():
     record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     about = ("job-1", "fast", "release")
-    assert shown(record, (64, 1000), 12).job == views.JobStatus(*about, "clear", NOW.wall, 64, 1000, queue_place=12)
+    waits = views.JobStatus(*about, "clear", NOW.wall, 64, 1000, queue_place=12)
+    assert shown(record, done=64, total=1000, queue_place=12).job == waits
+    runs = shown(record, runs=(NOW.uptime + 3, 60.0)).job  # it was asked about 10 seconds after the start
+    assert (runs.step_seconds, runs.step_limit) == (7.0, 60.0)
     assert shown(lives.SCRUBBING).job == views.JobStatus(*about, "", NOW.wall, 0, 0)
     measured = replace(lives.SCRUBBING, fast_seconds=(11.0, 14.0, 90.0))  # it has run for 10 seconds
     assert shown(measured).job.ready_seconds == 4.0
-    assert shown(measured, place=2).job.ready_seconds is None
+    assert shown(measured, queue_place=2).job.ready_seconds is None
     assert shown(replace(measured, fast_seconds=(9.0,))).job.ready_seconds is None
-    assert shown(lives.CLEAN, place=12).job is None
+    assert shown(lives.CLEAN, queue_place=12).job is None
 
 
 def test_a_quarantine_shows_when_it_will_be_tried_again():
@@ -134,6 +137,10 @@ def test_a_setback_shows_why():
     assert shown(lives.SET_BACK).setback == "a process is on it"
 
 
+TRAIN = Holder(7, 1.0, "train", "pod-a")
+END = 'end "train" (pid 7): `kill 7`; if that does not help: `kill -9 7`'
+
+
 @pytest.mark.parametrize("kind", AilmentKind)
 def test_every_ailment_has_its_advice(kind):
     ailment = Ailment(kind, "so it is")
@@ -145,12 +152,12 @@ def test_every_ailment_has_its_advice(kind):
     assert words.count("autoclave reinstate") == words.count("autoclave reinstate 0")
     assert "reboot" not in words or "drain" in words.partition("reboot")[0]
     assert words[0].islower()
-    waits = "wait for the end of its pod or job; `autoclave reinstate 0` withdraws the quarantine"
+    waits = "wait for the end of its owner; `autoclave reinstate 0` withdraws the quarantine"
     by_person = kind is AilmentKind.OPERATOR
-    assert device_status.advice(in_use) == (waits if by_person else f"let its pod or job end first; then {words}",)
-    held = device_status.advice(kept, used_by='"train" (pid 7, pod-a)')
-    first = 'end "train" (pid 7, pod-a) first: no test can pass while a process has the GPU open'
-    assert held == ((words,) if kind is AilmentKind.STUCK_PROCESS else (first, words))
+    assert device_status.advice(in_use) == (waits if by_person else f"let its owner end first; then {words}",)
+    held = device_status.advice(kept, holders=[TRAIN])
+    first = "no test can pass while a process has the GPU open"
+    assert held == ((words,) if kind is AilmentKind.STUCK_PROCESS else (first, END, words))
     [served] = device_status.advice(lives.CLEAN, signs=(Sign(kind, "so it is"),))
     assert served.startswith(f"{kind.value}: {words.partition('; Autoclave tests')[0]}; the GPU stays in service")
 
@@ -158,11 +165,11 @@ def test_every_ailment_has_its_advice(kind):
 def test_the_advice_names_the_owner_that_may_have_ended():
     """Only the caller that acquired the device knows the end of the owner."""
     acquired = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7")))
-    assert device_status.advice(acquired) == (
-        "if its owner 'job 7' has ended: run `autoclave release 0 --owner 'job 7'`",
-    )
-    assert device_status.advice(acquired, used_by='"train" (pid 7, pod-a)') == (
-        "if its owner 'job 7' has ended: end \"train\" (pid 7, pod-a), then run `autoclave release 0 --owner 'job 7'`",
+    assert device_status.advice(acquired) == ("if its owner 'job 7' has ended: `autoclave release 0 --owner 'job 7'`",)
+    assert device_status.advice(acquired, holders=[TRAIN]) == (
+        "if its owner 'job 7' has ended, end what it has left",
+        END,
+        "then give it back: `autoclave release 0 --owner 'job 7'`",
     )
     assert device_status.advice(lives.IN_USE) == ()
 
@@ -170,15 +177,35 @@ def test_the_advice_names_the_owner_that_may_have_ended():
 def test_the_advice_frees_a_device_whose_owner_was_never_seen():
     awaited = live(lives.GRANTED, ev.PutInUse(Owner("pod-a", NOW)))
     assert device_status.advice(awaited) == (
-        "no process of its pod was seen; if the pod has ended: run `autoclave release 0`",
+        "no process of its owner was seen; if the owner has ended: `autoclave release 0`",
     )
-    assert device_status.advice(awaited, used_by='"train" (pid 7, pod-a)') == ()
+    assert device_status.advice(awaited, holders=[TRAIN]) == ()
 
 
-def test_a_setback_has_its_advice():
-    assert device_status.advice(lives.SET_BACK) == (
-        "remove what blocks the scrub, as shown above; Autoclave then tries the scrub again automatically",
-    )
+@pytest.mark.parametrize(
+    ("holder", "pods", "end"),
+    lives.rows(
+        ("a process outside pods", TRAIN, {}, END),
+        ("a pod", TRAIN, {"pod-a": "ns/a-0"}, 'end the pod of "train" (pid 7): `kubectl -n ns delete pod a-0`'),
+        (
+            "a process that waits in the kernel",
+            replace(TRAIN, state="D"),
+            {},
+            'no signal ends "train" (pid 7), because it waits in the kernel: `cat /proc/7/stack`',
+        ),
+    ),
+)
+def test_the_advice_ends_who_blocks_a_scrub(holder, pods, end):
+    again = "Autoclave tries the scrub again by itself"
+    assert device_status.advice(lives.DIRTY, "waiting", holders=[holder], pods=pods) == (end, again)
+    assert device_status.advice(lives.DIRTY, "no CuPy") == ("remove what blocks the scrub: no CuPy", again)
+    assert device_status.advice(lives.SET_BACK) == (f"wait: {again}",)
+
+
+def test_the_advice_during_a_probation_is_to_wait():
+    tested = live(lives.QUARANTINED, ev.ProbationStarted(lives.job(ScrubPath.RESET), "ann"))
+    [wait] = device_status.advice(tested, holders=[TRAIN])
+    assert wait == "wait for the end of the probation: `autoclave status GPU-1 --watch` shows its progress"
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
         )
     except Refused as error:
         used = service_call.ask(run_dir, partial(_explained, error.message)) if error.reason is Reason.IN_USE else None
-        if used is not None and (by := used.used_by or used.device.pod):
+        if used is not None and (by := ", ".join(map(str, used.device.holders)) or used.device.pod):
             raise Refused(error.reason, f"{error.message} by {by}; end {by}, and then release it again") from None
         raise
     if not gpus and released:

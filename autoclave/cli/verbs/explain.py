@@ -1,4 +1,4 @@
-"""``autoclave explain``: why a GPU is in its state, step by step.
+"""``autoclave explain``: what is wrong with a GPU, what to do, and how it came into its state.
 
 The service makes the sentences about events (``words/event_text``), about the offer (``core/offering``) and the advice
 (``words/device_status``). This module and ``table`` make the lines about the present state.
@@ -7,8 +7,9 @@ The service makes the sentences about events (``words/event_text``), about the o
 from __future__ import annotations
 
 import importlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -19,6 +20,8 @@ from ground.errors import Unreachable
 from scrubber.api import admin_client
 from scrubber.words import views
 
+SHOWN = 5  # events
+
 
 @click.command(context_settings=ENVIRONMENT)
 @options.gpu
@@ -27,6 +30,8 @@ from scrubber.words import views
 @options.state_dir
 def explain(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
     """Explain why a GPU is in its state, and what to do.
+
+    The last events come last; `autoclave history GPU` lists all of them.
 
     If the service does not answer, this is about the last state in the ledger in --state-dir, and stderr says so.
     """
@@ -48,45 +53,73 @@ def explain(gpu: str, output: str, run_dir: Path, state_dir: Path) -> None:
 
 
 def story(explanation: views.Explanation, service: views.ServiceStatus | None, now: float) -> Iterator[str]:
-    """The lines: the GPU, its events, its state, its policy, and what to do. ``service`` None: it does not answer."""
+    """The lines: the GPU, its state, what to do, its policy, and its last events.
+
+    ``service`` None: it does not answer.
+    """
     device = explanation.device
     yield f"GPU {device.name}  {device.device}  {device.model}, {human.size(device.memory_bytes)}"
     yield ""
-    entries = table.one_for_each_start(explanation.entries)
-    # Without the starts of steps that have ended: ``autoclave history`` lists all entries.
-    for entry in (*(entry for entry in entries[:-1] if entry.kind != "step-started"), *entries[-1:]):
-        yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
-    yield ""
     when = "last" if service is None else "now "
     yield f"{when}    {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
-    yield from _state(device)
-    if explanation.used_by:
-        yield f"        used by {explanation.used_by}"
+    yield from _indented(_state(device))
+    broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
+    # A line for each deed, so that none has two commands.
+    deeds = [deed for sentence in broken or explanation.advice for deed in sentence.split("; ")]
+    yield f"advice  {deeds[0] if deeds else 'nothing to do'}"
+    yield from _indented(deeds[1:])
     if service is not None:
         yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
-    broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
-    for line in broken or explanation.advice or ("nothing to do",):
-        yield f"advice  {line}"
+    yield ""
+    events = [entry for entry in table.one_for_each_start(explanation.entries) if _tells(entry)]
+    if len(events) > SHOWN:
+        yield f"last {SHOWN} of {len(events)} events; all: `autoclave history {device.argument} --steps`"
+    for entry in events[-SHOWN:]:
+        yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
+
+
+def _tells(entry: views.HistoryEntry) -> bool:
+    """Whether the event says more than the lines above it: not a step that began or passed."""
+    if entry.kind == "step-finished":
+        return bool(json.loads(entry.body)["result"]["outcome"] != "passed")
+    return entry.kind not in {"scrub-started", "step-started", "probation-started"}
 
 
 def _state(device: views.DeviceStatus) -> Iterator[str]:
     """The lines about the present state."""
     if device.quarantine is not None:
-        yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
+        yield f"{device.quarantine.reason}: {device.quarantine.detail}"
+    if device.job is not None:
+        yield from _running(device.job, device.quarantine)
+    elif device.quarantine is not None:
         if device.policy_rule:  # there is none in a ledger's file, and no service that would try anything
-            yield f"        {_way_back(device.quarantine, device.argument)}"
+            yield _way_back(device.quarantine, device.argument)
     elif note := table.note(device):
-        yield f"        {note}"
+        yield note
+    if device.setback and device.quarantine is None and device.job is not None:
+        yield f"the scrub before it failed: {device.setback}"
     if device.owner and device.pod:  # the UID of the pod or of its claim, or a job of Slurm in that pod
-        yield f"        the entries above name it {device.owner}"
+        yield f"the events name it {device.owner}"
+    if device.holders:
+        yield f"used by {', '.join(map(str, device.holders))}"
     if device.receipt is not None:
         signed = f"signed by {device.receipt.signed_by}" if device.receipt.signed_by else "not signed"
-        yield f"        proven by receipt {device.receipt.id}, {signed}"
-        yield from (f"          {line}" for line in table.proof(device.receipt))
+        yield f"proven by receipt {device.receipt.id}, {signed}"
+        yield from (f"  {line}" for line in table.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
     # The reason of a quarantine has a line above, as the state has.
     why = "" if (device.quarantine and device.policy_rule) or device.why == device.state else f": {device.why}"
-    yield f"        {'' if device.healthy else 'not '}{about}{why}"
+    yield f"{'' if device.healthy else 'not '}{about}{why}"
+
+
+def _running(job: views.JobStatus, quarantine: views.QuarantineStatus | None) -> Iterator[str]:
+    """What runs now, for how long, and what the last probation ended with."""
+    spent = ""
+    if job.step_seconds is not None and job.step_limit is not None:
+        spent = f", for {human.span(job.step_seconds)} of at most {human.span(job.step_limit)}"
+    yield f"a {'scrub' if quarantine is None else 'probation'} runs: {table.job(job)}{spent}"
+    if quarantine is not None and quarantine.last_try:
+        yield f"the probation before it ended with: {quarantine.last_try}"
 
 
 def _way_back(quarantine: views.QuarantineStatus, gpu: str) -> str:
@@ -96,8 +129,12 @@ def _way_back(quarantine: views.QuarantineStatus, gpu: str) -> str:
     if quarantine.next_probe_seconds is None:
         return f"quarantined until `autoclave reinstate {gpu}`; {tried}"
     due = quarantine.next_probe_seconds
-    when = f"in {human.span(due)}" if due else "when the cause is gone and no process holds the GPU"
+    when = f"in {human.span(due)}" if due else "as soon as the fault has ended and no process has the GPU open"
     return f"next probation, on the {quarantine.next_path} path, {when}; {tried}"
+
+
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"        {line}" for line in lines)
 
 
 def _ago(seconds: float) -> str:
