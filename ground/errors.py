@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ground import paths
+
 
 class Reason(Enum):
     """Reasons that programs can read. The values are a stable contract: they are part of the API."""
@@ -88,8 +90,16 @@ class LedgerUnavailable(AutoclaveError):
         super().__init__(Reason.LEDGER_UNAVAILABLE, message)
 
 
-START = "start the service: `systemctl start autoclave-scrubber`, or on a Kubernetes node `kubectl describe` its pod"
-RESTART = "restart the service: `systemctl restart autoclave-scrubber`, or on a Kubernetes node delete its pod"
+def start() -> str:
+    """How a person starts the service of this node."""
+    pod = ", or on a Kubernetes node `kubectl describe` its pod" if paths.of_kubernetes() else ""
+    return f"start the service: `systemctl start autoclave-scrubber`{pod}"
+
+
+def restart() -> str:
+    """How a person restarts the service of this node."""
+    pod = ", or on a Kubernetes node delete its pod" if paths.of_kubernetes() else ""
+    return f"restart the service: `systemctl restart autoclave-scrubber`{pod}"
 
 
 class Unreachable(AutoclaveError):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 STATE_DIR = "/var/lib/autoclave"
 RUN_DIR = "/run/autoclave"
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
+LITTLE_ROOM = 100 * 2**20  # bytes: with less, the disk of the ledger is nearly full
 CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 POD_LOGS_DIR = "/var/log/pods"
 RECEIPTS_IN_CONTAINERS, RECEIPTS_VARIABLE = "/run/autoclave/receipts", "AUTOCLAVE_RECEIPTS"  # which has that value
+
+
+def of_kubernetes() -> bool:
+    """Whether this is a node of Kubernetes, or a container of one: where it is not, no advice names a pod."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ or Path(KUBELET_DIR).parent.exists()
 
 
 def scrubber_socket(run_dir: Path) -> Path:

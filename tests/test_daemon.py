@@ -343,7 +343,7 @@ def test_a_damaged_ledger_is_set_aside_and_logged(service):
     service.settled(0, "clean")
     events = texts(service)
     assert events[0].startswith("found ")
-    assert "(first-look) started" in events[1]
+    assert "(nothing was known of its memory) started" in events[1]
 
 
 def address_of(service):

@@ -13,9 +13,9 @@ from typing import TypeVar
 import click
 
 from autoclave.cli import human
-from ground import paths, private_files, threads, unix_sockets
+from ground import errors, paths, private_files, threads, unix_sockets
 from ground.documents import units
-from ground.errors import RESTART, START, Unreachable
+from ground.errors import Unreachable
 from scrubber.api import admin_client, client
 from scrubber.node import proc
 from scrubber.words import views
@@ -92,17 +92,17 @@ def _hint(socket: Path) -> str:
     try:
         pid = unix_sockets.listener(socket)
     except FileNotFoundError:
-        return f"the socket does not exist; pass the --run-dir of the service, or {START}"
+        return f"the socket does not exist; pass the --run-dir of the service, or {errors.start()}"
     except PermissionError:
         return f"this user may not open {socket}; run the command as the user of the service (usually root)"
     except ConnectionRefusedError:
-        return f"no process listens on it; {START}"
+        return f"no process listens on it; {errors.start()}"
     except OSError as error:
-        return f"{error.strerror}; {RESTART}"
+        return f"{error.strerror}; {errors.restart()}"
     try:
         process = proc.status(f"/proc/{pid}")
     except OSError:  # of another PID namespace
-        return f"its process listens and does not answer; {RESTART}"
+        return f"its process listens and does not answer; {errors.restart()}"
     since = human.local(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started)
     stopped = f"; it is stopped by a signal: `kill -CONT {pid}`, or" if process.state == "T" else ";"
-    return f"it does not answer: pid {pid}, which runs since {since}{stopped} {RESTART}"
+    return f"it does not answer: pid {pid}, which runs since {since}{stopped} {errors.restart()}"

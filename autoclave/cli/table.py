@@ -47,6 +47,7 @@ WIDE = (
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
+STEPS = {"evict": "ending processes (evict)", "scratch": "memory on the chip (scratch)"}  # those that say too little
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
@@ -121,7 +122,7 @@ def job(status: views.JobStatus) -> str:
         return f"waiting for a slot, {human.ordinal(status.queue_place)} ({status.path} path)"
     share = f"{status.done_bytes / status.total_bytes:.0%}" if status.total_bytes else ""
     if status.step:
-        return f"{status.path} path: {status.step} {share}".rstrip()
+        return f"{status.path} path: {STEPS.get(status.step, status.step)} {share}".rstrip()
     return f"{status.path} path: {'between two steps' if share else 'starting'}"
 
 

@@ -14,23 +14,30 @@ say() { printf 'autoclave: %s\n' "$*" >&2; }
 
 ask() { timeout -k 5 "$LIMIT" autoclave "$@" >&2; }
 
+wrong() { # WHY
+  say "$1"
+  say "usage: gpu-job.sh begin OWNER GPU... | end OWNER | run OWNER GPU... -- IMAGE ARGUMENT..."
+  exit 2
+}
+
 begin() { # OWNER GPU...
   owner=$1
   shift
   # A job that was killed has not ended its grants. Who asks again for the same GPUs would get them without a scrub.
-  end "$owner" || return
-  ask acquire --owner "$owner" "$@"
+  end "$owner" --quiet || return
+  said=$(ask acquire --owner "$owner" "$@" 2>&1)
   code=$?
-  if [ "$code" -eq 1 ]; then # a scrub may need longer than the policy's budget
-    ask scrub --quiet "$@" && ask acquire --owner "$owner" "$@"
+  if [ "$code" -eq 1 ]; then # a scrub may need longer than the policy's budget; if it fails too, it says why
+    said=$(ask scrub --quiet -o json "$@" 2>&1 >/dev/null) && said=$(ask acquire --owner "$owner" "$@" 2>&1)
     code=$?
   fi
+  [ -z "$said" ] || printf '%s\n' "$said" >&2
   [ "$code" -eq 0 ] || say "the job gets no GPU of $*: for the reason, run autoclave explain on $(uname -n)"
   return "$code"
 }
 
-end() { # OWNER
-  ask release --owner "$1" && return
+end() { # OWNER [--quiet]
+  ask release --owner "$@" && return
   code=$?
   say "GPUs of $1 cannot be taken back: a job has left a container on them, or the service does not answer"
   return "$code"
@@ -54,13 +61,24 @@ run() { # OWNER GPU... -- ARGUMENT...
   return "$code"
 }
 
-case ${1:-} in
-  begin) [ $# -ge 3 ] ;;
-  end) [ $# -eq 2 ] ;;
-  run) [ $# -ge 5 ] && [ "$3" != -- ] && case " $* " in *" -- "*) ;; *) false ;; esac ;;
-  *) false ;;
-esac || {
-  say "usage: gpu-job.sh begin OWNER GPU... | end OWNER | run OWNER GPU... -- ARGUMENT..."
-  exit 2
-}
+verb=${1:-}
+case $verb in
+  begin | end | run) ;;
+  *) wrong "the first word must be begin, end or run, not '$verb'" ;;
+esac
+case ${2:-} in
+  *[![:space:]]*) ;;
+  *) wrong "OWNER is missing or empty" ;;
+esac
+case $verb in
+  begin) [ $# -ge 3 ] || wrong "GPU is missing: name at least one" ;;
+  end) [ $# -eq 2 ] || wrong "only OWNER may follow end" ;;
+  run)
+    [ "${3:---}" != -- ] || wrong "GPU is missing: name at least one"
+    case " $* " in
+      *" -- "*[![:space:]]*) ;;
+      *) wrong "IMAGE is missing: name it after --" ;;
+    esac
+    ;;
+esac
 "$@"

@@ -1,4 +1,11 @@
 #!/bin/sh
 # Before a job: GitHub's ACTIONS_RUNNER_HOOK_JOB_STARTED, or Buildkite's hook `environment`, which is sourced.
 # shellcheck disable=SC2086 # one word for each GPU
-sudo -n /etc/autoclave/gpu-job.sh begin "$(id -un)" ${AUTOCLAVE_GPUS:-}
+(
+  set -- /etc/autoclave/gpu-job.sh begin "$(id -un)" ${AUTOCLAVE_GPUS:-}
+  sudo -n "$@" && exit
+  code=$?
+  sudo -n -l "$@" >/dev/null 2>&1 ||
+    echo "autoclave: sudoers does not allow '$*': AUTOCLAVE_GPUS must be the GPUs that sudoers names, in that order" >&2
+  exit "$code"
+)

@@ -57,7 +57,7 @@ in_the_way() { # GPU...
       printf "%sGPU %s ", sep, name; sep = "; "
       if (gpu["owner"] ~ /^[0-9]+$/ && gpu["owner"] != job) printf "belongs to job %s", gpu["owner"]
       else if (gpu["state"] == "scrubbing" && gpu["ready_seconds"] ~ /^[0-9.]+$/) printf "is scrubbing: ready in about %d s", gpu["ready_seconds"] + 1
-      else printf "is %s (run autoclave explain %s)", gpu["state"] == "clean" ? "unhealthy" : gpu["state"], name
+      else { sub(/_/, " ", gpu["state"]); printf "is %s (run autoclave explain %s)", gpu["state"] == "clean" ? "unhealthy" : gpu["state"], name }
     }
     /^    }/ { delete gpu["ready_seconds"] }
     /^  \]/ { exit }')

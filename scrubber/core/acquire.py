@@ -48,7 +48,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     if exclusive and taken and ownership.until_release(record) and ownership.acquired_for(record, owner):
         return answers.Proceed()
     if exclusive and (taken or record.kept_for not in ("", owner)):
-        is_ = record.state.value if taken else "kept for a claim"
+        is_ = record.state.value.replace("_", " ") if taken else "kept for a claim"
         why = f"it is {is_}; run `autoclave release {record.device.name}` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))
     answer = _enforced(record, facts, policy, now, action)

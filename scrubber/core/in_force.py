@@ -99,4 +99,4 @@ def _unproven(record: Record, facts: Facts, pod: str) -> str:
             another = record.owner is not None and record.owner.container != pod
             return "another pod had used it" if another or (record.owner and record.owner.crowded) else ""
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
-            return f"it was {record.state.value}"
+            return f"it was {record.state.value.replace('_', ' ')}"

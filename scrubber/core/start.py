@@ -102,7 +102,7 @@ def in_claim(
     if record.owner is None:
         return _from_grant(record, facts, policy, pod, now, None, of_claim=name)
     if any(holder.container is None for holder in facts.holders or ()):
-        return answers.busy(Action.START_ON, record)  # a scrub would take it for a leftover of the claim
+        return answers.busy(Action.START_ON, record)  # a scrub would end it as a leftover of the claim
     return _as_another(record, facts, pod, now, of_claim=name)
 
 

@@ -99,7 +99,7 @@ _EVIDENCE = _RANGE.format(columns=_COLUMNS, table="evidence")
 _NEWEST = """
     SELECT {columns} FROM {table}
     WHERE kind NOT IN ('ledger-begun', 'ledger-compacted', 'receipt-key')
-    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2) AND (?7 IS NULL OR wall <= ?7)
+    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2 OR seq >= ?8) AND (?7 IS NULL OR wall <= ?7)
     AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
     ORDER BY seq DESC LIMIT ?3
 """
@@ -134,6 +134,7 @@ class Window:
     after: int = 0
     kinds: frozenset[str] = frozenset()
     until: float | None = None  # a wall time
+    uptime: float | None = None  # the asked ``since`` on the clock of this boot: the wall clock may have jumped
     warnings: bool = False  # leave out evidence that is not a warning; the caller leaves out other rows
 
 
@@ -321,11 +322,24 @@ def _newest(
 ) -> tuple[LedgerEntry, ...]:
     """The newest events, newest last. All evidence is older than all other rows."""
     kinds = json.dumps(sorted(window.kinds)) if window.kinds else None
+    first = _first_since(connection, window.uptime)
     newest: list[tuple[object, ...]] = []
     for statement in (_NEWEST_ENTRIES, _NEWEST_WARNINGS if window.warnings else _NEWEST_EVIDENCE):
-        wanted = (device, since, limit - len(newest), window.after, window.before, kinds, window.until)
+        wanted = (device, since, limit - len(newest), window.after, window.before, kinds, window.until, first)
         newest += connection.execute(statement, wanted)
     return stored.entries(_row(columns) for columns in reversed(newest))
+
+
+def _first_since(connection: sqlite3.Connection, uptime: float | None) -> int | None:
+    """The number of the first row of this boot that is not older; None without such a row."""
+    first, later = None, math.inf
+    if uptime is None:
+        return None
+    for seq, at in connection.execute("SELECT seq, uptime FROM entries ORDER BY seq DESC"):
+        if not uptime <= at <= later:  # an uptime that is greater is of an earlier boot
+            break
+        first, later = seq, at
+    return first
 
 
 def _kept(connection: sqlite3.Connection) -> Kept:

@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -284,8 +285,11 @@ class Ledger:
         """The newest entries of the window, of one device or of all, newest last.
 
         If the disk hangs, they are the newest ones in memory. A later page, of rows before a certain one, waits for the
-        disk.
+        disk. After a jump of the wall clock, rows of the asked length of time count as well.
         """
+        if since is not None:
+            now = self._now()
+            window = replace(window, uptime=now.uptime - (now.wall - since))
         loop = asyncio.get_running_loop()
         reading = loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit, window))
         try:

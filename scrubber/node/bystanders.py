@@ -104,7 +104,7 @@ class Bystanders:
         return roots and os.path.samestat(mounts, (self._proc / "1/ns/mnt").stat()) and self._started_by_root(process)
 
     def _started_by_root(self, process: str) -> bool:
-        """Whether it is root's, runs in its own system service, or its parent is root's and runs the same program."""
+        """Whether root runs the process or the same program above it, or systemd runs it in its own service."""
         if _of_root(process):
             return True
         # nvidia-persistenced runs in the system service with the program's name.

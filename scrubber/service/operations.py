@@ -14,7 +14,6 @@ from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
-from scrubber.words import device_status
 
 RESET_REFUSED = "the policy forbids resets (reset.when: never); choose the path slow"
 
@@ -44,8 +43,7 @@ class Operations:
             if record.quarantine is not None:
                 _require_allowed(record, policy, proof.next_path(record, policy), "scrub")
                 ailment = record.quarantine.ailment
-                do = "; ".join(device_status.advice(record))
-                why = f"it is quarantined ({ailment.kind.value}: {ailment.detail}); {do}"
+                why = f"it is quarantined ({ailment.kind.value}: {ailment.detail})"
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
             if running is not None and not await context.jobs.cancel_unless_resetting(device):
@@ -53,8 +51,7 @@ class Operations:
             record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 by = f", open in {ownership.holder_names(facts.holders)}" if facts.holders else ""
-                back = f"end its pod, or run `autoclave release {record.device.name}` after its job"
-                why = f"it is {record.state.value}{by}; {back}"
+                why = f"it is {record.state.value.replace('_', ' ')}{by}; let its owner end first"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
             _require_free(record, facts, policy)
             if record.ailment is not None:

@@ -176,8 +176,9 @@ class StatusReporter:
         """The reason of the offer, and all signs that the device reports, also those without a consequence."""
         vitals, kind = self._context.vitals.get(record.device.uuid), _ailment(record)
         signs = vitals.signs if vitals is not None else ()
-        also = (f"{sign.kind.value}: {sign.detail}" for sign in signs if sign.kind.value != kind)
-        return replace(offer, why="; ".join((offer.why, *also)))
+        also = [f"{sign.kind.value}: {sign.detail}" for sign in signs if sign.kind.value != kind]
+        said = [] if also and offer.why == record.state.value else [offer.why]  # the state has a field of its own
+        return replace(offer, why="; ".join(said + also))
 
     def about(self) -> views.ServiceStatus:
         """The facts about the service itself, such as version, start and policy."""

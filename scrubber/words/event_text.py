@@ -7,7 +7,13 @@ from ground.quantities import quantity
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.measurements import UNSEARCHED, Uncovered
-from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult
+from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult, Trigger
+
+_TRIGGERS = {  # those whose stored name says too little
+    Trigger.FIRST_LOOK: "nothing was known of its memory",
+    Trigger.FOREIGN_USE: "it was used without a grant",
+    Trigger.PROOF_EXPIRED: "its proof is no longer valid",
+}
 
 
 def tell(event: ev.Event) -> str:
@@ -88,7 +94,8 @@ def _xids(codes: tuple[tuple[int, int], ...]) -> str:
 
 
 def _job(job: Job) -> str:
-    return f"scrub {job.id} on the {job.path.value} path ({job.trigger.value})"
+    why = _TRIGGERS.get(job.trigger, job.trigger.value)
+    return f"scrub {job.id} on the {job.path.value} path ({why})"
 
 
 def _step(result: StepResult) -> str:
@@ -131,7 +138,7 @@ def _receipt(receipt: Receipt) -> str:
         f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
         f" ({share:.2%}) overwritten{written} and read back,"
         f" {residue},"
-        f" {receipt.processes_terminated} of {quantity(receipt.processes_found, 'process', 'processes')} ended"
+        f" {_ended(receipt)}"
     )
     notes = [proven, *([f"signed by {receipt.signed_by}"] if receipt.envelope else [])]
     notes += [*([f"the last owner was {receipt.last_owner}"] if receipt.last_owner else [])]
@@ -145,6 +152,12 @@ def _receipt(receipt: Receipt) -> str:
     if receipt.tests:
         notes.append(f"tested: {', '.join(receipt.tests)}")
     return "; ".join(notes)
+
+
+def _ended(receipt: Receipt) -> str:
+    if not receipt.processes_found:
+        return "no process was left"
+    return f"{receipt.processes_terminated} of {quantity(receipt.processes_found, 'process', 'processes')} ended"
 
 
 def _quarantine(quarantine: Quarantine) -> str:

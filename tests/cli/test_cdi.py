@@ -112,7 +112,7 @@ def test_a_failure_is_reported_with_its_words(node):
     )
     run = node.write()
     assert (run.exit_code, node.file.exists()) == (1, False)
-    assert run.stderr == 'autoclave: nvidia-ctk failed with status 1: failed to "open" NVML; nothing was written\n'
+    assert run.stderr == 'autoclave: nvidia-ctk ended with status 1: failed to "open" NVML; nothing was written\n'
 
 
 def test_without_nvidia_ctk_the_remedy_is_named(node, monkeypatch):

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from autoclave.cli import INTERRUPTED, NOT_CLEAN
+from autoclave.cli import INTERRUPTED, NOT_CLEAN, table
 from autoclave.cli.verbs import doctor
-from autoclave.doctor import gathering
+from autoclave.doctor import base, gathering
 from autoclave.doctor.facts import process_facts
 from autoclave.doctor.findings import roster
 from demo import stage
@@ -395,6 +395,12 @@ def test_the_table_lists_findings_and_stderr_counts_them(node):
     assert run.stderr == "autoclave: 2 of 11 findings are broken; each names its remedy\n"
     assert run.exit_code == 1
     assert sorted(node.root.rglob("*")) == before  # the doctor leaves no file behind
+
+
+def test_each_line_of_a_finding_is_a_line_of_the_table():
+    found = [base.broken("policy", "a:1: x\na:2: y", "correct it")]
+    lines = table.plain(doctor.HEADERS, doctor.rows(found)).splitlines()
+    assert [line[lines[0].index("FINDING") :] for line in lines[1:]] == ["a:1: x", "a:2: y; correct it"]
 
 
 BOTH = ("--only", "kubelet-dir", "--only", "rival-plugin")

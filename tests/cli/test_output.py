@@ -64,6 +64,7 @@ def test_the_status_table_has_one_note_for_each_device():
         ({"job": views.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),
         ({"job": views.JobStatus("j", "fast", "retry", "", NOW, 0, 0, 12)}, "waiting for a slot, 12th (fast path)"),
         ({"job": views.JobStatus("j", "slow", "retry", "", NOW, 9, 9)}, "slow path: between two steps"),
+        ({"job": views.JobStatus("j", "fast", "retry", "evict", NOW, 0, 0)}, "fast path: ending processes (evict)"),
     ],
 )
 def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
@@ -229,7 +230,7 @@ def test_an_event_in_a_document_has_fields():
 
 
 def story(device, *advice, entries=(ENTRY,)):
-    explanation = views.Explanation(device, entries, advice, "defaults: there are no rules")
+    explanation = views.Explanation(device, entries, advice, "the defaults, because the policy has no rules")
     return list(explain.story(explanation, replace(SERVICE, policy_source="site.yaml"), NOW + 60))
 
 
@@ -245,7 +246,7 @@ def test_an_explanation_has_history_state_and_remedy():
         "        not offered to pods or jobs",
         "advice  look the xid up: `autoclave xid 79`",
         "        then `autoclave reinstate 1`",
-        "policy  default (site.yaml): defaults: there are no rules",
+        "policy  default (site.yaml): the defaults, because the policy has no rules",
         "",
     ]
     assert last.endswith("    1m ago  released: gone")
@@ -269,8 +270,9 @@ def test_a_scrub_that_runs_shows_its_step_and_limit(device, work, before):
 
 
 def test_the_advice_during_a_ledger_fault_is_the_doctor():
-    explanation = views.Explanation(CLEAN, (ENTRY,), (), "there are no rules")
-    lines = [*explain.story(explanation, replace(SERVICE, ledger_fault="disk is full"), NOW)]
+    explanation = views.Explanation(CLEAN, (ENTRY,), (), "it has no rules")
+    lines = [*explain.story(explanation, replace(SERVICE, ledger_fault="disk is full", policy_source="default"), NOW)]
+    assert "policy  default (shipped): it has no rules" in lines
     assert "advice  repair the ledger: `autoclave doctor` says how" in lines
 
 
@@ -308,9 +310,12 @@ def test_residue_is_unknown_after_a_clear_that_did_not_end():
 
 def test_an_explanation_names_the_pod_and_its_uid():
     shown = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
-    assert "        used by ns/train/main\n        the events name it uid-7\n        healthy: clean\n" in shown
+    assert (
+        "        used by ns/train/main\n        its owner is called uid-7 in the events\n        healthy: clean\n"
+        in shown
+    )
     for device in (replace(CLEAN, owner="uid-7"), replace(CLEAN, state="granted", pod="ns/train/main")):
-        assert "the events name it" not in "\n".join(story(device))
+        assert "in the events" not in "\n".join(story(device))
 
 
 def test_a_quarantine_without_probation_says_how_to_end_it():
@@ -423,7 +428,7 @@ def test_results_are_on_stdout_and_reasons_on_stderr(capsys):
         "0    GPU-aaaaaaaa  yes    1MiB     99.50%    -      0.75s  3dac54cd6a98ac39\n"
         "1    GPU-bbbbbbbb  no     -        -         -      -      -\n"
     )
-    assert shown.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` shows the history\n"
+    assert shown.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` says more\n"
 
 
 def test_a_slow_result_shows_the_number_of_tests():
@@ -455,7 +460,7 @@ def test_one_gpu_left_alone_hides_no_failed_gpu(capsys):
     results = {CLEAN.device: progress(CLEAN, result=GRANTED), SICK.device: progress(SICK, result=FAILED)}
     assert scrub.report(results, BOTH, "table") == 1
     shown = capsys.readouterr().err
-    assert "GPU 0 is left as it is: it is granted\n" in shown
+    assert "nothing was done to GPU 0: it is granted\n" in shown
     assert "GPU 1 is not clean" in shown
 
 

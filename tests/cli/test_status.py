@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,16 @@ def test_each_fault_of_the_service_is_one_line():
     assert status.faults(replace(SERVICE, policy_fault="a:1: x\na:2: y")) == (
         "the newest policy is not in force; the service still uses the old one: a:1: x; a:2: y",
     )
+
+
+def test_little_room_for_the_ledger_is_said_before_it_is_full(tmp_path, monkeypatch):
+    free = [os.statvfs_result((4096, 4096, 10**6, blocks, blocks, 0, 0, 0, 0, 255)) for blocks in (25_600, 25_599)]
+    monkeypatch.setattr(os, "statvfs", lambda _: free.pop(0))
+    assert [*status.little_room(str(tmp_path))] == []
+    [warning] = status.little_room(str(tmp_path))
+    assert warning.startswith("the ledger has room for only 100.0MiB; make room in ")
+    monkeypatch.undo()
+    assert [*status.little_room(str(tmp_path / "elsewhere"))] == []
 
 
 def test_without_headers_a_pipe_gets_rows_only(capsys):

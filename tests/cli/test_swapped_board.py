@@ -34,7 +34,7 @@ def test_an_index_means_the_new_board_in_every_verb(short_tmp: Path, autoclave) 
         assert f"`autoclave explain {old}` says" in autoclave("doctor", "--only", "device", *places, **run).stdout
         assert f"; `autoclave explain {old}` shows" in autoclave("wait", old, "--timeout", "0s", **run).stderr
         refused = autoclave("scrub", old, **run)
-        assert f"once it is visible; `autoclave explain {old}` shows the history" in refused.stderr
+        assert f"cannot scrub GPU {old}: it is quarantined (lost: " in refused.stderr
         words = f"autoclave explain --run-dir {service.run_dir} "
         offered = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="4").stdout.split()
         assert offered == [f"plain,{name}" for name in (old, "0", new)]

@@ -45,8 +45,11 @@ class Runner:
         allowed = f"begin {ME} {gpu}|end {ME}"
         program(  # sudo keeps nothing of the environment
             self.programs / "sudo",
-            f'[ "$1 $2" = "-n /etc/autoclave/gpu-job.sh" ] && shift 2 || exit 9\n'
+            '[ "$1" = -n ] && shift || exit 9\n'
+            '[ "$1" = -l ] && shift && asked=1\n'
+            '[ "$1" = /etc/autoclave/gpu-job.sh ] && shift || exit 9\n'
             f'case "$*" in {allowed.replace(" ", "?")}) ;; *) echo "sudo: a password is required" >&2; exit 1 ;; esac\n'
+            '[ -n "${asked:-}" ] && exit\n'
             f'exec env -i PATH="$PATH" PYTHONPATH={ROOT} AUTOCLAVE_RUN_DIR={service.run_dir} {self.script} "$@"',
         )
         self.environment = {
@@ -103,7 +106,10 @@ def test_a_dead_job_leaves_nothing_to_the_next_one(service, runner, farm):
     assert not lives(left)
     assert farm(runner, "completed").returncode == 0
     service.settled(runner.gpu, "clean")
-    assert farm(runner, "started", AUTOCLAVE_GPUS="0 1 2 3").returncode != 0, "a job must not choose other GPUs"
+    other = farm(runner, "started", AUTOCLAVE_GPUS="0 1 2 3")
+    assert other.returncode != 0, "a job must not choose other GPUs"
+    assert "AUTOCLAVE_GPUS must be the GPUs that sudoers names" in other.stderr
+    assert len(other.stderr.splitlines()) == 2
     assert service.settled(runner.gpu, "clean").owner == ""
 
 
@@ -133,17 +139,30 @@ def test_docker_gets_proven_gpus_and_gives_them_back(service, runner):
     assert service.settled(runner.gpu, "clean").receipt.last_owner == "nightly"
     service_call.ask(service.run_dir, lambda admin: admin.quarantine(str(runner.gpu), "smells", "somebody"))
     (runner.root / "asked").unlink()
-    assert runner.job("run", "nightly", runner.gpu, "--", "image").returncode == 1
+    refused = runner.job("run", "nightly", runner.gpu, "--", "image")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 2), refused.stderr
     assert not (runner.root / "asked").exists(), "no container starts without a proof"
 
 
 @pytest.mark.parametrize(
-    "words", ["", "begin me", "end", "end me 0", "run me 0 image", "run me -- image", "steal me 0"]
+    ("words", "why"),
+    [
+        ([], "the first word must be begin, end or run, not ''"),
+        (["steal", "me", "0"], "the first word must be begin, end or run, not 'steal'"),
+        (["begin", "", "0"], "OWNER is missing or empty"),
+        (["end"], "OWNER is missing or empty"),
+        (["begin", "me"], "GPU is missing: name at least one"),
+        (["run", "me", "--", "image"], "GPU is missing: name at least one"),
+        (["end", "me", "0"], "only OWNER may follow end"),
+        (["run", "box", "0", "1", "--"], "IMAGE is missing: name it after --"),
+        (["run", "me", "0", "image"], "IMAGE is missing: name it after --"),
+    ],
 )
-def test_wrong_words_are_refused(words):
-    run = subprocess.run([CI / "gpu-job.sh", *words.split()], capture_output=True, text=True, check=False)
+def test_wrong_words_are_refused(words, why):
+    run = subprocess.run([CI / "gpu-job.sh", *words], capture_output=True, text=True, check=False)
     assert run.returncode == 2
-    assert "usage" in run.stderr
+    refusal, usage = run.stderr.splitlines()
+    assert (refusal, "usage: " in usage) == (f"autoclave: {why}", True)
 
 
 def test_no_program_of_the_caller_runs_as_root(service, runner):

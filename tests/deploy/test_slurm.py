@@ -307,7 +307,7 @@ def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):
     drills.occupy(service.simulated_dir, service.uuid(gpu), SECRET, CONTAINER)
     service.settled(gpu, "in_use")
     ended(slurmd.run("epilog.sh", 55, f"{gpu},{others[0]},{others[1]}"), 1)
-    reason = f"reason=autoclave: job 55: not proven clean: GPU {gpu} is in_use (run autoclave explain {gpu})"
+    reason = f"reason=autoclave: job 55: not proven clean: GPU {gpu} is in use (run autoclave explain {gpu})"
     assert slurmd.output()[-1] == reason
     assert all(service.settled(other, "clean").receipt for other in others)
     assert (slurmd.state / "55").read_text() == f"{gpu}\n"

@@ -16,8 +16,10 @@ from scrubber.ledger import file, tree
 NOW = Moment(1_750_000_000.25, 1234.5)
 
 
-def drafted(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> LedgerEntry:
-    return LedgerEntry(0, device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
+def drafted(
+    why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall, uptime: float = NOW.uptime
+) -> LedgerEntry:
+    return LedgerEntry(0, device, Moment(wall, uptime), "op-1", events.Released(why))
 
 
 @dataclass(frozen=True)

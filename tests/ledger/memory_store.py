@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 
@@ -47,12 +48,17 @@ class MemoryStore:
         self, device: str | None, since: float | None, limit: int, window: file.Window = file.EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last."""
+        first = math.inf
+        for later, row in zip((None, *reversed(self._rows)), reversed(self._rows), strict=False):
+            if window.uptime is None or row.uptime < window.uptime or (later and row.uptime > later.uptime):
+                break
+            first = row.seq
         wanted = (
             row
             for row in reversed((_warnings(self._evidence) if window.warnings else self._evidence) + self._rows)
             if row.kind not in stored.NOTES
             and (device is None or row.device == device)
-            and (since is None or row.wall >= since)
+            and (since is None or row.wall >= since or row.seq >= first)
             and (window.until is None or row.wall <= window.until)
             and window.after < row.seq < (window.before or row.seq + 1)
             and (not window.kinds or row.kind in window.kinds)

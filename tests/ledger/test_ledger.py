@@ -217,6 +217,19 @@ async def test_a_history_comes_from_memory_while_a_read_hangs(ledger, store, mon
     assert await ledger.history(device, since, limit, window) == wanted
 
 
+async def test_a_history_asks_for_its_time_by_both_clocks(ledger, store, monkeypatch):
+    asked = []
+
+    def history(*wanted) -> tuple[()]:
+        asked.append(wanted[3].uptime)
+        return ()
+
+    monkeypatch.setattr(store, "history", history)
+    for since in (None, NOW.wall - 30):
+        await ledger.history(None, since, 1)
+    assert asked == [None, NOW.uptime - 30]
+
+
 async def test_a_later_page_of_the_history_waits_for_the_disk(ledger, store, monkeypatch):
     """Memory does not reach that far back: a page from memory would end the history in the middle."""
     await ledger.append("op", discovered("GPU-1"), discovered("GPU-2"), described("GPU-1", 7))

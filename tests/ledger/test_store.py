@@ -153,6 +153,14 @@ def test_evidence_outlives_the_steps_of_scrubs(kept, draft):
     assert kept.history(None, None, 9, file.Window(before=rows[5], warnings=True))[0].event == sick.event
 
 
+def test_a_history_since_a_time_survives_a_jump_of_the_clock(kept, draft):
+    """The clock was set forward by an hour, and the node was rebooted before that."""
+    times = {"earlier boot": (100.0, 960.0), "older": (200.0, 10.0), "before": (490.0, 300.0), "after": (4100.0, 310.0)}
+    kept.append([draft(why, wall=wall, uptime=uptime) for why, (wall, uptime) in times.items()])
+    assert whys(kept.history(None, 4000.0, 9)) == ["after"]
+    assert whys(kept.history(None, 4000.0, 9, file.Window(uptime=210.0))) == ["before", "after"]
+
+
 def test_the_oldest_evidence_goes_by_count_and_by_age(kept, draft):
     def shown(wall: float, retention: stored.Retention) -> object:
         kept.compact(concatenate, 1, Moment(wall, 1.0), retention)

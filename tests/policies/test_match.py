@@ -22,12 +22,14 @@ def policy_set(*matches):
 
 
 def test_without_rules_the_defaults_apply():
-    assert match.resolve(policy_set(), H100) == match.Matched(Policy(), "defaults", "defaults: there are no rules")
+    assert match.resolve(policy_set(), H100) == match.Matched(
+        Policy(), "defaults", "the defaults, because the policy has no rules"
+    )
 
 
 def test_without_a_matching_rule_the_defaults_apply():
     found = match.resolve(policy_set(Match(mig=True)), H100)
-    assert found == match.Matched(Policy(), "defaults", "defaults: no rule matches")
+    assert found == match.Matched(Policy(), "defaults", "the defaults, because no rule matches")
 
 
 @pytest.mark.parametrize(

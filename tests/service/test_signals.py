@@ -212,5 +212,5 @@ async def test_by_default_heat_is_shown_and_quarantines_nothing(begin):
     sign(AilmentKind.HEAT)(world, device)
     await asyncio.sleep(5.0)
     shown = world.life.reporter.device(device)
-    assert (shown.state, shown.healthy, shown.why) == ("clean", True, "clean; heat: so it is")
+    assert (shown.state, shown.healthy, shown.why) == ("clean", True, "heat: so it is")
     assert rows(world, ev.AilmentFound, device) == quarantines(world, device) == []

@@ -7,7 +7,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.measurements import Mismatch, Uncovered
-from scrubber.core.model import Ailment, AilmentKind, Outcome, Owner, Quarantine, Receipt, ScrubPath, Step
+from scrubber.core.model import Ailment, AilmentKind, Outcome, Owner, Quarantine, Receipt, ScrubPath, Step, Trigger
 from scrubber.words import event_text
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
@@ -42,6 +42,8 @@ LIFE = [
     (ev.Discovered(lives.DEVICE, lives.HERE),
      "found NVIDIA H100 80GB HBM3 at index 0; nothing is known about its memory"),
     (ev.ScrubStarted(lives.job(ScrubPath.SLOW)), "scrub job-1 on the slow path (release) started"),
+    (ev.ScrubStarted(replace(lives.job(ScrubPath.SLOW), trigger=Trigger.FIRST_LOOK)),
+     "scrub job-1 on the slow path (nothing was known of its memory) started"),
     (ev.StepStarted("job-1", Step.RESET, ScrubPath.SLOW), "reset started (slow path)"),
     (ev.StepFinished("job-1", result(Step.RESET)), "reset passed in 0.250 s"),
     (ev.ScrubPassed("job-1", RECEIPT),
@@ -55,9 +57,9 @@ LIFE = [
     (ev.ScrubPassed("job-1", replace(RECEIPT, envelope=lives.ENVELOPE)),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
       "64 bytes of residue found, 1 of 2 processes ended; signed by 0123456789abcdef")),
-    (ev.ScrubPassed("job-1", replace(RECEIPT, residue_bytes=0, searched_bytes=0)),
+    (ev.ScrubPassed("job-1", replace(RECEIPT, residue_bytes=0, searched_bytes=0, processes_found=0)),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
-      "what the last owner left is not known, because an earlier clear did not end, 1 of 2 processes ended")),
+      "what the last owner left is not known, because an earlier clear did not end, no process was left")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
     (ev.Granted(replace(GRANT, announced=False, until_release=True)),
      "handed out (grant grant-1, receipt r-1), until it is released"),

@@ -181,8 +181,8 @@ async def test_a_child_that_is_killed_during_a_step_has_died(bank, spawn: Spawn,
     [
         ("os._exit(3)", Blame.SERVICE, "with status 3"),
         ("raise MemoryError", Blame.SERVICE, "with status 1"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", Blame.SERVICE, "with status -9"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", Blame.DEVICE, "with status -11"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", Blame.SERVICE, "by signal 9 (SIGKILL)"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Blame.DEVICE, "by signal 11 (SIGSEGV)"),
     ],
 )
 async def test_a_child_that_ends_badly_voids_its_last_result(spawn: Spawn, life: str, blame: Blame, words: str) -> None:

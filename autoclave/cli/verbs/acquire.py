@@ -55,9 +55,10 @@ def acquire(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
 @click.command(context_settings=ENVIRONMENT)
 @options.gpus
 @options.owner("Without GPU: all GPUs of this owner. With GPU: refuse the GPU of another owner.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say that the owner has no GPU.")
 @options.output("text", "json", "yaml")
 @options.run_dir
-def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
+def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, run_dir: Path) -> None:
     """Give back the GPUs of a job that has ended.
 
     The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
@@ -82,7 +83,7 @@ def release(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
         raise
     if not gpus and released:
         devices = named(sorted(released))
-    if not devices:
+    if not devices and not quiet:
         human.warn(f"no GPU was acquired for {owner}, so nothing was given back")
     if output != "text":
         items = ({**document.gpu(it), "released": uuid in released} for uuid, it in devices.items())

@@ -83,7 +83,7 @@ class Chosen(TypedDict):
     "--wait",
     type=DURATION,
     default="0s",
-    help="While a finding is broken, check again for this time and report changes.",
+    help="Check again for this time, as long as a finding is broken, and report each change.",
 )
 def doctor(
     output: str,
@@ -162,9 +162,13 @@ def _printable(text: str) -> str:
 
 
 def rows(findings: Sequence[Finding]) -> list[list[str]]:
-    """One row for each finding. The remedy is in the last column, the only one that wraps."""
-    sentences = [f"{finding.text}; {finding.remedy}" if finding.remedy else finding.text for finding in findings]
-    return [[finding.level.value, finding.name, text] for finding, text in zip(findings, sentences, strict=True)]
+    """One row for each line of a finding. The remedy is in the last column, the only one that wraps."""
+    table_rows = []
+    for finding in findings:
+        text = f"{finding.text}; {finding.remedy}" if finding.remedy else finding.text
+        first, *others = text.splitlines() or [""]
+        table_rows += [[finding.level.value, finding.name, first], *([" ", " ", line] for line in others)]
+    return table_rows
 
 
 def _status(run_dir: Path) -> views.Status:

@@ -69,7 +69,8 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     yield f"advice  {deeds[0] if deeds else 'nothing to do'}"
     yield from _indented(deeds[1:])
     if service is not None:
-        yield f"policy  {service.policy} ({service.policy_source}): {explanation.policy_why}"
+        source = "shipped" if service.policy_source == service.policy else service.policy_source
+        yield f"policy  {service.policy} ({source}): {explanation.policy_why}"
     yield ""
     events = [entry for entry in table.one_for_each_start(explanation.entries) if _tells(entry)]
     if len(events) > SHOWN:
@@ -99,7 +100,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.setback and device.quarantine is None and device.job is not None:
         yield f"the scrub before it failed: {device.setback}"
     if device.owner and device.pod:  # the UID of the pod or of its claim, or a job of Slurm in that pod
-        yield f"the events name it {device.owner}"
+        yield f"its owner is called {device.owner} in the events"
     if device.holders:
         yield f"used by {', '.join(map(str, device.holders))}"
     if device.receipt is not None:

@@ -100,7 +100,7 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
             document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
         else:
             for it in done:
-                human.say(f"GPU {it.name} ({it.device}) is {it.state}: {table.note(it)}")
+                human.say(f"GPU {it.name} ({it.device}) is {it.state.replace('_', ' ')}: {table.note(it)}")
         return worst(codes)
 
     return service_call.ask(run_dir, quarantine)
@@ -204,7 +204,7 @@ def report(results: Results, devices: Devices, output: str) -> int:
     for uuid, it in results.items():  # also of a device that the service found after it was asked for all
         result = it.result or MISSING
         if _code(result) != DONE or result.withdrawn:
-            human.warn(f"GPU {_refusal(result, devices[uuid].argument if uuid in devices else uuid)}")
+            human.warn(_refusal(result, devices[uuid].argument if uuid in devices else uuid))
     return worst(_code(it.result or MISSING) for it in results.values())
 
 
@@ -219,12 +219,15 @@ def _code(result: views.ScrubResult) -> int:
 def _refusal(result: views.ScrubResult, name: str) -> str:
     why = result.why or result.reason or result.state
     if result.withdrawn:
-        return f"{name} is {result.state}: {why}"
-    if result.left_alone:
-        return f"{name} is left as it is: {why}"
+        return f"GPU {name} is {result.state.replace('_', ' ')}: {why}"
     if result is OVERDUE:
-        return f"{name} is not clean yet: {why}, `autoclave status {name}` shows it"
-    return f"{name} is not clean: {why}; `autoclave explain {name}` shows the history"
+        return f"GPU {name} is not clean yet: {why}, `autoclave status {name}` shows it"
+    what, named, cause = why.partition(": ")
+    if named and what.startswith("cannot "):  # it was refused: nothing was done to the GPU
+        return f"{what.rpartition(' ')[0]} GPU {name}: {cause}; `autoclave explain {name}` says more"
+    if result.left_alone:
+        return f"nothing was done to GPU {name}: {why}"
+    return f"GPU {name} is not clean: {why}; `autoclave explain {name}` says more"
 
 
 @contextmanager

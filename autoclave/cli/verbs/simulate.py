@@ -13,6 +13,7 @@ import click
 from autoclave.cli import DURATION, ENVIRONMENT, Parsed, human, options, service_call
 from ground.documents import units
 from ground.errors import InvalidRequest, Reason, Refused
+from ground.quantities import quantity
 from policies.hardware import DeviceSign
 from scrubber.core.model import AilmentKind
 from scrubber.devices.simulated import drills, layout
@@ -139,7 +140,7 @@ def xid(target: DrillTarget, code: int, count: int) -> str:
 def ecc(target: DrillTarget, count: int) -> str:
     """Report uncorrectable memory errors."""
     drills.ecc(target.root, target.uuid, count)
-    return f"{count} more uncorrectable memory errors are reported"
+    return f"the GPU reports {quantity(count, 'new uncorrectable memory error')}"
 
 
 @drill

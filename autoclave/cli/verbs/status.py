@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, TypedDict, Unpack
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from ground import paths
 from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
 from scrubber.words import views
@@ -133,6 +135,17 @@ def faults(service: views.ServiceStatus) -> tuple[str, ...]:
     return (*([ledger] if service.ledger_fault else []), *([policy] if service.policy_fault else []), *aside)
 
 
+def little_room(state_dir: str) -> Iterator[str]:
+    """That the disk of the ledger is nearly full, before a write fails. Nothing where its directory is not seen."""
+    try:
+        system = os.statvfs(state_dir)
+    except OSError:
+        return
+    if system.f_bavail * system.f_frsize < paths.LITTLE_ROOM:
+        left = human.size(system.f_bavail * system.f_frsize)
+        yield f"the ledger has room for only {left}; make room in {state_dir}, or no GPU is handed out when it is full"
+
+
 TICK = 1.0  # seconds between two updates on a terminal, where ages and progress change without an event
 
 
@@ -240,5 +253,5 @@ def status(
         return
     status = service_call.ask(run_dir, lambda admin: admin.status(gpus))
     show(status, form)
-    for fault in faults(status.service):
+    for fault in (*faults(status.service), *little_room(status.service.state_dir)):
         human.warn(fault)

@@ -106,4 +106,4 @@ def _is(device: views.DeviceStatus, goal: str) -> bool:
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
-    return f"{device.name} is not {goal}; it is {device.state}: {table.note(device) or device.why}"
+    return f"{device.name} is not {goal}; it is {device.state.replace('_', ' ')}: {table.note(device) or device.why}"

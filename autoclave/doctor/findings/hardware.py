@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from autoclave.doctor import base
-from ground import process_names
-from ground.errors import RESTART
+from ground import errors, process_names
 from ground.quantities import quantity
 from scrubber.words import nvidia_advice, views
 
@@ -148,7 +147,7 @@ def kernels(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("kernels", "the GPU kernels are compiled")
     else:
         text = "the GPU kernels are not compiled in this checkout: no memory can be overwritten, no GPU is handed out"
-        yield base.broken("kernels", text, f"run make kernels, then {RESTART}")
+        yield base.broken("kernels", text, f"run make kernels, then {errors.restart()}")
 
 
 def _install(works: tuple[str, ...], driver: str) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoclave.doctor import base
-from ground.errors import RESTART
+from ground import errors
 from ground.quantities import quantity
 from scrubber.core import in_force
 from scrubber.core.model import State
 from scrubber.words import views
 
 GATE = "create-gate"
-AGAIN = f"{RESTART}; the service installs it when it starts"
+INSTALLS = "the service installs it when it starts"
 RESTARTED = "if the container runtime was restarted since, start a new pod on the GPU"
 SWITCH_ON = (
     "switch CDI on in the container runtime (containerd 1.7: enable_cdi = true in /etc/containerd/config.toml; 2.0 and "
@@ -47,18 +47,19 @@ def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Findin
     """Why containers with GPUs are not created, or are created without a question."""
     file = status.service.gate_specification
     if isinstance(gate.covered, base.CheckFault):
-        yield base.unseen(GATE, f"cannot use {file}", gate.covered, AGAIN)
+        yield base.unseen(GATE, f"cannot use {file}", gate.covered, f"{errors.restart()}; {INSTALLS}")
         return
     if missing := sorted({device.device for device in status.devices} - gate.covered):
-        yield base.broken(GATE, f"{file} does not name {', '.join(missing)}", AGAIN)
+        yield base.broken(GATE, f"{file} does not name {', '.join(missing)}", f"{errors.restart()}; {INSTALLS}")
     for program, fault in gate.programs.items():
         if fault is not None:
             text = f"no container with a GPU is created, because {program} does not run"
-            yield base.unseen(GATE, text, fault, f"{AGAIN}; or choose a --state-dir that is not mounted noexec")
+            remedy = f"{errors.restart()}; {INSTALLS}; or choose a --state-dir that is not mounted noexec"
+            yield base.unseen(GATE, text, fault, remedy)
     for path, fault in gate.sockets.items():
         if fault is not None:
             text = f"no container with a GPU is created, because there is no answer at {path}"
-            yield base.unseen(GATE, text, fault, RESTART)
+            yield base.unseen(GATE, text, fault, errors.restart())
 
 
 def _in_force(status: views.Status, now: float) -> base.Finding:

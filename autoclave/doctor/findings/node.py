@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from autoclave.doctor import base
 from autoclave.doctor.base import Capability
+from ground import paths
 
 YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so an earlier clock was never set
 # The ledger's journal grows to 4 MiB. Then it is written into the ledger, and both need space for a moment: with less
 # than 10 MiB the next write may fail. 100 MiB hold more than 100,000 events: weeks on a busy node.
-LOW_BYTES, FEW_BYTES = 100 * 2**20, 10 * 2**20
+FEW_BYTES = 10 * 2**20
 LOW_FILES, FEW_FILES = 1000, 16  # the ledger is a handful of files
 
 NODE_NAMESPACE = "run it in the node's PID namespace (in a pod: hostPID: true)"
@@ -149,7 +150,7 @@ def disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if room.free_bytes < FEW_BYTES or files < FEW_FILES:
         text = f"the ledger in {directory} has room for only {left}: if the next write fails, nothing is handed out"
         yield base.broken("disk", text, remedy)
-    elif room.free_bytes < LOW_BYTES or files < LOW_FILES:
+    elif room.free_bytes < paths.LITTLE_ROOM or files < LOW_FILES:
         yield base.warning("disk", f"the ledger in {directory} has room for only {left}", remedy)
     else:
         yield base.ok("disk", f"the ledger in {directory} has room for {left}")

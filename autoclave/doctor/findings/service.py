@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoclave.doctor import base
-from ground import calendar_time
-from ground.errors import RESTART, START, AutoclaveError, Reason, Unreachable
+from ground import calendar_time, errors
+from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies.model import Clear
 from scrubber.core.measurements import forgiven_memory
@@ -28,14 +28,14 @@ def service(facts: base.NodeFacts) -> Iterator[base.Finding]:
         case Unreachable() if facts.last_error is not None:
             at = calendar_time.utc(facts.last_error.at).astimezone().isoformat(sep=" ", timespec="seconds")
             text, _, remedy = facts.last_error.text.partition("; ")
-            remedy = remedy or f"correct that, and {START}"
+            remedy = remedy or f"correct that, and {errors.start()}"
             yield base.broken("service", f"the scrub service does not run. It ended at {at}: {text}", remedy)
         case Unreachable(message=message):
             text, _, remedy = message.partition("; ")  # the message ends with its remedy
             yield base.broken("service", text, remedy or "give a shorter --run-dir")
         case AutoclaveError() as error:
             text = f"the scrub service gives no status: {error.message}"
-            yield base.broken("service", text, f"read its log; {RESTART}")
+            yield base.broken("service", text, f"read its log; {errors.restart()}")
 
 
 def scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -45,7 +45,7 @@ def scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
     socket = facts.scrubber_socket
     if socket.fault is not None:
         text = f"the plugin cannot ask the scrub service at {socket.path}: {socket.fault.text}"
-        yield base.broken("scrubber-socket", text, RESTART)
+        yield base.broken("scrubber-socket", text, errors.restart())
     else:
         yield base.ok("scrubber-socket", f"the scrub service accepts connections of the plugin at {socket.path}")
 
@@ -54,7 +54,7 @@ def run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """No other user may enter the run directory."""
     directory = facts.run_dir
     if directory.fault is not None:
-        remedy = f"name the --run-dir of the service, which makes it, or {START}"
+        remedy = f"name the --run-dir of the service, which makes it, or {errors.start()}"
         text = f"cannot use the run directory {directory.path}: {directory.fault.text}"
         yield base.broken("run-dir", text, base.as_root(directory.fault, remedy))
     elif not directory.ours:
@@ -132,7 +132,7 @@ def policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def concessions(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The policy gives up no promise for the devices of this node."""
+    """The policy keeps all promises for the devices of this node."""
     if facts.status is None:
         return
     service = facts.status.service
@@ -140,7 +140,7 @@ def concessions(facts: base.NodeFacts) -> Iterator[base.Finding]:
         remedy = f"if this is not intended, remove it from policy {service.policy}"
         yield base.warning("concession", f"the policy gives up a promise: {sentence}", remedy)
     if not service.concessions:
-        yield base.ok("concession", f"policy {service.policy} gives up no promise for the devices of this node")
+        yield base.ok("concession", f"policy {service.policy} keeps all promises for the devices of this node")
 
 
 def devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -164,11 +164,15 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"
         yield base.warning("device", text, f"{see} and what to do")
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and device.setback:
-        yield base.warning("device", f"{gpu} is {device.state} and not offered: {device.setback}", see)
+        yield base.warning(
+            "device", f"{gpu} is {device.state.replace('_', ' ')} and not offered: {device.setback}", see
+        )
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
         yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", see)
     elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.IN_USE.value}:
-        yield base.warning("device", f"{gpu} is {device.state} and not offered to the kubelet: {device.why}", see)
+        yield base.warning(
+            "device", f"{gpu} is {device.state.replace('_', ' ')} and not offered to the kubelet: {device.why}", see
+        )
     if device.state == State.GRANTED.value and device.receipt is None:
         yield base.warning("device", f"{gpu} was handed out without a proof", see)
     yield from _coverage(device, gpu)
@@ -201,4 +205,4 @@ def unlisted(facts: base.NodeFacts) -> Iterator[base.Finding]:
         )
         yield base.warning("bystanders", text, bystander.remedy)
     if not bystanders:
-        yield base.ok("bystanders", "no program of NVIDIA had a GPU open in a namespace that the policy does not name")
+        yield base.ok("bystanders", "the policy names the namespace of each program of NVIDIA that had a GPU open")

@@ -315,8 +315,8 @@ def by_name(name: str, key: bytes) -> Pattern:
 def scrub_chip(place: GpuFiles, key: bytes, *, writes: bool = True) -> Scratched:
     """Write a keyed pattern and then zeros to new pages of each unit, and read both back.
 
-    A unit is faulty if it fails twice. NotNowError if it does not fail the second time. Without ``writes``, nothing is
-    written, and what is there is read back.
+    A unit that fails is tried once more. If it fails again, it is faulty; if it passes then, this raises NotNowError.
+    Without ``writes``, nothing is written, and what is there is read back.
     """
     try:
         with layout.opened(place.chip) as handle:

@@ -292,7 +292,7 @@ def vitals(place: GpuFiles) -> Vitals:
     found = faults(place)
     counters = read(place.counters, Counters)
     hot, limit = (measured := read(place.readings, Measured)).celsius, measured.slowdown_celsius
-    heat = (Sign(AilmentKind.HEAT, f"{hot:.0f} of {limit:.0f} degrees Celsius: it lowers its clocks"),)
+    heat = (Sign(AilmentKind.HEAT, f"it has {hot:.0f} degrees Celsius, and lowers its clocks from {limit:.0f} on"),)
     return Vitals(
         lost=found.lost,
         xids=xids(place),

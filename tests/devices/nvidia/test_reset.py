@@ -159,7 +159,7 @@ def fault(status: int, said: str) -> tuple[type[DeviceError] | None, str]:
         ),
         (255, f"{GPU} could not be reset.", (DeviceError, f"it ended with status 255: {GPU} could not be reset.")),
         (15, "lost", (DeviceError, "it ended with status 15 (a device that has fallen off the bus): lost")),
-        (-9, "", (DeviceError, "it ended with status -9: it said nothing")),
+        (-9, "", (DeviceError, "it ended by signal 9 (SIGKILL): it said nothing")),
         (1, "a\tb\x1b[2Jc\n\n d", (DeviceError, "it ended with status 1: a b [2Jc d")),
     ],
 )

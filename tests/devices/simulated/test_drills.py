@@ -35,7 +35,7 @@ def test_heat_is_a_sign_from_its_limit_on_until_healed(bank) -> None:
     assert bank.backend.vitals(bank.first) == Vitals()
     drills.heat(bank.root, bank.first, 97)
     assert bank.backend.readings()[bank.first].celsius == 97.0
-    hot = Sign(AilmentKind.HEAT, "97 of 90 degrees Celsius: it lowers its clocks")
+    hot = Sign(AilmentKind.HEAT, "it has 97 degrees Celsius, and lowers its clocks from 90 on")
     assert bank.backend.vitals(bank.first) == Vitals(signs=(hot,))
     drills.heal(bank.root, bank.first)
     assert bank.backend.readings() == before
