@@ -64,7 +64,7 @@ def _should_be_zero() -> Section:
 
 
 def _out() -> Section:
-    return Section("Out of service", 8, ((24, firing_alerts(SCOPE)), (24, quarantined_gpus(SCOPE))))
+    return Section("Out of service", 12, ((24, firing_alerts(SCOPE)), (24, quarantined_gpus(SCOPE))))
 
 
 def _trends() -> Section:

@@ -54,7 +54,7 @@ def _status() -> Section:
 def _history() -> Section:
     state = timeline(
         "State over time", "The state of the GPU. A gap: Prometheus got no answer.", STATE_WORDS,
-        Query(SCOPE.states(*DEVICE_ID), NAME),
+        Query(f'label_replace({SCOPE.states(*DEVICE_ID)}, "short", "$1", "uuid", "(.{{12}}).*")', "{{short}}"),
     )  # fmt: skip
     steps = timeline(
         "Scrub steps",

@@ -123,7 +123,7 @@ def _out() -> Section:
         Query(SCOPE.recent_by_labels(plugin.HOOK_REFUSALS, "hook", "reason", alive=plugin.BUILD), "{{at}}"),
         bars=True, empty=NO_PLUGIN,
     )  # fmt: skip
-    return Section("Out of service", 9, ((14, quarantined_gpus(SCOPE)), (10, refusals), (24, problems(SCOPE))))
+    return Section("Out of service", 9, ((24, quarantined_gpus(SCOPE)), (10, refusals), (14, problems(SCOPE))))
 
 
 def _heat() -> Section:

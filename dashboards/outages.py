@@ -8,7 +8,18 @@ from grafana_foundation_sdk.models import units
 from dashboards import runbooks
 from dashboards.page import Section, link
 from dashboards.panels import Column, Query, stat, table, timeline
-from dashboards.query import ALERTS, DEVICE_ID, PLACE, QueryScope, RecordedSeries, age, largest, sum_of, with_device
+from dashboards.query import (
+    ALERTS,
+    ALERTS_BEGAN,
+    DEVICE_ID,
+    PLACE,
+    QueryScope,
+    RecordedSeries,
+    age,
+    largest,
+    sum_of,
+    with_device,
+)
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NEUTRAL, NO_ROW, PLAIN, value_words
 from scrubber.core.model import Availability, State
 from scrubber.metrics.table import (
@@ -41,7 +52,7 @@ NEXT_TEST = value_words(
         RUNS: ("runs now", PLAIN),
     }
 )
-HOLDS = value_words({1: ("now", BAD), 0: ("nothing", GOOD)})
+HOLDS = value_words({1: ("reported", BAD), 0: ("no problem", GOOD)})
 
 GROUPS = {
     Availability.AVAILABLE: ("Available", "GPUs that the kubelet may give to a pod now."),
@@ -103,18 +114,23 @@ def firing_alerts(scope: QueryScope) -> grafana.Panel:
     """Every firing alert with its summary and a link: to its runbook, or to Grafana's list of alerts."""
     alerts = scope.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing")
     caused = f'label_join({alerts}, "cause", "", "reason", "sign", "xid")'
-    firing = largest(caused, *PLACE, "gpu", "alertname", "severity", "cause")
-    summarised = f'label_replace({firing}, "summary", "$1", "alertname", "(.*)")'
+    labels = (*PLACE, "gpu", "alertname", "severity", "cause")
+    firing = largest(caused, *labels)
+    began = scope.of(ALERTS_BEGAN, alertname=("Autoclave.*",))
+    began = largest(f'label_join({began}, "cause", "", "reason", "sign", "xid")', *labels)
+    since = age(f"({began} and on ({', '.join(labels)}) {firing})")
+    summarised = f'label_replace({since}, "summary", "$1", "alertname", "(.*)")'
     return table(
         "Firing alerts",
         "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. The runbook of an alert, "
-        "docs/runbooks/ALERT.md, says what to do. The cause is the reason, the sign or the XID.",
+        "docs/runbooks/ALERT.md, says what to do. The cause is the reason, the sign or the XID of the alert, if "
+        "it has one.",
         {"alertname": "Alert", "severity": "Severity", "summary": "Summary", "cause": "Cause", **NODE, "gpu": "GPU"},
         Column(
-            "Fires",
-            scope.or_not_scraped(summarised, "alertname", 1),
-            units.NoUnit,
-            words=value_words({1: ("now", BAD)}),
+            "True for",
+            scope.or_not_scraped(summarised, "alertname", NO_ROW),
+            units.Seconds,
+            words=MISSING,
         ),
         links={"Alert": runbooks.NO_PAGE, "Node": TO_NODE},
         label_words={"Summary": runbooks.summaries()},
@@ -125,16 +141,18 @@ def firing_alerts(scope: QueryScope) -> grafana.Panel:
 
 
 def problems(scope: QueryScope) -> grafana.Panel:
-    """The signs that the driver reports, sick devices in use, and blocked scrubs."""
+    """Quarantines, the signs that the driver reports, sick devices in use, and blocked scrubs."""
+    out = largest(scope.of(QUARANTINED), *DEVICE_ID, "reason")
+    out = f'label_replace({out}, "what", "quarantined: $1", "reason", "(.*)")'
     signs = f'label_replace({largest(scope.of(SIGN), *DEVICE_ID, "sign")}, "what", "$1", "sign", "(.*)")'
     in_use = largest(scope.of(SICK), *DEVICE_ID, "reason")
     sick = f'label_replace({in_use}, "what", "in use and sick: $1", "reason", "(.*)")'
     blocked = f'label_replace({largest(scope.of(BLOCKED), *DEVICE_ID)} == 1, "what", "scrub is blocked", "", "")'
-    anything = with_device(f"{signs} or {sick} or {blocked}", "what")
+    anything = with_device(f"{out} or {signs} or {sick} or {blocked}", "what")
     return timeline(
         "Problems over time",
-        "Signs that the driver reports, GPUs in use that will be quarantined when they are free, and blocked "
-        "scrubs. `autoclave explain GPU` names the cause. A lane 'none' means that there is no problem.",
+        "Quarantines, signs that the driver reports, GPUs in use that will be quarantined when they are free, and "
+        "blocked scrubs. `autoclave explain GPU` names the cause. A lane 'none' means that there is no problem.",
         HOLDS,
         Query(scope.or_zero(anything, "at"), "{{at}}"),
     )

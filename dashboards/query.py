@@ -64,8 +64,12 @@ STARTED = ForeignSeries("process_start_time_seconds", Kind.GAUGE, (*TARGET, "job
 ALERTS = ForeignSeries(
     "ALERTS", Kind.GAUGE, (*PLACE, "gpu", "alertname", "alertstate", "severity", "reason", "sign", "xid")
 )
+# When the condition of an alert became true. Prometheus writes it beside ALERTS, without the state.
+ALERTS_BEGAN = ForeignSeries(
+    "ALERTS_FOR_STATE", Kind.GAUGE, (*PLACE, "gpu", "alertname", "severity", "reason", "sign", "xid")
+)
 UP = ForeignSeries("up", Kind.GAUGE, (*TARGET, "job"))
-FOREIGN = (CPU, RESIDENT, STARTED, UP, ALERTS)
+FOREIGN = (CPU, RESIDENT, STARTED, UP, ALERTS, ALERTS_BEGAN)
 
 SERVICE_JOB, PLUGIN_JOB, DRA_JOB = "autoclave-scrubber", "autoclave-plugin", "autoclave-dra"  # the job labels
 JOBS = {BUILD.name: SERVICE_JOB, plugin.BUILD.name: PLUGIN_JOB, plugin.DRA_BUILD.name: DRA_JOB}

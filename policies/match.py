@@ -41,7 +41,7 @@ def resolve(policy_set: PolicySet, subject: Subject) -> Matched:
             why = " and ".join(held) or "the rule matches every device"
             return Matched(rule.policy, rule.name, f"rule {rule.name}: {why}")
     why = "no rule matches" if policy_set.rules else "the policy has no rules"
-    return Matched(policy_set.defaults, DEFAULTS, f"the {DEFAULTS} of the policy, because {why}")
+    return Matched(policy_set.defaults, DEFAULTS, f"the {DEFAULTS}, because {why}")
 
 
 def unreachable(matches: Sequence[Match]) -> Iterator[tuple[int, int]]:

@@ -28,7 +28,7 @@ begin() { # OWNER GPU...
   said=$(ask acquire --owner "$owner" "$@" 2>&1)
   code=$?
   if [ "$code" -eq 1 ]; then # a scrub may need longer than the policy's budget; if it fails too, it says why
-    said=$(ask scrub --quiet -o json "$@" 2>&1 >/dev/null) && said=$(ask acquire --owner "$owner" "$@" 2>&1)
+    said=$(timeout -k 5 "$LIMIT" autoclave scrub --quiet "$@" 2>&1 >/dev/null) && said=$(ask acquire --owner "$owner" "$@" 2>&1)
     code=$?
   fi
   [ -z "$said" ] || printf '%s\n' "$said" >&2

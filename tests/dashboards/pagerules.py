@@ -17,8 +17,8 @@ from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import RECORDED, TABLE
 
 Page = dict[str, Any]
-UNITS = {"watt": "_watts", "celsius": "_celsius", "bytes": "_bytes", "binBps": "_bytes", "s": "_seconds",
-         "percentunit": "_ratio|:ratio_| / "}  # fmt: skip
+UNITS = {"watt": "_watts", "celsius": "_celsius", "bytes": "_bytes", "binBps": "_bytes",
+         "s": "_seconds|ALERTS_FOR_STATE", "percentunit": "_ratio|:ratio_| / "}  # fmt: skip
 CALL = re.compile(r"(\w+)\([^()]*\[([^\]]*)\](?: offset ([^()]*))?\)")
 WINDOW = re.compile(r"\[([^\]]*)\]")
 EMPTY_CELL = [{"matcher": {"id": "byRegexp", "options": "/.*/"}, "properties": [{"id": "noValue", "value": "-"}]}]

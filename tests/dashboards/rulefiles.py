@@ -26,6 +26,7 @@ FOREIGN = {
     "process_resident_memory_bytes": frozenset({"instance"}),
     "process_start_time_seconds": frozenset({"instance"}),
     "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu", "reason", "sign", "xid"}),
+    "ALERTS_FOR_STATE": frozenset({"alertname", "severity", "gpu", "reason", "sign", "xid"}),
 }
 TABLE = {
     row.name: row

@@ -131,6 +131,31 @@ def test_the_committed_pages_equal_those_made_from_the_code(tmp_path):
     assert made == {file.name: file.read_text() for file in COMMITTED.glob("*.json")}
 
 
+def panel(uid, title):
+    [found] = [it for it in shipped.panels(PAGES[uid]) if it["title"] == title]
+    return found
+
+
+@pytest.mark.parametrize("uid", ["autoclave-gpu", "autoclave-node"])
+def test_a_quarantined_gpu_is_shown_as_a_problem(uid):
+    problems = panel(uid, "Problems over time")
+    assert "quarantined: $1" in problems["targets"][0]["expr"]
+    words = problems["fieldConfig"]["defaults"]["mappings"][0]["options"]
+    assert {number: word["text"] for number, word in words.items()} == {"0": "no problem", "1": "reported"}
+
+
+def test_tables_of_outages_have_room_for_their_rows():
+    assert panel("autoclave-node", "Quarantined GPUs")["gridPos"]["w"] == 24  # its words do not wrap
+    assert panel("autoclave-fleet", "Firing alerts")["gridPos"]["h"] >= 12
+
+
+def test_the_table_of_alerts_says_for_how_long_each_is_true():
+    alerts = panel("autoclave-fleet", "Firing alerts")
+    assert "time() - (max by (cluster, node, gpu, alertname, severity, cause)" in alerts["targets"][0]["expr"]
+    assert "ALERTS_FOR_STATE{" in alerts["targets"][0]["expr"]
+    assert '"now"' not in str(alerts)
+
+
 def test_every_metric_is_on_a_page_or_excused():
     sources = [pagerules.parsed(target) for page in PAGES.values() for _, target in pagerules.asked(page)]
     sources += [
