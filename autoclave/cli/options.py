@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -19,6 +20,7 @@ from plugin.cluster.choice import NvsentinelAction
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 PATIENCE = 0.5  # seconds that a person at the prompt waits at most for the names of GPUs
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 
@@ -91,12 +93,34 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
     ]
 
 
+class _All(tuple[str, ...]):
+    """No names, because the word ``all`` stands for them."""
+
+    __slots__ = ()
+
+
+ALL = _All()
+MOST = 4096  # GPUs of a range, so that a slip of the finger asks for no million of them
+
+
 def _each_gpu(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of GPUs, also of a list with commas such as ``0,2``."""
-    names = tuple(name for word in given for name in word.split(","))
-    if "" in names:
+    """The names of GPUs, also of a list with commas and ranges such as ``0,2-4``; ``ALL`` for the word ``all``."""
+    words = [name for word in given for name in word.split(",")]
+    if "" in words:
         raise click.BadParameter(f"found {','.join(given)!r}, expected a name before and after each comma", ctx, param)
-    return names
+    if words == ["all"]:
+        return ALL
+    if "all" in words:
+        raise click.BadParameter("found 'all' beside other names, expected it alone", ctx, param)
+    names: list[str] = []
+    for word in words:
+        if (ends := _RANGE.fullmatch(word)) is None:
+            names.append(word)
+        elif not 0 <= (last := int(ends[2])) - (first := int(ends[1])) < MOST:
+            raise click.BadParameter(f"found the range {word!r}, expected the smaller number first", ctx, param)
+        else:
+            names += map(str, range(first, last + 1))
+    return tuple(dict.fromkeys(names))
 
 
 def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

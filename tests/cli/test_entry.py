@@ -7,9 +7,11 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from autoclave import cli
-from autoclave.cli import failure
+from autoclave.cli import failure, options, service_call
+from autoclave.cli.verbs import scrub, wait
 from ground import unix_sockets
 from ground.documents.faults import DocumentError, DocumentFault
 from ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
@@ -285,3 +287,34 @@ def test_a_dead_socket_differs_from_a_missing_one(autoclave, short_tmp):
     run = autoclave("status", AUTOCLAVE_RUN_DIR=str(short_tmp), AUTOCLAVE_SERVICE_WAIT="0s")
     assert run.exit_code == 3
     assert "no process listens on it" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["0", "2"], "0 2"),
+        (["0,2", "GPU-3-4"], "0 2 GPU-3-4"),
+        (["0,2-4", "3", "1:0"], "0 2 3 4 1:0"),
+        (["all"], "all"),
+        (["0,"], "expected a name before and after each comma"),
+        (["3-1"], "found the range '3-1', expected the smaller number first"),
+        (["0-99999999"], "found the range '0-99999999'"),
+        (["all", "2"], "found 'all' beside other names, expected it alone"),
+    ],
+)
+def test_gpus_are_named_alike_in_every_verb(words, names):
+    @click.command
+    @options.needed_gpus
+    def verb(gpus: tuple[str, ...]) -> None:
+        click.echo("all" if gpus is options.ALL else " ".join(gpus))
+
+    assert names in CliRunner().invoke(verb, words).output
+
+
+@pytest.mark.parametrize("verb", [scrub.scrub, wait.wait])
+def test_the_word_all_is_the_flag(monkeypatch, verb):
+    asked = []
+    monkeypatch.setattr(service_call, "ask", lambda _run_dir, question: asked.append(question) or ([], {}))
+    runs = [CliRunner().invoke(verb, words) for words in (["all"], ["--all"], ["all", "--all"], ["0", "--all"])]
+    assert len(asked) == 3
+    assert "not both" in runs[3].output

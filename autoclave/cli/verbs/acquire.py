@@ -65,13 +65,14 @@ def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, 
     left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
     neither granted nor in use stays as it is, and the exit code is 0.
     """
-    if not gpus and owner is None:
+    named_some = bool(gpus) or gpus is options.ALL
+    if not named_some and owner is None:
         raise click.UsageError("name GPUs, or pass --owner for all GPUs of an owner")
 
     def named(names: Sequence[str]) -> dict[str, views.DeviceStatus]:
         return service_call.ask(run_dir, lambda admin: service_call.find(admin, names))
 
-    devices = named(gpus) if gpus else {}
+    devices = named(gpus) if named_some else {}
     try:
         released = service_call.ask_for_devices(
             run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
@@ -81,7 +82,7 @@ def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, 
         if used is not None and (by := ", ".join(map(str, used.device.holders)) or used.device.pod):
             raise Refused(error.reason, f"{error.message} by {by}; end {by}, and then release it again") from None
         raise
-    if not gpus and released:
+    if not named_some and released:
         devices = named(sorted(released))
     if not devices and not quiet:
         human.warn(f"no GPU was acquired for {owner}, so nothing was given back")

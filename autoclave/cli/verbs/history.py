@@ -73,6 +73,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 
     If the service does not answer, the events come from the ledger in --state-dir, and stderr says so.
     """
+    gpu = "" if gpu == "all" else gpu
     which["without_steps"] = not steps
     merged = output == "table" and not steps
     rows = START_ROWS * limit + 1 if merged else limit + 1

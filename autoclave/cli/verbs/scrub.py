@@ -64,10 +64,11 @@ def scrub(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how:
     A GPU that is in use is not touched. Ctrl-C and --timeout end the waiting, not the scrub. Exit code 1 when a GPU is
     not clean, 5 when --timeout ended the waiting.
     """
+    every = every or gpus is options.ALL
     if bool(gpus) is every:
         raise click.UsageError("name GPUs or pass --all" + (", not both" if every else ""))
 
-    def stream(admin: admin_client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
+    def stream(admin: admin_client.AdminClient, _: Devices) -> AsyncIterator[views.ScrubProgress]:
         return admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
 
     return _carry_out(run_dir, gpus, stream, output, quiet=how["quiet"])
@@ -135,8 +136,8 @@ def reinstate(
     if i_know and not without_scrub:
         raise click.UsageError("--i-know needs --without-scrub")
 
-    def stream(admin: admin_client.AdminClient) -> AsyncIterator[views.ScrubProgress]:
-        return admin.reinstate(gpus, reason, service_call.asker(), without_evidence=without_scrub)
+    def stream(admin: admin_client.AdminClient, devices: Devices) -> AsyncIterator[views.ScrubProgress]:
+        return admin.reinstate(list(devices), reason, service_call.asker(), without_evidence=without_scrub)
 
     return _carry_out(run_dir, gpus, stream, output, quiet=quiet)
 
@@ -158,7 +159,7 @@ OVERDUE = views.ScrubResult(
 def _carry_out(
     run_dir: Path,
     gpus: Sequence[str],
-    stream: Callable[[admin_client.AdminClient], AsyncIterator[views.ScrubProgress]],
+    stream: Callable[[admin_client.AdminClient, Devices], AsyncIterator[views.ScrubProgress]],
     output: str,
     *,
     quiet: bool,
@@ -167,7 +168,7 @@ def _carry_out(
 
     async def work(admin: admin_client.AdminClient) -> int:
         devices = await service_call.find(admin, gpus)  # first, so that a wrong name starts no scrub
-        return report(await follow(stream(admin), devices, quiet=quiet), devices, output)
+        return report(await follow(stream(admin, devices), devices, quiet=quiet), devices, output)
 
     try:
         return service_call.ask(run_dir, work)

@@ -39,6 +39,7 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
     then says for each GPU in which state it is, and why. Exit code 3 when the service does not answer at the beginning
     or at the end.
     """
+    every = every or gpus is options.ALL
     if bool(gpus) is every:
         raise click.UsageError("name GPUs or pass --all" + (", not both" if every else ""))
     devices, missing = service_call.ask(run_dir, lambda admin: _wait(admin, gpus, goal, timeout, run_dir))
