@@ -134,8 +134,8 @@ class Window:
     after: int = 0
     kinds: frozenset[str] = frozenset()
     until: float | None = None  # a wall time
-    uptime: float | None = None  # the asked ``since`` on the clock of this boot: the wall clock may have jumped
     warnings: bool = False  # leave out evidence that is not a warning; the caller leaves out other rows
+    uptime: float | None = None  # the asked ``since`` on the clock of this boot: the wall clock may have jumped
 
 
 EVERYTHING = Window()

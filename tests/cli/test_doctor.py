@@ -397,7 +397,7 @@ def test_the_table_lists_findings_and_stderr_counts_them(node):
     assert sorted(node.root.rglob("*")) == before  # the doctor leaves no file behind
 
 
-def test_each_line_of_a_finding_is_a_line_of_the_table():
+def test_each_line_of_a_finding_is_a_row():
     found = [base.broken("policy", "a:1: x\na:2: y", "correct it")]
     lines = table.plain(doctor.HEADERS, doctor.rows(found)).splitlines()
     assert [line[lines[0].index("FINDING") :] for line in lines[1:]] == ["a:1: x", "a:2: y; correct it"]

@@ -313,8 +313,13 @@ def test_gpus_are_named_alike_in_every_verb(words, names):
 
 @pytest.mark.parametrize("verb", [scrub.scrub, wait.wait])
 def test_the_word_all_is_the_flag(monkeypatch, verb):
-    asked = []
-    monkeypatch.setattr(service_call, "ask", lambda _run_dir, question: asked.append(question) or ([], {}))
+    asked: list[object] = []
+
+    def ask(_run_dir, question) -> tuple[list[object], dict[str, object]]:
+        asked.append(question)
+        return [], {}
+
+    monkeypatch.setattr(service_call, "ask", ask)
     runs = [CliRunner().invoke(verb, words) for words in (["all"], ["--all"], ["all", "--all"], ["0", "--all"])]
     assert len(asked) == 3
     assert "not both" in runs[3].output

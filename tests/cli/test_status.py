@@ -85,7 +85,7 @@ def test_each_fault_of_the_service_is_one_line():
     )
 
 
-def test_little_room_for_the_ledger_is_said_before_it_is_full(tmp_path, monkeypatch):
+def test_a_nearly_full_disk_is_a_warning(tmp_path, monkeypatch):
     free = [os.statvfs_result((4096, 4096, 10**6, blocks, blocks, 0, 0, 0, 0, 255)) for blocks in (25_600, 25_599)]
     monkeypatch.setattr(os, "statvfs", lambda _: free.pop(0))
     assert [*status.little_room(str(tmp_path))] == []

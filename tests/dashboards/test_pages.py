@@ -149,7 +149,7 @@ def test_tables_of_outages_have_room_for_their_rows():
     assert panel("autoclave-fleet", "Firing alerts")["gridPos"]["h"] >= 12
 
 
-def test_the_table_of_alerts_says_for_how_long_each_is_true():
+def test_alerts_show_for_how_long_they_are_true():
     alerts = panel("autoclave-fleet", "Firing alerts")
     assert "time() - (max by (cluster, node, gpu, alertname, severity, cause)" in alerts["targets"][0]["expr"]
     assert "ALERTS_FOR_STATE{" in alerts["targets"][0]["expr"]

@@ -153,7 +153,7 @@ def test_evidence_outlives_the_steps_of_scrubs(kept, draft):
     assert kept.history(None, None, 9, file.Window(before=rows[5], warnings=True))[0].event == sick.event
 
 
-def test_a_history_since_a_time_survives_a_jump_of_the_clock(kept, draft):
+def test_a_history_survives_a_jump_of_the_clock(kept, draft):
     """The clock was set forward by an hour, and the node was rebooted before that."""
     times = {"earlier boot": (100.0, 960.0), "older": (200.0, 10.0), "before": (490.0, 300.0), "after": (4100.0, 310.0)}
     kept.append([draft(why, wall=wall, uptime=uptime) for why, (wall, uptime) in times.items()])

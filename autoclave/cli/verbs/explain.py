@@ -109,7 +109,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
         yield from (f"  {line}" for line in table.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
     # The reason of a quarantine has a line above, as the state has.
-    why = "" if (device.quarantine and device.policy_rule) or device.why == device.state else f": {device.why}"
+    known = (device.quarantine and device.policy_rule) or device.why in {device.state, table.note(device)}
+    why = "" if known else f": {device.why}"
     yield f"{'' if device.healthy else 'not '}{about}{why}"
 
 
