@@ -14,7 +14,7 @@ from demo.stage import Stage
 from ground import paths
 from scrubber.core import events, states, verdict
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Record
+from scrubber.core.record import Record
 from scrubber.ledger import file, ledger, stored
 from scrubber.node import clock
 

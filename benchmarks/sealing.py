@@ -14,7 +14,8 @@ from pathlib import Path
 from benchmarks.figures import Figure, quantile
 from ground import log, paths
 from scrubber.core import events as ev
-from scrubber.core.events import Change, LedgerEntry
+from scrubber.core.events import LedgerEntry
+from scrubber.core.record import Change
 from scrubber.ledger import file
 from scrubber.receipts import key
 from scrubber.receipts.notary import Notary

@@ -19,6 +19,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
+from scrubber.core.events import IllegalEventError
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import CreateGate
@@ -168,7 +169,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
         """Treat rows that contradict the state table like damaged ones."""
         try:
             accepted.append(opened.load(states.replay))
-        except states.IllegalEventError as error:
+        except IllegalEventError as error:
             raise stored.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 
 from ground.errors import Reason
 from policies.model import GateMode, Mode, Policy
-from scrubber.core import answers, in_force, ownership, pauses, proof
+from scrubber.core import answers, burn_in, in_force, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
-from scrubber.core.model import Facts, Moment, Record, ScrubPath, State, Trigger
+from scrubber.core.model import Facts, Moment, ScrubPath, State, Trigger
+from scrubber.core.record import Record
 
 
 def decide(  # noqa: PLR0913 - what is asked for, and by whom
@@ -45,9 +46,9 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     if ended is not None:
         return answers.RecordFirst(ended)
     taken = record.state in (State.GRANTED, State.IN_USE)
-    if exclusive and taken and ownership.until_release(record) and ownership.acquired_for(record, owner):
+    if exclusive and taken and record.tenancy.until_release and record.tenancy.acquired_for(owner):
         return answers.Proceed()
-    if exclusive and (taken or record.kept_for not in ("", owner)):
+    if exclusive and (taken or record.tenancy.kept_for not in ("", owner)):
         is_ = record.state.value.replace("_", " ") if taken else "kept for a claim"
         why = f"it is {is_}; run `autoclave release {record.device.name}` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))
@@ -103,7 +104,7 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
 
 
 def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action: Action) -> answers.AcquireAnswer:
-    if record.ailment is not None or diagnose(facts.vitals, record.baseline, policy):
+    if record.health.ailment is not None or diagnose(facts.vitals, record.health.baseline, policy):
         return answers.sick(action, record)
     if record.state is State.QUARANTINED:
         return answers.quarantined(action, record)
@@ -115,7 +116,7 @@ def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action:
         case State.CLEAN:
             if facts.holders is None:
                 return answers.holders_unknown(action, record, facts)
-            if not proof.is_valid(record.receipt, facts, policy, now):
+            if not proof.is_valid(record.scrubs.receipt, facts, policy, now):
                 return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
             return answers.HandOut()
         case State.GRANTED if _reusable(record, facts, policy, now):
@@ -135,8 +136,8 @@ def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool
 
     Its grant must be announced and of this run of the kubelet, and no container may have started on the device.
     """
-    grant = record.grant
-    if grant is None or record.owner is not None or not proof.is_valid(record.receipt, facts, policy, now):
+    grant, owner = record.tenancy.grant, record.tenancy.owner
+    if grant is None or owner is not None or not proof.is_valid(record.scrubs.receipt, facts, policy, now):
         return False
     return grant.announced and grant.epoch == facts.epoch and facts.holders == () and not proof.leaked_bytes(facts)
 
@@ -156,11 +157,11 @@ def _from_dirty(
 
 def under_way(action: Action, record: Record, policy: Policy) -> answers.Join | answers.CancelJob | answers.Wait:
     """The device has a job: wait for it. A test that nobody needs now is cancelled instead, except during its reset."""
-    job = record.job
-    if job is None or record.quarantine is not None:
+    job = record.scrubs.job
+    if job is None or record.health.quarantine is not None:
         return answers.Join()
     if job.trigger is Trigger.BURN_IN:
-        return answers.CancelJob() if pauses.gives_way(record) else answers.being_reset(action, record)
+        return answers.CancelJob() if burn_in.gives_way(record) else answers.being_reset(action, record)
     # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due.
     tested = job.path is not ScrubPath.FAST
     return answers.CancelJob() if tested and proof.next_path(record, policy) is ScrubPath.FAST else answers.Join()
@@ -174,9 +175,10 @@ def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> ans
     ``owner``: refuse a device that was granted to another owner. A device that was found in use, as after the loss of
     the ledger, has no grant: no other owner is known, and the observation decides alone.
     """
-    if record.state not in (State.GRANTED, State.IN_USE) and not record.kept_for:
+    tenancy = record.tenancy
+    if record.state not in (State.GRANTED, State.IN_USE) and not tenancy.kept_for:
         return answers.Proceed()
-    if owner and (record.grant is not None or record.kept_for) and not ownership.acquired_for(record, owner):
+    if owner and (tenancy.grant is not None or tenancy.kept_for) and not tenancy.acquired_for(owner):
         why = "it was not acquired for this owner; `autoclave status` names its owner"
         return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.TAKE_BACK, record, why))
     free = ownership.between_jobs(record, facts)
@@ -194,8 +196,8 @@ def distrust(record: Record, why: str) -> answers.Wait | answers.RecordFirst | a
 
     Nothing is recorded for other devices: they have no proof, or their proof ends with their present use.
     """
-    grant = record.grant
-    awaited = grant is not None and grant.announced and not grant.until_release and record.owner is None
+    grant, owner = record.tenancy.grant, record.tenancy.owner
+    awaited = grant is not None and grant.announced and not grant.until_release and owner is None
     if record.state is State.SCRUBBING:
         why_not = "it is being scrubbed; try again after the scrub"
         return answers.Wait(Reason.SCRUBBING, answers.sentence(Action.DISTRUST, record, why_not))
@@ -208,11 +210,11 @@ def still_in_use(action: Action, record: Record, facts: Facts, now: Moment) -> a
     """Why a granted device is not free: it is in use or about to be used, or its use is not known. None: it is free."""
     if ownership.unannounced_pod_has_left(record, facts):
         return None
-    named = record.owner is not None and record.owner.container is not None
+    named = record.tenancy.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
         return answers.holders_unknown(action, record, facts)
     if facts.owner_alive is True or ownership.live_container(facts.holders) is not None:
         return answers.busy(action, record)
-    if named and ownership.about_to_start(record.owner, now):
+    if named and ownership.about_to_start(record.tenancy.owner, now):
         return answers.busy(action, record)
     return None

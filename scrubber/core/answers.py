@@ -11,7 +11,8 @@ from enum import Enum
 
 from ground.errors import Reason
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Facts, Record, ScrubPath, Trigger
+from scrubber.core.model import Blame, Facts, ScrubPath, Trigger
+from scrubber.core.record import Record
 
 
 @dataclass(frozen=True, slots=True)

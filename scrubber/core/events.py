@@ -7,7 +7,6 @@ event a fixed kind.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from scrubber.core.model import (
     Ailment,
@@ -20,11 +19,20 @@ from scrubber.core.model import (
     Owner,
     Quarantine,
     Receipt,
-    Record,
     ScrubPath,
     Step,
     StepResult,
 )
+
+
+class IllegalEventError(Exception):
+    """An event that must not happen to a device in this state: a bug in the service, or an edited ledger."""
+
+
+def demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call reads as a sentence
+    """IllegalEventError unless this holds."""
+    if not holds:
+        raise IllegalEventError(f"cannot happen: {why_not}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Distrusted:
 
     why: str
     incarnation: Incarnation
-    older_ledger: bool = False  # the ledger may be an older copy: it may lack handouts
+    older_ledger: bool = False  # the ledger may be an older copy: it may lack allocations
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +262,3 @@ class LedgerEntry:
     at: Moment
     op: str
     event: Event
-
-
-class Change(NamedTuple):
-    """An event that is in the ledger, and its device before and after it."""
-
-    entry: LedgerEntry
-    before: Record | None
-    after: Record

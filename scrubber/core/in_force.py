@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from scrubber.core import events as ev
-from scrubber.core import ownership, proof
-from scrubber.core.model import Facts, Passage, Record, State
+from scrubber.core import proof
+from scrubber.core.model import Facts, Passage, State
+from scrubber.core.record import Record
 
 LASTS = 86400.0  # seconds after the last container that was let through on the node
 
@@ -33,7 +34,7 @@ def in_force(device: str, passages: Mapping[str, Passage], records: Iterable[Rec
     shown = {name: it.at for name, it in passages.items() if it.counts}
     if not shown or uptime - max(shown.values()) > LASTS:
         return False
-    past = [it.past_gate.at for it in records if it.past_gate is not None]
+    past = [it.bypasses.last.at for it in records if it.bypasses.last is not None]
     return not past or shown.get(device, 0.0) > max(past)
 
 
@@ -45,20 +46,21 @@ def unasked(record: Record, facts: Facts, passages: Mapping[str, Passage]) -> tu
     device, and several pods may share it. After a reboot, the record must be distrusted first: its times are of
     another boot.
     """
-    if not passages or not facts.holders or ownership.until_release(record):
+    if not passages or not facts.holders or record.tenancy.until_release:
         return ()
     if record.incarnation.boot_id != facts.incarnation.boot_id:
         return ()
-    passage, grant = passages.get(record.device.uuid), record.grant
+    passage, grant = passages.get(record.device.uuid), record.tenancy.grant
     if passage is None and (grant is None or grant.at.uptime < min(it.at for it in passages.values())):
         return ()
-    known: set[str | None] = set(record.past_pods)  # they are on record
-    if passage is not None and passage.at >= record.proven_at:  # after a proof, each container has to ask again
+    known: set[str | None] = set(record.bypasses.pods)  # they are on record
+    if passage is not None and passage.at >= record.scrubs.proven_at:  # after a proof, each container has to ask again
         known.add(passage.pod)
-    if record.tenancy_ended is not None:  # since the last proof
-        known.add(record.last_owner)
-    if record.owner is not None and record.owner.name:  # only the gate gives a name
-        known.add(record.owner.container)
+    if record.tenancy.ended is not None:  # since the last proof
+        known.add(record.tenancy.last_owner)
+    owner = record.tenancy.owner
+    if owner is not None and owner.name:  # only the gate gives a name
+        known.add(owner.container)
     return tuple(sorted({holder.container for holder in facts.holders if holder.container is not None} - known))
 
 
@@ -79,7 +81,7 @@ def past_gate(record: Record, facts: Facts) -> ev.PastGate | None:
 
 
 def _admitted(record: Record, pod: str) -> bool:
-    owner = record.owner
+    owner = record.tenancy.owner
     return owner is not None and owner.container == pod and not owner.unannounced
 
 
@@ -94,9 +96,10 @@ def _unproven(record: Record, facts: Facts, pod: str) -> str:
         case State.CLEAN:
             return ""
         case State.GRANTED | State.IN_USE:
-            if record.grant is None or record.grant.receipt is None:
+            grant, owner = record.tenancy.grant, record.tenancy.owner
+            if grant is None or grant.receipt is None:
                 return "it was handed out without a proof"
-            another = record.owner is not None and record.owner.container != pod
-            return "another pod had used it" if another or (record.owner and record.owner.crowded) else ""
+            another = owner is not None and (owner.container != pod or owner.crowded)
+            return "another pod had used it" if another else ""
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
             return f"it was {record.state.value.replace('_', ' ')}"

@@ -9,29 +9,9 @@ a policy allows.
 
 from __future__ import annotations
 
-import math
-
-from scrubber.core.model import Holder, Record
+from scrubber.core.model import Holder
 
 Span = tuple[float, float]  # uptime: from the grant to the recorded end
-
-
-def start_admitted(record: Record) -> bool:
-    """Whether the device has an owner whose start was admitted.
-
-    A grant that announces no start counts as an admitted start.
-    """
-    if record.owner is not None and not record.owner.unannounced:
-        return True
-    return record.grant is not None and not record.grant.announced
-
-
-def span(record: Record) -> Span | None:
-    """When the last admitted tenant had the device; None where no start was admitted."""
-    if record.tenancy_began is None:
-        return None
-    ended = math.inf if start_admitted(record) else record.tenancy_ended
-    return None if ended is None else (record.tenancy_began, ended)
 
 
 def may_end(holder: Holder, tenancy: Span | None, *, leftovers: bool, foreign: bool) -> bool:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ground import process_names
 from ground.device_messages import device_name
 from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
 from policies.values import Xid as Xid  # noqa: PLC0414 - the same
@@ -181,6 +182,13 @@ class Holder:
     command: str
     container: str | None
     state: str = "S"  # of /proc/PID/stat: D does not react to signals, Z has ended
+
+
+def holder_names(holders: tuple[Holder, ...]) -> str:
+    """The holders as operators read them."""
+    return ", ".join(
+        process_names.describe(each.command, each.pid, each.container or "no container") for each in holders
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,48 +379,6 @@ class Setback:
     stuck_since: Moment | None = None  # ... and when a scrub first found one of them
     undecided: bool = False  # since the last proof, a program of ours has failed on the device
     node_or_device: bool = False  # the node may have been to blame
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Everything that the ledger knows about one device: the result of all its events."""
-
-    device: DeviceInfo
-    incarnation: Incarnation
-    state: State
-    since: Moment
-    baseline: Baseline = field(default_factory=Baseline)
-    receipt: Receipt | None = None  # None once something has ended the proof
-    last_receipt: str | None = None  # digest of the newest receipt ever given
-    grant: Grant | None = None
-    owner: Owner | None = None
-    tenancy_began: float | None = None  # uptime at which the tenancy began; kept until the next proof
-    tenancy_ended: float | None = None  # uptime; when the last tenant with an admitted start released the device
-    job: Job | None = None
-    quarantine: Quarantine | None = None
-    ailment: Ailment | None = None  # found while in use: leads to a quarantine after the release
-    setback: Setback | None = None
-    due_path: ScrubPath | None = None  # the next scrub takes at least this path
-    returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
-    errors_noted: float | None = None  # uptime; when errors without an ailment were last recorded
-    fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
-    tested: float | None = None  # wall; when a scrub with a self-test last passed, or the first receipt was given
-    burn_in_begun: float | None = None  # wall; when the last burn-in began
-    handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
-    last_owner: str | None = None  # the last tenant with an admitted start that has ended
-    left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
-    kept_for: str = ""  # the claim that has the device while it is scrubbed once more before its first container
-    awaits: str = ""  # the pod that the device is scrubbed for once more before its next container: its tenancy goes on
-    # Counts the ends of tenancies, from the milliseconds of its discovery on: the ids of hand-overs are made from it.
-    # So the id of the next one is known before the present one ends, and none comes twice, also after a lost ledger.
-    vacated: int = 0
-    held_from: int | None = None  # ``vacated`` of the first hand-over whose directory a pod may have; None: the present
-    half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
-    proven_at: float = 0.0  # uptime of this boot; when the last scrub that passed had finished
-    past_gate: Passage | None = None  # the last container of this boot that came past the create gate
-    past_pods: tuple[str, ...] = ()  # the pods whose containers came past it since the last proof
-    past_unproven: float = 0.0  # uptime; when the last of them came while the device was not proven clean; 0: never
-    soiled: int = 0  # how often its proof was ended by a use, or by memory of nobody, since it was last handed out
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.model import GateMode, Mode, Policy
-from scrubber.core import answers, pauses, proof
-from scrubber.core.model import Availability, Moment, Record, ScrubPath, State, Trigger
+from scrubber.core import answers, burn_in, pauses, proof
+from scrubber.core.model import Availability, Moment, ScrubPath, State, Trigger
+from scrubber.core.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ WAITED_FOR = 60.0  # seconds for which pods may wait for a device: a slow path t
 
 def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availability:
     """The group of a device."""
-    if record.quarantine is not None:  # also during a probation
+    if record.health.quarantine is not None:  # also during a probation
         return Availability.QUARANTINED
     if record.state in (State.GRANTED, State.IN_USE):
         return Availability.IN_USE
@@ -45,7 +46,8 @@ def availability(record: Record, facts: OfferFacts, *, offered: bool) -> Availab
 
 def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHING) -> answers.Offer:
     """Whether to offer this device as Healthy, and why."""
-    stuck = facts.blocked and record.setback is not None  # its scrub failed, and what is in the way is still there
+    # Its scrub failed, and what is in the way is still there.
+    stuck = facts.blocked and record.scrubs.setback is not None
     answer = _by_record(record, policy, now, waits=waits(policy, facts) and not stuck)
     if not answer.healthy:
         return answer
@@ -67,21 +69,21 @@ def waits(policy: Policy, facts: OfferFacts) -> bool:
 
 
 def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> answers.Offer:
-    if record.quarantine is not None:
-        return answers.Offer(healthy=False, why=f"quarantined: {record.quarantine.ailment.detail}")
-    if record.ailment is not None:
-        return answers.Offer(healthy=False, why=f"sick: {record.ailment.detail}")
+    if record.health.quarantine is not None:
+        return answers.Offer(healthy=False, why=f"quarantined: {record.health.quarantine.ailment.detail}")
+    if record.health.ailment is not None:
+        return answers.Offer(healthy=False, why=f"sick: {record.health.ailment.detail}")
     if policy.mode is Mode.OBSERVE:
         return answers.Offer(healthy=True, why="policy observe refuses only quarantined devices")
     match record.state:
         case State.CLEAN | State.GRANTED | State.IN_USE:
             return answers.Offer(healthy=True, why=record.state.value)
-        case State.SCRUBBING if pauses.gives_way(record):
+        case State.SCRUBBING if burn_in.gives_way(record):
             return answers.Offer(healthy=True, why="burn-in; a request for the device cancels it")
         case State.SCRUBBING if waits and _lately(record, now, WAITED_FOR):
             return answers.Offer(healthy=True, why="being scrubbed; containers wait for it")
         case State.DIRTY if waits and _lately(record, now, WAITED_FOR):
-            why = "released" if record.setback is None else "its scrub failed and is tried again soon"
+            why = "released" if record.scrubs.setback is None else "its scrub failed and is tried again soon"
             return answers.Offer(healthy=True, why=f"{why}; containers wait for its scrub")
         case State.SCRUBBING if _within_budget(record, policy, now):
             return answers.Offer(healthy=True, why="being scrubbed, clean within the allocate budget")
@@ -97,17 +99,22 @@ def _lately(record: Record, now: Moment, within: float) -> bool:
     A device that is dirty for longer has a holder that does not leave. A scrub that fails again and again, with longer
     and longer pauses, does not fail for a passing reason.
     """
-    job, failed = record.job, record.setback
+    job, failed = record.scrubs.job, record.scrubs.setback
     if failed is not None and (failed.stuck or 2 * pauses.until_retry(failed) > within):
         return False
     if job is not None:
         return job.trigger is not Trigger.REINSTATE and now.uptime - job.started.uptime <= within
-    return (record.tenancy_began is not None or failed is not None) and now.uptime - record.since.uptime <= within
+    return (record.tenancy.began is not None or failed is not None) and now.uptime - record.since.uptime <= within
 
 
 def _within_budget(record: Record, policy: Policy, now: Moment) -> bool:
     """Whether its scrub probably ends while Allocate waits for it."""
-    path = proof.next_path(record, policy) if record.job is None else record.job.path
-    if record.setback is not None or path is not ScrubPath.FAST or not pauses.fits_allocate_budget(record, policy):
+    path = proof.next_path(record, policy) if record.scrubs.job is None else record.scrubs.job.path
+    if record.scrubs.setback is not None or path is not ScrubPath.FAST or not _fits_allocate_budget(record, policy):
         return False
     return _lately(record, now, policy.budgets.allocate)
+
+
+def _fits_allocate_budget(record: Record, policy: Policy) -> bool:
+    """Whether the device's fast path usually ends within the budget of Allocate. True until one was measured."""
+    return (record.scrubs.usual_seconds or 0.0) <= policy.budgets.allocate

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ground.errors import InvalidRequest, Reason
-from scrubber.core.model import AilmentKind, Record, Step, Vitals
+from scrubber.core.model import AilmentKind, Step, Vitals
+from scrubber.core.record import Record
 
 TAKEN_AWAY = frozenset({AilmentKind.REPLACED, AilmentKind.RELAID})  # on purpose: no person waits for the device
 GONE = TAKEN_AWAY | {AilmentKind.LOST}
@@ -57,12 +58,14 @@ def _is_index(name: str) -> bool:
 
 
 def _gone_since(record: Record) -> float:
-    return record.quarantine.since.wall if record.quarantine is not None and is_gone(record) else math.inf
+    quarantine = record.health.quarantine
+    return quarantine.since.wall if quarantine is not None and is_gone(record) else math.inf
 
 
 def is_gone(record: Record) -> bool:
     """Whether the device is quarantined because it is missing. It may have returned since."""
-    return record.quarantine is not None and record.quarantine.ailment.kind in GONE
+    quarantine = record.health.quarantine
+    return quarantine is not None and quarantine.ailment.kind in GONE
 
 
 def taken_away(record: Record) -> bool:
@@ -71,7 +74,7 @@ def taken_away(record: Record) -> bool:
     Exception: a GPU that waits for a person does not count as taken away by a new MIG layout. The person must still
     decide about it.
     """
-    quarantine = record.quarantine
+    quarantine = record.health.quarantine
     if quarantine is None or quarantine.ailment.kind not in TAKEN_AWAY:
         return False
     waits = quarantine.next_probe is None and record.device.parent is None
@@ -80,11 +83,11 @@ def taken_away(record: Record) -> bool:
 
 def successor(record: Record, records: Iterable[Record]) -> str | None:
     """The GPU that is now at the PCI address of this quarantined GPU, or None. A slice has no address of its own."""
-    address, quarantine = record.device.pci_address, record.quarantine
+    address, quarantine = record.device.pci_address, record.health.quarantine
     if quarantine is None or address is None or record.device.parent is not None:
         return None
     there = (it for it in records if it.device.pci_address == address and it.device.parent is None)
-    return next((it.device.uuid for it in there if it.quarantine is None), None)
+    return next((it.device.uuid for it in there if it.health.quarantine is None), None)
 
 
 def slice_vitals(vitals: Vitals, parent: Vitals | None) -> Vitals:
@@ -104,4 +107,4 @@ def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
 
 def resetting(record: Record, records: Iterable[Record]) -> bool:
     """Whether a sibling is being reset, or is about to be."""
-    return any(it.job is not None and it.job.step is Step.RESET for it in siblings(record, records))
+    return any(it.scrubs.job is not None and it.scrubs.job.step is Step.RESET for it in siblings(record, records))

@@ -7,7 +7,8 @@ from policies.hardware import WhenReset
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover
-from scrubber.core.model import AilmentKind, Facts, Holder, Moment, Receipt, Record, ScrubPath, State, most_thorough
+from scrubber.core.model import AilmentKind, Facts, Holder, Moment, Receipt, ScrubPath, State, most_thorough
+from scrubber.core.record import Record
 
 RESET_FORBIDDEN = "it needs a reset, and the policy forbids resets (reset.when: never)"
 
@@ -43,10 +44,10 @@ def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
         return ev.Distrusted("the node was rebooted" if rebooted else "the driver was reloaded", facts.incarnation)
     if record.state is not State.CLEAN:
         return None
-    times = record.soiled + 1
+    receipt, times = record.scrubs.receipt, record.scrubs.soiled + 1
     if facts.holders:
         return ev.Soiled("it was used without a grant", facts.holders, times)
-    if record.receipt is not None and record.receipt.finished.uptime < facts.used_at:
+    if receipt is not None and receipt.finished.uptime < facts.used_at:
         return ev.Soiled("it was used without a grant, by a process that cannot be named", times=times)
     leaked = leaked_bytes(facts)
     return ev.Soiled(leak(leaked), times=times) if leaked else None
@@ -66,12 +67,13 @@ def next_path(record: Record, policy: Policy, *, awaited: bool = False) -> Scrub
     A self-test takes longer than a request can wait. So after a reboot, a device that was proven before takes the path
     between two tenants for a request.
     """
-    relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
+    quarantine = record.health.quarantine
+    relaid = quarantine is not None and quarantine.ailment.kind is AilmentKind.RELAID
     # After another MIG layout, as at a first observation, nothing is known about the memory.
     route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
-    if awaited and route is ScrubPath.SLOW and record.state is State.UNKNOWN and record.tested is not None:
+    if awaited and route is ScrubPath.SLOW and record.state is State.UNKNOWN and record.scrubs.tested is not None:
         route = policy.paths.new_tenant
-    return most_thorough(route, record.due_path)
+    return most_thorough(route, record.scrubs.due_path)
 
 
 def reset_forbidden(record: Record, policy: Policy) -> bool:
@@ -88,7 +90,7 @@ def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
     """Whether the policy lets a scrub end this process: never a process of a live container."""
     ends = Eviction.TERMINATE
     leftovers, foreign = policy.evict.leftovers is ends, policy.evict.foreign is ends
-    return leftover.may_end(holder, leftover.span(record), leftovers=leftovers, foreign=foreign)
+    return leftover.may_end(holder, record.tenancy.span, leftovers=leftovers, foreign=foreign)
 
 
 def all_terminable(record: Record, facts: Facts, policy: Policy) -> bool:

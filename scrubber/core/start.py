@@ -18,7 +18,8 @@ from policies.model import Mode, OnSick, Policy, Starts
 from scrubber.core import acquire, ailments, answers, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
-from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, Record, State, Trigger
+from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, State, Trigger
+from scrubber.core.record import Record
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
 CROWDED = "another pod's container was on it"
@@ -84,22 +85,24 @@ def in_claim(
         return answers.RecordFirst(ended)
     if record.state is State.QUARANTINED:
         return answers.quarantined(Action.START_ON, record)
-    kept = ownership.until_release(record) or record.kept_for != ""
-    if not (kept and ownership.acquired_for(record, claim)):
+    tenancy, ailment = record.tenancy, record.health.ailment
+    owner = tenancy.owner
+    kept = tenancy.until_release or tenancy.kept_for != ""
+    if not (kept and tenancy.acquired_for(claim)):
         why = "the claim of the container does not have it"
         return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.START_ON, record, why))
     if facts.domain_resetting:
         return answers.in_reset(Action.START_ON, record)
-    if policy.mode is Mode.ENFORCE and record.ailment is not None and _forbids_restart(record.ailment, policy):
+    if policy.mode is Mode.ENFORCE and ailment is not None and _forbids_restart(ailment, policy):
         return answers.sick(Action.START_ON, record)
-    if record.kept_for:
+    if tenancy.kept_for:
         return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
-    started = record.owner is not None and (record.owner.name != "" or record.owner.container == pod)
-    if started or (record.owner is not None and policy.mode is Mode.OBSERVE):
+    started = owner is not None and (owner.name != "" or owner.container == pod)
+    if started or (owner is not None and policy.mode is Mode.OBSERVE):
         return answers.Proceed()
     if policy.mode is Mode.OBSERVE:
         return _admit(facts, pod, now, name)
-    if record.owner is None:
+    if owner is None:
         return _from_grant(record, facts, policy, pod, now, None, of_claim=name)
     if any(holder.container is None for holder in facts.holders or ()):
         return answers.busy(Action.START_ON, record)  # a scrub would end it as a leftover of the claim
@@ -108,11 +111,12 @@ def in_claim(
 
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
     """Why the pod that the checkpoint names is not proven to be the pod of the grant, or None."""
-    if record.incarnation != facts.incarnation or record.grant is None or record.grant.at_start:
+    grant = record.tenancy.grant
+    if record.incarnation != facts.incarnation or grant is None or grant.at_start:
         return None
-    if ownership.outdated(record.grant, named, now):
+    if ownership.outdated(grant, named, now):
         return OUTDATED
-    ended = pod == record.last_owner and not _owned_by(record, pod) and facts.starting_pod_alive is not True
+    ended = pod == record.tenancy.last_owner and not _owned_by(record, pod) and facts.starting_pod_alive is not True
     return ENDED if ended else None
 
 
@@ -158,19 +162,20 @@ def _from_grant(
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
         return answers.RecordFirst(unannounced)
-    if record.grant is not None and not record.grant.announced and not of_claim:
+    grant, receipt = record.tenancy.grant, record.scrubs.receipt
+    if grant is not None and not grant.announced and not of_claim:
         return answers.busy(Action.START_ON, record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
         return answers.in_reset(Action.START_ON, record)
-    if record.ailment is not None:
+    if record.health.ailment is not None:
         return answers.sick(Action.START_ON, record)
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
-    if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
+    if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(receipt, facts, policy, now):
         why = "its proof ended before a container started on it"
         return answers.RecordFirst(ev.Released(why, restart=bool(of_claim)))
     # Containers may start without this decision after a restart of the kubelet.
-    may_have_run = bool(facts.holders) or record.grant is None or record.grant.epoch != facts.epoch
+    may_have_run = bool(facts.holders) or grant is None or grant.epoch != facts.epoch
     if why_clean is not None and may_have_run:
         return answers.busy(Action.START_ON, record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
     return _admit(facts, pod, now, of_claim)
@@ -187,16 +192,17 @@ def _again(
         return answers.RecordFirst(shared)
     if any(holder.container not in (pod, None) for holder in facts.holders):
         return answers.busy(Action.START_ON, record)
-    if record.ailment is not None and _forbids_restart(record.ailment, policy):
+    ailment, owner = record.health.ailment, record.tenancy.owner
+    if ailment is not None and _forbids_restart(ailment, policy):
         return answers.sick(Action.START_ON, record)
-    crowded = record.owner is not None and record.owner.crowded
+    crowded = owner is not None and owner.crowded
     siblings = any(holder.container == pod for holder in facts.holders)
     leftovers = any(holder.container is None for holder in facts.holders) and policy.model is not Starts.PER_POD
     why = CROWDED if crowded else LEFT_BEHIND if leftovers else why_clean
     if why is None:
         return _same_owner(record, facts, now)
     # The other pod of a contested grant may have been admitted under the name of this pod, a moment ago.
-    other_may_come = why_clean == CONTESTED and ownership.just_admitted(record.owner, now)
+    other_may_come = why_clean == CONTESTED and ownership.just_admitted(owner, now)
     if siblings or other_may_come or not proof.all_terminable(record, facts, policy):
         return answers.busy(Action.START_ON, record)
     return answers.RecordFirst(ev.Released(why, restart=True))
@@ -207,7 +213,7 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
 
     A pod that is not known to run now counts as not seen. Only after it was seen does its absence mean its end.
     """
-    owner = record.owner
+    owner = record.tenancy.owner
     if owner is None:
         return answers.Proceed()
     if facts.owner_alive is not True and facts.starting_pod_alive is not True:
@@ -222,7 +228,8 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment, *, of_claim
     """
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
-    nameless = record.owner is not None and record.owner.container is None
+    owner = record.tenancy.owner
+    nameless = owner is not None and owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
         return _admit(facts, pod, now, of_claim)
     used = acquire.still_in_use(Action.START_ON, record, facts, now)
@@ -231,7 +238,7 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment, *, of_claim
 
 
 def _owned_by(record: Record, pod: str) -> bool:
-    return record.owner is not None and record.owner.container == pod
+    return record.tenancy.container == pod
 
 
 def _admit(facts: Facts, pod: str, now: Moment, name: str = "") -> answers.Admit:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ground.quantities import quantity
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import ailments, answers, in_force, ownership, pauses, presence, proof, verdict
+from scrubber.core import ailments, answers, burn_in, in_force, ownership, pauses, presence, proof, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
@@ -22,11 +22,12 @@ from scrubber.core.model import (
     Moment,
     Owner,
     Quarantine,
-    Record,
     State,
     Trigger,
     Vitals,
+    holder_names,
 )
+from scrubber.core.record import Record
 
 ASKED = "; an operator has asked for its quarantine: "
 NOTE_EVERY = 60.0  # seconds between two records of errors that lead to no ailment
@@ -37,23 +38,23 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
 
     A device on probation returns to quarantine, for the same reason.
     """
-    if record.job is None:
+    if record.scrubs.job is None:
         raise ValueError(f"{record.device.uuid} has no job to cancel")
-    proven = verdict.proven_fault(record.job)
+    proven = verdict.proven_fault(record.scrubs.job)
     if proven is not None:  # a fault that a step has proven counts, also in a cancelled job
         return ev.Quarantined(
-            Quarantine(proven, _since(record, now), "autoclave", record.baseline, _probations(record))
+            Quarantine(proven, _since(record, now), "autoclave", record.health.baseline, _probations(record))
         )
-    if record.quarantine is None:
-        return ev.ScrubInterrupted(record.job.id, why)
-    waits = record.quarantine.next_probe is None
-    again = None if waits else now.uptime + pauses.after_interruption(record.quarantine)
-    return ev.Quarantined(replace(record.quarantine, next_probe=again, last_try=why))
+    if record.health.quarantine is None:
+        return ev.ScrubInterrupted(record.scrubs.job.id, why)
+    waits = record.health.quarantine.next_probe is None
+    again = None if waits else now.uptime + pauses.after_interruption(record.health.quarantine)
+    return ev.Quarantined(replace(record.health.quarantine, next_probe=again, last_try=why))
 
 
 def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:
     """The probation of a quarantined device, once it is due. Without a due time the device waits for a person."""
-    due = record.quarantine.next_probe if record.quarantine else None
+    due = record.health.quarantine.next_probe if record.health.quarantine else None
     waits = due is None or now.uptime < due or proof.reset_forbidden(record, policy)
     return None if waits else answers.StartProbation(proof.next_path(record, policy))
 
@@ -83,7 +84,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     match record.state:
         case State.SCRUBBING:
             # A device is offered during its burn-in, so a new ailment must end the burn-in at once.
-            sick = pauses.gives_way(record) and diagnose(facts.vitals, record.baseline, policy)
+            sick = burn_in.gives_way(record) and diagnose(facts.vitals, record.health.baseline, policy)
             return answers.CancelJob() if sick else answers.Proceed()
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
@@ -102,17 +103,17 @@ def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment, chance
     if record.state is State.CLEAN:
         if facts.holders is None:
             return answers.Blocked(answers.why_unknown_for_operators(facts))
-        if proof.is_valid(record.receipt, facts, policy, now):
+        if proof.is_valid(record.scrubs.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
-    failed = record.setback
+    failed = record.scrubs.setback
     if failed is not None and now.uptime - failed.at.uptime < pauses.until_retry(failed):
         return answers.Proceed()
     if proof.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
         return answers.Blocked(answers.why_unknown_for_operators(facts))
-    return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
+    return answers.Blocked(f"waiting for {holder_names(facts.holders)} to end")
 
 
 def quarantine(
@@ -120,16 +121,16 @@ def quarantine(
 ) -> ev.Quarantined:
     """The quarantine of a device with this ailment, and when its probation is due: never, where a person decides."""
     rules = policy.quarantine.probation
-    recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
+    recent = [wall for wall in record.health.returns if 0 <= now.wall - wall <= rules.flap_window]
     # A device that is lost while in quarantine has not returned, so it does not flap.
-    lost = record.quarantine is not None and ailment.kind in presence.GONE
+    lost = record.health.quarantine is not None and ailment.kind in presence.GONE
     person = _needs_person(ailment)  # an ailment that needs a person is worse than flapping
     excused = lost or ailment.kind in ailments.BLAMELESS
     if len(recent) >= rules.flap_limit and not person and not excused:
         returned = quantity(len(recent), "time")
         detail = f"{ailment.detail}; it returned from quarantine {returned} within the flap window"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
-    before, probes = record.quarantine, _probations(record)
+    before, probes = record.health.quarantine, _probations(record)
     newest = ailment
     if before is not None and _keeps_reason(before, ailment):
         ailment = before.ailment
@@ -137,15 +138,15 @@ def quarantine(
     # A device that waits for a person goes on waiting: a failed reinstatement must not start a probation.
     sticky = _needs_person(ailment) or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
-    last_try = newest.detail if before is not None and record.job is not None else ""
+    last_try = newest.detail if before is not None and record.scrubs.job is not None else ""
     since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
-    entered = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
+    entered = Quarantine(ailment, since, by, record.health.baseline, probes, due, last_try)
     # An operator's quarantine judges no errors: errors since the present baseline still count as new.
     if newest.kind is AilmentKind.OPERATOR:
         return ev.Quarantined(entered)
-    judged = errors_to_note(record.baseline, vitals)
+    judged = errors_to_note(record.health.baseline, vitals)
     codes = judged.codes if judged is not None else ()
-    return ev.Quarantined(replace(entered, baseline=next_baseline(vitals, record.baseline), errors=codes))
+    return ev.Quarantined(replace(entered, baseline=next_baseline(vitals, record.health.baseline), errors=codes))
 
 
 def operator_ailment(record: Record, words: str) -> Ailment:
@@ -154,7 +155,7 @@ def operator_ailment(record: Record, words: str) -> Ailment:
     A present ailment of the hardware stays, and from now on it needs a person. The words replace those of an earlier
     request.
     """
-    present = record.ailment
+    present = record.health.ailment
     if present is not None and present.kind is not AilmentKind.OPERATOR:
         return replace(present, detail=f"{present.detail.partition(ASKED)[0]}{ASKED}{words}", sticky=True)
     return Ailment(AilmentKind.OPERATOR, words, sticky=True)
@@ -172,11 +173,11 @@ def _needs_person(ailment: Ailment) -> bool:
 
 
 def _since(record: Record, now: Moment) -> Moment:
-    return record.quarantine.since if record.quarantine else now
+    return record.health.quarantine.since if record.health.quarantine else now
 
 
 def _probations(record: Record) -> int:
-    return record.quarantine.probes if record.quarantine else 0
+    return record.health.quarantine.probes if record.health.quarantine else 0
 
 
 def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None:
@@ -186,11 +187,11 @@ def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None
     """
     if record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
-    if record.ailment is not None and record.state in (State.GRANTED, State.IN_USE):
-        return _worse(record.ailment, record, facts.vitals, policy)
-    now = diagnose(facts.vitals, record.baseline, policy)
+    if record.health.ailment is not None and record.state in (State.GRANTED, State.IN_USE):
+        return _worse(record.health.ailment, record, facts.vitals, policy)
+    now = diagnose(facts.vitals, record.health.baseline, policy)
     # Count an ailment that was found in use: the quarantine sets a new baseline, so it is not diagnosed again.
-    return worst(it for it in (record.ailment, now) if it is not None)
+    return worst(it for it in (record.health.ailment, now) if it is not None)
 
 
 def _worse(present: Ailment, record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
@@ -198,16 +199,16 @@ def _worse(present: Ailment, record: Record, vitals: Vitals | None, policy: Poli
 
     It decides whether a container may start again on a device in use, and when a quarantined device is tested.
     """
-    ailment = diagnose(vitals, record.baseline, policy)
+    ailment = diagnose(vitals, record.health.baseline, policy)
     return ailment if ailment is not None and ailments.rank(ailment) > ailments.rank(present) else None
 
 
 def _harmless_errors(record: Record, vitals: Vitals | None, now: Moment) -> ev.ErrorsNoted | None:
     """Errors that lead to no ailment. Recorded once a minute at most: a tenant can cause any number of them."""
-    lately = record.errors_noted is not None and now.uptime - record.errors_noted < NOTE_EVERY
-    if lately or record.ailment is not None or record.state in (State.SCRUBBING, State.QUARANTINED):
+    lately = record.health.errors_noted is not None and now.uptime - record.health.errors_noted < NOTE_EVERY
+    if lately or record.health.ailment is not None or record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
-    return errors_to_note(record.baseline, vitals)
+    return errors_to_note(record.health.baseline, vitals)
 
 
 def errors_to_note(baseline: Baseline, vitals: Vitals | None) -> ev.ErrorsNoted | None:
@@ -231,7 +232,7 @@ def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) ->
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
         # The driver may never again say who uses a device that is lost or hangs.
-        if record.ailment is not None and not ownership.until_release(record) and _owner_is_gone(record, facts):
+        if record.health.ailment is not None and not record.tenancy.until_release and _owner_is_gone(record, facts):
             return answers.RecordFirst(ev.Released("its owner is gone"))
         return answers.Proceed()
     unannounced = ownership.unannounced_use(record, facts, now)
@@ -239,16 +240,16 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         return answers.RecordFirst(unannounced)
     if _hangs_after_its_end(record, facts):
         return _tend_hung(record, facts, policy, now)
-    owner, container = record.owner, ownership.live_container(facts.holders)
-    kept = ownership.until_release(record)  # the monitor waits for a release
+    owner, container = record.tenancy.owner, ownership.live_container(facts.holders)
+    kept = record.tenancy.until_release  # the monitor waits for a release
     if (
         owner is None
         and not kept
-        and (record.ailment is not None or facts.withheld)
+        and (record.health.ailment is not None or facts.withheld)
         and _abandoned(record, policy, now)
     ):
         # The device is not offered, so no request for it would ever show that the grant was abandoned.
-        why = "it became sick" if record.ailment is not None else "a request for it was refused"
+        why = "it became sick" if record.health.ailment is not None else "a request for it was refused"
         return answers.RecordFirst(ev.Released(f"{why} before a container started on it"))
     changed = (
         ownership.confirmed_by_checkpoint(record, facts, now)
@@ -271,15 +272,15 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     )
     if taken and not _held_for_another(record, facts) and _deserted(owner, facts, now):
         return answers.RecordFirst(ev.Released("it was not used, and the kubelet has taken it from its owner"))
-    if (record.ailment is not None or facts.withheld) and _deserted(owner, facts, now):
+    if (record.health.ailment is not None or facts.withheld) and _deserted(owner, facts, now):
         # The device is not offered, so no request for it would ever show that its owner is gone.
-        why = "it is sick" if record.ailment is not None else "it was asked for"
+        why = "it is sick" if record.health.ailment is not None else "it was asked for"
         return answers.RecordFirst(ev.Released(f"{why} and no process uses it"))
     return answers.Proceed()
 
 
 def _owner_is_gone(record: Record, facts: Facts) -> bool:
-    owner = record.owner
+    owner = record.tenancy.owner
     return owner is not None and owner.seen and facts.owner_alive is False and not _held_for_another(record, facts)
 
 
@@ -289,7 +290,7 @@ def _held_for_another(record: Record, facts: Facts) -> bool:
     It may if the kubelet's checkpoint names a pod. If the checkpoint cannot be read, it may after an announced grant
     only: after any other grant, the unannounced pod is taken for the tenant that the device was granted to.
     """
-    grant, owner = record.grant, record.owner
+    grant, owner = record.tenancy.grant, record.tenancy.owner
     if owner is None or not owner.unannounced:
         return False
     if grant is None or not grant.announced:
@@ -299,7 +300,7 @@ def _held_for_another(record: Record, facts: Facts) -> bool:
 
 def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
     """Whether all holders hang, after the kubelet took the device from its owner or a request for it was refused."""
-    owner = record.owner
+    owner = record.tenancy.owner
     if owner is None or not ownership.all_holders_hang(facts):
         return False
     return facts.withheld or (facts.assigned_pods is not None and owner.container not in facts.assigned_pods)
@@ -307,11 +308,11 @@ def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
 
 def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     """Say which processes hang. No signal can end them; after ``give_up`` they count as an ailment."""
-    why = f"its processes hang in the kernel (state D): {ownership.holder_names(facts.holders or ())}"
+    why = f"its processes hang in the kernel (state D): {holder_names(facts.holders or ())}"
     waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
-    if waited and record.ailment is None:
+    if waited and record.health.ailment is None:
         return answers.RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
-    return answers.Proceed() if record.ailment is not None else answers.Blocked(why)
+    return answers.Proceed() if record.health.ailment is not None else answers.Blocked(why)
 
 
 def _tend_quarantined(
@@ -325,13 +326,14 @@ def _tend_quarantined(
     vitals = facts.vitals  # None while another device is reset
     if due is None or vitals is None or vitals.lost or vitals.unresponsive or vitals.partial:
         return answers.Proceed()
-    if record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS:
+    present = record.health.quarantine
+    if present is not None and present.ailment.kind is AilmentKind.STUCK_PROCESS:
         lasts = facts.holders != ()
     else:
-        lasts = record.quarantine is not None and ailments.persists(record.quarantine.ailment, vitals)
+        lasts = present is not None and ailments.persists(present.ailment, vitals)
     if lasts or not proof.all_terminable(record, facts, policy):
         return answers.Proceed()
-    before = errors_to_note(record.baseline, vitals)  # the probation judges only later errors
+    before = errors_to_note(record.health.baseline, vitals)  # the probation judges only later errors
     return due if before is None else answers.RecordFirst(before)
 
 
@@ -340,40 +342,37 @@ def _gone(record: Record, facts: Facts) -> Ailment | None:
 
     A lost slice is gone only if its GPU has another layout: slices are away for a moment while others are made.
     """
-    if facts.vitals is None or not facts.vitals.lost or record.quarantine is None:
+    present = record.health.quarantine
+    if facts.vitals is None or not facts.vitals.lost or present is None:
         return None
-    reason = record.quarantine.ailment.kind
+    reason, before = present.ailment.kind, f"it was quarantined before: {present.ailment.detail}"
     if facts.vitals.relaid:
         if facts.domain_resetting or reason is AilmentKind.RELAID:  # the layout is not known while a sibling is reset
             return None
         relaid = unreachable(facts.vitals)
-        if record.quarantine.next_probe is not None:
-            return relaid
-        return replace(relaid, detail=f"{relaid.detail}; it was quarantined before: {record.quarantine.ailment.detail}")
+        return relaid if present.next_probe is not None else replace(relaid, detail=f"{relaid.detail}; {before}")
     if record.device.parent is not None:
         return None
     if facts.successor is not None:
         replaced = Ailment(AilmentKind.REPLACED, f"{facts.successor} is in its place")
         return replaced if reason is not AilmentKind.REPLACED else None
-    lost = Ailment(
-        AilmentKind.LOST,
-        f"the device has fallen off its bus; it was quarantined before: {record.quarantine.ailment.detail}",
-    )
+    lost = Ailment(AilmentKind.LOST, f"the device has fallen off its bus; {before}")
     return lost if reason not in presence.GONE or reason is AilmentKind.RELAID else None
 
 
 def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
-    if vitals is None or vitals.lost or record.quarantine is None or record.quarantine.next_probe is None:
+    present = record.health.quarantine
+    if vitals is None or vitals.lost or present is None or present.next_probe is None:
         return None  # a device that is not there gets no worse
-    return _worse(record.quarantine.ailment, record, vitals, policy)
+    return _worse(present.ailment, record, vitals, policy)
 
 
 def _idle_trigger(record: Record) -> Trigger:
     if record.state is State.UNKNOWN:
         return Trigger.FIRST_LOOK
-    if record.setback is not None or record.due_path is not None:
+    if record.scrubs.setback is not None or record.scrubs.due_path is not None:
         return Trigger.RETRY
-    return Trigger.RELEASE if record.tenancy_began is not None else Trigger.FOREIGN_USE
+    return Trigger.RELEASE if record.tenancy.began is not None else Trigger.FOREIGN_USE
 
 
 def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
@@ -387,5 +386,5 @@ def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
 
     Before a container of an announced grant uses the device, ``start`` decides about the device again.
     """
-    grant = record.grant
+    grant = record.tenancy.grant
     return grant is not None and (grant.announced or now.uptime - grant.at.uptime > policy.budgets.start)

@@ -22,7 +22,7 @@ from typing import Any
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.model import Policy
-from scrubber.core import answers, ownership, plans, proof
+from scrubber.core import answers, ownership, plans, proof, scrubs
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measurements import Measurements, Uncovered, forgiven_memory, own_memory
 from scrubber.core.model import (
@@ -36,13 +36,14 @@ from scrubber.core.model import (
     Moment,
     Outcome,
     Receipt,
-    Record,
     ScrubPath,
     State,
     Step,
     StepResult,
     Vitals,
+    holder_names,
 )
+from scrubber.core.record import Record
 
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
@@ -80,7 +81,7 @@ def fence(
     The job may have outlived its caller, and the device may have a new holder meanwhile. ``clear_began``: the uptime
     from which on the path writes. What another process has written since may be left.
     """
-    if record.state is not State.SCRUBBING or record.job is None or record.job.id != job:
+    if record.state is not State.SCRUBBING or record.scrubs.job is None or record.scrubs.job.id != job:
         return answers.Fenced(Blame.SERVICE, "the device does not belong to this job any more")
     if facts.incarnation != record.incarnation:
         return answers.Fenced(Blame.SERVICE, "the node or the driver was restarted during the job")
@@ -90,7 +91,7 @@ def fence(
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
         return answers.Fenced(blame, answers.why_unknown_for_operators(facts))
     if facts.holders:
-        holders = ownership.holder_names(facts.holders)
+        holders = holder_names(facts.holders)
         if ownership.live_container(facts.holders) is not None:
             return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")
         if step is not Step.EVICT:
@@ -134,7 +135,7 @@ def credited(result: StepResult, record: Record) -> StepResult:
     ``record``: the device before the result.
     """
     found = result.findings
-    if not record.half_cleared or not found.residue_bytes:
+    if not record.scrubs.half_cleared or not found.residue_bytes:
         return result
     note = f"{quantity(found.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
     detail = "; ".join(filter(None, (result.detail, f"{note} a clear that did not end")))
@@ -160,7 +161,7 @@ def confirmed(
     of all devices of the node.
     """
     undecided = isinstance(judged, Failed) and judged.blame is Blame.UNDECIDED
-    ailment = diagnose(without_programs(vitals, workers) if undecided else vitals, record.baseline, policy)
+    ailment = diagnose(without_programs(vitals, workers) if undecided else vitals, record.health.baseline, policy)
     if isinstance(judged, Failed):
         unsure = undecided or judged.blame is Blame.NODE_OR_DEVICE
         again = _has_failed(record) if undecided else _passed_elsewhere(record, others)
@@ -178,19 +179,19 @@ def confirmed(
 
 def _has_failed(record: Record) -> bool:
     """Whether an earlier path of this job has failed, or an earlier scrub since the last proof in the same way."""
-    escalated = record.job is not None and any(result.path is not record.job.path for result in record.job.results)
-    return escalated or (record.setback is not None and record.setback.undecided)
+    job, setback = record.scrubs.job, record.scrubs.setback
+    escalated = job is not None and any(result.path is not job.path for result in job.results)
+    return escalated or (setback is not None and setback.undecided)
 
 
 def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
     """Whether the scrub of another device has passed since the last one of this device failed in the same way."""
-    failed_at = record.setback.at.uptime if record.setback is not None and record.setback.node_or_device else math.inf
+    setback = record.scrubs.setback
+    failed_at = setback.at.uptime if setback is not None and setback.node_or_device else math.inf
+    receipts = (it.scrubs.receipt for it in others if it.device.uuid != record.device.uuid)
     return any(
-        it.receipt is not None
-        and it.receipt.incarnation == record.incarnation
-        and it.receipt.finished.uptime > failed_at
-        for it in others
-        if it.device.uuid != record.device.uuid
+        receipt is not None and receipt.incarnation == record.incarnation and receipt.finished.uptime > failed_at
+        for receipt in receipts
     )
 
 
@@ -232,10 +233,10 @@ def write_receipt(record: Record, job: Job, found: Measurements, policy: tuple[s
         policy_digest=policy_digest,
         finished=now,
         steps=tuple((result.step, result.seconds) for result in job.results),
-        baseline=next_baseline(job.results[-1].findings.vitals, record.baseline),  # every path ends with health
-        previous=record.last_receipt,
+        baseline=next_baseline(job.results[-1].findings.vitals, record.health.baseline),  # every path ends with health
+        previous=record.scrubs.last_receipt,
         digest="",
-        last_owner=record.left_by,
+        last_owner=record.tenancy.left_by,
         **measured(found),
     )
     digest = digest_of(draft)
@@ -453,3 +454,9 @@ def _allocatable(done: Done) -> int:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names) or "nothing"
+
+
+def given_up(record: Record, policy: Policy, now: Moment) -> bool:
+    """Whether processes that do not end have delayed the scrubs of this device for the policy's ``give_up`` time."""
+    since = scrubs.set_back(record.scrubs, "", now).stuck_since
+    return since is not None and now.uptime - since.uptime >= policy.evict.give_up

@@ -32,8 +32,8 @@ from asyncinotify import Inotify, Mask
 from ground import log, paths, private_files, public_names
 from ground.documents import strict_json
 from ground.errors import FatalError
-from scrubber.core import ownership
-from scrubber.core.model import Passage, Record
+from scrubber.core.model import Passage
+from scrubber.core.record import Record
 from scrubber.ledger.ledger import Ledger
 
 logger = log.get("create gate")
@@ -61,9 +61,9 @@ Mark = tuple[int, ...]  # tells a file from any other that has, or had, its name
 def gates(records: Mapping[str, Record]) -> frozenset[str]:
     """The names of the gates of these devices and of the claims that have them."""
     owners = {
-        device: ownership.acquired_by(record)
+        device: record.tenancy.acquired_by
         for device, record in records.items()
-        if ownership.until_release(record) or record.kept_for
+        if record.tenancy.until_release or record.tenancy.kept_for
     }
     claims = (f"{device}{OF_CLAIM}{owner}" for device, owner in owners.items() if CLAIM.fullmatch(owner))
     return frozenset(records) | frozenset(claims)

@@ -13,7 +13,8 @@ from ground import aio, log
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core import plans
-from scrubber.core.model import Job, Moment, Outcome, Receipt, Record, ScrubPath, State, Step, Trigger
+from scrubber.core.model import Job, Moment, Outcome, Receipt, ScrubPath, State, Step, Trigger
+from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, own_worker
 from scrubber.jobs.slots import DeviceLocks, Slots

@@ -31,7 +31,7 @@ from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
-from scrubber.core import leftover, pauses, plans, presence, proof, states, upkeep, verdict
+from scrubber.core import leftover, plans, presence, proof, states, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -42,13 +42,13 @@ from scrubber.core.model import (
     Moment,
     Outcome,
     Receipt,
-    Record,
     ScrubPath,
     State,
     Step,
     StepResult,
     Vitals,
 )
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
@@ -184,12 +184,12 @@ class ScrubJob:
         """Run the path, judge it, record the consequence. Where policy says so, continue with a reset."""
         while True:
             record = self._own_record()
-            if record is None or record.job is None:
+            if record is None or record.scrubs.job is None:
                 return
-            self.path = record.job.path
+            self.path = record.scrubs.job.path
             key = self._context.token(16)  # new for each path: a slow path must not find the pattern of a fast one
-            async with self._context.slots.at_device(record, record.job, self._changed.notify):
-                last = await self._run_path(order(self._policy, self.path, key, leftover.span(record)))
+            async with self._context.slots.at_device(record, record.scrubs.job, self._changed.notify):
+                last = await self._run_path(order(self._policy, self.path, key, record.tenancy.span))
             if await self._conclude(last):
                 return
 
@@ -402,7 +402,7 @@ class ScrubJob:
     def _own_record(self) -> Record | None:
         """The record of the device while the device still belongs to this job."""
         record = self._ledger.records[self.device]
-        return record if record.job is not None and record.job.id == self.id else None
+        return record if record.scrubs.job is not None and record.scrubs.job.id == self.id else None
 
     # -- the end
 
@@ -414,9 +414,9 @@ class ScrubJob:
         record = self._own_record()
         if record is not None and last is not None:
             record = states.fold(record, last, self._context.now())
-        if record is None or record.job is None:
+        if record is None or record.scrubs.job is None:
             return True
-        judged = verdict.judge(record.job, record.baseline, self._policy)
+        judged = verdict.judge(record.scrubs.job, record.health.baseline, self._policy)
         if isinstance(judged, Measurements):
             vitals, unexpected_holder = await self._last_vitals()
         else:
@@ -424,10 +424,10 @@ class ScrubJob:
         judged = verdict.confirmed(judged, vitals, record, self._policy, self._workers, self._ledger.records.values())
         if isinstance(judged, Measurements):
             judged = await self._still_alone(judged, unexpected_holder)
-        event = self._conclusion(record, record.job, judged, vitals)
+        event = self._conclusion(record, record.scrubs.job, judged, vitals)
         events: list[ev.Event] = [event] if last is None else [last, event]
         if isinstance(event, ev.ScrubFailed) and isinstance(judged, verdict.Failed) and judged.blame is Blame.UNDECIDED:
-            noted = upkeep.errors_to_note(record.baseline, vitals)  # the monitor must not count them again
+            noted = upkeep.errors_to_note(record.health.baseline, vitals)  # the monitor must not count them again
             events += [noted] if noted is not None else []
         await self._append(None, *events)
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
@@ -460,8 +460,8 @@ class ScrubJob:
             receipt = verdict.write_receipt(record, job, judged, name, now)
             return ev.ScrubPassed(job.id, self._context.seal(record, receipt))
         escalate = self._policy.paths.escalate and not proof.forbids(self._policy, ScrubPath.RESET)
-        quarantined = record.quarantine is not None
-        given_up = pauses.given_up(record, self._policy, now)
+        quarantined = record.health.quarantine is not None
+        given_up = verdict.given_up(record, self._policy, now)
         match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
             case verdict.Consequence.ESCALATE:
                 return ev.Escalated(job.id, judged.detail, ScrubPath.RESET)
@@ -480,8 +480,9 @@ class ScrubJob:
         bad before the fault is quarantined.
         """
         record = self._own_record()
-        proven = record is not None and record.job is not None and verdict.proven_fault(record.job) is not None
-        if record is not None and record.quarantine is None and not proven:
+        job = record.scrubs.job if record is not None else None
+        proven = job is not None and verdict.proven_fault(job) is not None
+        if record is not None and record.health.quarantine is None and not proven:
             await self._close(ev.ScrubFailed(self.id, why), why)
         else:
             await self._interrupt(why)

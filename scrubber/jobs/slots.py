@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from ground.aio import RWLock
-from scrubber.core.model import Job, Record, ScrubPath, Step
+from scrubber.core.model import Job, ScrubPath, Step
 from scrubber.core.plans import FIRST_ON_MEMORY, Driver, driver_use
+from scrubber.core.record import Record
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
 

@@ -35,7 +35,8 @@ from ground.private_files import ForeignFileError
 from ground.quantities import quantity
 from scrubber.core import events, states
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Moment, Record
+from scrubber.core.model import Moment
+from scrubber.core.record import Record
 from scrubber.ledger import stored, tree
 from scrubber.ledger.stored import CorruptLedgerError, Fold, Retention
 from scrubber.ledger.tree import Head

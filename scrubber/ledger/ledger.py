@@ -24,8 +24,9 @@ from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.events import Change, Event, LedgerEntry
-from scrubber.core.model import Moment, Record
+from scrubber.core.events import Event, LedgerEntry
+from scrubber.core.model import Moment
+from scrubber.core.record import Change, Record
 from scrubber.ledger import stored
 from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
 from scrubber.ledger.stored import KEEP_ALL, Fold, Retention

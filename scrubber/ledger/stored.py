@@ -27,7 +27,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import Event, LedgerEntry
-from scrubber.core.model import Moment, Record
+from scrubber.core.model import Moment
+from scrubber.core.record import Record
 
 CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {

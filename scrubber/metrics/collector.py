@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 
 from ground.metric_table import Sample, families
 from scrubber.core import offering, presence
-from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Record, Vitals
+from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Vitals
+from scrubber.core.record import Record
 from scrubber.devices.base import Readings
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
@@ -138,12 +139,12 @@ class ServiceCollector(Collector):
         yield table.STATE_SINCE, (), record.since.wall
         if uuid in self._context.blocked:
             yield table.BLOCKED, (), 1.0
-        if record.ailment is not None:
-            yield table.SICK, (record.ailment.kind.value,), 1.0
-        if record.quarantine is not None:
-            yield from _quarantine(record.quarantine, now)
-        if record.job is not None and record.job.step is not None:
-            yield table.SCRUB_STEP, (record.job.step.value,), 1.0
+        if record.health.ailment is not None:
+            yield table.SICK, (record.health.ailment.kind.value,), 1.0
+        if record.health.quarantine is not None:
+            yield from _quarantine(record.health.quarantine, now)
+        if record.scrubs.job is not None and record.scrubs.job.step is not None:
+            yield table.SCRUB_STEP, (record.scrubs.job.step.value,), 1.0
         receipt = self._last_receipt(record)
         if receipt is not None:
             yield table.LAST_SCRUB, (), receipt.finished.wall
@@ -152,7 +153,7 @@ class ServiceCollector(Collector):
         yield from _health(self._context.vitals.get(uuid))
 
     def _last_receipt(self, record: Record) -> Receipt | None:
-        return record.receipt or self._counters.proven.get(record.device.uuid)
+        return record.scrubs.receipt or self._counters.proven.get(record.device.uuid)
 
     def _of_the_boards(self) -> Iterator[Sample]:
         for uuid, reading in sorted(self._readings().items()):

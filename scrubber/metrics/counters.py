@@ -15,7 +15,8 @@ from policies import xids
 from scrubber.core import events as ev
 from scrubber.core import presence
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Record, Step, StepResult, Vitals
+from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Step, StepResult, Vitals
+from scrubber.core.record import Record
 from scrubber.metrics import table
 from scrubber.receipts.state import SigningState
 
@@ -92,7 +93,7 @@ class ServiceCounters:
             case ev.Quarantined(quarantine=quarantine):
                 self._scrub_ended(before, "quarantined")
                 self._dirty_since.pop(entry.device, None)
-                if before is None or before.quarantine is None:
+                if before is None or before.health.quarantine is None:
                     self._instruments.count(table.QUARANTINES, quarantine.ailment.kind.value)
                 if quarantine.ailment.kind in presence.TAKEN_AWAY:
                     self._forget(entry.device)
@@ -106,11 +107,11 @@ class ServiceCounters:
         self.proven.pop(uuid, None)
 
     def _ended(self, entry: LedgerEntry, before: Record | None) -> None:
-        if before is None or before.quarantine is None:  # a quarantined device does not wait for a scrub
+        if before is None or before.health.quarantine is None:  # a quarantined device does not wait for a scrub
             self._dirty_since.setdefault(entry.device, entry.at.uptime)
 
     def _scrub_ended(self, before: Record | None, outcome: str) -> None:
-        job = before.job if before is not None else None
+        job = before.scrubs.job if before is not None else None
         if job is not None:
             self._instruments.count(table.SCRUB_ENDS, job.path.value, job.trigger.value, outcome)
 
@@ -119,10 +120,10 @@ class ServiceCounters:
         self.proven[entry.device] = receipt
         if self.signing is not None and not receipt.envelope:
             self._instruments.count(table.UNSIGNED)
-        if before.job is not None:
-            took = entry.at.uptime - before.job.started.uptime
+        if before.scrubs.job is not None:
+            took = entry.at.uptime - before.scrubs.job.started.uptime
             self._instruments.observe(table.SCRUB_TIME, receipt.path.value, value=took, receipt=receipt.id)
-        if before.quarantine is not None:
+        if before.health.quarantine is not None:
             self._instruments.count(table.RETURNS, EVIDENCE)
         since = self._dirty_since.pop(entry.device, None)
         if since is not None:
@@ -150,7 +151,7 @@ class ServiceCounters:
     def vitals(self, record: Record, vitals: Vitals) -> None:
         """Count the new XIDs of a device."""
         uuid = record.device.uuid
-        last = self._newest_xid.get(uuid, record.baseline.last_xid)
+        last = self._newest_xid.get(uuid, record.health.baseline.last_xid)
         gone = vitals.lost and presence.taken_away(record)  # the XIDs then belong to the device in its place
         for xid in vitals.xids:
             if xid.number > last and not gone:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from scrubber.core import ownership
-from scrubber.core.model import Holder
+from scrubber.core.model import Holder, holder_names
 from scrubber.node import open_files
 from scrubber.node.open_files import Identity, Search, Timer, TooSlowError
 from scrubber.node.proc import (
@@ -194,7 +193,7 @@ class Processes:
 
     def named(self, pid: int) -> str:
         """A process for operators; its pid alone if it has ended or its container is unknown."""
-        return ownership.holder_names(self.process(pid)) or f"pid {pid}"
+        return holder_names(self.process(pid)) or f"pid {pid}"
 
     def process(self, pid: int) -> tuple[Holder, ...]:
         """A process, whether or not it holds a device; empty if it has ended or its container is unknown."""

@@ -12,7 +12,7 @@ from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Readings
 from scrubber.observe.driver_calls import DriverCalls
 
 
-class Health:
+class HealthReports:
     """What the devices report about themselves."""
 
     def __init__(self, driver: DriverCalls) -> None:

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from scrubber.core.model import Facts, Holder, Moment, Record, State
+from scrubber.core.model import Facts, Holder, Moment, State
+from scrubber.core.record import Record
 from scrubber.node import clock
 
 CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
@@ -123,10 +124,10 @@ class ObservationCache:
         last = self._valid(record)
         if last is None or (record.state not in ASSIGNED and asyncio.get_running_loop().time() > last.at + VALID_FOR):
             return None
-        owner = record.owner.container if record.owner else None
+        owner = record.tenancy.container
         if owner is not None and last.facts.owner_alive is not True:
             return None
-        if record.owner is not None and record.owner.unannounced and not last.facts.holders:
+        if record.tenancy.owner is not None and record.tenancy.owner.unannounced and not last.facts.holders:
             return None  # an unannounced pod that no longer holds the device may lose it
         candidates = (last.facts.holders or ()) if owner is None else last.witnesses
         witness = next((it for it in candidates if owner in (None, it.container)), None)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from scrubber.core import ownership, presence
-from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, Record, State
+from scrubber.core import presence
+from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
 from scrubber.node import checkpoint, clock
@@ -23,7 +24,7 @@ from scrubber.node.proc import DEAD, BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls, Shared
-from scrubber.observe.health import Health
+from scrubber.observe.health import HealthReports
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
@@ -52,7 +53,7 @@ class Observer:
         observation. ``on_pass``: called whenever all processes are searched for live containers.
         """
         self.driver = driver
-        self.health = Health(driver)
+        self.health = HealthReports(driver)
         self.holders = HolderSearch(driver, processes, bystanders)
         self._owners = Owners(driver, processes, ends, on_pass)
         self._processes = processes
@@ -204,9 +205,9 @@ class Observer:
         return facts
 
     def _keep_for_start(self, record: Record, facts: asyncio.Future[Facts]) -> None:
-        if record.grant is not None:
+        if record.tenancy.grant is not None:
             until = asyncio.get_running_loop().time() + COUNTS_FOR
-            self._for_start[record.device.uuid] = _ForStart(record.grant.id, until, facts)
+            self._for_start[record.device.uuid] = _ForStart(record.tenancy.grant.id, until, facts)
 
     async def listed(
         self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None
@@ -276,7 +277,7 @@ class Observer:
                 why = "a process had it open that the service did not find"
                 why += f": {search.held_up}" if search.held_up else ""
             elif held and seen is not record and seen.state is State.CLEAN:
-                why = f"it was used by {ownership.holder_names(held)}"
+                why = f"it was used by {holder_names(held)}"
             else:
                 continue
             self._observed_since.interrupt(uuid, why)  # it may leave before the next observation, with its bytes left
@@ -297,7 +298,7 @@ class Observer:
 
     def _remember(self, record: Record, facts: Facts) -> None:
         """Keep the facts for quick observations."""
-        member = self._owners.member(record.owner.container if record.owner is not None else None)
+        member = self._owners.member(record.tenancy.container)
         try:
             witnesses = facts.holders or (self._processes.process(member) if member is not None else ())
         except OSError:  # such as too many open files
@@ -311,7 +312,7 @@ class Observer:
 
         Empty if none is found.
         """
-        owner = record.owner.container if record.owner is not None else None
+        owner = record.tenancy.container
         try:
             await self._owners.is_alive(owner)
         except (DeviceError, BlindError):
@@ -340,7 +341,7 @@ class _ForStart:
 
     def counts(self, record: Record, now: float) -> bool:
         """Whether it counts for this grant now."""
-        return record.grant is not None and record.grant.id == self.grant and now < self.until
+        return record.tenancy.grant is not None and record.tenancy.grant.id == self.grant and now < self.until
 
 
 class Owners:
@@ -366,7 +367,7 @@ class Owners:
 
     async def are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
         """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
-        owner = record.owner.container if record.owner is not None else None
+        owner = record.tenancy.container
         alive = await self.is_alive(owner)
         return alive, alive if starting_pod == owner else await self.is_alive(starting_pod)
 
@@ -398,7 +399,7 @@ class Owners:
         ends = self._ends
         if ends is None:
             return
-        device, owner = record.device.uuid, record.owner.container if record.owner else None
+        device, owner = record.device.uuid, record.tenancy.container
         lives = facts.owner_alive if owner is not None else facts.starting_pod_alive
         container = owner or starting_pod
         member = self.member(container) if lives else None

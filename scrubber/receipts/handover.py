@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from scrubber.core.model import Record
 
-
-def handover_id(secret: bytes, record: Record) -> str:
-    """The id of the device's next tenancy, which nobody without the node's secret can guess.
+def handover_id(secret: bytes, device: str, tenancy: int) -> str:
+    """The id of the tenancy of this number, which nobody without the node's secret can guess.
 
     It changes when a tenancy ends, also by a reboot, and stays the same over restarts of the service and the container.
     """
-    text = f"{record.device.uuid}\n{record.vacated!r}"
+    text = f"{device}\n{tenancy!r}"
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:24]
 
 

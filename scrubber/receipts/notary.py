@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ground import log
 from scrubber.core import events as ev
-from scrubber.core.events import Change
-from scrubber.core.model import Receipt, Record
+from scrubber.core.model import Receipt
+from scrubber.core.record import Change, Record
 from scrubber.receipts import dsse, note, statement
 from scrubber.receipts.handover import owner_digest
 from scrubber.receipts.key import FileKey
@@ -38,7 +38,7 @@ class Notary:
         """The receipt with its signed document, which is for the next tenant. ``record``: the device before it."""
         try:
             handover = self.files.handover(record)
-            owner = owner_digest(self._key.secret, handover, record.left_by or record.last_owner or "")
+            owner = owner_digest(self._key.secret, handover, record.tenancy.left_by or record.tenancy.last_owner or "")
             said = statement.statement(receipt, record.device, handover, self._program, owner)
             return replace(receipt, envelope=dsse.envelope(said, self._key))
         except Exception:  # whatever the signer raises: the device is clean all the same

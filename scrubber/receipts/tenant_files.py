@@ -16,12 +16,11 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from ground import log, private_files
-from scrubber.core import leftover
-from scrubber.core.model import Record
+from scrubber.core.record import Record
+from scrubber.core.tenancy import Tenancy
 from scrubber.receipts.handover import handover_id
 
 logger = log.get("receipts")
@@ -41,7 +40,7 @@ class TenantFiles:
 
     def handover(self, record: Record) -> str:
         """The id of the present hand-over of a device, or of the next one while nobody has the device."""
-        return handover_id(self._secret, record)
+        return handover_id(self._secret, record.device.uuid, record.tenancy.number)
 
     def path(self, record: Record) -> Path:
         """The directory of that hand-over."""
@@ -49,7 +48,11 @@ class TenantFiles:
 
     def path_if_requested(self, record: Record) -> Path:
         """The directory for a pod that is given the device now, also if the last tenant is not known to have left."""
-        return self.path(_vacated(record) if leftover.start_admitted(record) or record.awaits else record)
+        not_left = record.tenancy.start_admitted or record.tenancy.awaits != ""
+        return self._path(record, record.tenancy.number + not_left)
+
+    def _path(self, record: Record, tenancy: int) -> Path:
+        return self._directory / handover_id(self._secret, record.device.uuid, tenancy)
 
     def reconcile(self, records: Iterable[Record]) -> None:
         """Make what should be there, and remove everything else, such as what an older ledger knew or a crash left."""
@@ -71,7 +74,7 @@ class TenantFiles:
     def changed(self, before: Record | None, after: Record, envelope: str, proof: str) -> None:
         """Follow one row. ``envelope``, ``proof``: the files of a receipt that the row gives; empty: not signed."""
         with _reported(after.device.uuid):
-            if before is None or _hand_overs(before) != _hand_overs(after):
+            if before is None or _hand_overs(before.tenancy) != _hand_overs(after.tenancy):
                 old, new = self._paths(before) if before is not None else (), self._paths(after)
                 for path in new:
                     if path not in old:
@@ -81,12 +84,12 @@ class TenantFiles:
                         _remove(path)
                 self._empty_held(after)
             if before is None or _receipt(after) != _receipt(before):
-                given = after.receipt is not None and envelope
+                given = after.scrubs.receipt is not None and envelope
                 self._put(self.path(after), {PROOF: proof, ENVELOPE: envelope} if given else {})
 
     def _paths(self, record: Record) -> list[Path]:
         """The directories of a device. The last two are those of the present and the next hand-over."""
-        return [self.path(replace(record, vacated=number)) for number in _hand_overs(record)]
+        return [self._path(record, number) for number in _hand_overs(record.tenancy)]
 
     def _empty_held(self, record: Record) -> None:
         for path in self._paths(record)[:-2]:
@@ -113,22 +116,16 @@ def withdraw(directory: Path) -> None:
             path.unlink()
 
 
-def _vacated(record: Record) -> Record:
-    """The record as it is when the present tenancy has ended."""
-    return replace(record, vacated=record.vacated + 1)
-
-
-def _hand_overs(record: Record) -> range:
-    """``vacated`` of the hand-overs whose directories exist."""
-    first = record.vacated if record.held_from is None else record.held_from
-    return range(first, record.vacated + 2)
+def _hand_overs(tenancy: Tenancy) -> range:
+    """The numbers of the hand-overs whose directories exist."""
+    return range(tenancy.number if tenancy.held_from is None else tenancy.held_from, tenancy.number + 2)
 
 
 def _receipt(record: Record) -> str | None:
     """The id of the receipt that the tenant of a device may have, or the next one. A use ends the proof, and not it."""
-    if record.receipt is not None:
-        return record.receipt.id
-    return record.grant.receipt if record.grant is not None else None
+    if record.scrubs.receipt is not None:
+        return record.scrubs.receipt.id
+    return record.tenancy.grant.receipt if record.tenancy.grant is not None else None
 
 
 def _is_of(record: Record, envelope: Path) -> bool:
@@ -137,7 +134,7 @@ def _is_of(record: Record, envelope: Path) -> bool:
         return False
     try:
         statement = json.loads(base64.b64decode(json.loads(private_files.content(envelope))["payload"]))
-        return any(subject["digest"]["sha256"] == record.last_receipt for subject in statement["subject"])
+        return any(subject["digest"]["sha256"] == record.scrubs.last_receipt for subject in statement["subject"])
     except (private_files.ForeignFileError, ValueError, LookupError, TypeError):  # cut off by a power loss, or planted
         return False
 

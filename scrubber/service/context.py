@@ -9,8 +9,9 @@ from types import MappingProxyType
 from ground.errors import InvalidRequest, NotReady, Reason
 from policies.model import Receipts
 from scrubber.core import in_force, ownership, presence, proof, upkeep
-from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, Record, State, Vitals
+from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, State, Vitals
 from scrubber.core.offering import OfferFacts
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
@@ -106,9 +107,9 @@ class ServiceContext:
         That is what ``with_node`` adds and, for some decisions about the owner or the create gate, the pods in the
         kubelet's checkpoint.
         """
-        facts, owner = self.with_node(record, facts), record.owner
+        facts, owner = self.with_node(record, facts), record.tenancy.owner
         of_owner = ownership.needs_checkpoint(owner, facts) and not ownership.about_to_start(owner, facts.at)
-        of_job = to_take_back and ownership.until_release(record)
+        of_job = to_take_back and record.tenancy.until_release
         if not of_owner and not of_job and not (facts.unasked and in_force.needs_checkpoint(record, facts)):
             return facts
         device = record.device.uuid
@@ -146,7 +147,7 @@ class ServiceContext:
     async def close_orphaned_job(self, device: str, op: str) -> bool:
         """Close a job that no longer runs and whose end could not be written. Returns whether there was one."""
         record = self.record(device)
-        if record.job is None or self.jobs.of(device) is not None:
+        if record.scrubs.job is None or self.jobs.of(device) is not None:
             return False
         event = upkeep.interruption(record, "the end of the job could not be recorded", self.now())
         await self.ledger.append(op, (device, event))

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ground import log
 from ground.errors import AutoclaveError, LedgerUnavailable
-from scrubber.core.model import Facts, Moment, Record, State
+from scrubber.core.model import Facts, Moment, State
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.observe.observation_cache import OBSERVED_WITHIN

@@ -9,9 +9,10 @@ from functools import partialmethod
 
 from ground.errors import NotReady, Reason, Refused
 from policies.model import Policy
-from scrubber.core import ailments, answers, ownership, proof, upkeep
+from scrubber.core import ailments, answers, proof, upkeep
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, State, Trigger, most_thorough
+from scrubber.core.model import Ailment, AilmentKind, Facts, ScrubPath, State, Trigger, holder_names, most_thorough
+from scrubber.core.record import Record
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
 
@@ -40,9 +41,9 @@ class Operations:
             running = context.jobs.of(device)
             if running is not None and most_thorough(running.path, path) is running.path:
                 return running
-            if record.quarantine is not None:
+            if record.health.quarantine is not None:
                 _require_allowed(record, policy, proof.next_path(record, policy), "scrub")
-                ailment = record.quarantine.ailment
+                ailment = record.health.quarantine.ailment
                 why = f"it is quarantined ({ailment.kind.value}: {ailment.detail})"
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
@@ -50,11 +51,11 @@ class Operations:
                 raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
             record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
-                by = f", open in {ownership.holder_names(facts.holders)}" if facts.holders else ""
+                by = f", open in {holder_names(facts.holders)}" if facts.holders else ""
                 why = f"it is {record.state.value.replace('_', ' ')}{by}; let its owner end first"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
             _require_free(record, facts, policy)
-            if record.ailment is not None:
+            if record.health.ailment is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
             due = proof.next_path(record, policy)
             taken = most_thorough(due, path)  # a person cannot ask for less than is due
@@ -93,19 +94,19 @@ class Operations:
             running = context.jobs.of(device)
             record = context.record(device)
             who = f"{by}: {reason}" if reason else by
-            if record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR:
+            if record.health.ailment is not None and record.health.ailment.kind is AilmentKind.OPERATOR:
                 await context.ledger.append(op, (device, ev.QuarantineWithdrawn(who)))
                 return None
-            asked_before = record.job is not None and record.job.trigger is Trigger.REINSTATE
+            asked_before = record.scrubs.job is not None and record.scrubs.job.trigger is Trigger.REINSTATE
             if running is not None and asked_before and not without_proof:
                 return running
             # A person decides now, so a probation ends.
-            if record.quarantine is not None and not await context.jobs.cancel_unless_resetting(device):
+            if record.health.quarantine is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
             if context.record(device).state is not State.QUARANTINED:
                 why = "it is not quarantined"
-                if record.ailment is not None:
-                    why += f" yet: it is sick ({record.ailment.kind.value}), which cannot be withdrawn; it is"
+                if record.health.ailment is not None:
+                    why += f" yet: it is sick ({record.health.ailment.kind.value}), which cannot be withdrawn; it is"
                     why += " quarantined after its release"
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: {why}")
             context.require_clearable(device, "reinstate")
@@ -114,7 +115,7 @@ class Operations:
             # The errors that the device reported before the person decided are noted: only newer ones count.
             vitals = await context.observer.health.vitals(device)
             policy = context.device_policy(device).policy
-            earlier = upkeep.earlier_errors(context.record(device).baseline, vitals, policy)
+            earlier = upkeep.earlier_errors(context.record(device).health.baseline, vitals, policy)
             if earlier is not None:
                 await context.ledger.append(op, (device, earlier))
             if without_proof:
@@ -137,7 +138,7 @@ def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
         raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: {why}")
     stuck = [holder for holder in facts.holders if not proof.terminable(holder, record, policy)]
     if stuck:
-        names = ownership.holder_names(tuple(stuck))
+        names = holder_names(tuple(stuck))
         raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from scrubber.core.model import Record, Vitals
+from scrubber.core.model import Vitals
+from scrubber.core.record import Record
 from scrubber.service.context import ServiceContext
 from scrubber.service.operations import Operations
 from scrubber.service.tenant_requests import TenantRequests

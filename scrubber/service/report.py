@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 from ground.device_messages import ReportedDevice, ReportedDevices
 from policies.model import Policy, concessions
-from scrubber.core import answers, offering, ownership, presence, proof
-from scrubber.core.model import Holder, Moment, Record, State
+from scrubber.core import answers, offering, presence, proof
+from scrubber.core.model import Holder, Moment, State
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander
@@ -89,37 +90,38 @@ class StatusReporter:
         """What the kubelet learns of every device."""
         now = self._context.now()
         policies = [(record, self._policy(record)) for _, record in sorted(self._context.ledger.records.items())]
-        devices = tuple(
-            ReportedDevice(
-                uuid=record.device.uuid,
-                healthy=self._offer(record, policy, now).healthy,
-                clean=record.state is State.CLEAN,
-                numa_node=record.device.numa_node,
-                resource=record.device.resource,
-                index=record.device.index,
-                mig=record.device.mig,
-                island=record.device.island or "",
-                nodes=record.device.nodes,
-                reason=_ailment(record),
-                quarantined=record.quarantine is not None,
-                sick=record.quarantine is None and record.ailment is not None,
-                replaced=record.quarantine is not None and record.quarantine.ailment.kind in presence.TAKEN_AWAY,
-                owner=ownership.acquired_by(record),
-                model=record.device.model,
-                memory_bytes=record.device.memory_bytes,
-                pci_address=record.device.pci_address or "",
-                waits=offering.waits(policy, self._context.offer_facts(record)),
-                past_gate=record.past_unproven if 0 <= now.uptime - record.past_unproven < REPORTED_FOR else 0.0,
-                gate=self._gate(record.device.uuid),
-                receipts=self._context.receipts(record),
-            )
-            for record, policy in policies
-        )
+        devices = tuple(self._reported(record, policy, now) for record, policy in policies)
         silences = (
             max(policy.budgets.silence, offering.WAITED_FOR if device.waits else 0.0)
             for device, (_, policy) in zip(devices, policies, strict=True)
         )
         return ReportedDevices(devices, min(silences, default=0.0), self._context.checkpoint())
+
+    def _reported(self, record: Record, policy: Policy, now: Moment) -> ReportedDevice:
+        quarantine, bypassed = record.health.quarantine, record.bypasses.unproven
+        return ReportedDevice(
+            uuid=record.device.uuid,
+            healthy=self._offer(record, policy, now).healthy,
+            clean=record.state is State.CLEAN,
+            numa_node=record.device.numa_node,
+            resource=record.device.resource,
+            index=record.device.index,
+            mig=record.device.mig,
+            island=record.device.island or "",
+            nodes=record.device.nodes,
+            reason=_ailment(record),
+            quarantined=quarantine is not None,
+            sick=quarantine is None and record.health.ailment is not None,
+            replaced=quarantine is not None and quarantine.ailment.kind in presence.TAKEN_AWAY,
+            owner=record.tenancy.acquired_by,
+            model=record.device.model,
+            memory_bytes=record.device.memory_bytes,
+            pci_address=record.device.pci_address or "",
+            waits=offering.waits(policy, self._context.offer_facts(record)),
+            past_gate=bypassed if 0 <= now.uptime - bypassed < REPORTED_FOR else 0.0,
+            gate=self._gate(record.device.uuid),
+            receipts=self._context.receipts(record),
+        )
 
     def _policy(self, record: Record) -> Policy:
         return self._context.active_policy.device_policy(record.device).policy
@@ -142,7 +144,7 @@ class StatusReporter:
         advice = device_status.advice(
             record, blocked, reset_forbidden=forbidden, holders=holders, pods=pods, signs=signs
         )
-        if blocked or record.setback is not None:
+        if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += presence.had_index(self._context.ledger.records, gpu, uuid)
         [device] = await self._with_pods([uuid])
@@ -221,5 +223,5 @@ def _holder_view(holder: Holder) -> views.HolderView:
 
 def _ailment(record: Record) -> str:
     """Why the device is quarantined, or will be when it is released; empty for a healthy device."""
-    ailment = record.quarantine.ailment if record.quarantine is not None else record.ailment
+    ailment = record.health.quarantine.ailment if record.health.quarantine is not None else record.health.ailment
     return ailment.kind.value if ailment is not None else ""

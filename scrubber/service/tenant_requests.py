@@ -25,7 +25,8 @@ from policies.model import GateMode
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
-from scrubber.core.model import Grant, KubeletAssignment, Owner, Record
+from scrubber.core.model import Grant, KubeletAssignment, Owner
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
@@ -202,7 +203,7 @@ class TenantRequests:
             raise InvalidRequest("cannot take back: no device and no owner was named")
         async with self._turn_of(owner):
             records = self._context.ledger.records
-            of_owner = [device for device, record in records.items() if ownership.acquired_for(record, owner)]
+            of_owner = [device for device, record in records.items() if record.tenancy.acquired_for(owner)]
             devices = devices or of_owner
             return await self._release(self._request(Action.TAKE_BACK, devices, op, None), owner) if devices else ()
 
@@ -268,7 +269,7 @@ class TenantRequests:
         self, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: str, claim: str
     ) -> answers.StartAnswer:
         context, device = self._context, record.device.uuid
-        admitted = creating != "" and _same_start(self._awaited.get(device), record.owner)
+        admitted = creating != "" and _same_start(self._awaited.get(device), record.tenancy.owner)
         seen = await context.observer.before_start(record, pod, admitted=admitted)
         facts = await context.complete(record, seen)
         policy, assignment = context.device_policy(device).policy, named.get(device)
@@ -335,7 +336,7 @@ class TenantRequests:
         if starts:
             await ledger.append(request.op, *starts)
         for device in replies:
-            owner = ledger.records[device].owner
+            owner = ledger.records[device].tenancy.owner
             if name or owner is None:
                 self._awaited.pop(device, None)
             else:
@@ -366,7 +367,7 @@ class TenantRequests:
         now = context.now()
         events: list[tuple[str, ev.Event]] = []
         for device, answer in handouts.items():
-            receipt = context.ledger.records[device].receipt if answer.unproven is None else None
+            receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
             proof = receipt.id if receipt else None
             grant = Grant(context.token(6), now, request.epoch, announced, proof, until_release, at_start, owner)
             unproven = answer.unproven
@@ -376,7 +377,7 @@ class TenantRequests:
     def _granted(self, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
         """The grant of a device, and what its receipt proves. Without a grant, the container waits for the device."""
         record = self._context.ledger.records[device]
-        grant, receipt = record.grant, record.receipt
+        grant, receipt = record.tenancy.grant, record.scrubs.receipt
         if grant is None or isinstance(answer, answers.Defer):
             return GrantedDevice(device, "", "", receipts=self._context.receipts(record))
         receipts, files = self._context.receipts(record, granted=True), self._context.tenant_files
@@ -407,7 +408,7 @@ class TenantRequests:
                 job = context.jobs.of(device)
                 if job is not None:
                     running.append(job)
-                elif context.record(device).job is not None:
+                elif context.record(device).scrubs.job is not None:
                     # The job ended while the ledger could not be written; the monitor closes it soon.
                     why = "its last scrub was interrupted; try again"
                     raise NotReady(Reason.SCRUBBING, f"cannot {request.action.value} {device}: {why}")

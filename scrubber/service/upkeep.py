@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ground import log
-from scrubber.core import answers, in_force, ownership, pauses, presence, proof, upkeep
+from scrubber.core import answers, burn_in, in_force, ownership, presence, proof, upkeep
 from scrubber.core import events as ev
-from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, Record, ScrubPath, State, Trigger, Vitals
+from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, ScrubPath, State, Trigger, Vitals
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
@@ -39,7 +40,7 @@ class Upkeep:
         events = [
             (device, upkeep.interruption(record, why, context.now()))
             for device, record in context.ledger.records.items()
-            if record.job is not None
+            if record.scrubs.job is not None
         ]
         doubted = await self._doubted_devices() if context.ledger.may_be_old else []
         if events or doubted:
@@ -63,7 +64,7 @@ class Upkeep:
         """Record a device of the inventory that is new or has changed."""
         context = self._context
         record = context.ledger.records.get(device.uuid)
-        orphaned = record is not None and record.job is not None and context.jobs.of(device.uuid) is None
+        orphaned = record is not None and record.scrubs.job is not None and context.jobs.of(device.uuid) is None
         if orphaned or (record is not None and record.device == device):
             return  # reconcile closes an orphaned job first
         async with context.jobs.locks.of([device.uuid]):
@@ -92,9 +93,9 @@ class Upkeep:
         context = self._context
         device, vitals = record.device.uuid, facts.vitals
         context.holders[device] = facts.holders or ()
-        if context.jobs.stopping or record.job is not None or context.ledger.records.get(device) is not record:
+        if context.jobs.stopping or record.scrubs.job is not None or context.ledger.records.get(device) is not record:
             return False
-        if ownership.needs_checkpoint(record.owner, facts) or ownership.all_holders_hang(facts):
+        if ownership.needs_checkpoint(record.tenancy.owner, facts) or ownership.all_holders_hang(facts):
             return False
         if vitals is None or vitals != context.vitals.get(device) or device in context.blocked:
             return False
@@ -205,7 +206,7 @@ class Upkeep:
         context = self._context
         if not device_policy.policy.periodic.every or context.clear_obstacle(record.device) is not None:
             return False
-        return pauses.burn_in_is_due(record, context.ledger.records.values(), device_policy.policy, context.now())
+        return burn_in.is_due(record, context.ledger.records.values(), device_policy.policy, context.now())
 
 
 def _proven_properties(device: DeviceInfo, record: Record) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ground import process_names
 from policies.model import Policy
-from scrubber.core import ailments, answers, ownership, pauses, presence, proof, verdict
+from scrubber.core import ailments, answers, presence, proof, verdict
 from scrubber.core.model import (
     AilmentKind,
     Holder,
@@ -17,12 +17,12 @@ from scrubber.core.model import (
     Moment,
     Quarantine,
     Receipt,
-    Record,
     ScrubPath,
     Sign,
     State,
     Vitals,
 )
+from scrubber.core.record import Record
 from scrubber.words import views
 
 AGAIN = "Autoclave tries the scrub again by itself"
@@ -99,7 +99,7 @@ def device_status(
     progress: Progress = NO_PROGRESS,
 ) -> views.DeviceStatus:
     """A device as people see it, under the policy of this rule."""
-    device, quarantine = record.device, record.quarantine
+    device, quarantine, job = record.device, record.health.quarantine, record.scrubs.job
     path = None if proof.reset_forbidden(record, policy) else proof.next_path(record, policy)
     return views.DeviceStatus(
         device=device.uuid,
@@ -113,13 +113,13 @@ def device_status(
         numa_node=device.numa_node,
         pci_address=device.pci_address or "",
         mig=device.mig,
-        receipt=receipt_view(record.receipt) if record.receipt else None,
+        receipt=receipt_view(record.scrubs.receipt) if record.scrubs.receipt else None,
         owner=_owner(record),
-        pod=record.owner.name if record.owner else "",
-        job=job_status(record.job, progress, pauses.usual_seconds(record), now) if record.job else None,
+        pod=record.tenancy.owner.name if record.tenancy.owner else "",
+        job=job_status(job, progress, record.scrubs.usual_seconds, now) if job else None,
         quarantine=quarantine_status(quarantine, path, now) if quarantine else None,
         policy_rule=rule,
-        setback=record.setback.detail if record.setback else "",
+        setback=record.scrubs.setback.detail if record.scrubs.setback else "",
         slice=device.slice,
         driver=record.incarnation.driver,
         compute=device.compute or "",
@@ -131,14 +131,14 @@ def device_status(
 
 def _owner(record: Record) -> str:
     """Who it was acquired for, or else the pod or container that has it."""
-    if acquired := ownership.acquired_by(record):
+    if acquired := record.tenancy.acquired_by:
         return acquired
-    return (record.owner.container or "unknown") if record.owner else ""
+    return (record.tenancy.owner.container or "unknown") if record.tenancy.owner else ""
 
 
 def may_have_pod(record: Record) -> bool:
     """Whether there may be a pod to name."""
-    return record.owner is not None or record.state is State.GRANTED
+    return record.tenancy.owner is not None or record.state is State.GRANTED
 
 
 def pod(record: Record, assigned: Mapping[str, Collection[str]], names: Mapping[str, str]) -> str:
@@ -148,12 +148,12 @@ def pod(record: Record, assigned: Mapping[str, Collection[str]], names: Mapping[
     If the record has an owner, only that pod is named. For a granted device without an owner, all pods of the
     checkpoint are named, but none for a job: there the checkpoint may name the pod in which the jobs of Slurm run.
     """
-    if record.owner is not None:
-        uid = record.owner.container or ""
-        if record.owner.name:
-            return record.owner.name
+    if record.tenancy.owner is not None:
+        uid = record.tenancy.owner.container or ""
+        if record.tenancy.owner.name:
+            return record.tenancy.owner.name
         return _called(uid, assigned, names) if uid in names else ""
-    if record.state is State.GRANTED and not (record.grant and record.grant.owner):
+    if record.state is State.GRANTED and not (record.tenancy.grant and record.tenancy.grant.owner):
         return ", ".join(_called(uid, assigned, names) for uid in sorted(assigned))
     return ""
 
@@ -166,9 +166,9 @@ def _called(uid: str, assigned: Mapping[str, Collection[str]], names: Mapping[st
 
 def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
     """Whether lists leave the device out: it was taken away on purpose a while ago and has not returned."""
-    if record.quarantine is None or not presence.taken_away(record) or (vitals is not None and not vitals.lost):
+    if record.health.quarantine is None or not presence.taken_away(record) or (vitals is not None and not vitals.lost):
         return False
-    return not 0 <= now.wall - record.quarantine.since.wall < SHOWN
+    return not 0 <= now.wall - record.health.quarantine.since.wall < SHOWN
 
 
 def advice(
@@ -186,34 +186,34 @@ def advice(
     have the device open. ``pods``: NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device reports.
     """
     gpu, ends = presence.argument(record), tuple(_ends(holders, pods))
-    if record.job is not None and (record.quarantine is not None or record.setback is not None):
-        work = "probation" if record.quarantine is not None else "scrub"
+    if record.scrubs.job is not None and (record.health.quarantine is not None or record.scrubs.setback is not None):
+        work = "probation" if record.health.quarantine is not None else "scrub"
         return (f"wait for the end of the {work}: `autoclave status {gpu} --watch` shows its progress",)
-    if record.quarantine is not None:
-        asked = ailments.remedy(record.quarantine.ailment)
+    if record.health.quarantine is not None:
+        asked = ailments.remedy(record.health.quarantine.ailment)
         person = asked.course is ailments.Course.PERSON
         what = asked.advice
         if reset_forbidden and not person:
             what = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}"
-        elif record.quarantine.next_probe is None and not person:
+        elif record.health.quarantine.next_probe is None and not person:
             what = ailments.BY_PERSON
-        endable = ends if record.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ()
+        endable = ends if record.health.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ()
         first = ("no test can pass while a process has the GPU open", *endable) if endable else ()
         return (*first, what.format(gpu=gpu))
-    if record.ailment is not None and record.ailment.kind is AilmentKind.OPERATOR:
+    if record.health.ailment is not None and record.health.ailment.kind is AilmentKind.OPERATOR:
         return (f"wait for the end of its owner; `autoclave reinstate {gpu}` withdraws the quarantine",)
-    if record.ailment is not None:
-        return (f"let its owner end first; then {ailments.remedy(record.ailment).advice.format(gpu=gpu)}",)
+    if record.health.ailment is not None:
+        return (f"let its owner end first; then {ailments.remedy(record.health.ailment).advice.format(gpu=gpu)}",)
     if blocked and ends:
         return (*ends, AGAIN)
     if blocked:
         return (f"remove what blocks the scrub: {blocked}", AGAIN)
-    if record.setback is not None:
+    if record.scrubs.setback is not None:
         return (f"wait: {AGAIN}",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
     remedies = ((sign.kind, ailments.remedy_of_sign(sign.kind).format(gpu=gpu)) for sign in signs)
     by_sign = tuple(f"{kind.value}: {remedy}; {served}" for kind, remedy in remedies)
-    if acquired := ownership.acquired_by(record):
+    if acquired := record.tenancy.acquired_by:
         who = shlex.quote(acquired)
         release = f"`autoclave release {gpu} --owner {who}`"
         if ends:  # until then the release would be refused
@@ -224,7 +224,7 @@ def advice(
                 f"then give it back: {release}",
             )
         return (*by_sign, f"if its owner {who} has ended: {release}")
-    if record.owner is not None and not record.owner.seen and not holders:  # its end cannot be noticed
+    if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
         return (*by_sign, f"no process of its owner was seen; if the owner has ended: `autoclave release {gpu}`")
     return by_sign
 

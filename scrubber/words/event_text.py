@@ -5,9 +5,8 @@ from __future__ import annotations
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from scrubber.core import events as ev
-from scrubber.core import ownership
 from scrubber.core.measurements import UNSEARCHED, Uncovered
-from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult, Trigger
+from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult, Trigger, holder_names
 
 _TRIGGERS = {  # those whose stored name says too little
     Trigger.FIRST_LOOK: "nothing was known of its memory",
@@ -38,7 +37,7 @@ def tell(event: ev.Event) -> str:
         case ev.Released(why):
             return f"released: {why}"
         case ev.Soiled(why, holders, times):
-            user = f" by {ownership.holder_names(holders)}: unauthorised use" if holders else ""
+            user = f" by {holder_names(holders)}: unauthorised use" if holders else ""
             again = f" ({times} times since it was last handed out)" if times > 1 else ""
             return f"no longer clean: {why}{user}{again}"
         case ev.PastGate(pod, unproven):
@@ -110,7 +109,7 @@ def _step(result: StepResult) -> str:
     if findings.units_reached is not None:
         notes.append(f"{findings.units_reached} of {quantity(findings.units or 0, 'unit')}")
     if findings.holders:
-        notes.append(f"found {ownership.holder_names(findings.holders)}")
+        notes.append(f"found {holder_names(findings.holders)}")
     if findings.terminated:
         notes.append(f"ended pid {', '.join(map(str, findings.terminated))}")
     if findings.mismatch is not None:

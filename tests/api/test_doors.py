@@ -38,7 +38,7 @@ async def test_each_clean_device_is_granted_with_its_own_receipt(house):
         grants = await service.acquire(list(reversed(house.uuids)))
     records = [house.built.ledger.records[uuid] for uuid in house.uuids]
     assert [record.state for record in records] == [State.GRANTED] * 2
-    assert [(it.device, it.receipt) for it in grants] == [(it.device.uuid, it.receipt.id) for it in records]
+    assert [(it.device, it.receipt) for it in grants] == [(it.device.uuid, it.scrubs.receipt.id) for it in records]
 
 
 async def test_messages_to_a_tenant_name_no_other_tenant(house, monkeypatch):

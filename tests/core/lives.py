@@ -31,7 +31,6 @@ from scrubber.core.model import (
     Owner,
     Quarantine,
     Receipt,
-    Record,
     ScrubPath,
     Step,
     StepResult,
@@ -39,6 +38,7 @@ from scrubber.core.model import (
     Vitals,
     Xid,
 )
+from scrubber.core.record import Record
 
 NOW = Moment(wall=1_750_000_000.0, uptime=10_000.0)
 HERE = Incarnation("boot-1", "driver-1")
@@ -111,9 +111,9 @@ def finished(path: ScrubPath = ScrubPath.FAST, name: str = "job-1", **findings: 
 
 def passed(record: Record, at: Moment = NOW, policy: Policy = ENFORCE) -> ev.ScrubPassed:
     """The end of a job that went well, with the receipt that the verdict writes."""
-    assert record.job is not None
-    done = replace(record.job, results=results(record.job.path))
-    judged = verdict.judge(done, record.baseline, policy)
+    assert record.scrubs.job is not None
+    done = replace(record.scrubs.job, results=results(record.scrubs.job.path))
+    judged = verdict.judge(done, record.health.baseline, policy)
     assert isinstance(judged, Measurements)
     receipt = verdict.write_receipt(record, done, judged, ("defaults", policy.proof_digest), at)
     return ev.ScrubPassed(done.id, receipt)
@@ -121,19 +121,28 @@ def passed(record: Record, at: Moment = NOW, policy: Policy = ENFORCE) -> ev.Scr
 
 def grant(record: Record, *, announced: bool = True, epoch: str = "epoch-1", proven: bool = True) -> Grant:
     """A yes on the strength of what the record holds."""
-    receipt = record.receipt.id if record.receipt and proven else None
+    receipt = record.scrubs.receipt.id if record.scrubs.receipt and proven else None
     return Grant("grant-1", NOW, epoch, announced, receipt)
 
 
 def proof(record: Record) -> Receipt:
     """The receipt that stands."""
-    assert record.receipt is not None
-    return record.receipt
+    assert record.scrubs.receipt is not None
+    return record.scrubs.receipt
 
 
 def quarantine(ailment: Ailment = LOST, next_probe: float | None = NOW.uptime + 60) -> Quarantine:
     """A quarantine that began now."""
     return Quarantine(ailment, NOW, "autoclave", Baseline(), 0, next_probe)
+
+
+def but(record: Record, **fields: object) -> Record:
+    """The record with other values of these fields, each in the part that has it."""
+    for part in ("tenancy", "scrubs", "health", "bypasses"):
+        held = getattr(record, part)
+        own = {name: fields.pop(name) for name in list(fields) if hasattr(held, name)}
+        record = replace(record, **{part: replace(held, **own)})
+    return replace(record, **fields)  # type: ignore[arg-type] # by name
 
 
 def live(record: Record | None, *events: ev.Event, at: Moment = NOW) -> Record:
@@ -201,8 +210,8 @@ def facts(  # noqa: PLR0913 - what may be seen
 
 def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:
     """One event of each kind, each about this very record: its job, its receipt, its clock."""
-    running = record if record.job else FIRST_LOOK
-    name = running.job.id if running.job else ""
+    running = record if record.scrubs.job else FIRST_LOOK
+    name = running.scrubs.job.id if running.scrubs.job else ""
     every = (
         ev.Discovered(DEVICE, HERE),
         ev.Described(replace(DEVICE, index=3)),
@@ -223,7 +232,7 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.ScrubInterrupted(name, "the service was stopped"),
         ev.AilmentFound(LOST),
         ev.Quarantined(quarantine()),
-        ev.ErrorsNoted(((13, 2),), record.baseline.last_xid + 2),
+        ev.ErrorsNoted(((13, 2),), record.health.baseline.last_xid + 2),
         ev.Reinstated("ann: it was the cable"),
         ev.QuarantineWithdrawn("ann: it was another node"),
     )
@@ -240,7 +249,7 @@ def walks(draw: st.DrawFn, most: int = 12) -> list[tuple[Record, ev.Event, Recor
         event = events_about(record, at)[kind]
         try:
             after = live(record, event, at=at)
-        except states.IllegalEventError:  # a guard: the record would not take it, and did not change
+        except ev.IllegalEventError:  # a guard: the record would not take it, and did not change
             continue
         steps.append((record, event, after))
         record = after

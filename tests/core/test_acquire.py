@@ -58,7 +58,7 @@ OTHER_PROOF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
 BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)})
 DAY = Proof().max_age
-UNSEEN_A = replace(lives.IN_USE, owner=Owner(A, NOW, seen=False))
+UNSEEN_A = lives.but(lives.IN_USE, owner=Owner(A, NOW, seen=False))
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 AFTER_REBOOT = live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
 TESTED_AGAIN = live(AFTER_REBOOT, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.FIRST_LOOK)))
@@ -314,7 +314,7 @@ def test_release(record, seen, answer):
     assert acquire.take_back(record, seen, later(1)) == answer
 
 
-OF_4711 = replace(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), owner="4711"))
+OF_4711 = lives.but(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), owner="4711"))
 NOT_THEIRS = Refuse(
     Reason.OTHER_OWNER, "cannot take back GPU-1: it was not acquired for this owner; `autoclave status` names its owner"
 )
@@ -323,7 +323,7 @@ OWNED = rows(
     ("another owner", OF_4711, "4712", NOT_THEIRS),
     ("any owner", OF_4711, "", GIVEN_BACK),
     ("a GPU that was granted without an owner, such as to a pod", lives.GRANTED, "4711", NOT_THEIRS),
-    ("a GPU that was found in use: no grant is known", replace(lives.GRANTED, grant=None), "4711",
+    ("a GPU that was found in use: no grant is known", lives.but(lives.GRANTED, grant=None), "4711",
      RecordFirst(ev.Released("it was given back by 4711"))),
 )  # fmt: skip
 
@@ -334,7 +334,7 @@ def test_a_release_for_an_owner_refuses_another_owners_gpu(record, owner, answer
 
 
 def test_the_right_owner_alone_frees_no_gpu_in_use():
-    used = replace(lives.IN_USE, grant=OF_4711.grant)
+    used = lives.but(lives.IN_USE, grant=OF_4711.tenancy.grant)
     assert acquire.take_back(used, facts(alive=True), later(1), "4711") == TAKE_BACK
 
 
@@ -404,7 +404,7 @@ def test_a_use_since_the_clear_ends_the_job(seen, blame):
 
 
 BEGAN, SHELL = NOW.uptime, Holder(1, NOW.uptime + 5000, "bash", None)
-ENDED = replace(lives.DIRTY, tenancy_ended=BEGAN + 100)
+ENDED = lives.but(lives.DIRTY, ended=BEGAN + 100)
 TERMINABLE = rows(
     ("a leftover, terminate", Holder(1, BEGAN, "x", None), lives.DIRTY, ENFORCE, True),
     ("the last one of it", Holder(1, BEGAN + 100, "x", None), ENDED, ENFORCE, True),
@@ -419,7 +419,7 @@ TERMINABLE = rows(
     ("a grant whose start is not announced", SHELL, lives.UNANNOUNCED, ENFORCE, True),
     ("the same, given back", SHELL, live(lives.UNANNOUNCED, ev.Released("x"), at=later(1e4)), ENFORCE, True),
     ("who has it is on it, in vain for his last container", SHELL, lives.IN_USE, ENFORCE, True),
-    ("an older ledger does not say when it ended", LEFTOVER, replace(lives.DIRTY, tenancy_ended=None), ENFORCE, False),
+    ("an older ledger does not say when it ended", LEFTOVER, lives.but(lives.DIRTY, ended=None), ENFORCE, False),
     ("a leftover, wait", Holder(1, BEGAN, "x", None), lives.DIRTY, STRICT, False),
     ("W19 a process from before the tenancy, wait", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, ENFORCE, False),
     ("a process from before the tenancy, terminate", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, lives.ENDS_ALL,

@@ -8,9 +8,10 @@ import pytest
 
 from policies.hardware import Periodic
 from policies.model import Mode, Policy
+from scrubber.core import burn_in, presence
 from scrubber.core import events as ev
-from scrubber.core import pauses, presence
-from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger
+from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Trigger
+from scrubber.core.record import Record
 from tests.core import lives
 from tests.core.lives import ENFORCE, later, live, rows
 
@@ -26,7 +27,7 @@ def named(name: str, record: Record = lives.CLEAN, domain: str | None = None, re
 
 def out(kind: AilmentKind) -> Record:
     """A device that is quarantined for this ailment."""
-    return replace(lives.QUARANTINED, quarantine=lives.quarantine(Ailment(kind, ""), None))
+    return lives.but(lives.QUARANTINED, quarantine=lives.quarantine(Ailment(kind, ""), None))
 
 
 ONE = named("GPU-1")
@@ -41,7 +42,7 @@ SPARE = rows(
 
 @pytest.mark.parametrize(("others", "spare"), SPARE)
 def test_spare_devices_stay_clean_during_a_burn_in(others: list[Record], spare: int) -> None:
-    assert pauses.spare_devices(ONE, [ONE, *others]) == spare
+    assert burn_in.spare_devices(ONE, [ONE, *others]) == spare
 
 
 NEAR = rows(
@@ -57,7 +58,7 @@ NEAR = rows(
 @pytest.mark.parametrize(("others", "spare"), NEAR)
 def test_a_sibling_is_no_spare_and_must_be_idle(others: list[Record], spare: int) -> None:
     one = named("GPU-1", domain="switch")
-    assert pauses.spare_devices(one, [one, *others]) == spare
+    assert burn_in.spare_devices(one, [one, *others]) == spare
 
 
 def policy(every: str = "1h", keep_free: int = 0, mode: Mode = Mode.ENFORCE) -> Policy:
@@ -68,26 +69,26 @@ def policy(every: str = "1h", keep_free: int = 0, mode: Mode = Mode.ENFORCE) -> 
 
 @pytest.mark.parametrize("record", [it for it in lives.LIVES.values() if it.state is not State.CLEAN])
 def test_only_a_clean_device_is_tested(record: Record) -> None:
-    assert not pauses.burn_in_is_due(record, [record], policy(), OVERDUE)
+    assert not burn_in.is_due(record, [record], policy(), OVERDUE)
 
 
 def test_burn_in_runs_only_while_enough_devices_are_free():
-    assert pauses.burn_in_is_due(ONE, [ONE], policy(), OVERDUE)
-    assert not pauses.burn_in_is_due(ONE, [ONE], ENFORCE, OVERDUE)
-    assert not pauses.burn_in_is_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
-    assert not pauses.burn_in_is_due(ONE, [ONE], policy(keep_free=1), OVERDUE)
-    assert pauses.burn_in_is_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
+    assert burn_in.is_due(ONE, [ONE], policy(), OVERDUE)
+    assert not burn_in.is_due(ONE, [ONE], ENFORCE, OVERDUE)
+    assert not burn_in.is_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
+    assert not burn_in.is_due(ONE, [ONE], policy(keep_free=1), OVERDUE)
+    assert burn_in.is_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
 
 
 def test_after_a_burn_in_no_other_scrub_is_needed():
-    assert (TESTED.due_path, TESTED.burn_in_begun) == (None, lives.NOW.wall)
-    assert (AFTER_A_TENANT.due_path, AFTER_A_TENANT.burn_in_begun) == (ScrubPath.FAST, None)
+    assert (TESTED.scrubs.due_path, TESTED.scrubs.burn_in_begun) == (None, lives.NOW.wall)
+    assert (AFTER_A_TENANT.scrubs.due_path, AFTER_A_TENANT.scrubs.burn_in_begun) == (ScrubPath.FAST, None)
 
 
 def test_after_the_first_proof_only_slow_scrubs_count_as_tests():
     fast = live(lives.UNKNOWN, ev.ScrubStarted(lives.job(ScrubPath.FAST)))
-    assert live(fast, lives.passed(fast), at=later(1)).tested == later(1).wall
-    known = replace(fast, tested=lives.NOW.wall)
-    assert live(known, lives.passed(known), at=later(1)).tested == lives.NOW.wall
-    slow = replace(lives.FIRST_LOOK, tested=lives.NOW.wall)
-    assert live(slow, lives.passed(slow), at=later(1)).tested == later(1).wall
+    assert live(fast, lives.passed(fast), at=later(1)).scrubs.tested == later(1).wall
+    known = lives.but(fast, tested=lives.NOW.wall)
+    assert live(known, lives.passed(known), at=later(1)).scrubs.tested == lives.NOW.wall
+    slow = lives.but(lives.FIRST_LOOK, tested=lives.NOW.wall)
+    assert live(slow, lives.passed(slow), at=later(1)).scrubs.tested == later(1).wall

@@ -25,11 +25,15 @@ CROWD = st.lists(st.sampled_from([lives.OF_B, lives.LEFTOVER, lives.FOREIGN]), m
     lambda it: (lives.OF_A, *it)
 )
 CROWDED = lives.observations(CROWD)
-NAMED = [record for record in LIVES.values() if record.owner is not None and record.owner.container is not None]
-USED_BY_B = [record for record in NAMED if record.owner and record.owner.unannounced]
-OWNED = [record for record in NAMED if record.owner and not record.owner.unannounced]
+NAMED = [
+    record
+    for record in LIVES.values()
+    if record.tenancy.owner is not None and record.tenancy.owner.container is not None
+]
+USED_BY_B = [record for record in NAMED if record.tenancy.owner and record.tenancy.owner.unannounced]
+OWNED = [record for record in NAMED if record.tenancy.owner and not record.tenancy.owner.unannounced]
 GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
-RUNNING = [record for record in LIVES.values() if record.job is not None]
+RUNNING = [record for record in LIVES.values() if record.scrubs.job is not None]
 IN_USE = {State.GRANTED, State.IN_USE}
 DEEDS = (answers.Scrub, answers.StartProbation)
 ENOUGH = 5  # notes that one question may lead to
@@ -100,7 +104,7 @@ def test_no_device_whose_owner_may_live_is_changed(record, seen, alive, policy, 
         assert not isinstance(answer, DEEDS)
         if isinstance(answer, answers.RecordFirst) and isinstance(answer.event, ev.Released):
             assert question == "start"
-            assert record.owner.container == A
+            assert record.tenancy.owner.container == A
             assert all(holder.container is None for holder in seen.holders)
 
 
@@ -110,10 +114,10 @@ def test_only_an_unannounced_pod_loses_a_device_while_alive(record, seen, policy
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
         if isinstance(answer, answers.RecordFirst) and isinstance(answer.event, ev.Released):
-            assert (record.grant.announced, record.grant.epoch, seen.holders) == (True, seen.epoch, ())
-            assert record.grant.receipt is not None
+            assert (record.tenancy.grant.announced, record.tenancy.grant.epoch, seen.holders) == (True, seen.epoch, ())
+            assert record.tenancy.grant.receipt is not None
             assert seen.assigned_pods is not None
-            assert record.owner.container not in seen.assigned_pods
+            assert record.tenancy.owner.container not in seen.assigned_pods
 
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
@@ -143,7 +147,7 @@ def test_i3_no_sick_quarantined_or_unproven_device_is_offered(record, policy, no
     offer = offering.offer(record, policy, now)
     assert offer.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
-    if unproven or record.quarantine is not None or record.ailment is not None:
+    if unproven or record.health.quarantine is not None or record.health.ailment is not None:
         assert not offer.healthy
     elif record.state in {State.CLEAN, State.GRANTED, State.IN_USE}:
         assert offer.healthy
@@ -167,22 +171,22 @@ def test_every_decision_ends(record, seen, policy, now, chance):
 def test_i1_enforced_starts_on_a_grant_need_a_valid_proof(record, seen, now):
     answer = start.decide(record, seen, ENFORCE, A, now)
     if isinstance(answer, answers.Admit):
-        assert proof.is_valid(record.receipt, seen, ENFORCE, now)
+        assert proof.is_valid(record.scrubs.receipt, seen, ENFORCE, now)
 
 
 @given(RECORD, SEEN, MOMENT)
 def test_i1_enforced_handouts_need_a_valid_proof_and_no_holder(record, seen, now):
     if acquire.decide(record, seen, ENFORCE, now) == answers.HandOut():
         assert seen.holders == ()
-        assert record.ailment is None
-        assert seen.incarnation == record.incarnation == record.receipt.incarnation
-        assert proof.is_valid(record.receipt, seen, ENFORCE, now)
+        assert record.health.ailment is None
+        assert seen.incarnation == record.incarnation == record.scrubs.receipt.incarnation
+        assert proof.is_valid(record.scrubs.receipt, seen, ENFORCE, now)
 
 
 @given(RECORD, SEEN, st.sampled_from(Step))
 def test_i2_a_step_runs_only_without_other_jobs_or_holders(record, seen, step):
     if verdict.fence(record, "job-1", step, seen) is None:
-        assert record.job.id == "job-1"
+        assert record.scrubs.job.id == "job-1"
         assert seen.holders is not None
         assert not any(holder.container for holder in seen.holders)
         assert step is Step.EVICT or seen.holders == ()
@@ -192,8 +196,8 @@ def test_i2_a_step_runs_only_without_other_jobs_or_holders(record, seen, step):
 @given(st.sampled_from(RUNNING), MOMENT)
 def test_i5_i6_an_interrupted_job_leaves_no_clean_device(record, now):
     after = live(record, upkeep.interruption(record, "killed", now), at=now)
-    assert after.state is (State.DIRTY if record.quarantine is None else State.QUARANTINED)
-    assert (after.job, after.receipt) == (None, None)
+    assert after.state is (State.DIRTY if record.health.quarantine is None else State.QUARANTINED)
+    assert (after.scrubs.job, after.scrubs.receipt) == (None, None)
 
 
 # -- any life
@@ -202,25 +206,25 @@ def test_i5_i6_an_interrupted_job_leaves_no_clean_device(record, now):
 @given(lives.walks())
 def test_the_fields_of_a_record_always_fit_its_state(walk):
     for _, _, record in walk:
-        proven = record.grant is not None and record.grant.receipt is not None
-        assert (record.receipt is not None) == (
+        proven = record.tenancy.grant is not None and record.tenancy.grant.receipt is not None
+        assert (record.scrubs.receipt is not None) == (
             record.state is State.CLEAN or (record.state is State.GRANTED and proven)
         ), "a receipt is held while it stands, and at no other time"
-        assert (record.job is not None) == (record.state is State.SCRUBBING)
-        assert (record.owner is not None) == (record.state is State.IN_USE)
-        assert record.quarantine is not None or record.state is not State.QUARANTINED
-        assert record.quarantine is None or record.state in {State.QUARANTINED, State.SCRUBBING}
-        assert record.grant is None or record.state in IN_USE
-        assert record.tenancy_began is not None or record.state not in IN_USE
-        assert record.ailment is None or record.state in IN_USE | {State.DIRTY, State.UNKNOWN}
+        assert (record.scrubs.job is not None) == (record.state is State.SCRUBBING)
+        assert (record.tenancy.owner is not None) == (record.state is State.IN_USE)
+        assert record.health.quarantine is not None or record.state is not State.QUARANTINED
+        assert record.health.quarantine is None or record.state in {State.QUARANTINED, State.SCRUBBING}
+        assert record.tenancy.grant is None or record.state in IN_USE
+        assert record.tenancy.began is not None or record.state not in IN_USE
+        assert record.health.ailment is None or record.state in IN_USE | {State.DIRTY, State.UNKNOWN}
 
 
 @given(lives.walks())
 def test_i1_every_grant_is_proven_or_marked_as_unproven(walk):
     for before, event, after in walk:
         if after.state is State.GRANTED and before.state is not State.GRANTED:
-            marked = isinstance(event, ev.GrantedUnproven) and after.grant.receipt is None
-            assert marked or (before.state is State.CLEAN and after.grant.receipt == before.receipt.id)
+            marked = isinstance(event, ev.GrantedUnproven) and after.tenancy.grant.receipt is None
+            assert marked or (before.state is State.CLEAN and after.tenancy.grant.receipt == before.scrubs.receipt.id)
 
 
 @given(lives.walks())
@@ -228,9 +232,9 @@ def test_only_a_passed_job_with_its_receipt_makes_clean(walk):
     for before, event, after in walk:
         if after.state is State.CLEAN and before.state is not State.CLEAN:
             assert isinstance(event, ev.ScrubPassed)
-            assert event.receipt.job == before.job.id
-            assert after.receipt == event.receipt
-            assert after.receipt.incarnation == after.incarnation
+            assert event.receipt.job == before.scrubs.job.id
+            assert after.scrubs.receipt == event.receipt
+            assert after.scrubs.receipt.incarnation == after.incarnation
 
 
 # -- liveness: nothing is stuck for ever once it is free and well
@@ -245,7 +249,7 @@ def years_later(record, policy=ENFORCE):
         now = later(86_400.0 * day)
         seen = replace(seen, incarnation=record.incarnation, observed_since=0.0)
         record, answer = settle(lambda it: upkeep.tend(it, seen, policy, now, 0.5), record, now)  # noqa: B023 - used now
-        if record.job is not None:
+        if record.scrubs.job is not None:
             return live(record, lives.passed(record, now), at=now)
         record = live(record, *events_of(record, answer), at=now)
     return record
@@ -254,7 +258,7 @@ def years_later(record, policy=ENFORCE):
 @pytest.mark.parametrize("name", [name for name in LIVES if name not in STUCK_BY_INTENT])
 def test_a_free_healthy_device_becomes_clean_or_stays_granted(name):
     record = years_later(LIVES[name])
-    waiting_for_its_owner = record.state in {State.GRANTED, State.IN_USE} and record.ailment is None
+    waiting_for_its_owner = record.state in {State.GRANTED, State.IN_USE} and record.health.ailment is None
     assert record.state is State.CLEAN or waiting_for_its_owner
 
 
@@ -264,11 +268,11 @@ def test_the_clock_of_another_boot_delays_no_device(name, incarnation):
     """A minute after a boot the clock shows less than anything that was recorded before it."""
     record = LIVES[name]
     early = replace(NOW, uptime=60.0)
-    if record.job is not None:
+    if record.scrubs.job is not None:
         record = live(record, upkeep.interruption(record, "killed", early), at=early)
     seen = facts(incarnation=incarnation, since=50.0)
     record, answer = settle(lambda it: upkeep.tend(it, seen, ENFORCE, early, 0.5), record, early)
-    if name not in STUCK_BY_INTENT and record.quarantine is None:
+    if name not in STUCK_BY_INTENT and record.health.quarantine is None:
         assert isinstance(answer, answers.Scrub)
     elif name not in STUCK_BY_INTENT:
-        assert record.quarantine.next_probe <= early.uptime + pauses.INTERRUPTED_LONGEST
+        assert record.health.quarantine.next_probe <= early.uptime + pauses.INTERRUPTED_LONGEST

@@ -36,7 +36,7 @@ AGAIN = live(lives.SCRUBBING, lives.passed(lives.SCRUBBING))  # its last owner i
          "before one came past", "a day ago", "a day ago, and another since"],
 )  # fmt: skip
 def test_the_gate_is_in_force_where_the_runtime_asked(passages, past, now, holds):
-    others = [lives.DIRTY, replace(lives.CLEAN, past_gate=past)]
+    others = [lives.DIRTY, lives.but(lives.CLEAN, last=past)]
     assert in_force.in_force(GPU, passages, others, now) is holds
 
 
@@ -60,7 +60,7 @@ BYPASS = [
     ("the last owner does not leave", lives.DIRTY, (OF_A,), {GPU: Passage("pod-c", LATE)}, {A}, None),
     ("it is on record", live(lives.DIRTY, ev.PastGate(B)), (OF_B,), LET_A, {B}, None),
     ("its question was forgotten, and its name was written",
-     replace(lives.IN_USE_BY_B, owner=Owner(B, NOW, seen=True, name="team/b/main")), (OF_B,), LET_A, None, None),
+     lives.but(lives.IN_USE_BY_B, owner=Owner(B, NOW, seen=True, name="team/b/main")), (OF_B,), LET_A, None, None),
     ("a pod that was let through before the last proof", lives.CLEAN, (OF_B,), {GPU: Passage(B, NOW.uptime - 1)}, {B},
      ev.PastGate(B)),
     ("the owner from before the last proof", AGAIN, (OF_A,), {GPU: Passage("pod-c", LATE)}, {A}, ev.PastGate(A)),
@@ -99,15 +99,15 @@ def test_each_pod_past_the_gate_is_recorded_once_per_proof():
         record = lives.noted(record, answer)
     assert events == [ev.PastGate(A), ev.PastGate(B), ev.Soiled("it was used without a grant", (OF_A, OF_B))]
     scrub = live(record, ev.ScrubStarted(lives.job()))
-    assert (scrub.past_pods, live(scrub, lives.passed(scrub)).past_pods) == ((A, B), ())
+    assert (scrub.bypasses.pods, live(scrub, lives.passed(scrub)).bypasses.pods) == ((A, B), ())
 
 
 def test_a_reboot_ends_what_came_past():
     past = live(live(lives.CLEAN, ev.PastGate(A, "it was dirty")), ev.PastGate(B), at=later(5))
-    assert (past.past_gate, past.past_unproven) == (Passage(B, LATE), NOW.uptime)
+    assert (past.bypasses.last, past.bypasses.unproven) == (Passage(B, LATE), NOW.uptime)
     reloaded = live(past, ev.Distrusted("the driver was reloaded", lives.RELOADED))
-    assert reloaded == replace(
-        reloaded, past_gate=past.past_gate, past_unproven=NOW.uptime, past_pods=(A, B), proven_at=NOW.uptime
+    assert reloaded == lives.but(
+        reloaded, last=past.bypasses.last, unproven=NOW.uptime, pods=(A, B), proven_at=NOW.uptime
     )
     rebooted = live(past, ev.Distrusted("the node was rebooted", lives.REBOOTED))
-    assert rebooted == replace(rebooted, past_gate=None, past_unproven=0.0, past_pods=(), proven_at=0.0)
+    assert rebooted == lives.but(rebooted, last=None, unproven=0.0, pods=(), proven_at=0.0)

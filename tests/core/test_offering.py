@@ -90,18 +90,18 @@ def test_a_dirty_device_is_offered_for_the_allocate_budget_only(record):
 
 
 CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
-SETBACK = lives.SET_BACK.setback
+SETBACK = lives.SET_BACK.scrubs.setback
 assert SETBACK is not None
 WAITED = rows(
     ("just released", lives.DIRTY, True),
     ("on its fast path", lives.SCRUBBING, True),
     ("soiled", lives.SOILED, False),
     ("its scrub failed", lives.SET_BACK, True),
-    ("its scrub failed, without a tenant before", replace(lives.SET_BACK, tenancy_began=None), True),
+    ("its scrub failed, without a tenant before", lives.but(lives.SET_BACK, began=None), True),
     ("its scrub failed, and runs again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), True),
-    ("its scrub failed five times", replace(lives.SET_BACK, setback=replace(SETBACK, count=5)), True),
-    ("its scrub failed six times", replace(lives.SET_BACK, setback=replace(SETBACK, count=6)), False),
-    ("a process does not end", replace(lives.SET_BACK, setback=replace(SETBACK, stuck=(lives.FOREIGN,))), False),
+    ("its scrub failed five times", lives.but(lives.SET_BACK, setback=replace(SETBACK, count=5)), True),
+    ("its scrub failed six times", lives.but(lives.SET_BACK, setback=replace(SETBACK, count=6)), False),
+    ("a process does not end", lives.but(lives.SET_BACK, setback=replace(SETBACK, stuck=(lives.FOREIGN,))), False),
 )
 
 
@@ -120,9 +120,9 @@ def test_a_failed_scrub_that_cannot_be_repeated_withdraws_the_offer(record, heal
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
 def test_a_device_with_too_slow_scrubs_is_not_offered(record):
     budget = ENFORCE.budgets.allocate
-    assert offering.offer(replace(record, fast_seconds=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy
-    assert not offering.offer(replace(record, fast_seconds=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
+    assert offering.offer(lives.but(record, fast_seconds=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy
+    assert not offering.offer(lives.but(record, fast_seconds=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
 
 
 def test_a_device_waiting_for_the_slow_path_is_not_offered():
-    assert not offering.offer(replace(lives.DIRTY, due_path=ScrubPath.SLOW), STRICT, NOW).healthy
+    assert not offering.offer(lives.but(lives.DIRTY, due_path=ScrubPath.SLOW), STRICT, NOW).healthy

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core import events as ev
-from scrubber.core import leftover, ownership, states
+from scrubber.core import ownership, tenancy
 from scrubber.core.model import Holder, Owner
 from tests.core import lives
 from tests.core.lives import NOW, OF_A, OF_B, A, B, facts, later, live, rows
@@ -33,7 +33,7 @@ def test_the_checkpoint_is_read_only_where_nothing_else_can_tell(owner, holders,
 
 def test_a_tenancy_without_announced_starts_begins_with_its_first_grant():
     again = live(lives.UNANNOUNCED, ev.Granted(lives.grant(lives.UNANNOUNCED, announced=False)), at=later(7))
-    assert leftover.span(again) == (NOW.uptime, math.inf)
+    assert again.tenancy.span == (NOW.uptime, math.inf)
 
 
 def test_pods_on_a_device_kept_until_release_are_expected():
@@ -73,7 +73,7 @@ MOVES = rows(
 
 @pytest.mark.parametrize(("before", "after", "legal"), MOVES)
 def test_an_owner_changes_by_a_legal_move_only(before, after, legal):
-    assert ownership.legal(before, after) is legal
+    assert tenancy.legal(before, after) is legal
 
 
 OWNERS = st.builds(
@@ -91,13 +91,13 @@ OWNERS = st.builds(
 def test_whatever_happens_an_owner_forgets_nothing(owners):
     record = lives.GRANTED
     for owner in owners:
-        before, event = record.owner, ev.PutInUse(owner)
-        if not ownership.legal(before, owner):
-            with pytest.raises(states.IllegalEventError):
+        before, event = record.tenancy.owner, ev.PutInUse(owner)
+        if not tenancy.legal(before, owner):
+            with pytest.raises(ev.IllegalEventError):
                 live(record, event)
             continue
         record = live(record, event)
-        assert record.owner == owner
+        assert record.tenancy.owner == owner
         if before is None or before.container is None:
             continue
         assert owner.container is not None
@@ -111,9 +111,9 @@ def test_whatever_happens_an_owner_forgets_nothing(owners):
 
 @given(st.none() | OWNERS, OWNERS)
 def test_a_late_sighting_is_recorded_where_it_is_new(before, sighting):
-    recorded = ownership.late(before, sighting)
+    recorded = tenancy.late(before, sighting)
     if recorded is not None:
-        assert ownership.legal(before, recorded)
+        assert tenancy.legal(before, recorded)
     elif sighting.container is not None:
         assert sighting.container == before.container
 
@@ -129,7 +129,7 @@ LATE = rows(
 
 @pytest.mark.parametrize(("owner", "sighting", "recorded"), LATE)
 def test_a_late_sighting_changes_the_present_owner(owner, sighting, recorded):
-    assert ownership.late(owner, sighting) == recorded
+    assert tenancy.late(owner, sighting) == recorded
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from ground.errors import InvalidRequest
 from scrubber.core import presence
-from scrubber.core.model import Ailment, AilmentKind, Job, Record, Step
+from scrubber.core.model import Ailment, AilmentKind, Job, Step
+from scrubber.core.record import Record
 from scrubber.words import views
 from tests.core import lives
 
@@ -17,11 +18,11 @@ from tests.core import lives
 def test_siblings_are_the_other_devices_of_a_reset_domain():
     def device(name: str, domain: str | None, job: Job) -> Record:
         info = replace(lives.CLEAN.device, uuid=name, reset_domain=domain)
-        return replace(lives.SCRUBBING, device=info, job=job)
+        return lives.but(lives.SCRUBBING, device=info, job=job)
 
-    assert lives.SCRUBBING.job is not None
-    resetting = replace(lives.SCRUBBING.job, step=Step.RESET)
-    clearing = replace(lives.SCRUBBING.job, step=Step.CLEAR)
+    assert lives.SCRUBBING.scrubs.job is not None
+    resetting = replace(lives.SCRUBBING.scrubs.job, step=Step.RESET)
+    clearing = replace(lives.SCRUBBING.scrubs.job, step=Step.CLEAR)
     one, other = device("GPU-1", "switch", resetting), device("GPU-2", "switch", clearing)
     elsewhere, alone = device("GPU-3", "board", resetting), device("GPU-4", None, resetting)
     records = [one, other, elsewhere, alone]
@@ -35,7 +36,7 @@ def test_siblings_are_the_other_devices_of_a_reset_domain():
 def test_a_gpu_waiting_for_a_person_is_not_removed():
     def out(kind: AilmentKind, due: float | None = None, parent: str | None = None) -> Record:
         info = replace(lives.DEVICE, parent=parent)
-        return replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), due))
+        return lives.but(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), due))
 
     assert presence.taken_away(out(AilmentKind.REPLACED))
     assert presence.taken_away(out(AilmentKind.RELAID, due=1.0))
@@ -51,7 +52,9 @@ def board(uuid: str, index: int, out: AilmentKind | None = None, at: float = 0.0
     if out is None:
         return replace(lives.CLEAN, device=info)
     since = replace(lives.NOW, wall=at)
-    return replace(lives.QUARANTINED, device=info, quarantine=replace(lives.quarantine(Ailment(out, "")), since=since))
+    return lives.but(
+        lives.QUARANTINED, device=info, quarantine=replace(lives.quarantine(Ailment(out, "")), since=since)
+    )
 
 
 def by_uuid(*records: Record) -> Mapping[str, Record]:

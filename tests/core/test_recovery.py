@@ -8,7 +8,7 @@ from ground.errors import Reason
 from policies.hardware import Periodic
 from policies.model import Paths
 from policies.xids import RequiredAction, required_action
-from scrubber.core import acquire, ailments, offering, pauses, presence, proof, start, upkeep
+from scrubber.core import acquire, ailments, burn_in, offering, presence, proof, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.ailments import Course
 from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
@@ -24,7 +24,7 @@ COUNTED = Vitals(xids=(Xid(1, 13), Xid(2, 43), Xid(3, 13)))
 def out(kind, **more):
     """A device in quarantine for this, as the service takes it out."""
     taken = upkeep.quarantine(lives.DIRTY, Ailment(kind, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
-    return replace(live(lives.DIRTY, taken), **more)
+    return lives.but(live(lives.DIRTY, taken), **more)
 
 
 def tend(record, vitals=lives.WELL, at=LATE):
@@ -39,18 +39,18 @@ TRIED = {Course.WAIT: StartProbation(ScrubPath.FAST), Course.RESET: StartProbati
 def test_the_reason_of_a_quarantine_decides_its_probation(kind):
     course = ailments.REMEDIES[kind].course
     assert tend(out(kind)) == FIRST.get(kind, TRIED.get(course, Proceed()))
-    assert (out(kind).quarantine.next_probe is None) == (course is Course.PERSON)
+    assert (out(kind).health.quarantine.next_probe is None) == (course is Course.PERSON)
 
 
 @pytest.mark.parametrize("fault", ["memory-fault", "compute-fault", "remap-failed", "sram", "flapping"])
 def test_proven_hardware_faults_get_no_probation(fault):
-    assert out(AilmentKind(fault)).quarantine.next_probe is None
+    assert out(AilmentKind(fault)).health.quarantine.next_probe is None
 
 
 @pytest.mark.parametrize(("before", "left"), [(None, None), (ScrubPath.FAST, None), (ScrubPath.SLOW, ScrubPath.SLOW)])
 def test_a_passed_fast_path_leaves_a_due_slow_path_due(before, left):
-    passing = replace(lives.SCRUBBING, due_path=before)
-    assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).due_path is left
+    passing = lives.but(lives.SCRUBBING, due_path=before)
+    assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).scrubs.due_path is left
 
 
 def test_a_probation_takes_the_slow_path_that_is_due():
@@ -109,7 +109,7 @@ def test_the_successor_is_the_healthy_gpu_in_the_same_slot(record, others, wante
 def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
     seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
     gone = noted(LOST_THERE, upkeep.tend(LOST_THERE, seen, ENFORCE, LATE, 0.0))
-    assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
+    assert gone.health.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
     assert tend(gone, at=later(100_000)) == StartProbation(ScrubPath.RESET)
 
@@ -146,7 +146,7 @@ def test_a_worse_ailment_in_quarantine_can_require_a_person():
     support = 123
     assert required_action(support) is RequiredAction.CONTACT_SUPPORT
     hot = out(AilmentKind.HEAT)
-    after = noted(hot, tend(hot, Vitals(xids=(Xid(1, support),)), lives.NOW)).quarantine
+    after = noted(hot, tend(hot, Vitals(xids=(Xid(1, support),)), lives.NOW)).health.quarantine
     assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)
 
 
@@ -163,16 +163,18 @@ def test_a_silent_device_is_reset_only_with_a_second_sign(vitals, kind, path):
     if isinstance(found, RecordFirst):
         record = noted(record, found)
         found = tend(record, at=later(100_000))
-    assert (record.quarantine.ailment.kind, found) == (kind, StartProbation(path))
+    assert (record.health.quarantine.ailment.kind, found) == (kind, StartProbation(path))
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in presence.GONE])
 def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     record = out(kind)
     after = noted(record, tend(record, Vitals(lost=True)))
-    assert after.quarantine.ailment.kind is AilmentKind.LOST
-    assert "it was quarantined before: so it is" in after.quarantine.ailment.detail
-    assert (after.quarantine.next_probe is None) == (record.quarantine.next_probe is None), "who waits goes on waiting"
+    assert after.health.quarantine.ailment.kind is AilmentKind.LOST
+    assert "it was quarantined before: so it is" in after.health.quarantine.ailment.detail
+    assert (after.health.quarantine.next_probe is None) == (record.health.quarantine.next_probe is None), (
+        "who waits goes on waiting"
+    )
     assert tend(after, Vitals(lost=True)) == Proceed(), "told once"
 
 
@@ -186,9 +188,11 @@ def test_a_lost_slice_in_quarantine_keeps_its_reason():
 def test_a_quarantined_gpu_becomes_replaced_when_it_has_a_successor(kind):
     record = out(kind)
     seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
-    after = noted(record, upkeep.tend(record, seen, ENFORCE, LATE, 0.0)).quarantine
+    after = noted(record, upkeep.tend(record, seen, ENFORCE, LATE, 0.0)).health.quarantine
     assert after.ailment.kind is AilmentKind.REPLACED
-    assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
+    assert (after.next_probe is None) == (record.health.quarantine.next_probe is None), (
+        "what waited for a person still does"
+    )
 
 
 STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=ScrubPath.SLOW)})
@@ -213,8 +217,8 @@ def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, step, findings
     result = lives.result(step, outcome=Outcome.FAILED, **findings)
     record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepFinished("job-1", result))
     after = live(record, upkeep.interruption(record, "killed", LATE))
-    assert after.quarantine is not None
-    assert (after.quarantine.ailment.kind, after.quarantine.next_probe) == (kind, None)
+    assert after.health.quarantine is not None
+    assert (after.health.quarantine.ailment.kind, after.health.quarantine.next_probe) == (kind, None)
 
 
 def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
@@ -222,7 +226,7 @@ def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
     trial = live(proven, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.REINSTATE), "ann"))
     for ailment in (Ailment(AilmentKind.RESET_FAILED, "refused"), PERSONS):
         after = upkeep.quarantine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
-        assert (after.ailment, after.last_try) == (proven.quarantine.ailment, ailment.detail)
+        assert (after.ailment, after.last_try) == (proven.health.quarantine.ailment, ailment.detail)
 
 
 def test_a_quarantine_says_which_errors_were_judged_with_it():
@@ -236,14 +240,14 @@ def test_a_quarantine_says_which_errors_were_judged_with_it():
 def test_an_operators_quarantine_judges_no_errors():
     shown = Vitals(xids=(Xid(9, 79),))
     word = upkeep.quarantine(lives.CLEAN, PERSONS, "ann", shown, ENFORCE, LATE, 0.0)
-    assert word.quarantine.baseline == lives.CLEAN.baseline
+    assert word.quarantine.baseline == lives.CLEAN.health.baseline
 
 
 def test_a_worse_ailment_of_a_used_device_is_recorded_once():
     hot = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
     seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
     worse = noted(hot, upkeep.tend(hot, seen, ENFORCE, LATE, 0.0))
-    assert worse.ailment.kind is AilmentKind.XID
+    assert worse.health.ailment.kind is AilmentKind.XID
     assert upkeep.tend(worse, seen, ENFORCE, LATE, 0.0) == Proceed()
 
 
@@ -259,12 +263,12 @@ FLAPS = rows(
 
 @pytest.mark.parametrize(("record", "kind", "flaps"), FLAPS)
 def test_a_device_that_returns_too_often_counts_as_flapping(record, kind, flaps):
-    often = replace(record, returns=(lives.NOW.wall,) * 5)
+    often = lives.but(record, returns=(lives.NOW.wall,) * 5)
     assert entered(often, Ailment(kind, "x")).ailment.kind is (AilmentKind.FLAPPING if flaps else kind)
 
 
 def test_a_clock_that_was_wrong_makes_no_device_flap():
-    record = replace(lives.DIRTY, returns=(later(1e9).wall,) * 5)
+    record = lives.but(lives.DIRTY, returns=(later(1e9).wall,) * 5)
     assert entered(record, HOT).ailment == HOT
 
 
@@ -299,20 +303,22 @@ HOURLY = ENFORCE.model_copy(update={"periodic": Periodic.model_validate({"every"
 
 
 def due(record, at, policy=HOURLY):
-    return pauses.burn_in_is_due(record, [record], policy, at)
+    return burn_in.is_due(record, [record], policy, at)
 
 
 def test_the_next_burn_in_is_timed_despite_clock_changes():
-    tried = replace(lives.CLEAN, tested=lives.NOW.wall, burn_in_begun=lives.NOW.wall)
+    tried = lives.but(lives.CLEAN, tested=lives.NOW.wall, burn_in_begun=lives.NOW.wall)
     assert not due(tried, later(3599))
     assert due(tried, later(4501))
-    assert not due(replace(tried, burn_in_begun=later(4500).wall), later(4501))
+    assert not due(lives.but(tried, burn_in_begun=later(4500).wall), later(4501))
     ahead = later(9e9).wall
-    assert due(replace(tried, tested=ahead, burn_in_begun=ahead, since=later(9e9)), later(1))
-    assert not due(replace(tried, tested=ahead), later(1)), "or each test would be followed by another"
+    assert due(lives.but(tried, tested=ahead, burn_in_begun=ahead, since=later(9e9)), later(1))
+    assert not due(lives.but(tried, tested=ahead), later(1)), "or each test would be followed by another"
     assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=ScrubPath.SLOW)}))
     assert (
-        live(lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))).burn_in_begun
+        live(
+            lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))
+        ).scrubs.burn_in_begun
         == LATE.wall
     )
 
@@ -339,13 +345,13 @@ def entered(record, ailment):
 def test_an_operators_quarantine_does_not_replace_an_ailment():
     words = "it hums (asked by ann)"
     assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
-    hot = upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words)
+    hot = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=HOT), words)
     assert hot == Ailment(AilmentKind.HEAT, f"hot; an operator has asked for its quarantine: {words}", sticky=True)
-    assert entered(replace(lives.SICK_DIRTY, ailment=hot), hot).next_probe is None  # a person decides
+    assert entered(lives.but(lives.SICK_DIRTY, ailment=hot), hot).next_probe is None  # a person decides
     assert ailments.remedy(hot).doubtful  # no container may start again on it, as after any operator's quarantine
-    assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=PERSONS), words) == PERSONS
-    reported = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
-    again = upkeep.operator_ailment(replace(lives.IN_USE, ailment=reported), words)
+    assert upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=PERSONS), words) == PERSONS
+    reported = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
+    again = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=reported), words)
     assert again == replace(ROW, detail=f"{ROW.detail}; an operator has asked for its quarantine: {words}")
 
 

@@ -9,7 +9,8 @@ from policies.model import Paths
 from scrubber.core import answers, offering, presence, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
-from scrubber.core.model import Ailment, AilmentKind, Record, ScrubPath, State, Trigger, Vitals
+from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Trigger, Vitals
+from scrubber.core.record import Record
 from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, noted, rows
@@ -34,8 +35,8 @@ def after(record, vitals, at=LATE):
 
 
 def reason(record: Record) -> AilmentKind:
-    assert record.quarantine is not None
-    return record.quarantine.ailment.kind
+    assert record.health.quarantine is not None
+    return record.health.quarantine.ailment.kind
 
 
 def gone(record=lives.CLEAN, at=LATE):
@@ -70,7 +71,7 @@ def test_a_relaid_free_device_is_quarantined_and_gets_no_probation(record, whole
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.IN_USE, lives.USED_BY_HOST])
 def test_a_relaid_device_in_use_counts_as_lost(record):
     sick = after(slice_of(record), RELAID)
-    assert (sick.state, sick.ailment) == (record.state, lives.LOST)
+    assert (sick.state, sick.health.ailment) == (record.state, lives.LOST)
 
 
 def test_a_lost_slice_counts_as_replaced_after_its_release():
@@ -84,10 +85,10 @@ def test_a_lost_slice_counts_as_replaced_after_its_release():
 def test_relaid_replaces_every_other_reason_of_a_quarantine(kind):
     first = Ailment(kind, "so it is")
     record = slice_of(live(lives.CLEAN, upkeep.quarantine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
-    out = after(record, RELAID).quarantine
+    out = after(record, RELAID).health.quarantine
     assert out.ailment.kind is AilmentKind.RELAID
-    assert record.quarantine is not None
-    waited = record.quarantine.next_probe is None
+    assert record.health.quarantine is not None
+    waited = record.health.quarantine.next_probe is None
     assert (out.next_probe is None) == waited, "who waits for a person still does"
     assert ("it was quarantined before: so it is" in out.ailment.detail) == waited
     assert out.since == LATE
@@ -113,7 +114,7 @@ RETURNS = rows(
 @pytest.mark.parametrize(("policy", "path"), RETURNS)
 def test_a_returned_slice_is_probed_like_a_new_device(policy, path):
     out = gone()
-    assert out.receipt is None
+    assert out.scrubs.receipt is None
     assert not offering.offer(out, policy, later(20_000)).healthy
     assert tend(out, lives.WELL, later(20_000), policy) == StartProbation(path)
 
@@ -126,7 +127,7 @@ def test_changes_of_the_mig_layout_are_no_flapping():
         assert reason(out) is AilmentKind.RELAID
         tried = live(out, ev.ProbationStarted(lives.job(ScrubPath.SLOW, Trigger.PROBATION), "autoclave"), at=at)
         record = live(tried, lives.passed(tried, at), at=at)
-    assert (record.state, record.returns) == (State.CLEAN, ())
+    assert (record.state, record.health.returns) == (State.CLEAN, ())
 
 
 def test_lists_leave_out_a_relaid_device_after_a_while():

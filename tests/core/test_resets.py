@@ -6,7 +6,7 @@ from hypothesis import given
 from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
 from policies.model import Policy
-from scrubber.core import acquire, ailments, answers, plans, proof, states, upkeep
+from scrubber.core import acquire, ailments, answers, plans, proof, upkeep
 from scrubber.core import events as ev
 from scrubber.core.ailments import Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
@@ -41,9 +41,9 @@ def test_a_doubtful_ailment_ends_with_a_reset_only(record, kind):
     out = found_on(record, kind)
     assert resets(out)
     for path in (ScrubPath.FAST, ScrubPath.SLOW):
-        with pytest.raises(states.IllegalEventError, match="needs a reset"):
+        with pytest.raises(ev.IllegalEventError, match="needs a reset"):
             scrubbed(out, path)
-    assert scrubbed(out, ScrubPath.RESET).due_path is None
+    assert scrubbed(out, ScrubPath.RESET).scrubs.due_path is None
 
 
 def test_the_decision_of_an_operator_hides_no_doubtful_ailment():
@@ -65,9 +65,9 @@ def test_a_reboot_replaces_the_reset_but_a_new_driver_cannot():
 @given(lives.walks())
 def test_no_life_makes_a_device_clean_that_needs_a_reset(steps):
     for before, event, after in steps:
-        if isinstance(event, ev.ScrubPassed) and before.due_path is ScrubPath.RESET:
-            assert after.receipt is not None
-            assert Step.RESET in [step for step, _ in after.receipt.steps]
+        if isinstance(event, ev.ScrubPassed) and before.scrubs.due_path is ScrubPath.RESET:
+            assert after.scrubs.receipt is not None
+            assert Step.RESET in [step for step, _ in after.scrubs.receipt.steps]
 
 
 NO_RESETS = Policy(reset=Reset(when=WhenReset.NEVER))
@@ -80,10 +80,10 @@ def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
     seen, late = lives.facts(), lives.later(lives.NOW.uptime)
     answer = upkeep.tend(record, seen, NO_RESETS, late, 0.0)
     out = lives.noted(record, answer)
-    assert out.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
+    assert out.health.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
     assert upkeep.tend(out, seen, NO_RESETS, late, 0.0) == answers.Proceed()
     assert upkeep.tend(out, seen, ENFORCE, lives.later(1e6), 0.0) == answers.StartProbation(ScrubPath.RESET)
-    shown = device_status.quarantine_status(out.quarantine, None, late)
+    shown = device_status.quarantine_status(out.health.quarantine, None, late)
     assert (shown.next_path, shown.sticky, shown.next_probe_seconds) == ("", True, None)
     assert "reboot the node" in device_status.advice(out, reset_forbidden=True)[0]
     rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))

@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import Evict, Policy
 from scrubber.core import events as ev
-from scrubber.core import pauses, upkeep, verdict
+from scrubber.core import upkeep, verdict
 from scrubber.core.answers import Blocked, Proceed, RecordFirst, StartProbation
 from scrubber.core.model import (
     Ailment,
@@ -18,13 +18,13 @@ from scrubber.core.model import (
     Holder,
     Moment,
     Outcome,
-    Record,
     ScrubPath,
     Setback,
     Step,
     Trigger,
     Vitals,
 )
+from scrubber.core.record import Record
 from tests.core import lives
 from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, facts, later, live, rows
 
@@ -49,9 +49,9 @@ def failed(record: Record, at: Moment) -> Record:
 
 def test_a_setback_names_the_stuck_processes_and_their_first_time():
     first = failed(trial(STUCK), NOW)
-    assert first.setback == Setback("still on the device", NOW, 1, (STUCK,), NOW)
+    assert first.scrubs.setback == Setback("still on the device", NOW, 1, (STUCK,), NOW)
     again = failed(trial(STUCK, OTHER, before=first), later(60))
-    assert again.setback == Setback("still on the device", later(60), 2, (STUCK, OTHER), NOW)
+    assert again.scrubs.setback == Setback("still on the device", later(60), 2, (STUCK, OTHER), NOW)
 
 
 SINCE = rows(
@@ -64,7 +64,7 @@ SINCE = rows(
 
 @pytest.mark.parametrize(("stuck", "since"), SINCE)
 def test_the_wait_begins_anew_when_other_processes_are_stuck(stuck, since):
-    after = failed(trial(*stuck, before=failed(trial(STUCK), NOW)), later(60)).setback
+    after = failed(trial(*stuck, before=failed(trial(STUCK), NOW)), later(60)).scrubs.setback
     assert after is not None
     assert (after.stuck_since, after.stuck, after.count) == (since, stuck, 2)
 
@@ -84,13 +84,13 @@ GIVEN_UP = rows(
 
 @pytest.mark.parametrize(("record", "policy", "seconds", "given_up"), GIVEN_UP)
 def test_a_stuck_process_is_given_up_after_the_policys_time(record, policy, seconds, given_up):
-    assert pauses.given_up(record, policy, later(seconds)) is given_up
+    assert verdict.given_up(record, policy, later(seconds)) is given_up
 
 
 def test_the_ailment_repeats_what_evict_says_about_the_process():
     record = trial(STUCK)
-    assert record.job is not None
-    judged = verdict.judge(record.job, record.baseline, ENFORCE)
+    assert record.scrubs.job is not None
+    judged = verdict.judge(record.scrubs.job, record.health.baseline, ENFORCE)
     assert isinstance(judged, verdict.Failed)
     assert (judged.blame, judged.ailment) == (Blame.TENANT, Ailment(AilmentKind.STUCK_PROCESS, "evict failed: x"))
 
@@ -147,6 +147,6 @@ def test_a_hung_process_of_a_lost_device_becomes_an_ailment(record, seen, answer
 
 def test_a_return_after_a_stuck_process_is_no_flapping():
     tried = live(
-        replace(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(ScrubPath.FAST, Trigger.PROBATION), "autoclave")
+        lives.but(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(ScrubPath.FAST, Trigger.PROBATION), "autoclave")
     )
-    assert live(tried, lives.passed(tried)).returns == (1.0,)
+    assert live(tried, lives.passed(tried)).health.returns == (1.0,)

@@ -13,7 +13,8 @@ from ground.errors import Reason
 from scrubber.core import acquire, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Admit, Proceed, RecordFirst, Refuse, Wait
-from scrubber.core.model import Facts, Owner, Record
+from scrubber.core.model import Facts, Owner
+from scrubber.core.record import Record
 from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, rows
 

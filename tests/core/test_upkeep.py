@@ -57,7 +57,7 @@ def leave(holder):
 
 
 def waiting(count):
-    return replace(lives.SET_BACK, setback=Setback("busy", NOW, count))
+    return lives.but(lives.SET_BACK, setback=Setback("busy", NOW, count))
 
 
 def quarantined(ailment, baseline=Baseline(), counted=()):
@@ -181,7 +181,7 @@ def confine(record, ailment=LOST, *, vitals=None, chance=1.0, policy=PROBATION):
 
 
 def tried(probes):
-    return replace(lives.QUARANTINED, quarantine=replace(lives.quarantine(), probes=probes))
+    return lives.but(lives.QUARANTINED, quarantine=replace(lives.quarantine(), probes=probes))
 
 
 @pytest.mark.parametrize(("probes", "pause"), [(0, 60), (1, 120), (2, 240), (3, 480), (4, 600), (100_000, 600)])
@@ -205,7 +205,7 @@ def test_a_reinstatement_that_failed_does_not_start_probation_by_itself():
     ids=str,
 )
 def test_a_device_that_keeps_coming_back_waits_for_a_person(ages, flapping):
-    record = replace(lives.CLEAN, returns=tuple(AT.wall - age for age in ages))
+    record = lives.but(lives.CLEAN, returns=tuple(AT.wall - age for age in ages))
     found = confine(record)
     assert (found.next_probe is None) is flapping
     assert (found.ailment.kind is AilmentKind.FLAPPING) is flapping
@@ -213,7 +213,7 @@ def test_a_device_that_keeps_coming_back_waits_for_a_person(ages, flapping):
 
 
 def test_a_flapping_ailment_keeps_the_detail_of_the_cause():
-    record = replace(lives.CLEAN, returns=(AT.wall,) * 3)
+    record = lives.but(lives.CLEAN, returns=(AT.wall,) * 3)
     words = "it returned from quarantine 3 times within the flap window"
     assert confine(record).ailment.detail == f"{LOST.detail}; {words}"
 
@@ -227,9 +227,9 @@ def test_an_interrupted_job_is_interrupted():
     [(lives.PROBED, 1, 120), (lives.PROBED, 3, 480), (lives.PROBED, 20, 3600), (lives.REINSTATED, 1, None)],
 )
 def test_an_interrupted_probation_rests_for_a_growing_time(record, probes, pause):
-    before = replace(record.quarantine, probes=probes)
+    before = replace(record.health.quarantine, probes=probes)
     expected = replace(before, next_probe=pause and AT.uptime + pause, last_try="killed")
-    assert upkeep.interruption(replace(record, quarantine=before), "killed", AT) == ev.Quarantined(expected)
+    assert upkeep.interruption(lives.but(record, quarantine=before), "killed", AT) == ev.Quarantined(expected)
 
 
 def test_nothing_is_interrupted_without_a_job():
@@ -238,27 +238,27 @@ def test_nothing_is_interrupted_without_a_job():
 
 
 def test_a_sick_device_without_a_seen_owner_is_released():
-    nameless = replace(lives.USED_BY_HOST, ailment=LOST)
-    unseen = replace(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
+    nameless = lives.but(lives.USED_BY_HOST, ailment=LOST)
+    unseen = lives.but(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
     late = later(1 + ownership.STARTS_WITHIN)
     deserted = RecordFirst(ev.Released("it is sick and no process uses it"))
     assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, AT, 0.0) == Proceed()
-    held = replace(unseen, owner=Owner("pod-a", AT, seen=True))
+    held = lives.but(unseen, owner=Owner("pod-a", AT, seen=True))
     assert upkeep.tend(held, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
 
 
 def test_a_quarantine_requested_during_use_names_an_operator():
-    record = replace(lives.DIRTY, ailment=Ailment(AilmentKind.OPERATOR, "hums (asked by user ann)", sticky=True))
+    record = lives.but(lives.DIRTY, ailment=Ailment(AilmentKind.OPERATOR, "hums (asked by user ann)", sticky=True))
     answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
-    assert lives.noted(record, answer).quarantine.by == "an operator"
+    assert lives.noted(record, answer).health.quarantine.by == "an operator"
 
 
 def test_a_sick_unannounced_grant_keeps_its_start_budget():
-    assert lives.SICK_GRANTED.grant is not None
-    grant = replace(lives.SICK_GRANTED.grant, announced=False, at=AT)
-    record = replace(lives.SICK_GRANTED, grant=grant)
+    assert lives.SICK_GRANTED.tenancy.grant is not None
+    grant = replace(lives.SICK_GRANTED.tenancy.grant, announced=False, at=AT)
+    record = lives.but(lives.SICK_GRANTED, grant=grant)
     budget = ENFORCE.budgets.start
     back = RecordFirst(ev.Released("it became sick before a container started on it"))
     assert upkeep.tend(record, facts(), ENFORCE, later(1 + budget), 0.0) == Proceed()

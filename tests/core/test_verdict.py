@@ -332,7 +332,7 @@ def test_a_receipt_has_the_measurements_of_earlier_paths():
     assert (said.residue_bytes, said.residue_at, said.processes_terminated, len(said.steps)) == (70, (4, 8), 2, 9)
 
 
-CUT_OFF = replace(lives.SCRUBBING, half_cleared=True)
+CUT_OFF = lives.but(lives.SCRUBBING, half_cleared=True)
 OLD = result(Step.CLEAR, residue_bytes=7, residue_at=(64,))
 
 
@@ -512,10 +512,10 @@ STILL_NO_START = in_job(lives.live(in_job(lives.DIRTY, NO_START), ev.ScrubFailed
 
 def other(finished, *, incarnation=lives.CLEAN.incarnation):
     """Another device, proven clean at this uptime."""
-    assert lives.CLEAN.receipt is not None
-    receipt = replace(lives.CLEAN.receipt, finished=Moment(0.0, finished), incarnation=incarnation)
+    assert lives.CLEAN.scrubs.receipt is not None
+    receipt = replace(lives.CLEAN.scrubs.receipt, finished=Moment(0.0, finished), incarnation=incarnation)
     device = replace(lives.CLEAN.device, uuid="GPU-other")
-    return replace(lives.CLEAN, device=device, receipt=receipt, incarnation=incarnation)
+    return lives.but(lives.CLEAN, device=device, receipt=receipt, incarnation=incarnation)
 
 
 BEGAN = NOW.uptime  # of the setback
@@ -525,7 +525,7 @@ BEGAN = NOW.uptime  # of the setback
     ("record", "others", "blame"),
     lives.rows(
         ("no device since", STILL_NO_START, (other(BEGAN), lives.DIRTY), Blame.NODE_OR_DEVICE),
-        ("itself alone", STILL_NO_START, (replace(STILL_NO_START, receipt=other(BEGAN + 1).receipt),),
+        ("itself alone", STILL_NO_START, (lives.but(STILL_NO_START, receipt=other(BEGAN + 1).scrubs.receipt),),
          Blame.NODE_OR_DEVICE),
         ("for the first time", in_job(lives.DIRTY, NO_START), (other(BEGAN + 1),), Blame.NODE_OR_DEVICE),
         ("after another failure", AGAIN, (other(BEGAN + 9),), Blame.NODE_OR_DEVICE),
@@ -564,7 +564,7 @@ def test_errors_of_a_worker_fail_a_job_that_passed():
 
 
 def test_a_reinstatement_and_a_reboot_forget_a_failed_kernel():
-    assert SET_BACK.setback is not None
-    assert SET_BACK.setback.undecided
-    assert lives.live(SET_BACK, ev.Quarantined(lives.quarantine()), ev.Reinstated("ann: well")).setback is None
-    assert lives.live(SET_BACK, ev.Distrusted("rebooted", lives.REBOOTED)).setback is None
+    assert SET_BACK.scrubs.setback is not None
+    assert SET_BACK.scrubs.setback.undecided
+    assert lives.live(SET_BACK, ev.Quarantined(lives.quarantine()), ev.Reinstated("ann: well")).scrubs.setback is None
+    assert lives.live(SET_BACK, ev.Distrusted("rebooted", lives.REBOOTED)).scrubs.setback is None

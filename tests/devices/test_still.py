@@ -12,7 +12,8 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Holder, Incarnation, Moment, Owner, Record, State
+from scrubber.core.model import Holder, Incarnation, Moment, Owner, State
+from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.backend import Simulated
@@ -20,6 +21,7 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
+from tests.core import lives
 from tests.devices.conftest import end
 
 NOW = Moment(0.0, 0.0)
@@ -110,12 +112,12 @@ async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
     drills.occupy(bank.root, bank.second, b"x", POD)
     record = in_use(backend, bank.first, POD)
     await observer.quick(record)
-    released = replace(record, state=State.DIRTY, owner=None)
+    released = lives.but(record, state=State.DIRTY, owner=None)
     assert (await observer.quick(released)).owner_alive is None
 
 
 def clean(backend: Simulated, uuid: str) -> Record:
-    return replace(in_use(backend, uuid, POD), state=State.CLEAN, owner=None)
+    return lives.but(in_use(backend, uuid, POD), state=State.CLEAN, owner=None)
 
 
 class Forgetful(Listing):
@@ -185,12 +187,12 @@ async def test_an_observation_of_another_state_is_not_reused(bank, parts, monkey
     drills.occupy(bank.root, bank.first, b"x", POD)
     record = in_use(backend, bank.first, POD)
     if change == "no process of the owner was seen":
-        record = replace(record, owner=Owner("pod-c", NOW))
+        record = lives.but(record, owner=Owner("pod-c", NOW))
     if change == "it is time":
         monkeypatch.setattr(observer, "_remember", lambda *_: None)
     await observer.quick(record)
     if change == "another owner":
-        record = replace(record, owner=Owner("pod-b", NOW))
+        record = lives.but(record, owner=Owner("pod-b", NOW))
     if change == "another driver":
         monkeypatch.setattr(backend, "driver", lambda: "anew")
     await observer.quick(record)

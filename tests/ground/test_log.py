@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ground import log, process_names
 from scrubber.core import events as ev
-from scrubber.core import ownership
+from scrubber.core.model import holder_names
 from scrubber.words import event_text
 from tests.core import lives
 
@@ -140,7 +140,7 @@ NAME = st.text(max_size=20) | st.sampled_from(['" (pid 1, x)', '"', " in no cont
 def test_no_name_that_a_tenant_can_choose_gets_past(command: str, other: str, before: str, after: str) -> None:
     one, two = (replace(lives.FOREIGN, command=f"secret{it}secret") for it in (command, other))
     for name in (
-        ownership.holder_names((one, two)),
+        holder_names((one, two)),
         f"pid 3 ({process_names.quoted(one.command)} in no container, state S)",
     ):
         shown = str(process_names.hide(None, "info", {"why": f"{before}{name}{after}"})["why"])

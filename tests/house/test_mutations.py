@@ -28,14 +28,14 @@ import pytest
 from ground import errors
 from policies import model as policy_words
 from scrubber.core import model as words
-from scrubber.core import ownership
+from scrubber.core import tenancy
 from tests.fakes.cuda import emulation
 from tests.fakes.cuda.fixtures import FORM
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "acquire", "start", "ownership", "proof", "pauses", "presence", "leftover", "upkeep",
-    "offering", "ailments", "answers", "in_force", "verdict",
+    "states", "tenancy", "scrubs", "health", "bypasses", "acquire", "start", "ownership", "proof", "pauses", "presence",
+    "leftover", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -70,7 +70,7 @@ NEGATED = {
 }
 ENUMS = {
     kind.__name__: list(kind)
-    for module in (words, policy_words, errors, ownership)
+    for module in (words, policy_words, errors, tenancy)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Enum) and list(kind)
 }
@@ -110,8 +110,8 @@ class Mutant:
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 PLANS, ON_NO_PATH = "scrubber/core/plans.py", "Traits(Driver.FOR_MEMORY, not_on=frozenset(ScrubPath))"
 LEFTOVER = "scrubber/core/leftover.py"
+OWNERSHIP, TENANCY, SCRUBS = (f"scrubber/core/{it}.py" for it in ("ownership", "tenancy", "scrubs"))
 WRITTEN = "tests/cuda/test_clearing.py::test_the_random_pattern_finds_a_device_that_writes_nothing"
-OWNERSHIP = "scrubber/core/ownership.py"
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
@@ -140,11 +140,11 @@ PLANTED = [
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
     Mutant(PLANS, "measures=True),", "measures=True, not_on=frozenset({_FAST})),", tests=IN_VERDICT),
     Mutant(PLANS, "measures=True, only_reads=True)", "only_reads=True, not_on=frozenset(ScrubPath))", tests=IN_VERDICT),
-    Mutant(STATES, "was_reset or record.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
-    Mutant(STATES, "Trigger.FIRST_LOOK and record.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
-    Mutant(STATES, "Path.SLOW if due is", "Path.RESET if due is", tests=IN_RESETS),
-    Mutant(STATES, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
-    Mutant("scrubber/core/proof.py", "most_thorough(route, record.due_path)", "route", tests=IN_RESETS),
+    Mutant(SCRUBS, "was_reset or scrubs.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
+    Mutant(SCRUBS, "Trigger.FIRST_LOOK and scrubs.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
+    Mutant(SCRUBS, "due = ScrubPath.SLOW  #", "due = ScrubPath.RESET  #", tests=IN_RESETS),
+    Mutant(SCRUBS, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
+    Mutant("scrubber/core/proof.py", "most_thorough(route, record.scrubs.due_path)", "route", tests=IN_RESETS),
     Mutant(PLANS, "Step.SCRATCH: Traits(Driver.FOR_MEMORY)", f"Step.SCRATCH: {ON_NO_PATH}", tests=IN_VERDICT),
     Mutant(PLANS, "Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE),
     Mutant(PLANS, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
@@ -163,31 +163,44 @@ PLANTED = [
     Mutant(VERDICT, "if facts.used_at > clear_began:", "if False:", tests=IN_ACQUIRE),
     Mutant(VERDICT, "_has_failed(record) if undecided else", "False if undecided else", tests=IN_VERDICT),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
-    Mutant(ACQUIRE, 'if exclusive and (taken or record.kept_for not in ("", owner)):', "if False:", tests=IN_ACQUIRE),
-    Mutant(ACQUIRE, "not ownership.acquired_for(record, owner)", "False", tests=IN_ACQUIRE),
+    Mutant(
+        ACQUIRE,
+        'if exclusive and (taken or record.tenancy.kept_for not in ("", owner)):',
+        "if False:",
+        tests=IN_ACQUIRE,
+    ),
+    Mutant(ACQUIRE, "not tenancy.acquired_for(owner)", "False", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "and facts.holders == () and pod in", "and pod in", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "and pod in (facts.assigned_pods or ())", "and pod is not None", tests=IN_ACQUIRE),
-    Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
+    Mutant(OWNERSHIP, "record.tenancy.allocations > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
-    Mutant(OWNERSHIP, "record.grant is not None and record.grant", "False and record.grant", tests=IN_OWNERSHIP),
+    Mutant(TENANCY, "self.grant is not None and self.grant.until", "self.grant and self.grant.at", tests=IN_OWNERSHIP),
     Mutant("scrubber/core/proof.py", "not in (None, record.incarnation.boot_id)", "is None", tests=IN_ACQUIRE),
     Mutant("scrubber/core/proof.py", "if receipt.finished.uptime < facts.used_at", "if False", tests=IN_ACQUIRE),
-    Mutant("scrubber/core/proof.py", "record.receipt.finished.uptime < facts.used_at", "False", tests=IN_USES),
+    Mutant(
+        "scrubber/core/proof.py",
+        "receipt is not None and receipt.finished.uptime < facts.used_at",
+        "False",
+        tests=IN_USES,
+    ),
     Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
-    Mutant(START, "pod == record.last_owner and", "False and", tests=IN_START),
-    Mutant(STATES, "record.handouts if event.restart else", "", tests=IN_START),
+    Mutant(START, "pod == record.tenancy.last_owner and", "False and", tests=IN_START),
+    Mutant(TENANCY, "tenancy.allocations if event.restart else", "", tests=IN_START),
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),
     Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.withheld:", "if False:", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.blocked and", "if False and", tests=IN_OFFERING),
     Mutant(
-        OFFERING, "if record.quarantine is not None:  #", "if record.state is State.QUARANTINED:  #", tests=IN_OFFERING
+        OFFERING,
+        "if record.health.quarantine is not None:  #",
+        "if record.state is State.QUARANTINED:  #",
+        tests=IN_OFFERING,
     ),
     Mutant(IN_FORCE, "in passages.items() if it.counts}", "in passages.items()}", tests=GATE),
     Mutant(IN_FORCE, "shown.get(device, 0.0) > max(past)", "shown.get(device, 0.0) >= max(past)", tests=GATE),
     Mutant(IN_FORCE, "> LASTS", "< 0", tests=GATE),
     Mutant(IN_FORCE, "or facts.assigned_pods is None ", "", tests=GATE),
-    Mutant(IN_FORCE, "or ownership.until_release(record)", "", tests=GATE),
+    Mutant(IN_FORCE, "or record.tenancy.until_release", "", tests=GATE),
     Mutant(ACQUIRE, " and in_force.past_gate(record, facts) is None", "", tests=GATE),
     Mutant(UPKEEP, "if passed is not None:", "if False:", tests=GATE),
     Mutant(OFFERING, "if not facts.covered and", "if False and", tests=IN_OFFERING),
@@ -203,11 +216,13 @@ PLANTED = [
     Mutant(ON_DEVICE, "if tested.deviating", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not tested.tests", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
-    Mutant(STATES, "vacated=record.vacated + left", "vacated=record.vacated", tests=IN_STATES),
-    Mutant(STATES, 'record.awaits != "" and not at_start', "False", tests=IN_STATES),
-    Mutant(STATES, "else record.vacated + (left or bool(record.kept_for))", "else record.vacated", tests=IN_STATES),
+    Mutant(TENANCY, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
+    Mutant(TENANCY, 'follows = tenancy.awaits != "" and not grant.at_start', "follows = False", tests=IN_STATES),
+    Mutant(TENANCY, "else tenancy.number + ends(tenancy, event)", "else tenancy.number", tests=IN_STATES),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
-    Mutant(TENANT_FILES, "leftover.start_admitted(record) or record.awaits", "False", tests=IN_TENANT_FILES),
+    Mutant(
+        TENANT_FILES, 'record.tenancy.start_admitted or record.tenancy.awaits != ""', "False", tests=IN_TENANT_FILES
+    ),
 ]
 
 CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}

@@ -140,7 +140,7 @@ async def test_a_job_that_may_wait_records_its_first_step_later(build, monkeypat
     monkeypatch.setattr(slots, "MAX_WORKERS", 1)
     world.context.jobs.slots.workers = asyncio.Semaphore(1)
     one, other = [await world.operations.scrub(device, ScrubPath.FAST) for device in world.uuids]
-    assert (world.record(one.device).job.step, world.record(other.device).job.step) == (Step.EVICT, None)
+    assert (world.record(one.device).scrubs.job.step, world.record(other.device).scrubs.job.step) == (Step.EVICT, None)
     await asyncio.gather(one.finished.wait(), other.finished.wait())
     assert None not in (one.receipt, other.receipt)
 
@@ -180,7 +180,7 @@ async def test_a_start_waits_longer_than_an_acquire(build):
     began = world.loop.time()
     await world.begin("pod", device)
     assert 5 < world.loop.time() - began < 25
-    assert world.record(device).owner.container == "pod"
+    assert world.record(device).tenancy.owner.container == "pod"
 
 
 async def test_an_operator_who_quarantines_cancels_the_job(world):
@@ -194,7 +194,7 @@ async def test_an_operator_who_quarantines_cancels_the_job(world):
     assert running.receipt is None
     assert workers(world, device) == []
     assert world.state(device) is State.QUARANTINED
-    assert world.record(device).quarantine.by == "ops"
+    assert world.record(device).health.quarantine.by == "ops"
     await asyncio.sleep(300)
     assert world.state(device) is State.QUARANTINED
 
@@ -205,7 +205,7 @@ async def test_a_stop_cancels_a_job_and_blames_no_device(world):
     await asyncio.sleep(0.3)
     await world.stop()
     record = world.truth.records[device]
-    assert (record.state, record.job, record.setback) == (State.DIRTY, None, None)
+    assert (record.state, record.scrubs.job, record.scrubs.setback) == (State.DIRTY, None, None)
     assert "the service was stopped" in rows(world, ev.ScrubInterrupted, device)[-1].why
     assert workers(world, device) == []
 
@@ -213,14 +213,14 @@ async def test_a_stop_cancels_a_job_and_blames_no_device(world):
 async def test_a_stop_during_probation_leaves_the_device_in_quarantine(world):
     device = world.uuids[0]
     world.node.gpus[device].lost = True
-    before = (await world.reach(device, State.QUARANTINED)).quarantine
+    before = (await world.reach(device, State.QUARANTINED)).health.quarantine
     world.node.heal()
     await world.reach(device, State.SCRUBBING)
     await asyncio.sleep(0.3)
     await world.stop()
     record = world.truth.records[device]
     assert record.state is State.QUARANTINED
-    assert (record.quarantine.ailment, record.quarantine.probes) == (before.ailment, before.probes + 1)
+    assert (record.health.quarantine.ailment, record.health.quarantine.probes) == (before.ailment, before.probes + 1)
     await world.start()
     await world.reach(device, State.CLEAN)
 
@@ -277,7 +277,7 @@ async def test_a_foreign_process_during_a_clear_ends_the_worker(world):
     assert unexpected_holder.alive
     last = results(world, device)[-1]
     assert (last.step, last.outcome, last.blame) == (Step.CLEAR, Outcome.ABORTED, Blame.TENANT)
-    assert world.record(device).setback.count == 1
+    assert world.record(device).scrubs.setback.count == 1
 
 
 async def test_no_step_runs_while_the_device_has_a_holder(build):
@@ -382,7 +382,7 @@ async def test_a_hung_device_delays_no_other_device(world):
     await world.acquire("pod-b", well)
     assert world.loop.time() - began < 3.5
     await world.reach(hung, State.QUARANTINED)
-    assert world.record(hung).quarantine.ailment.kind.value == "unresponsive"
+    assert world.record(hung).health.quarantine.ailment.kind.value == "unresponsive"
 
 
 async def test_devices_of_one_reset_domain_are_reset_one_by_one(build):
@@ -402,7 +402,7 @@ async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
     await world.tenancy(other)
     running = await world.operations.scrub(one, ScrubPath.RESET)
     await running.finished.wait()
-    assert "a device of the same reset domain is in use" in world.record(one).setback.detail
+    assert "a device of the same reset domain is in use" in world.record(one).scrubs.setback.detail
     assert Step.RESET not in world.node.gpus[one].deeds
 
 
@@ -417,7 +417,7 @@ async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     world.context.jobs.slots.workers = asyncio.Semaphore(room)
     jobs = [await world.operations.scrub(zero, ScrubPath.FAST), await world.operations.scrub(one, ScrubPath.RESET)]
     if room > len(jobs):
-        while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
+        while (job := world.record(one).scrubs.job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
     jobs.append(await world.operations.scrub(other, ScrubPath.FAST))
     await asyncio.gather(*(job.finished.wait() for job in jobs))

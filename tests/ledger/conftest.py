@@ -10,7 +10,8 @@ import pytest
 
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Moment, Record
+from scrubber.core.model import Moment
+from scrubber.core.record import Record
 from scrubber.ledger import file, tree
 
 NOW = Moment(1_750_000_000.25, 1234.5)

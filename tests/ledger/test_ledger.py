@@ -10,9 +10,8 @@ from structlog.testing import capture_logs
 from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.events import LedgerEntry
+from scrubber.core.events import IllegalEventError, LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
-from scrubber.core.states import IllegalEventError
 from scrubber.ledger import ledger as module
 from scrubber.ledger.file import EVERYTHING, Window
 from scrubber.ledger.ledger import Ledger
@@ -140,7 +139,7 @@ async def test_a_failed_admission_keeps_the_earlier_owner(ledger, store):
             await ledger.append("op", event)
     store.broken = False
     await ledger.append("op", discovered("GPU-2"))
-    assert ledger.records["GPU-1"].owner.container == "somebody"
+    assert ledger.records["GPU-1"].tenancy.owner.container == "somebody"
 
 
 async def test_a_decision_before_an_unrecorded_event_is_repeated(ledger, store):
@@ -176,7 +175,7 @@ async def test_a_pod_seen_during_a_failed_write_crowds_the_device(ledger, store)
     store.broken = False
     MemoryStore.append(store, [LedgerEntry(0, "GPU-1", NOW, "op", ev.PutInUse(Owner("somebody", NOW, seen=True)))])
     await ledger.append("op", discovered("GPU-2"))
-    assert ledger.records["GPU-1"].owner == Owner("somebody", NOW, seen=True, crowded=True)
+    assert ledger.records["GPU-1"].tenancy.owner == Owner("somebody", NOW, seen=True, crowded=True)
 
 
 async def test_the_ledger_reports_a_fault_while_a_write_hangs(ledger, store, monkeypatch):

@@ -17,7 +17,8 @@ import pytest
 from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Moment, Record
+from scrubber.core.model import Moment
+from scrubber.core.record import Record
 from scrubber.ledger import file, stored, tree
 from tests.ledger.conftest import NOW, unfolded
 

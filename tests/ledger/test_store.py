@@ -11,17 +11,8 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import (
-    Ailment,
-    AilmentKind,
-    DeviceInfo,
-    Incarnation,
-    Moment,
-    Record,
-    ScrubPath,
-    State,
-    Step,
-)
+from scrubber.core.model import Ailment, AilmentKind, DeviceInfo, Incarnation, Moment, ScrubPath, State, Step
+from scrubber.core.record import Record
 from scrubber.ledger import file, stored
 from scrubber.ledger.ledger import Store
 from tests.ledger import memory_store

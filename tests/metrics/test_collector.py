@@ -12,7 +12,8 @@ from ground import paths
 from scrubber import app
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, Record, ScrubPath, Sign, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Trigger, Vitals, Xid
+from scrubber.core.record import Record
 from scrubber.devices.base import Readings
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters

@@ -247,7 +247,7 @@ async def test_the_ledger_counts_only_recorded_events(book):
         "op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)), (DEVICE.uuid, ev.ErrorsNoted(((13, 1),), 1))
     )
     assert book.of(table.LEDGER_APPEND, "_count") == 1
-    with pytest.raises(states.IllegalEventError):
+    with pytest.raises(ev.IllegalEventError):
         await ledger.append("op", (DEVICE.uuid, ev.Granted(lives.grant(lives.CLEAN))))
     assert book.of(table.GRANTS, proof="receipt") == 0
     assert book.of(table.LEDGER_APPEND, "_count") == 1

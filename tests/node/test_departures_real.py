@@ -14,7 +14,8 @@ from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core import upkeep
 from scrubber.core.answers import Proceed, RecordFirst, TendAnswer
-from scrubber.core.model import Owner, Record
+from scrubber.core.model import Owner
+from scrubber.core.record import Record
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.process_ends import ProcessEnds

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Moment, Owner, Record
+from scrubber.core.model import Moment, Owner
+from scrubber.core.record import Record
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.process_ends import ProcessEnds

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from scrubber.core.model import Facts, Record
+from scrubber.core.model import Facts
+from scrubber.core.record import Record
 from scrubber.observe import observation_cache
 from scrubber.observe.observation_cache import CPU_SHARE, VALID_FOR, ObservationCache
 from tests.core import lives

@@ -9,14 +9,14 @@ import os
 import re
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
-from scrubber.core.model import Holder, Incarnation, Moment, Owner, Record, Vitals
+from scrubber.core.model import Holder, Incarnation, Moment, Owner, Vitals
+from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.devices.base import DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
@@ -27,6 +27,7 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
+from tests.core import lives
 from tests.node.conftest import NodeProc
 from tests.node.open_programs import WRITE as WRITE_AND_WAIT
 from tests.patience import WITHIN
@@ -301,7 +302,7 @@ async def test_a_holder_seen_before_is_searched_for(bank, processes, tmp_path):
 async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp_path, launch, monkeypatch):
     """The next container of a pod: a search can take seconds, and the owner is asked about beside it."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    owned = replace(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     asked, living = threading.Event(), bank.backend.living
 
     def none_so_far() -> dict[str, int]:
@@ -322,7 +323,7 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
 async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch):
     """For a person whose release is refused, although no process has the GPU open."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    owned = replace(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     assert await observer.process_of_owner(owned) == ()
     process = launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
     [named] = await observer.process_of_owner(owned)

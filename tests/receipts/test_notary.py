@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core import events as ev
-from scrubber.core.model import Receipt, Record, State
+from scrubber.core.model import Receipt, State
+from scrubber.core.record import Change, Record
 from scrubber.ledger.ledger import Ledger
 from scrubber.receipts import dsse, key
 from scrubber.receipts.merkle import Inclusion
@@ -31,7 +32,7 @@ class Watched(Notary):
         super().__init__(signer, "autoclave/node", Program("1"), files, SigningState())
         self.seen: list[tuple[State | None, list[str]]] = []
 
-    def recorded(self, changes: Sequence[ev.Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
+    def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
         super().recorded(changes, prove)
         record = self.ledger.records.get(DEVICE)
         there = sorted(path.name for path in self.files.path(changes[-1].after).iterdir())

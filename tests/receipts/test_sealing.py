@@ -11,8 +11,9 @@ import structlog.testing
 
 from ground import paths
 from scrubber.core import events as ev
-from scrubber.core.events import Change, LedgerEntry
-from scrubber.core.model import Owner, Record
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Owner
+from scrubber.core.record import Change, Record
 from scrubber.receipts import dsse, key
 from scrubber.receipts.handover import handover_id, owner_digest
 from scrubber.receipts.key import FileKey
@@ -44,7 +45,7 @@ def test_a_receipt_is_sealed_for_the_coming_handover(notary: Notary, node: FileK
     sealed = notary.seal(SCRUBBED, PASSED.receipt)
     assert replace(sealed, envelope="") == PASSED.receipt
     statement = json.loads(dsse.opened(sealed.envelope, [node.public_key]))
-    coming, boot_id = handover_id(node.secret, SCRUBBED), PASSED.receipt.incarnation.boot_id
+    coming, boot_id = handover_id(node.secret, "GPU-1", SCRUBBED.tenancy.number), PASSED.receipt.incarnation.boot_id
     digests = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
     assert digests == {"hand-over": handover_digest("GPU-1", boot_id, coming), "receipt": PASSED.receipt.digest}
 
@@ -53,15 +54,15 @@ def test_a_receipt_is_sealed_for_the_coming_handover(notary: Notary, node: FileK
     ("record", "owner"),
     [
         (SCRUBBED, ""),
-        (replace(SCRUBBED, last_owner="pod-1"), "pod-1"),
-        (replace(SCRUBBED, last_owner="pod-1", left_by="job-7"), "job-7"),  # the pod was there before the job
+        (lives.but(SCRUBBED, last_owner="pod-1"), "pod-1"),
+        (lives.but(SCRUBBED, last_owner="pod-1", left_by="job-7"), "job-7"),  # the pod was there before the job
     ],
 )
 def test_the_last_owner_is_the_one_before_this_scrub(
     notary: Notary, node: FileKey, record: Record, owner: str
 ) -> None:  # fmt: skip
     statement = json.loads(dsse.opened(notary.seal(record, PASSED.receipt).envelope, [node.public_key]))
-    expected = owner_digest(node.secret, handover_id(node.secret, record), owner)
+    expected = owner_digest(node.secret, handover_id(node.secret, "GPU-1", record.tenancy.number), owner)
     assert statement["predicate"]["receipt"].get("lastOwner", "") == expected
 
 

@@ -16,7 +16,8 @@ import structlog
 from asyncinotify import Inotify, Mask
 
 from scrubber.core import events as ev
-from scrubber.core.model import Owner, Record
+from scrubber.core.model import Owner
+from scrubber.core.record import Record
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
 from tests.core import lives
 from tests.core.lives import NOW, live
@@ -30,7 +31,9 @@ STARTS = ev.PutInUse(Owner(lives.A, NOW, seen=True))
 
 def signed(record: Record) -> str:
     """An envelope about the newest receipt, as far as the files depend on its content."""
-    subjects = [{"name": name, "digest": {"sha256": it}} for name, it in (("x", "0"), ("receipt", record.last_receipt))]
+    subjects = [
+        {"name": name, "digest": {"sha256": it}} for name, it in (("x", "0"), ("receipt", record.scrubs.last_receipt))
+    ]
     payload = json.dumps({"subject": subjects, "predicate": {"receipt": "x"}})
     return json.dumps({"payload": base64.b64encode(payload.encode()).decode(), "signatures": []})
 
@@ -153,11 +156,11 @@ def test_a_reboot_keeps_the_directory_empty_under_a_new_id(life: Life, events: t
     assert life.is_dir_of(folder, [])
     life.files.reconcile([life.record])
     assert life.is_dir_of(folder, [])
-    if life.record.owner is None:
+    if life.record.tenancy.owner is None:
         assert life.is_proven() != folder
         life.has(ev.Granted(replace(lives.grant(life.record), at_start=True)), STARTS)
-    if life.record.owner is not None and life.record.owner.unannounced:
-        life.has(ev.PutInUse(replace(life.record.owner, unannounced=False)))
+    if life.record.tenancy.owner is not None and life.record.tenancy.owner.unannounced:
+        life.has(ev.PutInUse(replace(life.record.tenancy.owner, unannounced=False)))
     life.has(REBOOT)
     assert life.is_dir_of(folder, [])
     life.is_proven()
@@ -250,7 +253,7 @@ def test_a_planted_directory_or_file_is_not_used(life: Life, tmp_path: Path) -> 
 
 def test_a_start_makes_missing_and_removes_surplus_directories(life: Life, tmp_path: Path) -> None:
     folder = life.is_proven()
-    following = life.files.path(replace(life.record, vacated=life.record.vacated + 1))
+    following = life.files.path(lives.but(life.record, number=life.record.tenancy.number + 1))
     following.rmdir()
     (life.directory / "0123").mkdir()
     (life.directory / "0123" / ENVELOPE).write_text("of a tenancy that has ended")
@@ -280,7 +283,7 @@ def _cut_off(folder: Path) -> None:
 
 def _of_an_older_receipt(folder: Path) -> None:
     (folder / ENVELOPE).unlink()
-    (folder / ENVELOPE).write_text(signed(replace(lives.CLEAN, last_receipt="0000")))
+    (folder / ENVELOPE).write_text(signed(lives.but(lives.CLEAN, last_receipt="0000")))
 
 
 def _a_link(folder: Path) -> None:

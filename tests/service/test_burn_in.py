@@ -9,7 +9,8 @@ import pytest
 
 from ground.errors import AutoclaveError, Refused
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, Facts, Outcome, Record, ScrubPath, State, Step, Trigger, Vitals
+from scrubber.core.model import AilmentKind, Facts, Outcome, ScrubPath, State, Step, Trigger, Vitals
+from scrubber.core.record import Record
 from tests.service.asking import at_step, healthy, rows
 from tests.service.pretend_worker import AMinuteOfTests
 from tests.service.world import World
@@ -94,7 +95,7 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(world):
     with pytest.raises(Refused):
         await world.acquire("pod", device)
     await world.reach(device, State.QUARANTINED)
-    assert world.record(device).quarantine.ailment.kind is AilmentKind.COMPUTE_FAULT
+    assert world.record(device).health.quarantine.ailment.kind is AilmentKind.COMPUTE_FAULT
 
 
 @pytest.mark.parametrize("ask", ["acquire", "start"])
@@ -106,7 +107,7 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
         facts: Facts = await look(record, *args, **more)
-        at_evict = record.job is not None and record.job.step is Step.EVICT
+        at_evict = record.scrubs.job is not None and record.scrubs.job.step is Step.EVICT
         if record.device.uuid == device and at_evict and (ask == "acquire" or "starting_pod" in more):
             world.node.gpus[device].leaked = 7  # the burn-in fails, and goes on with a reset
             await at_step(world, device, Step.RESET)

@@ -77,12 +77,12 @@ def play(world: World, seconds: float = LONGEST) -> None:
 
 def recover(world: World, *, lingering: bool = False) -> None:
     """Killed and started again: what was out is out, what is believed clean is clean, and in the end all is well."""
-    loop, out = world.loop, {device for device, it in world.truth.records.items() if it.quarantine}
+    loop, out = world.loop, {device for device, it in world.truth.records.items() if it.health.quarantine}
     loop.run_until_complete(world.die(lingering=lingering))
     loop.run_until_complete(world.start(watching=False))
     for device, record in world.life.ledger.records.items():
         gpu = world.node.gpus[device]
-        assert not (device in out and record.quarantine is None), f"{device} came out of quarantine by a kill"
+        assert not (device in out and record.health.quarantine is None), f"{device} came out of quarantine by a kill"
         assert record.state is not State.CLEAN or gpu.blocks == [None] * len(gpu.blocks), f"{device} is believed clean"
     loop.advance(0.0)
     world.check()

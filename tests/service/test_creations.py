@@ -31,7 +31,7 @@ async def test_an_owner_is_called_as_its_last_container(world):
     names = []
     for name in (INIT, INIT, MAIN):
         await world.tenant_requests.start([device], "pod", creating=name)
-        names.append(world.record(device).owner.name)
+        names.append(world.record(device).tenancy.owner.name)
     assert names == [INIT, INIT, MAIN]
     assert [it.owner.name for it in rows(world, ev.PutInUse, device) if it.owner.name] == [INIT, MAIN]
 
@@ -44,18 +44,18 @@ async def test_a_name_that_cannot_be_written_refuses_no_container(world):
     world.life.disk.full = False
     await world.reach(device, State.IN_USE)
     await asyncio.sleep(60)
-    assert world.record(device).owner.name == MAIN
+    assert world.record(device).tenancy.owner.name == MAIN
 
 
 async def test_the_first_creation_binds_the_grant_to_its_pod(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     await world.tenant_requests.start([device], "pod", creating=MAIN)
-    assert (world.record(device).owner.container, world.record(device).owner.name) == ("pod", MAIN)
+    assert (world.record(device).tenancy.owner.container, world.record(device).tenancy.owner.name) == ("pod", MAIN)
     with pytest.raises(NotReady) as refused:
         await world.tenant_requests.start([device], "other", creating="team/other/main", within=2)
     assert refused.value.reason is Reason.IN_USE
-    assert world.record(device).owner.container == "pod"
+    assert world.record(device).tenancy.owner.container == "pod"
 
 
 @pytest.mark.parametrize("late", [0.0, 60.0], ids=["at once", "a minute later"])
@@ -81,9 +81,9 @@ async def test_a_start_taken_for_an_ended_pods_covers_no_creation(world):
     await world.acquire("next", device, announced=True)
     written_down(world, older=[device])
     await world.tenant_requests.start([device], None)
-    assert world.record(device).owner.container == "older"
+    assert world.record(device).tenancy.owner.container == "older"
     await created(world, "next", device)
-    assert (scrubs(world, device), world.record(device).owner.container) == (2, "next")
+    assert (scrubs(world, device), world.record(device).tenancy.owner.container) == (2, "next")
 
 
 async def test_per_container_each_creation_has_one_scrub_before_it(begin, tmp_path):
@@ -162,7 +162,11 @@ async def test_a_use_before_the_first_container_is_scrubbed(world, seconds, in_p
     await first_in_claim(world, device)
     assert scrubs(world, device) == passed + 1
     record = world.record(device)
-    assert (record.grant.owner, record.grant.until_release, record.owner.container) == (CLAIM, True, "pod")
+    assert (record.tenancy.grant.owner, record.tenancy.grant.until_release, record.tenancy.owner.container) == (
+        CLAIM,
+        True,
+        "pod",
+    )
 
 
 async def test_a_claim_waits_for_a_bystander_to_leave(world):
@@ -183,7 +187,7 @@ async def test_later_containers_of_a_claim_need_no_scrub(world):
     await first_in_claim(world, device, "second")
     world.node.leave(first)
     await first_in_claim(world, device, "third")
-    assert (scrubs(world, device), world.record(device).owner.container) == (passed, "pod")
+    assert (scrubs(world, device), world.record(device).tenancy.owner.container) == (passed, "pod")
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "over a restart of the service"])
@@ -205,14 +209,14 @@ async def test_a_claim_keeps_its_device_while_it_is_scrubbed_again(world, restar
     assert "kept for a claim" in another.value.message
     world.node.gpus[device].stalls = False
     await first_in_claim(world, device)
-    assert world.record(device).grant.owner == CLAIM
+    assert world.record(device).tenancy.grant.owner == CLAIM
 
 
 @pytest.mark.parametrize("state", [State.SCRUBBING, State.CLEAN, State.QUARANTINED])
 async def test_a_claim_gives_back_a_device_kept_for_it(world, state):
     device, before = world.uuids[0], gates(world.life.ledger.records)
     await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
-    vacated = world.record(device).vacated
+    vacated = world.record(device).tenancy.number
     await asyncio.sleep(1)
     world.node.leave(world.intrude(device))
     world.node.gpus[device].stalls = True
@@ -226,7 +230,7 @@ async def test_a_claim_gives_back_a_device_kept_for_it(world, state):
     assert world.state(device) is state
     assert await world.tenant_requests.release(owner=CLAIM) == (device,)
     assert world.state(device) is state
-    assert (gates(world.life.ledger.records), world.record(device).vacated) == (before, vacated + 1)
+    assert (gates(world.life.ledger.records), world.record(device).tenancy.number) == (before, vacated + 1)
     with pytest.raises(Refused):
         await world.tenant_requests.start([device], "pod", creating=MAIN, claim=CLAIM, within=5)
 
@@ -250,7 +254,7 @@ async def test_a_container_past_the_gate_ends_deferral_for_now(world, restarted)
     await asyncio.sleep(2)
     [past] = rows(world, ev.PastGate)
     assert (past.pod, bool(past.unproven)) == ("next", True)
-    assert reported(world, device).past_gate == world.record(device).past_unproven > 0
+    assert reported(world, device).past_gate == world.record(device).bypasses.unproven > 0
     if restarted:
         await world.die()
         await world.start()

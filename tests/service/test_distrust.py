@@ -16,7 +16,7 @@ async def test_a_clean_device_is_scrubbed_again_with_the_reason_recorded(world):
     device, other = world.uuids
     before = scrubs(world, device), scrubs(world, other)
     await world.tenant_requests.distrust(device, WHY, op="05011ed0")
-    assert (world.state(device), world.record(device).receipt) == (State.UNKNOWN, None)
+    assert (world.state(device), world.record(device).scrubs.receipt) == (State.UNKNOWN, None)
     assert world.truth.entries[-1].op == "05011ed0"
     assert [event.why for event in rows(world, ev.Distrusted, device)] == [WHY]
     await world.clean()
@@ -28,10 +28,10 @@ async def test_a_grant_that_waits_for_its_start_ends(world):
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
     await world.tenant_requests.distrust(device, WHY)
-    assert world.record(device).grant is None
+    assert world.record(device).tenancy.grant is None
     await world.tenant_requests.start([device], None)
     assert scrubs(world, device) == before + 1
-    assert world.record(device).owner.container == "pod"
+    assert world.record(device).tenancy.owner.container == "pod"
 
 
 async def test_a_device_in_use_is_scrubbed_after_its_use(world):

@@ -47,7 +47,7 @@ async def scrubbed(world, kernels):
 async def test_one_failed_kernel_quarantines_no_gpu(begin, policy):
     world = await begin(policy=policy)
     record = await scrubbed(world, 1)
-    assert (record.state, record.setback) == (State.CLEAN, None)
+    assert (record.state, record.scrubs.setback) == (State.CLEAN, None)
     assert [it.why for it in rows(world, ev.ScrubFailed, record.device.uuid)] == ["clear failed: a kernel failed"]
     assert rows(world, ev.Escalated) == rows(world, ev.Quarantined) == []
 
@@ -57,7 +57,7 @@ async def test_kernels_that_fail_in_a_row_quarantine_the_gpu(begin, policy, kern
     world = await begin(policy=policy)
     record = await scrubbed(world, kernels)
     assert record.state is State.QUARANTINED
-    assert record.quarantine.ailment.kind is AilmentKind.SCRUB_FAILED
+    assert record.health.quarantine.ailment.kind is AilmentKind.SCRUB_FAILED
 
 
 async def test_a_scrub_that_passes_ends_the_first_sign(begin):
@@ -86,11 +86,11 @@ async def test_a_report_of_the_hardware_is_the_second_sign(begin, monkeypatch, c
     monkeypatch.setattr(Logged, "codes", codes)
     monkeypatch.setattr(Logged, "ecc", ecc)
     record = await scrubbed(world, 1)
-    assert (record.state, record.quarantine.ailment.kind) == (State.QUARANTINED, kind)
+    assert (record.state, record.health.quarantine.ailment.kind) == (State.QUARANTINED, kind)
 
 
 async def test_an_application_error_of_another_process_counts(begin, monkeypatch):
     world = await begin(policy=COUNTED_TWICE, worker=Logged)
     monkeypatch.setattr(Logged, "codes", (13,))
     record = await scrubbed(world, 1)
-    assert (record.state, record.quarantine.ailment.kind) == (State.QUARANTINED, AilmentKind.XID)
+    assert (record.state, record.health.quarantine.ailment.kind) == (State.QUARANTINED, AilmentKind.XID)

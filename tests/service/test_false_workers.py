@@ -80,7 +80,7 @@ class Trusting(ScrubJob):
     """A job that believes every result of its worker."""
 
     def _conclusion(self, record, job, _judged, vitals) -> Event:
-        trusted = verdict.judge(job, record.baseline, self.device_policy.policy)
+        trusted = verdict.judge(job, record.health.baseline, self.device_policy.policy)
         return super()._conclusion(record, job, trusted, vitals)
 
 
@@ -99,7 +99,7 @@ async def intrusion(world):
     device = world.uuids[0]
     await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
-    assert world.record(device).job.step is Step.CLEAR
+    assert world.record(device).scrubs.job.step is Step.CLEAR
     world.intrude(device, container=True)
     await asyncio.sleep(10)
 

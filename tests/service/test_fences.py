@@ -158,7 +158,7 @@ async def test_a_scrub_searches_until_it_is_alone_and_last(world, monkeypatch, p
     search = holders.of
 
     async def traced(uuids) -> object:
-        job = world.record(device).job
+        job = world.record(device).scrubs.job
         if device in uuids and job is not None and job.step is not None and not world.life.observer.driver.releases:
             seen.append(job.step)
         return await search(uuids)
@@ -264,7 +264,7 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
     ask = observer.health.vitals
 
     async def late(uuid: str, parent: str | None = None) -> object:
-        job, worker = world.record(device).job, any(it.kind is Kind.WORKER for it in world.node.everybody())
+        job, worker = world.record(device).scrubs.job, any(it.kind is Kind.WORKER for it in world.node.everybody())
         if uuid == device and job is not None and job.step is Step.HEALTH and not worker and not came:
             came.append(world.intrude(device, container=True))
             await asyncio.sleep(A_WHILE)
@@ -317,7 +317,12 @@ async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkey
     listed, left = observer.listed, list[Step]()
 
     async def leaving(record, *siblings, **options) -> Facts:
-        if record.device.uuid == device and record.job is not None and record.job.step is step and not left:
+        if (
+            record.device.uuid == device
+            and record.scrubs.job is not None
+            and record.scrubs.job.step is step
+            and not left
+        ):
             left.append(step)
             await asyncio.sleep(0.1)
             observer._observed_since.interrupt(device, "somebody left")

@@ -114,7 +114,7 @@ class Histories(RuleBasedStateMachine):
     @rule(device=DEVICE, again=st.booleans(), pause=PAUSE)
     def somebody_says_start(self, device, again, pause):
         uuid = self.world.uuids[device]
-        owner = self.world.record(uuid).owner if uuid in self.world.life.ledger.records else None
+        owner = self.world.record(uuid).tenancy.owner if uuid in self.world.life.ledger.records else None
         known = owner.container if owner is not None and again else None
         self.world.spawn(self.world.begin(known or self.world.name(), uuid))
         self.loop.advance(pause)
@@ -206,7 +206,7 @@ class Histories(RuleBasedStateMachine):
     async def _created(self, claim, uuid) -> None:
         world, pod = self.world, self.world.name()
         await world.tenant_requests.start([uuid], pod, creating=f"team/{pod}/main", claim=claim)
-        owner = world.record(uuid).owner
+        owner = world.record(uuid).tenancy.owner
         if owner is not None and owner.container == pod:  # it is the first one of the claim
             world.truth.started(pod, uuid)
         world.run(pod, uuid)
@@ -253,13 +253,13 @@ class Histories(RuleBasedStateMachine):
         world.node.end_container(last)
         await asyncio.sleep(5.0)
         await world.acquire(pod, uuid, announced=True)
-        if rolled_back and world.record(uuid).last_owner == last:
+        if rolled_back and world.record(uuid).tenancy.last_owner == last:
             await asyncio.sleep(5.0)
             written_down(world, **{last: [uuid]})
-        granted = world.record(uuid).grant
+        granted = world.record(uuid).tenancy.grant
         with suppress(AutoclaveError):
             await world.tenant_requests.start([uuid], None)
-            if granted is not None and granted == world.record(uuid).grant:
+            if granted is not None and granted == world.record(uuid).tenancy.grant:
                 world.truth.accuse(f"{last}, which has ended, may start on {uuid}, which was granted to {pod}")
         written_down(world, **{pod: [uuid]})
         await world.begin(pod, uuid)

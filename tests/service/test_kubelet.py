@@ -225,7 +225,7 @@ async def test_a_monitor_on_a_grant_does_not_take_it(world):
     await asyncio.sleep(LONG)
     world.node.leave(process)  # between two kernels of its own
     await asyncio.sleep(LONG)
-    assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 1)
+    assert (world.record(device).tenancy.owner.container, scrubs(world, device)) == ("pod", 1)
 
 
 async def test_a_start_waits_until_a_monitor_closes_the_device(world):
@@ -238,7 +238,7 @@ async def test_a_start_waits_until_a_monitor_closes_the_device(world):
         await world.tenant_requests.start([device], None)
     world.node.leave(unannounced)
     await world.tenant_requests.start([device], None)  # before any round has seen it
-    assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 2)
+    assert (world.record(device).tenancy.owner.container, scrubs(world, device)) == ("pod", 2)
 
 
 @pytest.mark.parametrize("given", [["pod"], []], ids=["given to another pod", "given to nobody"])
@@ -273,6 +273,6 @@ async def test_w14_a_pod_in_the_checkpoint_owns_the_device(world):
     await asyncio.sleep(LONG)
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
-    assert (world.state(device), world.record(device).owner.unannounced) == (State.IN_USE, False)
+    assert (world.state(device), world.record(device).tenancy.owner.unannounced) == (State.IN_USE, False)
     world.node.end_container(pod)
     await world.clean(device)

@@ -37,7 +37,7 @@ async def laid_out(world, *slices: str) -> None:
 def reasons(world) -> dict[str, AilmentKind]:
     """The reasons of all devices in quarantine."""
     records = world.life.ledger.records.items()
-    return {uuid: it.quarantine.ailment.kind for uuid, it in records if it.quarantine is not None}
+    return {uuid: it.health.quarantine.ailment.kind for uuid, it in records if it.health.quarantine is not None}
 
 
 def series(world) -> set[str]:
@@ -100,7 +100,7 @@ async def test_a_slice_of_a_lost_gpu_is_lost(world):
     world.node.gpus["MIG-c"].away = True
     await asyncio.sleep(10)
     record = world.record("MIG-c")
-    assert (record.state, record.ailment.kind) == (State.IN_USE, AilmentKind.LOST)
+    assert (record.state, record.health.ailment.kind) == (State.IN_USE, AilmentKind.LOST)
     assert reasons(world)["MIG-a"] is AilmentKind.RELAID, "its GPU is back, without it"
 
 

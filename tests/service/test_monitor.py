@@ -117,7 +117,7 @@ async def test_a_change_of_a_quiet_device_is_found_in_time(begin, number):
     world.node.gpus[other].remap_failed = True
     await asyncio.sleep(OBSERVED_WITHIN + 1)
     assert world.state(one) is not State.CLEAN
-    assert world.record(other).quarantine.ailment.kind is AilmentKind.REMAP_FAILED
+    assert world.record(other).health.quarantine.ailment.kind is AilmentKind.REMAP_FAILED
 
 
 async def test_a_hanging_device_hides_no_change_of_a_quiet_one(begin):

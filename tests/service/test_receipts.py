@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ground.errors import NotReady
-from scrubber.core.events import Change
 from scrubber.core.model import State
+from scrubber.core.record import Change
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
 from tests.service.asking import let_on, reported, scrubs, written_down
 from tests.service.world import World

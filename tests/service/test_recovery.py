@@ -13,7 +13,8 @@ from ground.errors import LedgerUnavailable, NotReady, Refused
 from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Ailment, AilmentKind, Facts, Record, ScrubPath, Sign, State, Step, Trigger, Xid
+from scrubber.core.model import Ailment, AilmentKind, Facts, ScrubPath, Sign, State, Step, Trigger, Xid
+from scrubber.core.record import Record
 from scrubber.devices.base import Progress
 from scrubber.ledger import file, stored
 from scrubber.steps.base import Order, Report
@@ -35,7 +36,7 @@ async def test_reinstate_without_proof_still_scrubs_the_device(world):
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
     assert rows(world, ev.Reinstated, device) == [ev.Reinstated("ann: it was the cable")]
-    assert world.record(device).receipt.path is ScrubPath.FAST
+    assert world.record(device).scrubs.receipt.path is ScrubPath.FAST
 
 
 async def test_reinstate_without_proof_proves_nothing(world):
@@ -71,7 +72,7 @@ async def test_a_pattern_of_a_cut_off_clear_is_no_residue(world):
     await world.die()
     world.node.gpus[device].blocks[0] = process  # some memory holds what the clear has written, or what was there
     await world.start()
-    receipt = (await world.reach(device, State.CLEAN)).receipt
+    receipt = (await world.reach(device, State.CLEAN)).scrubs.receipt
     assert (receipt.residue_bytes, receipt.residue_at, receipt.searched_bytes) == (0, (), 0)
     assert "not zero before, which may be the pattern of a clear that did not end" in world.story(device)
 
@@ -93,8 +94,8 @@ async def test_an_error_during_a_job_is_judged_after_the_job(begin):
     world.node.gpus[device].xids.append(Xid(900, 79))
     await running.finished.wait()
     assert running.receipt is None
-    assert world.record(device).quarantine.ailment == Ailment(AilmentKind.XID, running.why, xid=79)
-    assert world.record(device).quarantine.baseline.last_xid == 900
+    assert world.record(device).health.quarantine.ailment == Ailment(AilmentKind.XID, running.why, xid=79)
+    assert world.record(device).health.quarantine.baseline.last_xid == 900
     await world.reach(device, State.CLEAN)
 
 
@@ -114,7 +115,7 @@ async def test_errors_before_discovery_need_a_reset_only(build):
     world.node.report(device, (79, 61))
     await world.start()
     await world.clean()
-    assert world.record(device).receipt.path is ScrubPath.RESET
+    assert world.record(device).scrubs.receipt.path is ScrubPath.RESET
     assert rows(world, ev.Quarantined, device) == []
 
 
@@ -251,7 +252,7 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     spawn = world.context.jobs._context.spawn
 
     async def none_for_the_slow_path(uuid: str, policy: Policy) -> PretendWorker:
-        if world.record(uuid).job.path is ScrubPath.RESET:
+        if world.record(uuid).scrubs.job.path is ScrubPath.RESET:
             raise BrokenError("cannot start a worker")
         worker: PretendWorker = await spawn(uuid, policy)
         return worker
@@ -262,7 +263,7 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     running = await world.operations.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     world.node.heal()
-    quarantine = world.record(device).quarantine
+    quarantine = world.record(device).health.quarantine
     assert (quarantine.ailment.kind, quarantine.next_probe) == (AilmentKind.MEMORY_FAULT, None)
 
 
@@ -273,7 +274,7 @@ async def test_a_reset_waiting_for_a_self_test_delays_no_pod(begin):
     await at_step(world, tested, Step.SELFTEST)
     second = await world.operations.scrub(reset, ScrubPath.RESET)
     await asyncio.sleep(5)
-    assert world.record(reset).job.step is None
+    assert world.record(reset).scrubs.job.step is None
     assert not first.finished.is_set()
     began = world.loop.time()
     running = await world.operations.scrub(tenants, ScrubPath.FAST)
@@ -332,7 +333,7 @@ async def test_a_reinstatement_replaces_a_running_probation(begin):
     await running.finished.wait()
     assert running.receipt.path is ScrubPath.SLOW
     assert [it.by for it in rows(world, ev.ProbationStarted, device)][-1] == "ann: looked after"
-    assert world.record(device).returns == ()
+    assert world.record(device).health.returns == ()
 
 
 @pytest.mark.parametrize("waited", [0.0, 30.0])
@@ -347,9 +348,9 @@ async def test_after_a_reboot_a_claim_waits_for_no_self_test(begin, waited):
     await world.start()
     await asyncio.sleep(waited)
     await world.tenant_requests.acquire([device], within=10.0, **claim)
-    assert world.record(device).receipt.path is ScrubPath.FAST
+    assert world.record(device).scrubs.receipt.path is ScrubPath.FAST
     await world.reach(other, State.CLEAN)
-    assert world.record(other).receipt.path is ScrubPath.SLOW  # its first look went on: no request waited for it
+    assert world.record(other).scrubs.receipt.path is ScrubPath.SLOW  # its first look went on: no request waited for it
     assert [it.job.trigger for it in rows(world, ev.ScrubStarted, other)] == [Trigger.FIRST_LOOK] * 2
 
 

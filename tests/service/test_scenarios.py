@@ -51,7 +51,7 @@ async def test_w2_leftovers_are_ended_before_the_next_owner(world):
     world.node.end_container(tenant, leaving=True)
     await world.acquire("second", device)
     assert world.node.gpus[device].users() == []
-    assert world.record(device).receipt.processes_terminated == 1
+    assert world.record(device).scrubs.receipt.processes_terminated == 1
 
 
 async def test_a_person_may_replace_a_running_job_with_more(world):
@@ -104,7 +104,7 @@ async def test_s11_a_device_with_leaked_memory_is_not_clean(world):
     await asyncio.sleep(2)
     assert "4096 bytes" in rows(world, ev.Soiled, device)[-1].why
     record = await world.reach(device, State.CLEAN)
-    assert record.receipt.path is ScrubPath.RESET
+    assert record.scrubs.receipt.path is ScrubPath.RESET
 
 
 async def test_s16_the_history_follows_the_uuid(world):
@@ -114,14 +114,14 @@ async def test_s16_the_history_follows_the_uuid(world):
     await world.clean()
     await asyncio.sleep(OBSERVED_WITHIN + 1)
     assert world.record(one.info.uuid).device.index == 1
-    assert world.record(one.info.uuid).last_receipt is not None
+    assert world.record(one.info.uuid).scrubs.last_receipt is not None
     new = replace(one.info, uuid="GPU-new")
     world.node.gpus["GPU-new"] = replace(one, info=new, processes={})
     async with asyncio.timeout(OBSERVED_WITHIN + 1):
         while "GPU-new" not in world.life.ledger.records:
             await world.life.ledger.newer_row(world.life.ledger.seq, 1.0)
     await world.reach("GPU-new", State.SCRUBBING)
-    assert world.record("GPU-new").last_receipt is None
+    assert world.record("GPU-new").scrubs.last_receipt is None
     await world.reach("GPU-new", State.CLEAN)
 
 

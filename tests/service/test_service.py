@@ -107,7 +107,7 @@ async def test_a_release_waits_for_the_running_acquire_of_its_owner(world):
     asked = world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="job 7")
     granted, released = await asyncio.gather(asked, world.tenant_requests.release(owner="job 7"))
     assert (list(granted), released) == ([device], (device,))
-    assert world.record(device).grant is None
+    assert world.record(device).tenancy.grant is None
 
 
 async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
@@ -182,10 +182,10 @@ async def test_a_quarantine_of_a_device_in_use_can_be_withdrawn(world, how):
     await world.reach(device, State.IN_USE)
     for reason in ("smells", "hums"):
         await world.operations.quarantine(device, reason, "ann")
-    assert world.record(device).ailment.detail == "hums (asked by ann)"
+    assert world.record(device).health.ailment.detail == "hums (asked by ann)"
     assert await getattr(world.operations, how)(device, "wrong node", "bob") is None
     assert rows(world, ev.QuarantineWithdrawn, device) == [ev.QuarantineWithdrawn("bob: wrong node")]
-    assert (world.state(device), world.record(device).due_path) == (State.IN_USE, None)
+    assert (world.state(device), world.record(device).scrubs.due_path) == (State.IN_USE, None)
     assert world.life.reporter.device(device).healthy
     with pytest.raises(Refused, match="it is not quarantined"):
         await getattr(world.operations, how)(device, "", "bob")
@@ -201,18 +201,18 @@ async def test_an_ailment_of_the_hardware_cannot_be_withdrawn(world, asked):
     await world.upkeep.reconcile(device)
     if asked:
         await world.operations.quarantine(device, "smells", "ann")
-    due = world.record(device).due_path
+    due = world.record(device).scrubs.due_path
     with pytest.raises(Refused, match=r"yet: it is sick \(xid\), which cannot be withdrawn") as refused:
         await world.operations.reinstate(device, "", "bob")
     assert refused.value.reason is Reason.NOT_QUARANTINED
-    assert (world.record(device).ailment.kind, world.record(device).due_path) == (AilmentKind.XID, due)
+    assert (world.record(device).health.ailment.kind, world.record(device).scrubs.due_path) == (AilmentKind.XID, due)
 
 
 async def test_a_repeated_quarantine_replaces_its_reason(world):
     device = world.uuids[0]
     for reason in ("smells", "hums"):
         await world.operations.quarantine(device, reason, "ann")
-    assert world.record(device).quarantine.ailment.detail == "hums"
+    assert world.record(device).health.quarantine.ailment.detail == "hums"
 
 
 async def test_a_changed_device_is_proven_again(world):
@@ -223,7 +223,7 @@ async def test_a_changed_device_is_proven_again(world):
     assert world.state(device) is State.CLEAN
     await world.upkeep.register(replace(record.device, memory_bytes=2 * record.device.memory_bytes), record.incarnation)
     assert world.state(device) is State.UNKNOWN
-    assert world.context.ledger.records[device].receipt is None
+    assert world.context.ledger.records[device].scrubs.receipt is None
 
 
 async def test_a_new_reset_domain_keeps_the_owner_of_a_device(world):
@@ -237,7 +237,7 @@ async def test_a_new_reset_domain_keeps_the_owner_of_a_device(world):
     for gpu in (world.node.gpus[used], world.node.gpus[free]):
         gpu.info = replace(gpu.info, reset_domain="switch")
     await asyncio.sleep(60)
-    assert (world.state(used), world.record(used).owner.container) == (State.IN_USE, tenant)
+    assert (world.state(used), world.record(used).tenancy.owner.container) == (State.IN_USE, tenant)
     assert world.record(used).device.reset_domain == "switch"
     assert scrubs(world, used) == proven
     assert world.state(free) is State.CLEAN  # proven anew, without a reset of the domain

@@ -35,7 +35,7 @@ async def refused(world, device):
 
 async def starts(world, device, pod):
     await world.tenant_requests.start([device], None)
-    assert (world.state(device), world.record(device).owner.container) == (State.IN_USE, pod)
+    assert (world.state(device), world.record(device).tenancy.owner.container) == (State.IN_USE, pod)
 
 
 @pytest.mark.parametrize("names", ["last", "older"])

@@ -44,10 +44,10 @@ async def test_a_killed_pod_that_hangs_makes_its_device_sick(world, asked_for):
     assert f"(pid {process.pid}, pod)" in world.context.blocked[device]
     assert (await world.life.reporter.explain(device)).advice
     await asyncio.sleep(GIVE_UP - 20)
-    assert world.record(device).ailment is None
+    assert world.record(device).health.ailment is None
     await asyncio.sleep(30)
-    assert (world.state(device), world.record(device).ailment.kind) == (State.IN_USE, AilmentKind.STUCK_PROCESS)
-    assert f"(pid {process.pid}, pod)" in world.record(device).ailment.detail
+    assert (world.state(device), world.record(device).health.ailment.kind) == (State.IN_USE, AilmentKind.STUCK_PROCESS)
+    assert f"(pid {process.pid}, pod)" in world.record(device).health.ailment.detail
     assert not healthy(world, device)
     assert device not in world.context.blocked
     rows = len(world.truth.entries)
@@ -67,11 +67,11 @@ async def test_a_holder_that_hangs_now_and_then_is_not_stuck(world):
         process.stuck = False
         await asyncio.sleep(5)
         process.stuck = True
-    assert world.record(device).ailment is None
+    assert world.record(device).health.ailment is None
 
 
 async def test_an_owner_that_hangs_keeps_its_device(world):
     device, _ = await killed_and_hanging(world)
     await asyncio.sleep(LONG)
-    assert (world.record(device).ailment, world.context.blocked.get(device)) == (None, None)
+    assert (world.record(device).health.ailment, world.context.blocked.get(device)) == (None, None)
     assert healthy(world, device)

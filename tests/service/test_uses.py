@@ -117,7 +117,7 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
     await job.finished.wait()
     assert (job.receipt, scrubs(world, device)) == (None, passed)
     assert "another process has used the device since its clear began" in job.why
-    assert world.record(device).setback is not None
+    assert world.record(device).scrubs.setback is not None
     job = await world.operations.scrub(device, None)
     await job.finished.wait()
     assert job.receipt is not None

@@ -12,7 +12,8 @@ import math
 from policies.model import Eviction, Mode, OnChip, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.model import Grant, Record, ScrubPath, State, Step
+from scrubber.core.model import Grant, ScrubPath, State, Step
+from scrubber.core.record import Record
 from scrubber.policy import ActivePolicy
 from tests.service.node import Gpu, Kind, Node, Process
 
@@ -82,7 +83,7 @@ class Truth:
         policy = self.policy(gpu.info.uuid)
         if process.container is not None:
             self.accuse(f"{process.name} of a live container was killed on {gpu.info.uuid}")
-        began, ended = self.records[gpu.info.uuid].tenancy_began, self.released.get(gpu.info.uuid, math.inf)
+        began, ended = self.records[gpu.info.uuid].tenancy.began, self.released.get(gpu.info.uuid, math.inf)
         before_any_tenancy = began is None or process.started < began
         foreign = process.kind is Kind.FOREIGN_PROCESS and (before_any_tenancy or process.started > ended)
         if foreign and policy.evict.foreign is Eviction.WAIT:
@@ -145,7 +146,12 @@ class Truth:
 
     def _granted(self, uuid: str, before: Record | None) -> None:
         gpu = self.node.gpus[uuid]
-        if before is None or before.state not in (State.CLEAN, State.GRANTED) or before.ailment or before.quarantine:
+        if (
+            before is None
+            or before.state not in (State.CLEAN, State.GRANTED)
+            or before.health.ailment
+            or before.health.quarantine
+        ):
             self.accuse(f"{uuid} was granted from {before.state.value if before else 'nowhere'} (I1)")
         for process in gpu.processes.values():
             lingers = process.kind is Kind.WORKER and process.life != self.node.life
@@ -159,13 +165,13 @@ class Truth:
         self._no_bytes_but(uuid, None, "called clean")
         spares_chip = path is ScrubPath.FAST and self.began_under[uuid].clear.on_chip is OnChip.SLOW_PATH
         due = [step for step in STEPS[path] if not (spares_chip and step is Step.SCRATCH)]
-        if gpu.deeds != due or before is None or before.job is None or before.job.path is not path:
+        if gpu.deeds != due or before is None or before.scrubs.job is None or before.scrubs.job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
         if not spares_chip and gpu.chip is not None and not self._excused(gpu.chip):
             self.accuse(f"leak: {uuid} was called clean with bytes of {gpu.chip.name} on its chip")
         if gpu.lost or gpu.cut or gpu.away or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
             self.accuse(f"{uuid} was called clean although it is not well")
-        if before and any(xid.code in FATAL and xid.number > before.baseline.last_xid for xid in gpu.xids):
+        if before and any(xid.code in FATAL and xid.number > before.health.baseline.last_xid for xid in gpu.xids):
             self.accuse(f"{uuid} was called clean in spite of a fatal xid")
         if any(self._known_long(process.came, 0.0) for process in gpu.users()):
             self.accuse(f"{uuid} was called clean while it is used")

@@ -20,7 +20,8 @@ from typing import Any, cast
 from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, LedgerUnavailable
 from policies.model import Policy
-from scrubber.core.model import Passage, Record, State
+from scrubber.core.model import Passage, State
+from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.jobs.jobs import Jobs
@@ -322,7 +323,9 @@ class World:
     def _check_orphans(self) -> None:
         """The next round that can write closes a recorded job that does not run. A hanging driver may delay it."""
         records, jobs, now = self.life.ledger.records, self.life.jobs, self.loop.time()
-        orphans = [record.job.id for device, record in records.items() if record.job and not jobs.of(device)]
+        orphans = [
+            record.scrubs.job.id for device, record in records.items() if record.scrubs.job and not jobs.of(device)
+        ]
         self._orphans = {job: self._orphans.get(job, now) for job in orphans}
         late = [job for job, since in self._orphans.items() if now - since > A_SLOW_LOOK]
         assert not late, f"jobs that nobody does: {late}"
@@ -332,7 +335,11 @@ class World:
         assert set(reported) == set(self.life.ledger.records), "a device is not listed any more (I3)"
         for device, record in self.life.ledger.records.items():
             observed = self.truth.policy(device).mode.value == "observe"
-            out = record.state is State.QUARANTINED or record.quarantine is not None or record.ailment is not None
+            out = (
+                record.state is State.QUARANTINED
+                or record.health.quarantine is not None
+                or record.health.ailment is not None
+            )
             unknown = record.state is State.UNKNOWN and not observed
             assert not (reported[device].healthy and (out or unknown)), f"{device} is reported healthy (I3)"
             assert reported[device].clean == (record.state is State.CLEAN)

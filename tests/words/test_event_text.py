@@ -27,7 +27,7 @@ def test_every_event_tells_one_plain_line(kind):
 RECEIPT = Receipt(
     id="r-1", device="GPU-1", job="job-1", path=ScrubPath.FAST, incarnation=lives.HERE, policy="defaults",
     policy_digest="d", finished=NOW, steps=(), covered_bytes=995, allocatable_bytes=1000, residue_bytes=64,
-    processes_found=2, processes_terminated=1, baseline=lives.CLEAN.baseline, previous=None, digest="0000",
+    processes_found=2, processes_terminated=1, baseline=lives.CLEAN.health.baseline, previous=None, digest="0000",
 )  # fmt: skip
 PROVEN = replace(
     RECEIPT, steps=((Step.RESET, 1.0),), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),

@@ -62,8 +62,8 @@ ACQUIRED = replace(lives.grant(lives.CLEAN), owner="4711")
         ("a pod", lives.IN_USE, "pod-a"),
         ("a process without a container", lives.USED_BY_HOST, "unknown"),
         ("nobody", lives.CLEAN, ""),
-        ("who acquired it", replace(lives.GRANTED, grant=ACQUIRED), "4711"),
-        ("who acquired it, before the container of its job", replace(lives.IN_USE, grant=ACQUIRED), "4711"),
+        ("who acquired it", lives.but(lives.GRANTED, grant=ACQUIRED), "4711"),
+        ("who acquired it, before the container of its job", lives.but(lives.IN_USE, grant=ACQUIRED), "4711"),
     ),
 )
 def test_the_owner_is_shown_where_there_is_one(record, owner):
@@ -85,7 +85,7 @@ NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
         ("before a start whoever is written down", lives.GRANTED, {"pod-b": ("app",)}, NAMES, "ns/serve/app"),
         ("by the UID without a name", lives.GRANTED, {"pod-b": ("app",)}, {}, "pod-b"),
         ("all of them", lives.GRANTED, HELD, {"pod-b": "ns/serve"}, "pod-a, ns/serve/app"),
-        ("none for a job, whoever is written down", replace(lives.GRANTED, grant=ACQUIRED), HELD, NAMES, ""),
+        ("none for a job, whoever is written down", lives.but(lives.GRANTED, grant=ACQUIRED), HELD, NAMES, ""),
         ("nobody, if nobody is", lives.GRANTED, {}, NAMES, ""),
         ("nobody's device, whoever is written down", lives.CLEAN, HELD, NAMES, ""),
         ("one that was left, whoever is written down", lives.DIRTY, HELD, NAMES, ""),
@@ -104,10 +104,10 @@ def test_a_job_shows_its_step_and_place_in_the_queue():
     runs = shown(record, runs=(NOW.uptime + 3, 60.0)).job  # it was asked about 10 seconds after the start
     assert (runs.step_seconds, runs.step_limit) == (7.0, 60.0)
     assert shown(lives.SCRUBBING).job == views.JobStatus(*about, "", NOW.wall, 0, 0)
-    measured = replace(lives.SCRUBBING, fast_seconds=(11.0, 14.0, 90.0))  # it has run for 10 seconds
+    measured = lives.but(lives.SCRUBBING, fast_seconds=(11.0, 14.0, 90.0))  # it has run for 10 seconds
     assert shown(measured).job.ready_seconds == 4.0
     assert shown(measured, queue_place=2).job.ready_seconds is None
-    assert shown(replace(measured, fast_seconds=(9.0,))).job.ready_seconds is None
+    assert shown(lives.but(measured, fast_seconds=(9.0,))).job.ready_seconds is None
     assert shown(lives.CLEAN, queue_place=12).job is None
 
 

@@ -6,12 +6,12 @@ import asyncio
 import fcntl
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, Record, State, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, State, Vitals
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
@@ -21,6 +21,7 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
+from tests.core import lives
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.health.events_seen import rings
 
@@ -304,6 +305,6 @@ async def test_only_a_lost_slice_needs_an_observation(rig, cut, backend, new_obs
     observer = new_observer()
     for kind, found in ((AilmentKind.RELAID, AWAY), (AilmentKind.LOST, None)):
         out = Quarantine(Ailment(kind, "x"), gone.since, "autoclave", next_probe=1.0)
-        seen = await observer.quick_all([replace(gone, state=State.QUARANTINED, quarantine=out)])
+        seen = await observer.quick_all([lives.but(gone, state=State.QUARANTINED, quarantine=out)])
         facts = seen.get(cut[0])
         assert (facts.vitals if facts is not None else None) == found

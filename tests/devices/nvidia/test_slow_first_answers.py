@@ -67,7 +67,7 @@ class Service:
 
     def quarantined(self) -> dict[str, AilmentKind]:
         records = self.built.ledger.records.values()
-        return {it.device.uuid: it.quarantine.ailment.kind for it in records if it.quarantine is not None}
+        return {it.device.uuid: it.health.quarantine.ailment.kind for it in records if it.health.quarantine is not None}
 
     def begin_set_up(self) -> list[Path]:
         """From the next opening of NVML on, the first handle of each GPU waits for one of these files to vanish."""
