@@ -290,7 +290,9 @@ def build(
     )
     if gate is not None:
         context.passages, context.covered = gate.passages, gate.covers
-        gate.receipts = lambda device: context.receipts(ledger.records[device], granted=True)
+        gate.receipts = lambda device: context.receipts(
+            ledger.records[device], context.device_policy(device).policy, granted=True
+        )
     if notary is not None:
         context.tenant_files, context.checkpoint = notary.files, lambda: notary.newest
     service = Service.build(context, on_vitals=counters.vitals)

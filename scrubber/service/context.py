@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ground.errors import InvalidRequest, NotReady, Reason
-from policies.model import Receipts
+from policies.model import Policy, Receipts
 from scrubber.core import in_force, ownership, presence, proof, upkeep
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, State, Vitals
 from scrubber.core.offering import OfferFacts
@@ -82,13 +82,13 @@ class ServiceContext:
         unasked = in_force.unasked(record, facts, self.passages()) if facts.holders else ()
         return replace(facts, unasked=unasked) if unasked else facts
 
-    def receipts(self, record: Record, *, granted: bool = False) -> str:
+    def receipts(self, record: Record, policy: Policy, *, granted: bool = False) -> str:
         """The node's directory with the receipt for the containers of a pod; empty: the policy gives them none.
 
         For the pod that the device is granted to, or else for a pod that gets it before the service can say more.
         """
         files = self.tenant_files
-        if files is None or self.device_policy(record.device.uuid).policy.receipts is Receipts.KEEP:
+        if files is None or policy.receipts is Receipts.KEEP:
             return ""
         return str(files.path(record) if granted else files.path_if_requested(record))
 

@@ -114,8 +114,7 @@ class Operations:
             _require_free(*await context.observe(device, op), device_policy.policy)
             # The errors that the device reported before the person decided are noted: only newer ones count.
             vitals = await context.observer.health.vitals(device)
-            policy = context.device_policy(device).policy
-            earlier = upkeep.earlier_errors(context.record(device).health.baseline, vitals, policy)
+            earlier = upkeep.earlier_errors(context.record(device).health.baseline, vitals, device_policy.policy)
             if earlier is not None:
                 await context.ledger.append(op, (device, earlier))
             if without_proof:

@@ -120,7 +120,7 @@ class StatusReporter:
             waits=offering.waits(policy, self._context.offer_facts(record)),
             past_gate=bypassed if 0 <= now.uptime - bypassed < REPORTED_FOR else 0.0,
             gate=self._gate(record.device.uuid),
-            receipts=self._context.receipts(record),
+            receipts=self._context.receipts(record, policy),
         )
 
     def _policy(self, record: Record) -> Policy:

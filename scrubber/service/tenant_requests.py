@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from ground import aio, log
 from ground.device_messages import GrantedDevice, GrantProof
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
-from policies.model import GateMode
+from policies.model import GateMode, Policy
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
@@ -30,6 +30,7 @@ from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.node.checkpoint import CheckpointError
+from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
 from scrubber.service.upkeep import Upkeep
 
@@ -51,8 +52,8 @@ START_OBSERVES_EVERY = 1.0  # and after each change of the device; only this con
 class Request:
     """What a caller asks, and what held when it asked. Made once at the door: what is asked twice can differ.
 
-    The moment of a decision is that of the facts it rests on (``Facts.at``), and its policy is the one in force then,
-    because a request may wait and observe again.
+    A request may wait and observe again. So each decision asks for the policy that is in force then, and what follows
+    from the decision uses the same one. Its moment is that of the facts it rests on (``Facts.at``).
     """
 
     action: Action
@@ -61,6 +62,7 @@ class Request:
     epoch: str  # the run of the kubelet that was there: one that starts later did not send this request
     deadline: float  # of the event loop
     owner_deadline: float  # until then the request waits for the last owner to leave
+    policies: dict[str, DevicePolicy]  # by device: the one of its last decision; before it, the one of the door
     waits: dict[str, answers.Wait] = field(default_factory=dict)  # by device: what it waits for, as last decided
 
 
@@ -101,7 +103,7 @@ class TenantRequests:
 
         async def decision(record: Record) -> answers.AcquireAnswer:
             facts = await context.complete(record, await context.observer.quick(record, before_use=not announced))
-            policy = context.device_policy(record.device.uuid).policy
+            policy = self._policy_now(request, record.device.uuid)
             gated = announced and policy.gate is GateMode.CREATE and context.gated(record.device.uuid, facts.at)
             return acquire.decide(
                 record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner
@@ -121,7 +123,7 @@ class TenantRequests:
                             if announced and isinstance(answer, answers.HandOut):
                                 context.observer.look_ahead(context.record(device))
                         to_withhold = set()
-                        return {device: self._granted(device, answer) for device, answer in replies.items()}
+                        return {device: self._granted(request, device, answer) for device, answer in replies.items()}
                     to_withhold = refused
                     _raise_refusals(replies, joined, request.action)
                     running = await self._start_jobs(request, replies)
@@ -164,7 +166,7 @@ class TenantRequests:
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                decision = partial(self._start_decision, starting_pod, named, creating=creating, claim=claim)
+                decision = partial(self._start_decision, request, starting_pod, named, creating=creating, claim=claim)
                 replies = await self._answer_all(request, partial(self._final_answer, request, decision))
                 _raise_refusals(replies, joined, request.action)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
@@ -227,13 +229,19 @@ class TenantRequests:
         ``within``: for how many seconds the caller waits; None: it has no deadline. The answer must come before.
         """
         context = self._context
-        budgets = [context.device_policy(device).policy.budgets for device in devices]
+        policies = {device: context.device_policy(device) for device in devices}
+        budgets = [each.policy.budgets for each in policies.values()]
         now, limit = asyncio.get_running_loop().time(), math.inf if within is None else within - OVERRUN - ON_THE_WAY
         deadline = now + min(limit, *(each.start if action is Action.START_ON else each.allocate for each in budgets))
         waits = action is Action.HAND_OUT
         owner_deadline = now + min(limit, *(each.owner_wait for each in budgets)) if waits else deadline
         op, epoch = op or context.token(4), context.observer.epoch()
-        return Request(action, devices, op, epoch, deadline, owner_deadline)
+        return Request(action, devices, op, epoch, deadline, owner_deadline, policies)
+
+    def _policy_now(self, request: Request, device: str) -> Policy:
+        """The policy for a decision that is made now, and for what follows from it."""
+        request.policies[device] = self._context.device_policy(device)
+        return request.policies[device].policy
 
     @contextlib.asynccontextmanager
     async def _locked(self, request: Request) -> AsyncIterator[None]:
@@ -266,13 +274,20 @@ class TenantRequests:
         return replies
 
     async def _start_decision(
-        self, pod: str, named: Mapping[str, KubeletAssignment], record: Record, *, creating: str, claim: str
+        self,
+        request: Request,
+        pod: str,
+        named: Mapping[str, KubeletAssignment],
+        record: Record,
+        *,
+        creating: str,
+        claim: str,
     ) -> answers.StartAnswer:
         context, device = self._context, record.device.uuid
         admitted = creating != "" and _same_start(self._awaited.get(device), record.tenancy.owner)
         seen = await context.observer.before_start(record, pod, admitted=admitted)
         facts = await context.complete(record, seen)
-        policy, assignment = context.device_policy(device).policy, named.get(device)
+        policy, assignment = self._policy_now(request, device), named.get(device)
         if claim:
             return start.in_claim(record, facts, policy, claim, pod, creating, facts.at)
         return start.decide(record, facts, policy, pod, facts.at, assignment, admitted=admitted)
@@ -374,13 +389,13 @@ class TenantRequests:
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
         await context.ledger.append(request.op, *events)
 
-    def _granted(self, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
+    def _granted(self, request: Request, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
         """The grant of a device, and what its receipt proves. Without a grant, the container waits for the device."""
-        record = self._context.ledger.records[device]
+        record, policy = self._context.ledger.records[device], request.policies[device].policy
         grant, receipt = record.tenancy.grant, record.scrubs.receipt
         if grant is None or isinstance(answer, answers.Defer):
-            return GrantedDevice(device, "", "", receipts=self._context.receipts(record))
-        receipts, files = self._context.receipts(record, granted=True), self._context.tenant_files
+            return GrantedDevice(device, "", "", receipts=self._context.receipts(record, policy))
+        receipts, files = self._context.receipts(record, policy, granted=True), self._context.tenant_files
         if receipt is None:  # granted without a proof, or in use already
             return GrantedDevice(device, grant.id, grant.receipt or "", receipts=receipts)
         proof = GrantProof(

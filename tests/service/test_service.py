@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.core import answers
 from scrubber.core import events as ev
-from scrubber.core.model import AilmentKind, ScrubPath, State
+from scrubber.core.model import AilmentKind, Facts, ScrubPath, State
+from scrubber.core.record import Record
 from scrubber.service.context import MAX_ROUNDS
 from tests.service.asking import reported, rows, scrubs
 from tests.service.node import Kind
@@ -79,6 +81,31 @@ async def test_an_owner_gets_its_grants_again(world):
     again = await world.tenant_requests.acquire([one], announced=False, exclusive=True, owner="job 7")
     assert again == {one: first[one]}
     assert len(world.truth.entries) == before
+
+
+async def test_a_scrub_runs_under_the_policy_that_has_asked_for_it(world, monkeypatch):
+    """Or a fast scrub would count as the thorough one that a stricter policy asks for."""
+    one, other = sorted(world.uuids[:2])
+    tenant = await world.tenancy(one, other)
+    for process in [it for it in world.node.everybody() if it.container == tenant]:
+        world.node.leave(process)
+    observe: Callable[..., Awaitable[Facts]] = world.context.observer.quick
+    decided = asyncio.Event()
+
+    async def in_turn(record: Record, *, before_use: bool) -> Facts:
+        facts = await observe(record, before_use=before_use)
+        if record.device.uuid == other:
+            await decided.wait()
+            world.change_policy("strict")
+        elif record.state is State.DIRTY:
+            decided.set()
+        return facts
+
+    monkeypatch.setattr(world.context.observer, "quick", in_turn)
+    with pytest.raises(NotReady):
+        await world.tenant_requests.acquire([one, other], announced=True)
+    receipts = [it.receipt for it in rows(world, ev.ScrubPassed, one)]
+    assert [(it.policy, it.path) for it in receipts[1:]] == [("default/defaults", ScrubPath.FAST)]
 
 
 async def test_an_owner_of_one_device_is_refused_both(world):
