@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ground import paths
-
 
 class Reason(Enum):
     """Reasons that programs can read. The values are a stable contract: they are part of the API."""
@@ -90,15 +88,15 @@ class LedgerUnavailable(AutoclaveError):
         super().__init__(Reason.LEDGER_UNAVAILABLE, message)
 
 
-def start() -> str:
+def start(*, on_kubernetes: bool) -> str:
     """How a person starts the service of this node."""
-    pod = ", or on a Kubernetes node `kubectl describe` its pod" if paths.of_kubernetes() else ""
+    pod = ", or on a Kubernetes node `kubectl describe` its pod" if on_kubernetes else ""
     return f"start the service: `systemctl start autoclave-scrubber`{pod}"
 
 
-def restart() -> str:
+def restart(*, on_kubernetes: bool) -> str:
     """How a person restarts the service of this node."""
-    pod = ", or on a Kubernetes node delete its pod" if paths.of_kubernetes() else ""
+    pod = ", or on a Kubernetes node delete its pod" if on_kubernetes else ""
     return f"restart the service: `systemctl restart autoclave-scrubber`{pod}"
 
 

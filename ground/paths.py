@@ -8,7 +8,6 @@ from pathlib import Path
 STATE_DIR = "/var/lib/autoclave"
 RUN_DIR = "/run/autoclave"
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
-LITTLE_ROOM = 100 * 2**20  # bytes: with less, the disk of the ledger is nearly full
 CDI_DIRS = ("/etc/cdi", "/var/run/cdi")
 POD_LOGS_DIR = "/var/log/pods"
 RECEIPTS_IN_CONTAINERS, RECEIPTS_VARIABLE = "/run/autoclave/receipts", "AUTOCLAVE_RECEIPTS"  # which has that value

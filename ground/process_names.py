@@ -7,7 +7,6 @@ contains none. Logs, which others may collect, leave names out; the ledger and `
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -18,16 +17,6 @@ _NAMES = re.compile(r'"[^"]*"(?= \(pid \d| in no container| in container )')
 def describe(command: str, pid: int, where: str = "") -> str:
     """A process for operators, as in ``"python" (pid 12, no container)``."""
     return f"{quoted(command)} (pid {pid}{where and f', {where}'})"
-
-
-def ending(status: int) -> str:
-    """How a process ended, as in ``with status 3`` or ``by signal 9 (SIGKILL)``. A signal has a negative status."""
-    if status >= 0:
-        return f"with status {status}"
-    try:
-        return f"by signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:
-        return f"by signal {-status}"
 
 
 def quoted(command: str) -> str:

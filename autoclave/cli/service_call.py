@@ -89,20 +89,22 @@ def _hint(socket: Path) -> str:
     pid = private_files.lock_holder(socket.parent / unix_sockets.LOCK)
     if pid is not None and isinstance(unix_sockets.connect_error(socket), STARTING):
         return f"the service (pid {pid}) has no socket, because it starts or stops; if this lasts, read its log"
+    of_kubernetes = paths.of_kubernetes()
+    start, restart = errors.start(on_kubernetes=of_kubernetes), errors.restart(on_kubernetes=of_kubernetes)
     try:
         pid = unix_sockets.listener(socket)
     except FileNotFoundError:
-        return f"the socket does not exist; pass the --run-dir of the service, or {errors.start()}"
+        return f"the socket does not exist; pass the --run-dir of the service, or {start}"
     except PermissionError:
         return f"this user may not open {socket}; run the command as the user of the service (usually root)"
     except ConnectionRefusedError:
-        return f"no process listens on it; {errors.start()}"
+        return f"no process listens on it; {start}"
     except OSError as error:
-        return f"{error.strerror}; {errors.restart()}"
+        return f"{error.strerror}; {restart}"
     try:
         process = proc.status(f"/proc/{pid}")
     except OSError:  # of another PID namespace
-        return f"its process listens and does not answer; {errors.restart()}"
+        return f"its process listens and does not answer; {restart}"
     since = human.local(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started)
     stopped = f"; it is stopped by a signal: `kill -CONT {pid}`, or" if process.state == "T" else ";"
-    return f"it does not answer: pid {pid}, which runs since {since}{stopped} {errors.restart()}"
+    return f"it does not answer: pid {pid}, which runs since {since}{stopped} {restart}"

@@ -17,6 +17,7 @@ HIDDEN_FROM_ROOT = (
     "itself refuses: run the service unconfined, and find the refusal in the kernel's log or the audit log"
 )
 NVIDIA = "nvidia"  # the backend
+LITTLE_ROOM = 100 * 2**20  # bytes: with less, the disk of the ledger is nearly full
 
 
 class Level(Enum):
@@ -188,6 +189,7 @@ class NodeFacts:
     numa_gpus: tuple[str, ...] | CheckFault = ()  # PCI addresses of GPUs whose memory is a NUMA node of the host
     on_bus: tuple[str, ...] = ()  # PCI addresses of NVIDIA's GPUs
     on_ec2: bool = False
+    on_kubernetes: bool = True  # where it is not, no advice names a pod
     openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
 
     cgroups: str | CheckFault  # the versions in use, in words

@@ -77,6 +77,7 @@ def gather(
         numa_gpus=posture.numa_gpus(host_root),
         on_bus=posture.on_bus(host_root),
         on_ec2=posture.on_ec2(host_root),
+        on_kubernetes=paths.of_kubernetes(),
         openers=process_facts.openers(host_root, PROC, addresses, process_facts.pids(admin)),
         cgroups=posture.cgroups(host_root),
         sees_all=process_facts.sees_all(PROC),

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 
-from ground import process_names
+from ground import process_status
 from ground.documents import strict_json
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
@@ -316,7 +316,7 @@ class Worker:
         if ending is None:
             why = "its zygote was lost, and it is not gone yet" if self._child.orphaned else "it is stuck in the driver"
             return f"its worker (pid {self.pid}) cannot be killed: {why}"
-        how = "with an unknown status" if ending.status is None else process_names.ending(ending.status)
+        how = "with an unknown status" if ending.status is None else process_status.ending(ending.status)
         if ending.orphaned:
             how = "with the zygote that it was forked from"
         return " ".join(filter(None, (f"its worker ended {how}", self._child.complaint)))

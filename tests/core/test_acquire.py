@@ -221,7 +221,7 @@ def test_an_exclusive_request_for_a_free_device_is_like_others(record, seen):
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen):
     answer = acquire.decide(record, seen, policy, later(1), announced=True, exclusive=True)
-    assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value))
+    assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value.replace("_", " ")))
 
 
 KEPT_BY_A_JOB = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="job 7")))
@@ -234,7 +234,9 @@ def test_only_its_owner_may_repeat_an_exclusive_request(record, seen):
         return acquire.decide(record, seen, ENFORCE, later(1), exclusive=True, owner=owner)
 
     assert answer("job 7") == Proceed()
-    assert {answer(other) for other in ("", "job 8")} == {Refuse(Reason.IN_USE, HELD.format(record.state.value))}
+    assert {answer(other) for other in ("", "job 8")} == {
+        Refuse(Reason.IN_USE, HELD.format(record.state.value.replace("_", " ")))
+    }
 
 
 def test_a_request_for_devices_partly_held_is_refused():

@@ -83,7 +83,7 @@ async def test_an_owner_gets_its_grants_again(world):
     assert len(world.truth.entries) == before
 
 
-async def test_a_scrub_runs_under_the_policy_that_has_asked_for_it(world, monkeypatch):
+async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatch):
     """Or a fast scrub would count as the thorough one that a stricter policy asks for."""
     one, other = sorted(world.uuids[:2])
     tenant = await world.tenancy(one, other)

@@ -25,7 +25,7 @@ from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, human, options
 from autoclave.doctor.base import CdiSpec
 from autoclave.doctor.facts import container_toolkit, safe_read
 from autoclave.doctor.findings import hardware
-from ground import paths, private_files, process_names
+from ground import paths, private_files, process_status
 from ground.documents.faults import safe
 from ground.errors import FatalError, NotReady, Reason, Refused, plain
 from ground.quantities import quantity
@@ -177,7 +177,7 @@ def _failure(status: int, why: str, places: Iterable[str]) -> str:
             "install NVIDIA's container toolkit there, or write the specification yourself (without `cdi.generate`)"
         )
         return f"cannot run nvidia-ctk, which is in none of {', '.join(places)} of the host: {message}; {remedy}"
-    return f"nvidia-ctk ended {process_names.ending(status)}: {message}; nothing was written"
+    return f"nvidia-ctk ended {process_status.ending(status)}: {message}; nothing was written"
 
 
 def _late(process: subprocess.Popen[bytes], within: float) -> NotReady:

@@ -20,7 +20,7 @@ from typing import Any, TypedDict, Unpack
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
-from ground import paths
+from autoclave.doctor.base import LITTLE_ROOM
 from ground.errors import NotReady, Unreachable
 from scrubber.api import admin_client
 from scrubber.words import views
@@ -141,7 +141,7 @@ def little_room(state_dir: str) -> Iterator[str]:
         system = os.statvfs(state_dir)
     except OSError:
         return
-    if system.f_bavail * system.f_frsize < paths.LITTLE_ROOM:
+    if system.f_bavail * system.f_frsize < LITTLE_ROOM:
         left = human.size(system.f_bavail * system.f_frsize)
         yield f"the ledger has room for only {left}; make room in {state_dir}, or no GPU is handed out when it is full"
 

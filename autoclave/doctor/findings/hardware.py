@@ -147,7 +147,9 @@ def kernels(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok("kernels", "the GPU kernels are compiled")
     else:
         text = "the GPU kernels are not compiled in this checkout: no memory can be overwritten, no GPU is handed out"
-        yield base.broken("kernels", text, f"run make kernels, then {errors.restart()}")
+        yield base.broken(
+            "kernels", text, f"run make kernels, then {errors.restart(on_kubernetes=facts.on_kubernetes)}"
+        )
 
 
 def _install(works: tuple[str, ...], driver: str) -> str:

@@ -47,19 +47,23 @@ def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Findin
     """Why containers with GPUs are not created, or are created without a question."""
     file = status.service.gate_specification
     if isinstance(gate.covered, base.CheckFault):
-        yield base.unseen(GATE, f"cannot use {file}", gate.covered, f"{errors.restart()}; {INSTALLS}")
+        yield base.unseen(GATE, f"cannot use {file}", gate.covered, f"{errors.restart(on_kubernetes=True)}; {INSTALLS}")
         return
     if missing := sorted({device.device for device in status.devices} - gate.covered):
-        yield base.broken(GATE, f"{file} does not name {', '.join(missing)}", f"{errors.restart()}; {INSTALLS}")
+        yield base.broken(
+            GATE, f"{file} does not name {', '.join(missing)}", f"{errors.restart(on_kubernetes=True)}; {INSTALLS}"
+        )
     for program, fault in gate.programs.items():
         if fault is not None:
             text = f"no container with a GPU is created, because {program} does not run"
-            remedy = f"{errors.restart()}; {INSTALLS}; or choose a --state-dir that is not mounted noexec"
+            remedy = (
+                f"{errors.restart(on_kubernetes=True)}; {INSTALLS}; or choose a --state-dir that is not mounted noexec"
+            )
             yield base.unseen(GATE, text, fault, remedy)
     for path, fault in gate.sockets.items():
         if fault is not None:
             text = f"no container with a GPU is created, because there is no answer at {path}"
-            yield base.unseen(GATE, text, fault, errors.restart())
+            yield base.unseen(GATE, text, fault, errors.restart(on_kubernetes=True))
 
 
 def _in_force(status: views.Status, now: float) -> base.Finding:

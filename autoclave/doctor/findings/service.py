@@ -28,14 +28,14 @@ def service(facts: base.NodeFacts) -> Iterator[base.Finding]:
         case Unreachable() if facts.last_error is not None:
             at = calendar_time.utc(facts.last_error.at).astimezone().isoformat(sep=" ", timespec="seconds")
             text, _, remedy = facts.last_error.text.partition("; ")
-            remedy = remedy or f"correct that, and {errors.start()}"
+            remedy = remedy or f"correct that, and {errors.start(on_kubernetes=facts.on_kubernetes)}"
             yield base.broken("service", f"the scrub service does not run. It ended at {at}: {text}", remedy)
         case Unreachable(message=message):
             text, _, remedy = message.partition("; ")  # the message ends with its remedy
             yield base.broken("service", text, remedy or "give a shorter --run-dir")
         case AutoclaveError() as error:
             text = f"the scrub service gives no status: {error.message}"
-            yield base.broken("service", text, f"read its log; {errors.restart()}")
+            yield base.broken("service", text, f"read its log; {errors.restart(on_kubernetes=facts.on_kubernetes)}")
 
 
 def scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -45,7 +45,7 @@ def scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
     socket = facts.scrubber_socket
     if socket.fault is not None:
         text = f"the plugin cannot ask the scrub service at {socket.path}: {socket.fault.text}"
-        yield base.broken("scrubber-socket", text, errors.restart())
+        yield base.broken("scrubber-socket", text, errors.restart(on_kubernetes=facts.on_kubernetes))
     else:
         yield base.ok("scrubber-socket", f"the scrub service accepts connections of the plugin at {socket.path}")
 
@@ -54,7 +54,9 @@ def run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """No other user may enter the run directory."""
     directory = facts.run_dir
     if directory.fault is not None:
-        remedy = f"name the --run-dir of the service, which makes it, or {errors.start()}"
+        remedy = (
+            f"name the --run-dir of the service, which makes it, or {errors.start(on_kubernetes=facts.on_kubernetes)}"
+        )
         text = f"cannot use the run directory {directory.path}: {directory.fault.text}"
         yield base.broken("run-dir", text, base.as_root(directory.fault, remedy))
     elif not directory.ours:

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 import pynvml
 
-from ground import process_names
+from ground import process_status
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia import boards, locks, pending_restore, preconditions, slices
 from scrubber.devices.nvidia.health import vitals
@@ -244,7 +244,7 @@ def check(status: int, output: str) -> None:
     meaning = f" ({_STATUSES[status]})" if status in _STATUSES else ""
     printable = "".join(letter if letter.isprintable() else " " for letter in output)
     output = " ".join(printable.split())[:_LONGEST] or "it said nothing"
-    raise DeviceError(f"{_FAILED}: it ended {process_names.ending(status)}{meaning}: {output}")
+    raise DeviceError(f"{_FAILED}: it ended {process_status.ending(status)}{meaning}: {output}")
 
 
 def _kill(process: subprocess.Popen[bytes], within: float) -> NoReturn:
