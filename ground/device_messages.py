@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def state_words(state: str) -> str:
+    """The state of a device as a sentence has it, such as ``in use``."""
+    return state.replace("_", " ")
+
+
 def device_name(index: int, number: int | None) -> str:
     """The name of a device: its index, and for a slice its number on that GPU, as in ``0:1``."""
     return str(index) if number is None else f"{index}:{number}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoclave.cli import human
+from ground.device_messages import state_words
 from ground.quantities import quantity
 from scrubber.core.measurements import UNSEARCHED
 from scrubber.words import views
@@ -81,7 +82,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
 def summary(devices: Sequence[views.DeviceStatus], total: int) -> str:
     """How many devices are in each state, in one line. ``total``: how many there are, with those not selected."""
     count = Counter(device.state for device in devices)
-    states = ", ".join(f"{count[state]} {state.replace('_', ' ')}" for state in STATES if count[state])
+    states = ", ".join(f"{count[state]} {state_words(state)}" for state in STATES if count[state])
     unhealthy = sum(not device.healthy for device in devices)
     of = f"{len(devices)} of " if len(devices) < total else ""
     parts = [f"{of}{quantity(total, 'GPU')}", *([f": {states}"] if devices else [])]

@@ -49,7 +49,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     if exclusive and taken and record.tenancy.until_release and record.tenancy.acquired_for(owner):
         return answers.Proceed()
     if exclusive and (taken or record.tenancy.kept_for not in ("", owner)):
-        is_ = record.state.value.replace("_", " ") if taken else "kept for a claim"
+        is_ = record.state.words if taken else "kept for a claim"
         why = f"it is {is_}; run `autoclave release {record.device.name}` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))
     answer = _enforced(record, facts, policy, now, action)

@@ -102,4 +102,4 @@ def _unproven(record: Record, facts: Facts, pod: str) -> str:
             another = owner is not None and (owner.container != pod or owner.crowded)
             return "another pod had used it" if another else ""
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
-            return f"it was {record.state.value.replace('_', ' ')}"
+            return f"it was {record.state.words}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ground import process_names
-from ground.device_messages import device_name
+from ground.device_messages import device_name, state_words
 from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
 from policies.values import Xid as Xid  # noqa: PLC0414 - the same
 from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - the same
@@ -28,6 +28,11 @@ class State(Enum):
     GRANTED = "granted"
     IN_USE = "in_use"
     QUARANTINED = "quarantined"
+
+    @property
+    def words(self) -> str:
+        """The state as a sentence has it, such as ``in use``."""
+        return state_words(self.value)
 
 
 class Availability(Enum):

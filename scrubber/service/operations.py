@@ -52,7 +52,7 @@ class Operations:
             record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 by = f", open in {holder_names(facts.holders)}" if facts.holders else ""
-                why = f"it is {record.state.value.replace('_', ' ')}{by}; let its owner end first"
+                why = f"it is {record.state.words}{by}; let its owner end first"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
             _require_free(record, facts, policy)
             if record.health.ailment is not None:

@@ -30,6 +30,7 @@ from autoclave.cli import (
     table,
     worst,
 )
+from ground.device_messages import state_words
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from scrubber.api import admin_client
 from scrubber.words import views
@@ -101,7 +102,7 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
             document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
         else:
             for it in done:
-                human.say(f"GPU {it.name} ({it.device}) is {it.state.replace('_', ' ')}: {table.note(it)}")
+                human.say(f"GPU {it.name} ({it.device}) is {state_words(it.state)}: {table.note(it)}")
         return worst(codes)
 
     return service_call.ask(run_dir, quarantine)
@@ -220,7 +221,7 @@ def _code(result: views.ScrubResult) -> int:
 def _refusal(result: views.ScrubResult, name: str) -> str:
     why = result.why or result.reason or result.state
     if result.withdrawn:
-        return f"GPU {name} is {result.state.replace('_', ' ')}: {why}"
+        return f"GPU {name} is {state_words(result.state)}: {why}"
     if result is OVERDUE:
         return f"GPU {name} is not clean yet: {why}, `autoclave status {name}` shows it"
     what, named, cause = why.partition(": ")

@@ -11,6 +11,7 @@ import click
 
 from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, document, human, options, service_call, table
 from ground import paths
+from ground.device_messages import state_words
 from ground.documents import units
 from ground.errors import NotReady, Reason, Unreachable
 from scrubber.api import admin_client, client
@@ -107,4 +108,4 @@ def _is(device: views.DeviceStatus, goal: str) -> bool:
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
-    return f"{device.name} is not {goal}; it is {device.state.replace('_', ' ')}: {table.note(device) or device.why}"
+    return f"{device.name} is not {goal}; it is {state_words(device.state)}: {table.note(device) or device.why}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autoclave.doctor import base
 from ground import calendar_time, errors
+from ground.device_messages import state_words
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies.model import Clear
@@ -166,14 +167,12 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"
         yield base.warning("device", text, f"{see} and what to do")
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and device.setback:
-        yield base.warning(
-            "device", f"{gpu} is {device.state.replace('_', ' ')} and not offered: {device.setback}", see
-        )
+        yield base.warning("device", f"{gpu} is {state_words(device.state)} and not offered: {device.setback}", see)
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
         yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", see)
     elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.IN_USE.value}:
         yield base.warning(
-            "device", f"{gpu} is {device.state.replace('_', ' ')} and not offered to the kubelet: {device.why}", see
+            "device", f"{gpu} is {state_words(device.state)} and not offered to the kubelet: {device.why}", see
         )
     if device.state == State.GRANTED.value and device.receipt is None:
         yield base.warning("device", f"{gpu} was handed out without a proof", see)
