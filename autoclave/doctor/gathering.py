@@ -25,7 +25,7 @@ from plugin.dra import slices
 from plugin.dra.slices import Pool
 from plugin.registration import sockets
 from scrubber.cuda import cupy_loading, images
-from scrubber.node import checkpoint
+from scrubber.node import assignments
 from scrubber.receipts import key
 from scrubber.receipts.signer import ReceiptError
 from scrubber.words import views
@@ -189,8 +189,8 @@ def _in_front(kubelet_dir: Path) -> str:
 
 def _checkpoint(kubelet_dir: Path) -> Mapping[str, frozenset[str]] | CheckFault:
     try:
-        return {device: it.pods for device, it in checkpoint.assignments(kubelet_dir).items()}
-    except checkpoint.CheckpointError as error:
+        return {device: it.pods for device, it in assignments.by_device(kubelet_dir).items()}
+    except assignments.AssignmentsError as error:
         cause = error.__cause__
         fault = safe_read.fault(cause) if isinstance(cause, OSError) else CheckFault("")
         return replace(fault, text=str(error))
@@ -198,7 +198,7 @@ def _checkpoint(kubelet_dir: Path) -> Mapping[str, frozenset[str]] | CheckFault:
 
 def _registered(directory: Path) -> dict[str, frozenset[str]] | CheckFault:
     """The healthy devices of each resource. The kubelet rewrites the file at each list that a plugin sends."""
-    text = safe_read.text(directory / checkpoint.NAME)
+    text = safe_read.text(directory / assignments.NAME)
     if isinstance(text, CheckFault):
         return text
     try:

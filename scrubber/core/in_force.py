@@ -64,7 +64,7 @@ def unasked(record: Record, facts: Facts, passages: Mapping[str, Passage]) -> tu
     return tuple(sorted({holder.container for holder in facts.holders if holder.container is not None} - known))
 
 
-def needs_checkpoint(record: Record, facts: Facts) -> bool:
+def needs_assignment(record: Record, facts: Facts) -> bool:
     """Whether only the kubelet's checkpoint can tell if one of these pods was given the device."""
     return any(not _admitted(record, pod) for pod in facts.unasked)
 

@@ -88,14 +88,14 @@ def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
     return proven and is_pod(owner.container) and assigned is not None and owner.container not in assigned
 
 
-def needs_checkpoint(owner: Owner | None, facts: Facts) -> bool:
+def needs_assignment(owner: Owner | None, facts: Facts) -> bool:
     """Whether only the kubelet's checkpoint can show that the recorded owner no longer owns the device."""
     if owner is None or owner.container is None:
         return False
     return owner.unannounced or not owner.seen or all_holders_hang(facts)
 
 
-def confirmed_by_checkpoint(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
+def confirmed_by_assignment(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
     """The kubelet's checkpoint names an unannounced pod: that pod is the owner, also while it does not use the device.
 
     If the checkpoint does not name the recorded pod but names the pod of another holder, that pod is the owner.

@@ -252,7 +252,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         why = "it became sick" if record.health.ailment is not None else "a request for it was refused"
         return answers.RecordFirst(ev.Released(f"{why} before a container started on it"))
     changed = (
-        ownership.confirmed_by_checkpoint(record, facts, now)
+        ownership.confirmed_by_assignment(record, facts, now)
         or ownership.shared_use(record, facts)
         or ownership.first_seen(record, facts)
     )

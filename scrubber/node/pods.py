@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scrubber.node import checkpoint
+from scrubber.node import assignments
 
 _WORD = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _DIRECTORY = re.compile(rf"({_WORD})_({_WORD}(?:[.]{_WORD})*)_(.+)", re.DOTALL)  # namespace and name hold no _
@@ -24,7 +24,7 @@ _DIRECTORY = re.compile(rf"({_WORD})_({_WORD}(?:[.]{_WORD})*)_(.+)", re.DOTALL) 
 class Tenants:
     """The device owners in the kubelet's checkpoint, and the names of pods."""
 
-    entries: tuple[checkpoint.CheckpointEntry, ...] = ()
+    entries: tuple[assignments.AssignmentEntry, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # NAMESPACE/NAME by UID
 
     def of(self, device: str) -> dict[str, frozenset[str]]:
@@ -39,8 +39,8 @@ class Tenants:
 def look(kubelet_dir: Path, logs: Path) -> Tenants:
     """The owners and names that can be read now. ``logs``: where the kubelet creates the log directories."""
     try:
-        entries = checkpoint.entries(kubelet_dir)
-    except checkpoint.CheckpointError:  # the calls that need the checkpoint report the error
+        entries = assignments.entries(kubelet_dir)
+    except assignments.AssignmentsError:  # the calls that need the checkpoint report the error
         entries = ()
     try:
         return Tenants(entries, read_names(logs))

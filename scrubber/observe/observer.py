@@ -19,7 +19,7 @@ from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, S
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
-from scrubber.node import checkpoint, clock
+from scrubber.node import assignments, clock
 from scrubber.node.proc import DEAD, BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
@@ -325,9 +325,9 @@ class Observer:
         return clock.kubelet_epoch(self._kubelet_dir)
 
     async def assignments(self, uuids: Sequence[str]) -> dict[str, KubeletAssignment]:
-        """What the kubelet's checkpoint says about the devices; raises CheckpointError when it cannot be read."""
+        """What the kubelet's checkpoint says about the devices; raises AssignmentsError when it cannot be read."""
         ask, patience = self.driver.caller.ask, self.driver.patience
-        found = await ask("checkpoint", lambda: checkpoint.assignments(self._kubelet_dir), patience)
+        found = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
         return {uuid: found.get(uuid, KubeletAssignment()) for uuid in uuids}
 
 

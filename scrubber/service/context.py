@@ -15,7 +15,7 @@ from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
-from scrubber.node.checkpoint import CheckpointError
+from scrubber.node.assignments import AssignmentsError
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy, DevicePolicy
 from scrubber.receipts.tenant_files import TenantFiles
@@ -108,14 +108,14 @@ class ServiceContext:
         kubelet's checkpoint.
         """
         facts, owner = self.with_node(record, facts), record.tenancy.owner
-        of_owner = ownership.needs_checkpoint(owner, facts) and not ownership.about_to_start(owner, facts.at)
+        of_owner = ownership.needs_assignment(owner, facts) and not ownership.about_to_start(owner, facts.at)
         of_job = to_take_back and record.tenancy.until_release
-        if not of_owner and not of_job and not (facts.unasked and in_force.needs_checkpoint(record, facts)):
+        if not of_owner and not of_job and not (facts.unasked and in_force.needs_assignment(record, facts)):
             return facts
         device = record.device.uuid
         try:
             return replace(facts, assigned_pods=(await self.observer.assignments([device]))[device].pods)
-        except (CheckpointError, DeviceError):
+        except (AssignmentsError, DeviceError):
             return facts
 
     def withhold(self, devices: Collection[str]) -> None:

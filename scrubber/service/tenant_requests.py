@@ -29,7 +29,7 @@ from scrubber.core.model import Grant, KubeletAssignment, Owner
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.node.checkpoint import CheckpointError
+from scrubber.node.assignments import AssignmentsError
 from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
 from scrubber.service.upkeep import Upkeep
@@ -321,7 +321,7 @@ class TenantRequests:
             return await self._context.observer.assignments(request.devices)
         except ShortageError as error:
             raise NotReady(Reason.SHORTAGE, f"cannot start: {error}") from None
-        except (CheckpointError, DeviceError) as error:
+        except (AssignmentsError, DeviceError) as error:
             logger.error(  # noqa: TRY400 - expected
                 "cannot find the pod that is about to start",
                 op=request.op, devices=request.devices, error=str(error),

@@ -95,13 +95,13 @@ class Upkeep:
         context.holders[device] = facts.holders or ()
         if context.jobs.stopping or record.scrubs.job is not None or context.ledger.records.get(device) is not record:
             return False
-        if ownership.needs_checkpoint(record.tenancy.owner, facts) or ownership.all_holders_hang(facts):
+        if ownership.needs_assignment(record.tenancy.owner, facts) or ownership.all_holders_hang(facts):
             return False
         if vitals is None or vitals != context.vitals.get(device) or device in context.blocked:
             return False
         device_policy = context.active_policy.device_policy(record.device)
         facts = self._with_other_devices(record, context.with_node(record, facts))
-        if in_force.needs_checkpoint(record, facts):
+        if in_force.needs_assignment(record, facts):
             return False
         answer = upkeep.tend(record, facts, device_policy.policy, facts.at, chance=0.0)
         return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)

@@ -28,7 +28,7 @@ NEEDS_CHECKPOINT = rows(
 
 @pytest.mark.parametrize(("owner", "holders", "needed"), NEEDS_CHECKPOINT)
 def test_the_checkpoint_is_read_only_where_nothing_else_can_tell(owner, holders, needed):
-    assert ownership.needs_checkpoint(owner, facts(holders)) is needed
+    assert ownership.needs_assignment(owner, facts(holders)) is needed
 
 
 def test_a_tenancy_without_announced_starts_begins_with_its_first_grant():

@@ -24,7 +24,7 @@ import pytest
 from demo.installation import RESOURCE
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from scrubber.node import checkpoint
+from scrubber.node import assignments
 from tests.flows.node import brisk
 
 ONE = {RESOURCE: 1}
@@ -76,7 +76,7 @@ async def test_w3_without_checkpoint_the_kubelet_takes_no_used_gpu(build):
     pod = await node.run("forgotten")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await node.kubelet.kill()
-    (node.stage.kubelet_dir / checkpoint.NAME).unlink()
+    (node.stage.kubelet_dir / assignments.NAME).unlink()
     await node.kubelet.start()
     await node.offered(1)
     status = await node.kubelet.run(node.pod("next"))

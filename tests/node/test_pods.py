@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from scrubber.node import checkpoint, pods
-from scrubber.node.checkpoint import CheckpointEntry
+from scrubber.node import assignments, pods
+from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 
 UID = "8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11"
@@ -62,7 +62,7 @@ def test_only_a_directory_names_a_pod_and_only_once(logs, tmp_path):
     [
         (
             json.dumps({"Data": {"PodDeviceEntries": [{"PodUID": UID, "DeviceIDs": {"-1": ["GPU-0::1"]}}]}}),
-            (CheckpointEntry("GPU-0", UID, ""),),
+            (AssignmentEntry("GPU-0", UID, ""),),
         ),
         ("{", ()),
         (None, ()),
@@ -72,13 +72,13 @@ def test_only_a_directory_names_a_pod_and_only_once(logs, tmp_path):
 def test_pods_have_names_and_the_owners_in_the_checkpoint(logs, tmp_path, text, entries):
     (logs / f"default_train_{UID}").mkdir()
     if text is not None:
-        (tmp_path / checkpoint.NAME).write_text(text)
+        (tmp_path / assignments.NAME).write_text(text)
     assert pods.look(tmp_path, logs) == Tenants(entries, {UID: "default/train"})
 
 
 def test_the_pods_of_a_device_have_their_containers():
     named = [("GPU-0", "a", "init"), ("GPU-0", "a", "app"), ("GPU-0", "b", ""), ("GPU-1", "c", "app")]
-    tenants = Tenants(tuple(CheckpointEntry(*one) for one in named))
+    tenants = Tenants(tuple(AssignmentEntry(*one) for one in named))
     assert tenants.of("GPU-0") == {"a": {"init", "app"}, "b": frozenset()}
     assert tenants.of("GPU-2") == {}
 

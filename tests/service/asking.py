@@ -6,7 +6,7 @@ import json
 import os
 
 from scrubber.core import events as ev
-from scrubber.node import checkpoint
+from scrubber.node import assignments
 
 
 def rows(world, kind, device=None):
@@ -40,7 +40,7 @@ def written_down(world, containers=(), /, **pods):
         for name in named.get(pod, ["app"])
     ]
     text = json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 1})
-    file = world.life.observer._kubelet_dir / checkpoint.NAME
+    file = world.life.observer._kubelet_dir / assignments.NAME
     file.write_text(text)
     os.utime(file, (world.node.now().wall,) * 2)  # this world has a clock of its own
 

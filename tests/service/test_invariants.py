@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ground.errors import AutoclaveError
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State, Step
 from scrubber.core.tenancies import tenancies
-from scrubber.node import checkpoint
+from scrubber.node import assignments
 from tests.service.asking import healthy, let_on, written_down
 from tests.service.node import Kind
 from tests.service.truth import A_SLOW_LOOK
@@ -442,7 +442,7 @@ class Histories(RuleBasedStateMachine):
         task = self.world.spawn(work)
         self.loop.advance(30.0)
         if self.world.up:
-            (self.world.life.observer._kubelet_dir / checkpoint.NAME).unlink(missing_ok=True)
+            (self.world.life.observer._kubelet_dir / assignments.NAME).unlink(missing_ok=True)
         task.cancel()
         self.loop.advance(0.0)
 

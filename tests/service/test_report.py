@@ -11,7 +11,7 @@ from ground.errors import InvalidRequest, Reason
 from scrubber.core import presence
 from scrubber.core.model import ScrubPath
 from scrubber.devices.calls import UnresponsiveError
-from scrubber.node.checkpoint import CheckpointEntry
+from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.service.report import StatusReporter
@@ -117,9 +117,9 @@ class Register:
     def __init__(self, world) -> None:
         first, second = world.uuids[:2]
         written = (
-            CheckpointEntry(first, "pod", "main"),
-            CheckpointEntry(second, "pod", "side"),
-            CheckpointEntry(second, "other", "app"),
+            AssignmentEntry(first, "pod", "main"),
+            AssignmentEntry(second, "pod", "side"),
+            AssignmentEntry(second, "other", "app"),
         )
         self.tenants = Tenants(written, {"pod": "ns/train"})
         self.late = False

@@ -25,7 +25,7 @@ from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills
 from scrubber.ledger import file, stored
-from scrubber.node import checkpoint
+from scrubber.node import assignments
 from scrubber.words import views
 from tests.flows.node import Node
 from tests.soak.guests import Guest
@@ -362,18 +362,18 @@ class Moves:
             self._copy.mkdir()
             shutil.copytree(self._stage.root / "state", self._copy / "state", ignore=shutil.ignore_patterns("*.lock"))
             with suppress(FileNotFoundError):
-                shutil.copy2(self._stage.kubelet_dir / checkpoint.NAME, self._copy)
+                shutil.copy2(self._stage.kubelet_dir / assignments.NAME, self._copy)
         return "copies of state directory and checkpoint"
 
     def _put_back_checkpoint(self) -> None:
-        name, directory = checkpoint.NAME, self._stage.kubelet_dir
+        name, directory = assignments.NAME, self._stage.kubelet_dir
         if (self._copy / name).exists():
             shutil.copy2(self._copy / name, directory / f".{name}")
             (directory / f".{name}").replace(directory / name)
 
     def _damage(self, dice: random.Random) -> None:
         """The kubelet's checkpoint is lost, or cut off."""
-        file = self._stage.kubelet_dir / checkpoint.NAME
+        file = self._stage.kubelet_dir / assignments.NAME
         if dice.random() < 0.5:
             file.unlink(missing_ok=True)
         else:

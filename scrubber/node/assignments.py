@@ -26,12 +26,12 @@ LARGEST = 64 * 2**20  # bytes: a real file has some kilobytes a pod
 _REPLICA = re.compile(r"(?<=.)::[0-9]+\Z")  # suffix of the parts of a device that a plugin shares between pods
 
 
-class CheckpointError(Exception):
+class AssignmentsError(Exception):
     """The checkpoint cannot be read or has another format. The message is for operators."""
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointEntry:
+class AssignmentEntry:
     """A container and a device that the kubelet allocated to it."""
 
     device: str  # the whole device if the kubelet allocated a part
@@ -39,7 +39,7 @@ class CheckpointEntry:
     container: str  # empty if the kubelet does not name it
 
 
-def assignments(directory: Path) -> dict[str, KubeletAssignment]:
+def by_device(directory: Path) -> dict[str, KubeletAssignment]:
     """What the file says about each device, for all resources."""
     found: dict[str, KubeletAssignment] = {}
     all_entries, written = _read(directory)
@@ -49,37 +49,37 @@ def assignments(directory: Path) -> dict[str, KubeletAssignment]:
     return found
 
 
-def entries(directory: Path) -> tuple[CheckpointEntry, ...]:
-    """All entries without duplicates; raises CheckpointError."""
+def entries(directory: Path) -> tuple[AssignmentEntry, ...]:
+    """All entries without duplicates; raises AssignmentsError."""
     return _read(directory)[0]
 
 
-def _read(directory: Path) -> tuple[tuple[CheckpointEntry, ...], float]:
+def _read(directory: Path) -> tuple[tuple[AssignmentEntry, ...], float]:
     """All entries, and when the file was written."""
     file = directory / NAME
     try:
         with file.open("rb") as stream:  # opened anew each time: the kubelet replaces it by renaming
             text, written = stream.read(LARGEST + 1), os.fstat(stream.fileno()).st_mtime
     except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
+        raise AssignmentsError(f"cannot read {file}: {error.strerror}") from error
     if len(text) > LARGEST:
-        raise CheckpointError(f"cannot use {file}: it is larger than {LARGEST} bytes")
+        raise AssignmentsError(f"cannot use {file}: it is larger than {LARGEST} bytes")
     try:
         return parse(text), written
-    except CheckpointError as error:
-        raise CheckpointError(f"cannot use {file}: {error}") from error
+    except AssignmentsError as error:
+        raise AssignmentsError(f"cannot use {file}: {error}") from error
 
 
 @lru_cache(1)  # called for each device in each round; the key is the content, so no change is missed
-def parse(text: bytes) -> tuple[CheckpointEntry, ...]:
-    """The entries of a checkpoint; raises CheckpointError."""
+def parse(text: bytes) -> tuple[AssignmentEntry, ...]:
+    """The entries of a checkpoint; raises AssignmentsError."""
     try:
         return tuple(dict.fromkeys(_entries(json.loads(text))))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"it does not have the format of a checkpoint ({error!r})") from error
+        raise AssignmentsError(f"it does not have the format of a checkpoint ({error!r})") from error
 
 
-def _entries(document: Mapping[str, Any]) -> Iterator[CheckpointEntry]:
+def _entries(document: Mapping[str, Any]) -> Iterator[AssignmentEntry]:
     """Yield an entry for each device of each container. Go writes an empty list or map as ``null``."""
     for entry in document["Data"]["PodDeviceEntries"] or ():
         pod, container = entry["PodUID"], entry.get("ContainerName", "")
@@ -90,7 +90,7 @@ def _entries(document: Mapping[str, Any]) -> Iterator[CheckpointEntry]:
         for device in _devices(entry["DeviceIDs"]):
             if not isinstance(device, str):
                 raise TypeError("a device id that is not text")
-            yield CheckpointEntry(_REPLICA.sub("", device), pod, container)
+            yield AssignmentEntry(_REPLICA.sub("", device), pod, container)
 
 
 def _devices(ids: object) -> Iterator[object]:
