@@ -213,7 +213,8 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
         return None
     origin = f"autoclave/{config.node_name or socket.gethostname()}"
     files = TenantFiles(paths.receipts(config.state_dir), key.secret)
-    return Notary(key, origin, Program(scrubber.__version__), files, signing)
+    program = Program(scrubber.__version__, simulated=config.backend is BackendChoice.SIMULATED)
+    return Notary(key, origin, program, files, signing)
 
 
 def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGate | None:

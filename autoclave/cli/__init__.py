@@ -52,12 +52,12 @@ GPU that has it now, or had it last.
 Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags override the environment.
 
 Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 4 left alone (nothing was
-done: the GPU belongs to a pod or a job, or does not need it), 5 not done within --timeout, 130 interrupted. Of several
-GPUs, the worst decides: 3, 2, 1, 5, 4, 0.
+done: the GPU belongs to a pod or a job, or does not need it), 5 not done within --timeout, 6 a receipt is good but of a
+simulated GPU, 130 interrupted. Of several GPUs, the worst decides: 3, 2, 1, 6, 5, 4, 0.
 """
 
-DONE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, LEFT_ALONE, LATE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-_FROM_BEST = (DONE, LEFT_ALONE, LATE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, INTERRUPTED)
+DONE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, LEFT_ALONE, LATE, SIMULATED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+_FROM_BEST = (DONE, LEFT_ALONE, LATE, SIMULATED, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, INTERRUPTED)
 
 ELSEWHERE = {
     "cordon": "quarantine",

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoclave.cli import DONE, NOT_CLEAN, document, human, service_call
+from autoclave.cli import DONE, NOT_CLEAN, SIMULATED, document, human, service_call, worst
 from autoclave.cli.offline import Offline
 from ground import paths
 from ground.boot import boot_id
@@ -52,7 +52,7 @@ def verify(path: Path | None, files: tuple[Files, Files, Files], wanted: tuple[s
     except ReceiptError as error:
         return _not_verified(f"cannot find the receipts of this container: {error}", output)
     wanted = gpu, boot or boot_id(), handover
-    return max([_verify(each, public, files[2], wanted, output) for each in folders])
+    return worst([_verify(each, public, files[2], wanted, output) for each in folders])
 
 
 def _in_container(named: str) -> list[Path]:
@@ -93,14 +93,21 @@ def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tup
     except ReceiptError as error:
         return _not_verified(f"cannot trust the receipt {envelope_file}: {error}", output)
     keys = [key_file.key_id(each) for each in public]
+    simulated = _is_simulated(statement)
     if output == "text":
         human.say("verified", *_checked(statement, expected, logged, keys, held), *_words(statement))
     else:
         compared = {f"{name}_compared": bool(value) for name, value in asdict(expected).items()}
-        about = {"verified": True, "why": "", "trusted_keys": keys, **compared}
+        about = {"verified": True, "why": "", "simulated": simulated, "trusted_keys": keys, **compared}
         about |= {"log": None if logged is None else asdict(logged), "statement": statement}
         document.emit(document.single("ReceiptVerification", about), output)
-    return DONE
+    if simulated:
+        human.warn("the GPU is simulated: the receipt claims nothing about hardware")
+    return SIMULATED if simulated else DONE
+
+
+def _is_simulated(statement: dict[str, Any]) -> bool:
+    return statement["predicate"]["sanitization"].get("simulated") is not None
 
 
 def _trusted(keys: Files, site_keys: Files) -> list[bytes]:
@@ -171,7 +178,8 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     parts = ", ".join(f"{human.size(part['bytes'])} {part['cause']}" for part in claim["uncovered"])
     covered = f"{claim['coveredBytes']} of {claim['allocatableBytes']} bytes, verification {claim['verification']}"
     rest = f"; not covered: {parts}" if parts else ""
-    yield f"claim       {claim['category']} ({claim['standard']}) of {covered}{rest}"
+    what = "none, of a SIMULATED GPU:" if _is_simulated(statement) else f"{claim['category']} ({claim['standard']}) of"
+    yield f"claim       {what} {covered}{rest}"
     ended = f"{quantity(found['processes'], 'process', 'processes')}, {found['processesEnded']} of them ended"
     residue = f"{quantity(found['residueBytes'], 'byte')} not zero of {found['searchedBytes']} searched"
     yield f"found       {residue if found['searchedBytes'] else UNSEARCHED}; {ended}"

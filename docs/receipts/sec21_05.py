@@ -5,7 +5,8 @@ kubectl autoclave receipt list -A --since 30d -o jsonl > handovers.jsonl && pyth
 The fields are those that the class BmGpuMemorySanitizationCheck demands, as of commit 1207cb75 of
 github.com/NVIDIA/ai-cloud-validation (isvtest/src/isvtest/validations/sanitization.py). There is one record, a
 "machine", for each GPU or MIG slice that had a tenant. A GPU counts as sanitised only if each of its hand-overs in the
-list was proven and has no note. Exit code: 0 written, 1 the list cannot be read.
+list was proven and has no note. A simulated GPU never does. Exit code: 0 written, 1 the list cannot be read, 6 written,
+and a GPU is simulated.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 Handover = dict[str, Any]
 TRANSITIONS = 20  # the newest ones, as NVIDIA's own script for NICo writes them
+SIMULATED = 6  # exit code
 
 
 def records(handovers: list[Handover]) -> list[dict[str, Any]]:
@@ -26,6 +28,11 @@ def records(handovers: list[Handover]) -> list[dict[str, Any]]:
     for handover in sorted(handovers, key=lambda handover: handover["began"]):
         by_gpu.setdefault(f"{handover['node']}/{handover['device']}", []).append(handover)
     return [_record(gpu, tenancies) for gpu, tenancies in sorted(by_gpu.items())]
+
+
+def simulated(handover: Handover) -> bool:
+    """Whether it is of a simulated GPU, by the name of its model."""
+    return str(handover["model"]).startswith("Simulated")
 
 
 def _record(gpu: str, tenancies: list[Handover]) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def _record(gpu: str, tenancies: list[Handover]) -> dict[str, Any]:
         "in_use": in_use,
         "has_gpu": True,
         "served_tenant": True,
-        "sanitized": all(clean),
+        "sanitized": all(clean) and not any(map(simulated, tenancies)),
         "stale_tenant_binding": any(before["ended"] is None for before in tenancies[:-1]),
         "transitions": steps[-TRANSITIONS:],
         "receipts": [handover["receipt"] for handover in tenancies],  # of our own: NVIDIA's check ignores it
@@ -54,13 +61,15 @@ def main() -> int:
     parser.add_argument("--site", default="", help="the name of the site in the output")
     arguments = parser.parse_args()
     answer = {"success": False, "platform": "autoclave", "site_id": arguments.site, "machines_checked": 0}
+    of_simulated = False
     try:
-        machines = records([json.loads(line) for line in arguments.file.read_text().splitlines()])
+        handovers = [json.loads(line) for line in arguments.file.read_text().splitlines()]
+        machines, of_simulated = records(handovers), any(map(simulated, handovers))
         answer |= {"success": True, "machines_checked": len(machines), "machines": machines}
     except (OSError, ValueError, TypeError, KeyError) as error:
         answer["error"] = f"cannot read {arguments.file}: {type(error).__name__}: {error}"
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")
-    return 0 if answer["success"] else 1
+    return (SIMULATED if of_simulated else 0) if answer["success"] else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 python verify.py /run/autoclave/receipts/ID --key node.pem --gpu GPU-8f2c... --boot 0f1e2d3c-...
 
 PATH is the directory with receipt.dsse.json and receipt.tlog-proof. Its name is the id of the hand-over; in a copy with
-another name, give the id with --handover. Exit code: 0 verified, 1 something is wrong, 2 wrong usage.
+another name, give the id with --handover. Exit code: 0 verified, 1 not, 2 wrong usage, 6 verified, of a simulated GPU.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def root_of(index: int, size: int, leaf: bytes, hashes: list[bytes]) -> bytes:
     return node
 
 
-def check_log(proof: str, envelope: bytes, key: bytes, held: list[str]) -> str:
+def check_log(proof: str, envelope: bytes, key: bytes, checkpoint: Path | None) -> str:
     """That the log of the node contains the receipt, and that checkpoints from elsewhere agree."""
     head, _, note = proof.partition("\n\n")
     form = re.fullmatch(r"c2sp[.]org/tlog-proof@v1\nextra (.*)\nindex (.*)((?:\n.*)*)", head)
@@ -143,15 +143,14 @@ def check_log(proof: str, envelope: bytes, key: bytes, held: list[str]) -> str:
     origin, size, root = open_checkpoint(note, key)
     demand(place < size, "checkpoint", f"it has {size} rows: it was made before the receipt, row {place + 1}")
     demand(root_of(place, size, leaf, hashes) == root, "proof", "it does not lead to the checkpoint")
+    held = notes_in(content(checkpoint, OTHER).decode()) if checkpoint else []
     others = [open_checkpoint(each, key) for each in held]
     for other, held_size, held_root in others:
         demand(other == origin, "checkpoint", f"yours is of {other}, not of {origin}")
         demand(held_size != size or held_root == root, "checkpoint", "yours has another root: there are two histories")
     demand(max((each[1] for each in others), default=size) > place, "checkpoint", "yours is older than the receipt")
-    same, another = (origin, size, root) in others, "has another size: `autoclave ledger verify` compares them"
-    return f"row {place + 1} of {origin}" + (
-        f"; your checkpoint {'is the same' if same else another}" if others else ""
-    )
+    says = "is the same" if (origin, size, root) in others else "has another size; `autoclave ledger verify` compares"
+    return f"row {place + 1} of {origin}{f'; your checkpoint {says}' if others else ''}"
 
 
 def verify(given: argparse.Namespace) -> list[str]:
@@ -166,13 +165,13 @@ def verify(given: argparse.Namespace) -> list[str]:
     digest = hashlib.sha256(f"{device}\n{boot}\n{handover}\n".encode()).hexdigest()
     subjects = [each["digest"]["sha256"] for each in statement["subject"] if each["name"] == "hand-over"]
     demand(subjects == [digest], "handover", f"the receipt is not for {handover}; of a renamed copy, give --handover")
-    held = notes_in(content(given.checkpoint, OTHER).decode()) if given.checkpoint else []
-    row = check_log(proof.decode(), envelope, key, held)
+    row = check_log(proof.decode(), envelope, key, given.checkpoint)
     claim = statement["predicate"]["sanitization"]
+    of = "SIMULATED GPU, no claim:" if "simulated" in claim else f"{claim['category']} ({claim['standard']}) of"
     return [
         f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover}, {row}",
         f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}",
-        f"{claim['category']} ({claim['standard']}) of {claim['coveredBytes']} of {claim['allocatableBytes']} bytes",
+        f"{of} {claim['coveredBytes']} of {claim['allocatableBytes']} bytes",
         f"finished {statement['predicate']['finished']}, by the clock of the node",
         *(f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"]),
     ]
@@ -191,9 +190,10 @@ def main(arguments: list[str] | None = None) -> None:
     [parser.add_argument(flag) for flag in ("--gpu", "--boot", "--handover")]
     parser.add_argument("--checkpoint", type=Path, help="a signed checkpoint of the node from elsewhere")
     try:
-        print(*map(plain, verify(parser.parse_args(arguments))), sep="\n")
+        print(*map(plain, lines := verify(parser.parse_args(arguments))), sep="\n")
     except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         sys.exit(plain(f"not verified: {error if isinstance(error, (WrongError, OSError)) else f'format: {error!r}'}"))
+    sys.exit(6 if "SIMULATED" in lines[2] else 0)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-OWN_IDLE = "in use on an idle device, by the driver or programs that watch it"
+OWN_IDLE = "in use on an idle device, by the driver or watching programs"
 OWN_CONTEXT = "the context of the scrub itself"
 OWN_LISTED = "the scrub itself, as the driver counts it"
 OWN_BOOKS = "the driver's own bookkeeping for the memory that the scrub took"

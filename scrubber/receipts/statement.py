@@ -10,11 +10,11 @@ from functools import partial
 
 from ground import calendar_time
 from ground.public_names import PREDICATE_TYPE
-from scrubber.core.model import DeviceInfo, Receipt
+from scrubber.core.model import DeviceInfo, Receipt, Step
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 HANDOVER, RECEIPT = "hand-over", "receipt"  # the names of its subjects
-STANDARD, CATEGORY, VERIFICATION = "NIST SP 800-88r2", "Clear", "full"
+STANDARD, CATEGORY = "NIST SP 800-88r2", "Clear"
 LARGEST = 2136  # bytes of a statement: then an envelope has at most 3 KB
 WORDS = (64, 32, 8)  # bytes of a text that others choose: less where the statement gets too large
 PARTS = 6  # uncovered parts and tests that are named
@@ -26,6 +26,7 @@ class Program:
 
     version: str
     name: str = "autoclave"
+    simulated: bool = False  # its GPUs are simulated: a receipt claims nothing about hardware
 
 
 def handover_digest(device: str, boot_id: str, handover: str) -> str:
@@ -62,7 +63,7 @@ def _predicate(
     finished = calendar_time.utc(receipt.finished.wall).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return _given(
         device={"uuid": receipt.device, "model": words(device.model), "memoryBytes": device.memory_bytes}
-        | _given(pciAddress=words(device.pci_address or ""), parent=device.parent),
+        | _given(pciAddress=words(device.pci_address or ""), parent=device.parent, simulated=about.simulated or None),
         boot={"id": receipt.incarnation.boot_id, "driver": words(receipt.incarnation.driver)},
         program={"name": about.name, "version": words(about.version)},
         policy={"name": words(receipt.policy), "digest": receipt.policy_digest},
@@ -71,9 +72,11 @@ def _predicate(
         path=receipt.path.value,
         steps=[[step.value, round(seconds, 3)] for step, seconds in receipt.steps],
         sanitization=_given(
-            standard=STANDARD,
-            category=CATEGORY,
-            verification=VERIFICATION,
+            simulated=about.simulated or None,
+            standard=None if about.simulated else STANDARD,
+            category=None if about.simulated else CATEGORY,
+            # Whether all that was written was read back. The verdict demands it on each path.
+            verification="full" if Step.VERIFY in dict(receipt.steps) else "none",
             coveredBytes=receipt.covered_bytes,
             allocatableBytes=receipt.allocatable_bytes,
             uncovered=_uncovered(receipt, words),

@@ -11,7 +11,7 @@ import sys
 import pytest
 from click.testing import Result
 
-from autoclave.cli import receipts
+from autoclave.cli import SIMULATED, receipts
 from scrubber.receipts import dsse, endorsement, key
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SITE
 
@@ -243,7 +243,10 @@ def test_a_receipt_of_the_service_is_shown_and_verifies(service, autoclave, gpu,
     pem = autoclave("receipt", "key", "--state-dir", service.root / "state").stdout
     (tmp_path / "node.pem").write_text(pem)
     flags = ["--key", tmp_path / "node.pem", "--gpu", service.settled(gpu, "clean").device]
-    assert autoclave("receipt", "verify", tmp_path / "receipt.json", *flags).exit_code == 0
+    verified = autoclave("receipt", "verify", tmp_path / "receipt.json", *flags)
+    assert (verified.exit_code, verified.stdout.splitlines()[0]) == (SIMULATED, "verified")
+    assert "claim       none, of a SIMULATED GPU:" in verified.stdout
+    assert "the GPU is simulated: the receipt claims nothing about hardware" in verified.stderr
     by_id = autoclave("receipt", "show", receipt.id)
     assert by_id.stdout.splitlines()[-1] == shown["envelope"]
     assert f"receipt     {receipt.id}" in by_id.stdout

@@ -29,7 +29,7 @@ def account(before: int = 0, context: int = CONTEXT, taken: int = COVERED, hidde
 def test_uncovered_memory_is_listed_by_cause_and_adds_up():
     causes = uncovered(account(before=2**20), COVERED, idle=2**18)
     assert causes == (
-        Uncovered("in use on an idle device, by the driver or programs that watch it", 2**18),
+        Uncovered("in use on an idle device, by the driver or watching programs", 2**18),
         Uncovered("in use before the scrub", 2**20 - 2**18),
         Uncovered("the context of the scrub itself", CONTEXT),
         Uncovered("left free in pieces too small to take", GIB - CONTEXT - 2**20),

@@ -12,6 +12,7 @@ import pytest
 
 from autoclave.cli import handovers
 from scrubber.core.tenancies import Tenancy
+from scrubber.devices.simulated import layout
 from scrubber.words.views import HistoryEntry
 
 SCRIPT = Path(__file__).parents[2] / "docs/receipts/sec21_05.py"
@@ -23,13 +24,13 @@ def script(file: Path) -> tuple[int, dict[str, Any]]:
     return run.returncode, json.loads(run.stdout)
 
 
-def written(file: Path, capsys, *tenancies: dict[str, Any]) -> Path:
+def written(file: Path, capsys, *tenancies: dict[str, Any], model: str = "H100") -> Path:
     """The list of these tenancies, by the code of `autoclave receipt list -o jsonl`."""
     rows = [
         Tenancy(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
     ]
     place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None)
-    handovers.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
+    handovers.show([(row, place, model) for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
     file.write_text(capsys.readouterr().out)
     return file
 
@@ -51,6 +52,11 @@ def test_a_gpu_is_sanitized_if_each_handover_was_proven(tmp_path, capsys, last, 
     assert (gpu["machine_id"], gpu["status"], gpu["in_use"]) == ("node-1/GPU-1", "in_use", True)
     assert (gpu["has_gpu"], gpu["served_tenant"], gpu["sanitized"]) == (True, True, sanitized)
     assert (gpu["available"], gpu["stale_tenant_binding"]) == (False, False)
+
+
+def test_a_simulated_gpu_is_never_sanitized(tmp_path, capsys) -> None:
+    code, answer = script(written(tmp_path / "list", capsys, PROVEN, model=layout.MODEL))
+    assert (code, answer["machines"][0]["sanitized"]) == (6, False)
 
 
 def test_a_gpu_with_two_tenants_at_once_is_bound(tmp_path, capsys) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from scrubber.ledger import file, stored
 from scrubber.receipts import dsse, endorsement, key, merkle, note
 from tests.live import Service
 
+SCRIPT = Path(__file__).parents[2] / "docs/receipts/verify.py"
 QUICK = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}}\n"
 
 
@@ -51,6 +54,16 @@ def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) ->
     state = service.root / "state"
     first = key.read_key(state).public_key
     statement, checkpoint = checked(state, first)
+    (service.root / "node.pem").write_text(key.public_pem(first))
+    command: list[str | Path] = [
+        sys.executable,
+        SCRIPT,
+        tenant_files(state)[0].parent,
+        "--key",
+        service.root / "node.pem",
+    ]
+    script = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (script.returncode, script.stdout.splitlines()[2].split(":")[0]) == (6, "SIMULATED GPU, no claim")
     receipt = service.settled(0, "clean").receipt
     assert receipt is not None
     assert (statement["subject"][1]["digest"]["sha256"], receipt.signed_by) == (receipt.digest, key.key_id(first))

@@ -38,8 +38,8 @@ def sealed(receipt):
     return replace(receipt, id=digest[:16], digest=digest)
 
 
-def written(receipt, device, owner="", handover="a" * 24):
-    return statement.statement(receipt, device, handover, ABOUT, owner_digest(b"secret", handover, owner))
+def written(receipt, device, owner="", handover="a" * 24, about=ABOUT):
+    return statement.statement(receipt, device, handover, about, owner_digest(b"secret", handover, owner))
 
 
 devices = st.builds(
@@ -80,9 +80,9 @@ LARGE_DEVICE = DeviceInfo(
 )  # fmt: skip
 
 
-@given(receipts, devices, owners)
-def test_every_statement_has_the_published_form_and_is_small(receipt, device, owner):
-    payload = written(receipt, device, owner)
+@given(receipts, devices, owners, st.booleans())
+def test_every_statement_has_the_published_form_and_is_small(receipt, device, owner, simulated):
+    payload = written(receipt, device, owner, about=replace(ABOUT, simulated=simulated))
     assert [*VALIDATOR.iter_errors(json.loads(payload))] == []
     assert len(dsse.envelope(payload, WordSigner())) <= LARGEST
 
@@ -118,6 +118,18 @@ def test_the_claim_is_clear_of_so_many_bytes():
     assert (claim["standard"], claim["category"], claim["verification"]) == ("NIST SP 800-88r2", "Clear", "full")
     assert (claim["coveredBytes"], claim["allocatableBytes"]) == (190_000_000_000, 191_000_000_000)
     assert [(part["cause"], part["bytes"]) for part in claim["uncovered"]] == [(it, 400_000_000) for it in CAUSES]
+    unread = replace(LARGE, steps=((Step.CLEAR, 1.0),))
+    assert json.loads(written(unread, LARGE_DEVICE))["predicate"]["sanitization"]["verification"] == "none"
+
+
+def test_a_simulated_gpu_makes_no_claim_of_nist():
+    predicate = json.loads(written(LARGE, LARGE_DEVICE, about=replace(ABOUT, simulated=True)))["predicate"]
+    claim = predicate["sanitization"]
+    assert (predicate["device"]["simulated"], claim["simulated"]) == (True, True)
+    assert claim.keys().isdisjoint({"standard", "category"})
+    claimed = predicate | {"sanitization": claim | {"standard": "NIST SP 800-88r2", "category": "Clear"}}
+    errors = VALIDATOR.iter_errors(json.loads(written(LARGE, LARGE_DEVICE)) | {"predicate": claimed})
+    assert [error.validator for error in errors] == ["oneOf"]
 
 
 @given(st.lists(counts, max_size=20))

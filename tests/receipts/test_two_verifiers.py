@@ -64,9 +64,9 @@ class Verifiers:
         """Why the script refuses; None: it accepts."""
         try:
             self._script.main(flags)
-        except SystemExit as refused:
-            sys.stderr.write(f"{refused.code}\n")
-            return str(refused.code)
+        except SystemExit as ended:
+            sys.stderr.write(f"{ended.code}\n")
+            return str(ended.code) if ended.code else None
         return None
 
 

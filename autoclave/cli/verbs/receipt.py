@@ -93,7 +93,7 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
     PATH is a directory as a container sees it, /run/autoclave/receipts/ID, or the signed document alone. Without PATH,
     in a container, each of its GPUs must have a receipt of this hand-over and this boot, and -o json prints a document
     for each. A key is a PEM, base64, or a verifier key of signed notes. Exit code 1, with what is wrong or missing, if
-    the check fails.
+    the check fails; 6 if the receipt is good and its GPU is simulated, so that it claims nothing about hardware.
     """
     receipts = importlib.import_module("autoclave.cli.receipts")  # late: most verbs verify nothing
     code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)

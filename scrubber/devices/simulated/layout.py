@@ -24,6 +24,7 @@ from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
 from scrubber.devices.simulated import open_check
 
+MODEL = "Simulated GPU"  # by which others know it
 NAME = "simulated"  # of the backend
 UNITS = 8  # that compute
 UNIT_BYTES = 128 * 1024  # on-chip memory of each
@@ -377,7 +378,7 @@ def _make(root: Path, index: int, memory_bytes: int) -> None:
     os.ftruncate(handle, UNITS * UNIT_BYTES)
     os.close(handle)
     place.events.touch(mode=0o600)
-    info = DeviceInfo(uuid=f"GPU-{uuid.uuid4()}", index=index, model="Simulated GPU", memory_bytes=memory_bytes)
+    info = DeviceInfo(uuid=f"GPU-{uuid.uuid4()}", index=index, model=MODEL, memory_bytes=memory_bytes)
     write(place.device, info)
     write(place.settings, BASELINE)
     write(place.baseline, BASELINE)
