@@ -17,7 +17,7 @@ from scrubber.api import admin_client
 from scrubber.core import tenancies
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.core.tenancies import Tenancy
+from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import stored
 from scrubber.words import views
 
@@ -30,7 +30,7 @@ FIELDS = (
 )  # fmt: skip
 TABLE = ("BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE")
 
-Rows = Sequence[tuple[Tenancy, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
+Rows = Sequence[tuple[TenancyRow, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
 
 
@@ -92,7 +92,7 @@ def show(found: Rows, node: str, output: str, *, since: float, until: float) -> 
             document.emit_line(item)
 
 
-def _item(it: Tenancy, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
+def _item(it: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
     about = {
         "node": node, "began": human.iso(it.began), "ended": None if it.ended is None else human.iso(it.ended),
         "index": place.index, "slice": place.slice, "model": model, "result": _result(it), "signature": _signature(it),
@@ -100,16 +100,16 @@ def _item(it: Tenancy, place: views.HistoryEntry, model: str, node: str) -> dict
     return {name: about[name] if name in about else getattr(it, name) for name in FIELDS}
 
 
-def _cells(it: Tenancy, gpu: str) -> list[str]:
+def _cells(it: TenancyRow, gpu: str) -> list[str]:
     ended = "" if it.ended is None else human.local(it.ended)
     return [human.local(it.began), ended, gpu, it.tenant, it.actor, _result(it), it.receipt, _signature(it)]
 
 
-def _result(it: Tenancy) -> str:
+def _result(it: TenancyRow) -> str:
     return "proven" if it.proven else "unproven"
 
 
-def _signature(it: Tenancy) -> str:
+def _signature(it: TenancyRow) -> str:
     if not it.receipt:
         return ""
     return "unknown" if it.signed_by is None else it.signed_by or "unsigned"

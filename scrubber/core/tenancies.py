@@ -23,8 +23,8 @@ EVENTS: tuple[type[ev.Event], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenancy:
-    """One tenancy of a device. What the events do not tell is empty."""
+class TenancyRow:
+    """One tenancy of a device, as lists show it. What the events do not tell is empty."""
 
     device: str
     began: float
@@ -44,7 +44,7 @@ class Tenancy:
         return self.pod or self.owner or self.uid
 
 
-def tenancies(entries: Iterable[LedgerEntry]) -> list[Tenancy]:
+def tenancies(entries: Iterable[LedgerEntry]) -> list[TenancyRow]:
     """The tenancies in these entries, which are in order. Leaves out those that began before the first entry."""
     devices: dict[str, _Device] = {}
     for entry in entries:
@@ -57,15 +57,15 @@ class _Device:
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
-        self._complete: list[Tenancy] = []
-        self._present: Tenancy | None = None
+        self._complete: list[TenancyRow] = []
+        self._present: TenancyRow | None = None
         self._owner: Owner | None = None  # of the present tenancy, once a start was admitted or a use was seen
         self._paused: float | None = None  # when its container ended, if the device is scrubbed for the next one
-        self._next: Tenancy | None = None  # ... and what begins now, if the next container is of another tenant
+        self._next: TenancyRow | None = None  # ... and what begins now, if the next container is of another tenant
         self._known = False  # whether the entries so far tell who has the device
         self._receipt: Receipt | None = None
 
-    def all(self) -> list[Tenancy]:
+    def all(self) -> list[TenancyRow]:
         if self._present is None:
             return self._complete
         return [*self._complete, replace(self._present, ended=None if self._next else self._paused)]
@@ -93,7 +93,7 @@ class _Device:
 
     def _granted(self, grant: Grant, at: float, unproven: str = "") -> None:
         receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None
-        tenancy = Tenancy(
+        tenancy = TenancyRow(
             device=self._uuid, began=at, owner=grant.owner, proven=not unproven, note=unproven,
             actor=START if grant.at_start else KUBELET if grant.announced else ACQUIRE,
             receipt=grant.receipt or "", signed_by=receipt.signed_by if receipt is not None else None,
@@ -121,13 +121,13 @@ class _Device:
         shared = present is not None and present.actor == ACQUIRE  # several pods of a claim may use it
         another = before if before is not None and before.container not in (None, uid) and not shared else None
         if present is None or (another is not None and not another.unannounced):
-            present = self._begin(Tenancy(device=self._uuid, began=at, note=NO_GRANT))
+            present = self._begin(TenancyRow(device=self._uuid, began=at, note=NO_GRANT))
         elif owner.crowded or another is not None:
             present = _noted(present, ANOTHER)
         self._owner = owner
         self._present = replace(present, pod=owner.name or (present.pod if uid == present.uid else ""), uid=uid)
 
-    def _begin(self, tenancy: Tenancy) -> Tenancy:
+    def _begin(self, tenancy: TenancyRow) -> TenancyRow:
         self._end(tenancy.began)
         self._present = tenancy
         return tenancy
@@ -139,5 +139,5 @@ class _Device:
         self._present = self._owner = self._paused = self._next = None
 
 
-def _noted(tenancy: Tenancy, what: str) -> Tenancy:
+def _noted(tenancy: TenancyRow, what: str) -> TenancyRow:
     return tenancy if what in tenancy.note else replace(tenancy, note="; ".join(filter(None, (tenancy.note, what))))

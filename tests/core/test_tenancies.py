@@ -10,7 +10,7 @@ from scrubber.core import events as ev
 from scrubber.core import tenancies
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Incarnation, Owner, State
-from scrubber.core.tenancies import ACQUIRE, ANOTHER, KUBELET, NO_GRANT, START, Tenancy
+from scrubber.core.tenancies import ACQUIRE, ANOTHER, KUBELET, NO_GRANT, START, TenancyRow
 from tests.core import lives
 from tests.core.lives import DEVICE, NOW, A, B, later
 
@@ -19,12 +19,12 @@ SIGNED = replace(lives.proof(lives.CLEAN), envelope=lives.ENVELOPE)
 GRANT = lives.grant(lives.CLEAN)
 FOUND = ev.Discovered(DEVICE, lives.HERE)
 PASSED, GRANTED = ev.ScrubPassed("job-1", SIGNED), ev.Granted(GRANT)
-BY_KUBELET = Tenancy(device="GPU-1", began=AT + 2, actor=KUBELET, proven=True, receipt=SIGNED.id,
+BY_KUBELET = TenancyRow(device="GPU-1", began=AT + 2, actor=KUBELET, proven=True, receipt=SIGNED.id,
                      signed_by="0123456789abcdef")  # fmt: skip
 OF_A, NAMED, GONE = Owner(A, NOW), Owner(A, NOW, name="team/a-0/main"), ev.Released("its pod is gone")
 
 
-def read(*events: ev.Event) -> list[Tenancy]:
+def read(*events: ev.Event) -> list[TenancyRow]:
     """The tenancies after these events, one a second."""
     return tenancies.tenancies(LedgerEntry(n, DEVICE.uuid, later(n), "", event) for n, event in enumerate(events))
 

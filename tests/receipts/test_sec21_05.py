@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autoclave.cli import handovers
-from scrubber.core.tenancies import Tenancy
+from scrubber.core.tenancies import TenancyRow
 from scrubber.devices.simulated import layout
 from scrubber.words.views import HistoryEntry
 
@@ -27,7 +27,7 @@ def script(file: Path) -> tuple[int, dict[str, Any]]:
 def written(file: Path, capsys, *tenancies: dict[str, Any], model: str = "H100") -> Path:
     """The list of these tenancies, by the code of `autoclave receipt list -o jsonl`."""
     rows = [
-        Tenancy(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
+        TenancyRow(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
     ]
     place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None)
     handovers.show([(row, place, model) for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
