@@ -123,6 +123,7 @@ def of_gpu(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
         Question(
             pynvml.nvmlDeviceGetTemperatureThreshold, (gpu, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN), "slowdown"
         ),
+        Question(pynvml.nvmlDeviceGetUtilizationRates, (gpu,)),
         Question(pynvml.nvmlDeviceGetTotalEccErrors, (gpu, uncorrected, volatile), "uncorrected, volatile"),
         Question(pynvml.nvmlDeviceGetFieldValues, (gpu, action), f"field {action}: recovery action"),
         Question(pynvml.nvmlDeviceGetNvLinkState, (gpu, 0), "link 0"),

@@ -1,6 +1,8 @@
-"""A number with its noun."""
+"""A number with its noun, and a number that several rooms judge by."""
 
 from __future__ import annotations
+
+LITTLE_ROOM = 100 * 2**20  # bytes: with less, the disk of the ledger is nearly full
 
 
 def quantity(count: int, one: str, many: str = "") -> str:

@@ -17,7 +17,6 @@ HIDDEN_FROM_ROOT = (
     "itself refuses: run the service unconfined, and find the refusal in the kernel's log or the audit log"
 )
 NVIDIA = "nvidia"  # the backend
-LITTLE_ROOM = 100 * 2**20  # bytes: with less, the disk of the ledger is nearly full
 
 
 class Level(Enum):

@@ -417,7 +417,7 @@ class TenantRequests:
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
                 context.require_clearable(device, request.action.value)
-                policy = context.device_policy(device)
+                policy = request.policies[device]
                 running.append(await context.jobs.start(device, answer.path, answer.trigger, policy, request.op))
             elif isinstance(answer, answers.Join):
                 job = context.jobs.of(device)

@@ -237,7 +237,7 @@ def test_a_device_whose_worker_is_killed_is_scrubbed_again(service, autoclave, l
     service.change(1, dies_at=None, dies_of=signal.SIGSEGV)
     assert done.exit_code == 1
     assert f"{step} has no result" in done.stderr
-    assert "status -9" in done.stderr
+    assert "signal 9 (SIGKILL)" in done.stderr
     service.settled(1, "clean")
     assert service.stage.machine.gpu(1).get("load") == "0"
     assert not any("quarantined" in text for text in service.texts(1)[known:])

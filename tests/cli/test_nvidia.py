@@ -82,7 +82,7 @@ def test_a_gpu_too_old_for_the_kernels_is_not_offered(service, autoclave):
     assert (refused.exit_code, f"cannot scrub GPU 3: {OLD}" in refused.stderr) == (1, True)
     autoclave("quarantine", "3", "--reason", "old")
     refused = autoclave("reinstate", "3")
-    assert (refused.exit_code, f"cannot reinstate {item['device']}: {OLD}" in refused.stderr) == (1, True)
+    assert (refused.exit_code, f"cannot reinstate GPU 3: {OLD}" in refused.stderr) == (1, True)
     history = service_call.ask(service.run_dir, lambda admin: admin.history("3"))
     assert not [entry.text for entry in history if entry.kind in ("scrub-started", "probation-started")]
 

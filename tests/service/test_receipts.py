@@ -69,6 +69,12 @@ async def ended(world, pod, device):
         await asyncio.sleep(1)
 
 
+def receipts(world, device):
+    """The directory of the device's present hand-over."""
+    context = world.context
+    return context.receipts(world.record(device), context.device_policy(device).policy, granted=True)
+
+
 async def granted(world, device):
     """The directory that the answer of Acquire names."""
     grants = await world.tenant_requests.acquire([device], announced=True)
@@ -84,11 +90,11 @@ async def test_a_container_keeps_its_directory_over_every_restart(mounting, tmp_
     world.restart_kubelet()
     world.node.leave(world.node.gpus[device].users()[0])
     await world.begin("pod", device)  # its container starts again
-    assert world.context.receipts(world.record(device), granted=True) == first
+    assert receipts(world, device) == first
     await world.stop()
     await begun(world, tmp_path)
     assert world.state(device) is State.IN_USE
-    assert world.context.receipts(world.record(device), granted=True) == first
+    assert receipts(world, device) == first
     assert content(first) == []
     await world.stop()
     world.node.reboot()
@@ -177,7 +183,7 @@ async def test_a_pod_that_waits_finds_its_receipt(mounting):
     await ended(world, "first", device)
     written_down(world, next=[device])
     await world.begin("next", device)
-    assert world.context.receipts(world.record(device), granted=True) == listed
+    assert receipts(world, device) == listed
     assert content(listed) == FILES
 
 

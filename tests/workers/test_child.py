@@ -103,7 +103,7 @@ async def test_a_killed_worker_has_time_to_leave_the_kernel(bank, make: MakePool
     os.kill(worker.pid, signal.SIGKILL)
     result = await step
     assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
-    assert "status -9" in result.detail
+    assert "signal 9 (SIGKILL)" in result.detail
 
 
 async def test_a_child_orphaned_while_it_connects_is_replaced(make: MakePool, monkeypatch) -> None:

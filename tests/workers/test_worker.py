@@ -173,7 +173,7 @@ async def test_a_child_that_is_killed_during_a_step_has_died(bank, spawn: Spawn,
     killed = lambda _done, _total: os.kill(worker.pid, number)  # noqa: E731 -- as short as it is deadly
     result = await worker.do(Step.CLEAR, ScrubPath.FAST, CLEAR, LONG, killed)
     assert (result.outcome, result.blame) == (Outcome.DIED, blame)
-    assert f"status -{int(number)}" in result.detail
+    assert f"by signal {int(number)} ({signal.Signals(number).name})" in result.detail
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def printed(progress: object, report: object, end: str = "\n") -> str:
         ("print('x' * 2**21)", "more than"),
         ("os._exit(0)", "status 0"),
         ("print('oops', file=sys.stderr); os._exit(5)", "status 5 oops"),
-        ("os.close(1); time.sleep(60)", "status -9"),
-        ("os.abort()", "status -6"),
+        ("os.close(1); time.sleep(60)", "signal 9 (SIGKILL)"),
+        ("os.abort()", "signal 6 (SIGABRT)"),
     ],
 )
 async def test_a_worker_that_writes_no_report_counts_as_dead(spawn: Spawn, code: str, words: str) -> None:

@@ -20,8 +20,8 @@ from typing import Any, TypedDict, Unpack
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
-from autoclave.doctor.base import LITTLE_ROOM
 from ground.errors import NotReady, Unreachable
+from ground.quantities import LITTLE_ROOM
 from scrubber.api import admin_client
 from scrubber.words import views
 

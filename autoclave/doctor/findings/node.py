@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from autoclave.doctor import base
 from autoclave.doctor.base import Capability
+from ground.quantities import LITTLE_ROOM
 
 YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so an earlier clock was never set
 # The ledger's journal grows to 4 MiB. Then it is written into the ledger, and both need space for a moment: with less
@@ -149,7 +150,7 @@ def disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if room.free_bytes < FEW_BYTES or files < FEW_FILES:
         text = f"the ledger in {directory} has room for only {left}: if the next write fails, nothing is handed out"
         yield base.broken("disk", text, remedy)
-    elif room.free_bytes < base.LITTLE_ROOM or files < LOW_FILES:
+    elif room.free_bytes < LITTLE_ROOM or files < LOW_FILES:
         yield base.warning("disk", f"the ledger in {directory} has room for only {left}", remedy)
     else:
         yield base.ok("disk", f"the ledger in {directory} has room for {left}")
