@@ -206,9 +206,8 @@ def ends(tenancy: Tenancy, event: ev.Event) -> bool:
     """Whether this event ends a tenancy, so that the next one is another hand-over."""
     match event:
         case ev.Granted(grant) | ev.GrantedUnproven(grant):
-            follows = tenancy.awaits != "" and not grant.at_start  # which pod has it now, its start says
             replaced = tenancy.owner is not None and tenancy.start_admitted
-            return follows or replaced or tenancy.kept_for not in ("", grant.owner)
+            return _follows(tenancy, grant) or replaced or tenancy.kept_for not in ("", grant.owner)
         case ev.PutInUse(owner):
             return _replaced(tenancy, owner)
         case ev.Released():
@@ -217,6 +216,11 @@ def ends(tenancy: Tenancy, event: ev.Event) -> bool:
             return tenancy.start_admitted or tenancy.awaits != "" or tenancy.kept_for != ""
         case _:
             return False
+
+
+def _follows(tenancy: Tenancy, grant: Grant) -> bool:
+    """Whether another pod gets the device that waits for a restart. Of a grant at a start, only the start tells."""
+    return tenancy.awaits != "" and not grant.at_start
 
 
 def _replaced(tenancy: Tenancy, owner: Owner) -> bool:
@@ -268,7 +272,6 @@ def fold(tenancy: Tenancy, event: ev.Event, at: Moment) -> Tenancy:
 
 def _granted(tenancy: Tenancy, event: ev.Granted | ev.GrantedUnproven, at: Moment) -> Tenancy:
     grant = event.grant
-    follows = tenancy.awaits != "" and not grant.at_start
     return replace(
         tenancy,
         number=tenancy.number + ends(tenancy, event),
@@ -278,7 +281,7 @@ def _granted(tenancy: Tenancy, event: ev.Granted | ev.GrantedUnproven, at: Momen
         began=tenancy.began if tenancy.span is not None else at.uptime,
         ended=_ended(tenancy, at) if tenancy.owner is not None else tenancy.ended,
         allocations=tenancy.allocations + (grant.announced and not grant.at_start),
-        last_owner=tenancy.awaits if follows else tenancy.last_owner,
+        last_owner=tenancy.awaits if _follows(tenancy, grant) else tenancy.last_owner,
         kept_for="",
         awaits=tenancy.awaits if grant.at_start else "",
         held_from=tenancy.held_from if grant.at_start else None,

@@ -217,7 +217,7 @@ PLANTED = [
     Mutant(ON_DEVICE, "if not tested.tests", "if False", tests=ROSTER),
     Mutant(ON_DEVICE, "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
     Mutant(TENANCY, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
-    Mutant(TENANCY, 'follows = tenancy.awaits != "" and not grant.at_start', "follows = False", tests=IN_STATES),
+    Mutant(TENANCY, 'return tenancy.awaits != "" and not grant.at_start', "return False", tests=IN_STATES),
     Mutant(TENANCY, "else tenancy.number + ends(tenancy, event)", "else tenancy.number", tests=IN_STATES),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
     Mutant(
