@@ -42,7 +42,7 @@ PARTS = {
     "nvml": Kind("beliefs", 15),
     "opens": Kind("opens", 20, held=False),
     "clear": Kind("proof", 15),
-    "service": Kind("service", 60, held=False),  # it opens the node itself, and keeps it open
+    "service": Kind("service", 50, held=False),  # it opens the node itself, and keeps it open
     "pods": Kind("pods", 40, held=False),  # the same
     "residue": Kind("proof", 10, "residue"),
     "accounts": Kind("beliefs", 10, "accounts"),
@@ -50,10 +50,11 @@ PARTS = {
     "scratch": Kind("chip", 20),
     "passes": Kind("passes", 15),
     "dram": Kind("dram", 15),
-    "timeline": Kind("start", 25),
+    "timeline": Kind("start", 20),
+    "ahead": Kind("ahead", 20),
     "one worker": Kind("job", 25),
     "tests": Kind("checks", 30),
-    "allocations": Kind("allocations", 15),
+    "allocations": Kind("allocations", 10),
     "exits": Kind("exits", 15),
     "ramp": Kind("ramp", 35),
     "flips": Kind("flips", 20),

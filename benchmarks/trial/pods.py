@@ -144,16 +144,17 @@ def measure(where: Where) -> Iterator[Measured]:
     if os.geteuid() != 0:
         raise NotDone("it takes root, to make the control groups of pods")
     with service.others_held(where):
-        found, dirty = asyncio.run(_pods(where))
+        found, dirty, steps = asyncio.run(_pods(where))
     for kind, questions in QUESTIONS.items():
         for name, question in questions.items():
             yield question.about(kind).answered(*(1000 * times[name] for times in found[kind]))
+    yield from steps
     yield FOUND.answered(*dirty)
     if any(dirty):
         raise Unproven(f"{sum(map(bool, dirty))} of {len(dirty)} pods found bytes that were not zero")
 
 
-async def _pods(where: Where) -> tuple[dict[str, list[Times]], list[int]]:
+async def _pods(where: Where) -> tuple[dict[str, list[Times]], list[int], list[Measured]]:
     tenants = Tenants(where, tuple(roots().values()))
     stage = _stage(where, tenants)
     found: dict[str, list[Times]] = {WAITED: [], AT_ONCE: []}
@@ -168,13 +169,15 @@ async def _pods(where: Where) -> tuple[dict[str, list[Times]], list[int]]:
             # On a busy machine the kubelet learns it later.
             await stage.kubelet.until(lambda: HEALTHY in stage.kubelet.devices(RESOURCE).values(), CLEAN_WITHIN)
             found[WAITED].append(await _pod(stage, tenants, f"waited-{number}"))
+        steps = await asyncio.to_thread(service.steps_of_all, stage.root, stage.service.log, where)
     finally:
         with (Path(where.evidence) / "pods.log").open("wb") as log:
             log.writelines(
                 program.log.read_bytes() for program in (stage.service, stage.plugin) if program.log.exists()
             )
+            log.write(service.ledger_of(stage.root))
         await stage.clear_away(keep=False)
-    return found, tenants.dirty
+    return found, tenants.dirty, steps
 
 
 async def _clean(stage: Stage, where: Where) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -121,6 +122,11 @@ def others_held(where: Where) -> ExitStack:
     return held
 
 
+def steps_of_all(directory: Path, log: Path, where: Where) -> list[Measured]:
+    """The figures of the steps of all scrubs but the first, of the service in this directory."""
+    return _steps(_receipts(partial(_asked, directory / "run", log), where.uuid)[1:])
+
+
 def _receipts(ask: Callable[..., str], uuid: str) -> list[Mapping[str, Any]]:
     """The receipts of the GPU, the oldest first."""
     rows = json.loads(ask("history", uuid, "--limit", "1000", "-o", "json"))["items"]
@@ -188,6 +194,12 @@ def flags(where: Where, directory: Path, run: Path, policy_file: Path) -> dict[s
         "--sight": "namespace",
         "--log-format": "json",
     }
+
+
+def ledger_of(directory: Path) -> bytes:
+    """The ledger of the service in this directory, as far as it can be read."""
+    export = (*_AUTOCLAVE, "ledger", "export", "--state-dir", str(directory / "state"))
+    return subprocess.run(export, stdout=subprocess.PIPE, timeout=SAVED_WITHIN, check=False).stdout
 
 
 def _save(file: Path, run: Path, *verb: str) -> None:
