@@ -1,4 +1,4 @@
-"""The memory on the chip, what a later process can read of it, and the self-test."""
+"""The memory on the chip, and the self-test."""
 
 from __future__ import annotations
 
@@ -22,19 +22,14 @@ KINDS = {
 
 
 def measure(where: Where) -> Iterator[Measured]:
-    """Units, tries and time; then the canary test, each time in new processes."""
+    """Units, tries and time; then whether a scratch reaches what was planted."""
     yield from in_a_fork(partial(_scratched, where))
     for what, (plant, listen) in KINDS.items():
         canary = secrets.randbits(32) | 0x01010101
-        yield one(f"{what}: words of the canary heard before it was planted", _heard(where, listen, canary), "words")
-        same = _heard(where, listen, canary, plant)
-        yield one(f"{what}: heard by the process that had planted it", same, "words", "of all launches, see above")
-        in_a_fork(partial(_planted, where, plant, canary))
-        later = _heard(where, listen, canary)
-        yield one(f"{what}: heard by another process, after the planter's end", later, "words")
+        planted = _heard(where, listen, canary, plant)
+        yield one(f"{what}: words of a canary, heard by their planter", planted, "words", "of all launches, see above")
         cleaned = _heard(where, listen, canary, plant, scratched=True)
         yield one(f"{what}: heard by the planter, after the scratch", cleaned, "words")
-    in_a_fork(partial(_scratched, where))  # leave the chip overwritten
 
 
 def _scratched(where: Where) -> list[Measured]:
@@ -57,18 +52,13 @@ def _scratched(where: Where) -> list[Measured]:
     ]
 
 
-def _planted(where: Where, plant: KernelProgram, canary: int) -> None:
-    opened_as(Listening, where).everywhere(plant, canary)
-
-
 def _heard(
-    where: Where, listen: KernelProgram, canary: int, plant: KernelProgram | None = None, *, scratched: bool = False
+    where: Where, listen: KernelProgram, canary: int, plant: KernelProgram, *, scratched: bool = False
 ) -> float:  # fmt: skip
     def life() -> int:
         card = opened_as(Listening, where)
         card.everywhere(listen, 0)  # load the program first: loading it later could overwrite what was planted
-        if plant is not None:
-            card.everywhere(plant, canary)
+        card.everywhere(plant, canary)
         if scratched:
             clearing.scratch(card, secrets.token_bytes(16))
         return sum(unit.wrong for unit in card.everywhere(listen, canary))

@@ -30,11 +30,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from autoclave.remnant.idle import Idle, InUse
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial import report
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Part
-from benchmarks.trial.idle import Idle, InUse
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, time_for
 from benchmarks.trial.records import Records
 from benchmarks.trial.running import run
@@ -103,7 +103,7 @@ def _idle_one(idle: Idle, name: str) -> Board:
     if (lacks := cupy_loading.missing()) is not None:
         raise DeviceError(lacks)
     board = idle.board(name)
-    idle.expect_nobody(board)
+    idle.expect_no_holder(board)
     return board
 
 
@@ -133,7 +133,7 @@ def _part(
 ) -> Part:  # fmt: skip
     """Run one part, on a GPU that no process uses."""
     try:
-        idle.wait_for_nobody(board, GONE_WITHIN)
+        idle.wait_until_free(board, GONE_WITHIN)
     except (DeviceError, InUse) as error:
         records.begin_part(name)
         records.end_part(name, 0.0, f"not begun: {error}")

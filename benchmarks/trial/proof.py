@@ -1,4 +1,4 @@
-"""A clear with its proof, as a worker does it; and what a process finds in the memory of an earlier process."""
+"""A clear with its proof, as a worker does it, and zeros at the end."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import TypeVar
 
 import pynvml
 
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial import report
-from benchmarks.trial.card import Where, expect_nothing, held, opened, taken, unheard, unwatched, zeroed
+from benchmarks.trial.card import Where, expect_nothing, held, taken, unheard, unwatched, zeroed
 from benchmarks.trial.figures import Measured, Question, Unproven, one
-from benchmarks.trial.forks import Fork, in_a_fork, say
+from benchmarks.trial.forks import in_a_fork
 from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, Uncovered
-from scrubber.cuda import clearing, coverage, memory
+from scrubber.cuda import clearing, coverage
 from scrubber.cuda.coverage import Account
-from scrubber.cuda.patterns import ZERO, Pattern, PatternKind
+from scrubber.cuda.patterns import ZERO
 from scrubber.devices.nvidia.nvml import Library
 
 PASSES = (("zero",), ("random", "zero"))  # as policies name them
@@ -34,8 +33,6 @@ COVERED = Question("covered, of what is allocatable", 99.0, 99.8, "%", f"all but
 CONTEXT = Question(f"not covered: {OWN_CONTEXT}", 200 * 2**20, 640 * 2**20, "bytes", _CONTEXT)
 BOOKS = Question(f"not covered: {OWN_BOOKS}", 0, 2**28, "bytes", "page tables: 8 bytes for 2 MiB, and what CUDA keeps")
 RESERVED = Question("reserved", 2**28, 1.25 * 2**30, "bytes", "hundreds of MiB, by the totals that others print")
-DIRTY = Question("of those, not zero", 0, 2**26, "bytes", f"{_CLEARS}; the rest is of the reader's own context")
-KEPT = Question("of those, as it had written them", 0, 0, "bytes", _CLEARS)
 BY_CAUSE = {OWN_CONTEXT: CONTEXT, OWN_BOOKS: BOOKS}
 
 Scrubbed = tuple[list[Measured], str | None]  # figures, and why they prove nothing
@@ -111,59 +108,6 @@ def _books(where: Where, when: str, library: Library | None = None) -> list[Meas
     if library is None:
         opened_here.close()  # nothing of the driver's may be open when this process is forked
     return rows
-
-
-def residue(where: Where) -> Iterator[Measured]:
-    """What the driver leaves to the next process, after a process that ended and after one that was killed."""
-    for how, by_force in (("ended", False), ("was killed", True)):
-        yield from _left_behind(where, f"after a process that {how}, at once", by_force=by_force)
-
-
-def _left_behind(where: Where, about: str, *, by_force: bool) -> list[Measured]:
-    canary = _canary()
-    next_one = Fork(lambda line: _count(where, canary, line))
-    next_one.hear()
-    last_one = Fork(lambda line: _fill(where, canary, line))
-    written = last_one.hear()
-    if by_force:
-        last_one.end(by_force=True)
-    else:
-        last_one.tell()
-        last_one.end()
-    next_one.tell()
-    size, dirty, foreign = next_one.hear()
-    next_one.end()
-    return [
-        one(f"{about}: bytes that it had written", written, "bytes"),
-        one(f"{about}: bytes that the next one got", size, "bytes"),
-        DIRTY.about(about).answered(dirty),
-        KEPT.about(about).answered(size - foreign, note="16 random bytes, none zero"),
-    ]
-
-
-def _canary() -> Pattern:
-    """One pattern in all memory, so that each page can be recognised at any address."""
-    first, second = (int.from_bytes(bytes(1 + secrets.randbelow(255) for _ in range(8))) for _ in range(2))
-    return Pattern(PatternKind.CONSTANT, first, second)
-
-
-def _fill(where: Where, canary: Pattern, line: Connection) -> None:
-    _, whole = taken(where)
-    whole.write(canary, unheard)
-    expect_nothing(whole.check(canary, unheard), "a canary")
-    say(line, whole.size)
-    line.recv()  # or it is killed here, while it holds all memory
-
-
-def _count(where: Where, canary: Pattern, line: Connection) -> None:
-    card = opened(where)
-    say(line)
-    line.recv()
-    whole = memory.take(card)
-    dirty = sum(found.count for found in whole.compare(ZERO, unheard))
-    foreign = sum(found.count for found in whole.compare(canary, unheard))
-    zeroed(whole)
-    say(line, (whole.size, dirty, foreign))
 
 
 def leave_zeros(where: Where) -> Iterator[Measured]:

@@ -67,7 +67,7 @@ _INVALID_VALUE = 1
 _TOO_MUCH = frozenset({_INVALID_VALUE, 701})  # a launch asked for more than there is; 701: for more resources
 _REFUSED = frozenset({_INVALID_VALUE, 215, 801})  # the value, the limit or the call
 _WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
-_KEPT = 240  # overwritten registers of a thread
+KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
 _IN_REGISTERS = {
     it.value for it in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
@@ -323,7 +323,7 @@ class CudaCard:
         if program is KernelProgram.SCRATCH:
             due = _TWICE * self._granted[program] // _WORD
         elif program is KernelProgram.REGISTERS:
-            due = _TWICE * _KEPT * THREADS
+            due = _TWICE * KEPT * THREADS
         for place, rounds, _, _, compared in reports:
             if due is not None and compared != rounds * due:
                 counted = f"{compared} of {rounds * due} words were read back from multiprocessor {place}"

@@ -20,10 +20,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from autoclave.remnant.idle import Idle, InUse
 from benchmarks.trial import checks, command, job, needs, report, running, service
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
-from benchmarks.trial.idle import Idle, InUse
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, Kind, time_for
 from benchmarks.trial.records import Records, Writer
 from scrubber.cuda.images import FOLDER
@@ -171,10 +171,10 @@ def test_without_lists_of_the_driver_all_processes_are_searched(stage, monkeypat
         idle = Idle(Host(stage.root.path), Library())
         board = idle.board("0")
         with nullcontext() if everybody else pytest.raises(InUse, match="not every process can be searched"):
-            idle.expect_nobody(board)
+            idle.expect_no_holder(board)
         gpu.set({"memory.used": 65 * 2**20})
         with pytest.raises(InUse):
-            idle.expect_nobody(board)
+            idle.expect_no_holder(board)
         idle.library.close()
 
 
@@ -186,7 +186,7 @@ def test_a_process_that_begins_between_two_looks_is_seen(stage, monkeypatch) -> 
     with on_stage(stage):
         idle = Idle(Host(stage.root.path), Library())
         with pytest.raises(InUse, match="the driver lists a process"):
-            idle.expect_nobody(idle.board("0"))
+            idle.expect_no_holder(idle.board("0"))
         idle.library.close()
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from autoclave.remnant.idle import Idle, InUse
 from benchmarks.trial.card import Where
-from benchmarks.trial.idle import Idle, InUse
 from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import boards
@@ -50,14 +50,14 @@ def board(idle, library) -> Iterator[Board]:
         pytest.skip(lacks)
     try:
         found = idle.board(os.environ.get("GPU_UUID", "0"))
-        idle.expect_nobody(found)
+        idle.expect_no_holder(found)
     except InUse as error:
         pytest.skip(f"somebody is at work on it: {error}")
     except DeviceError as error:
         pytest.skip(f"it is none to be worked on: {error}")
     library.close()
     yield found
-    idle.wait_for_nobody(found, GIVEN_BACK_WITHIN)
+    idle.wait_until_free(found, GIVEN_BACK_WITHIN)
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_killed_worker_leaves_no_memory_in_use(where, board, idle, tell) -> No
         worker.kill()
         worker.wait()
         began = time.monotonic()
-        idle.wait_for_nobody(board, GIVEN_BACK_WITHIN)
+        idle.wait_until_free(board, GIVEN_BACK_WITHIN)
         tell(f"after a kill: {during - before} bytes given back within {time.monotonic() - began:.3f} s")
     assert during > before + NOISE
     assert used() <= before + NOISE

@@ -14,6 +14,7 @@
  * taken_at                a launch, and how many bytes another process takes then
  * fails_after             allocations that succeed; the next one answers 700
  * stuck                   OFFSET:BITS ... that are always set; lazy: nothing is written
+ * clears                  OFFSET:SIZE ... that are zero in memory that is handed out; without it nothing is cleared
  * aliases                 OFFSET:OFFSET ... of 4 KiB each: the first answers with the cells of the second, from the context on
  * deviating, leaky, unreached   units that compute something else, do not hold what is written, or run no block
  * names_reserved, counts_reserved, refuses_size_with   how the shared memory of the system counts: see kernels.c

@@ -169,6 +169,19 @@ static u64 gap(u64 size)
 
 bool has_gap(u64 size) { return gap(size) < total; }
 
+/* What this driver clears of memory that it hands out, as one does that clears what is freed. */
+static void clear(u64 at, u64 size)
+{
+    u64 from, length;
+    int read;
+    for (const char *next = device_says("clears"); next && sscanf(next, " %llu:%llu%n", &from, &length, &read) == 2;
+         next += read) {
+        u64 low = from > at ? from : at, high = from + length < at + size ? from + length : at + size;
+        if (low < high)
+            memset(cells + low, 0, high - low);
+    }
+}
+
 int take(u64 size, u64 *address)
 {
     u64 at = gap(size);
@@ -179,6 +192,7 @@ int take(u64 size, u64 *address)
         place++;
     memmove(pieces + place + 1, pieces + place, (size_t)(taken++ - place) * sizeof *pieces);
     pieces[place] = (Piece){at, pages(size)};
+    clear(at, pages(size));
     *address = BASE + at;
     tell();
     return CUDA_OK;

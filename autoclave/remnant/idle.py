@@ -58,7 +58,7 @@ class Idle:
                 return boards.read(nvml, self.host, gpu, uuid)
         raise DeviceError(f"there is no GPU {name}: the driver lists {count}")
 
-    def expect_nobody(self, board: Board) -> None:
+    def expect_no_holder(self, board: Board) -> None:
         """InUse if a process uses the GPU, or if that is unknown.
 
         Where the driver lists no processes, those that can be found are all, if every process can be searched.
@@ -90,12 +90,12 @@ class Idle:
         self._look(board, seen)
         return sorted({*map(_named, seen)})
 
-    def wait_for_nobody(self, board: Board, seconds: float) -> None:
+    def wait_until_free(self, board: Board, seconds: float) -> None:
         """Wait until no process uses the GPU; InUse after the time limit."""
         ends = time.monotonic() + seconds
         while True:
             try:
-                self.expect_nobody(board)
+                self.expect_no_holder(board)
             except InUse:
                 if time.monotonic() > ends:
                     raise

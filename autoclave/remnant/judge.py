@@ -1,0 +1,120 @@
+"""What the rounds of one cell show: one medium under one hand-over.
+
+A word is never called residue because it is not zero: only words of the key that was written are. And zero findings are
+never called proof: they bound how often residue can be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from autoclave.remnant.model import HandOver, Look, Medium, Planted, Result, Round
+from ground.quantities import quantity
+
+_CONTEXTS_DIFFER = 64 * 2**20  # bytes, or one part in sixteen: so much less may be had where nobody holds any
+ALL = frozenset({Medium.MEMORY})  # media of which the positive control must recognise every byte
+
+
+class Verdict(Enum):
+    """From the worst to the best."""
+
+    RESIDUE = "residue"  # words of the first container were found
+    NO_ANSWER = "no answer"  # a control failed: the test itself is broken
+    HELD = "held"  # the next container does not get all of it: the first one still has a part
+    NOT_ZERO = "not zero"  # something was there, and nobody knows what
+    NONE = "no residue word"
+
+
+EXPECTED: dict[HandOver, dict[Medium, Verdict]] = {
+    **{hand_over: dict.fromkeys(Medium, Verdict.NONE) for hand_over in (HandOver.EXIT, HandOver.KILL, HandOver.ABORT)},
+    HandOver.STAYS: {Medium.MEMORY: Verdict.HELD, Medium.SHARED: Verdict.NONE, Medium.REGISTERS: Verdict.NONE},
+}
+"""Of NVIDIA's driver without a scrub, from Turing on: it clears memory that is freed, by its published source. What it
+does to the memory on the chip is published nowhere; on an H100 and an H200 with driver 580 nothing was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One medium under one hand-over, over all rounds."""
+
+    medium: Medium
+    hand_over: HandOver
+    expected: Verdict
+    verdict: Verdict
+    rounds: int
+    read: int  # in all rounds
+    not_zero: int | None
+    searched: int
+    recognised: int
+    held: int  # at most, in a round
+    why: str  # one sentence
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether it is as was written down before the run."""
+        return self.verdict is self.expected
+
+
+def cells(result: Result) -> tuple[Cell, ...]:
+    """All cells that have a round, in the order of the enums."""
+    chosen = {hand_over: [it for it in result.rounds if it.hand_over is hand_over] for hand_over in HandOver}
+    return tuple(
+        cell(medium, rounds) for rounds in chosen.values() if rounds for medium in Medium if medium in rounds[0].planted
+    )
+
+
+def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
+    """The cell of these rounds, which have one hand-over."""
+    hand_over = rounds[0].hand_over
+    looks = [it.looks[medium] for it in rounds if medium in it.looks]
+    held = max((_held(medium, it) for it in rounds), default=0)
+    verdict, why = _verdict(medium, rounds, looks, held)
+    return Cell(
+        medium=medium,
+        hand_over=hand_over,
+        expected=EXPECTED[hand_over][medium],
+        verdict=verdict,
+        rounds=len(rounds),
+        read=sum(it.read for it in looks),
+        not_zero=None if any(it.not_zero is None for it in looks) else sum(it.not_zero or 0 for it in looks),
+        searched=sum(it.searched for it in looks),
+        recognised=sum(it.recognised for it in looks),
+        held=held,
+        why=why,
+    )
+
+
+def bound(rounds: int) -> float:
+    """How often residue can be there at most, at 95 %, if no round of so many has found any: the rule of three."""
+    return min(1.0, 3 / rounds)
+
+
+def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], held: int) -> tuple[Verdict, str]:
+    if any(it.never_written for it in looks):
+        return Verdict.NO_ANSWER, "words were recognised that nobody has written"
+    if (found := sum(it.recognised for it in looks)) > 0:
+        hits = sum(it.recognised > 0 for it in looks)
+        return Verdict.RESIDUE, f"{found} bytes of the first container, in {hits} of {quantity(len(rounds), 'round')}"
+    if not all(_controlled(medium, it.planted[medium]) for it in rounds):
+        return Verdict.NO_ANSWER, "the first container does not recognise its own words"
+    if held or any(it.refused for it in rounds):
+        return Verdict.HELD, next((it.refused for it in rounds if it.refused), f"{held} bytes could not be had")
+    if not looks:
+        return Verdict.NO_ANSWER, "nobody has looked"
+    if (strange := sum(it.not_zero or 0 for it in looks)) > 0:
+        return Verdict.NOT_ZERO, f"{strange} bytes that are not zero, and no word of the first container"
+    return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.3g} % of hand-overs, at 95 %"
+
+
+def _controlled(medium: Medium, planted: Planted) -> bool:
+    return planted.recognised == planted.written > 0 if medium in ALL else planted.recognised > 0
+
+
+def _held(medium: Medium, one: Round) -> int:
+    """What the next container did not get of the memory that the first one could have."""
+    if medium is not Medium.MEMORY or medium not in one.looks:
+        return 0
+    missing = one.available - one.looks[medium].read
+    return missing if missing > min(_CONTEXTS_DIFFER, one.available // 16) else 0

@@ -1,0 +1,78 @@
+"""What one hand-over showed. All sizes are in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Medium(Enum):
+    """Where a GPU could keep the data of a container that has ended."""
+
+    MEMORY = "memory"
+    SHARED = "shared-memory"  # of the multiprocessors
+    REGISTERS = "registers"
+
+
+class HandOver(Enum):
+    """How the first container gives up the GPU."""
+
+    EXIT = "exit"
+    KILL = "kill"  # by SIGKILL
+    ABORT = "abort"  # a kernel of it traps
+    STAYS = "stays"  # it does not: a process of it is left behind
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """What the first container wrote, and how much of that it recognised itself: the positive control."""
+
+    written: int
+    recognised: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the next container found, before it wrote anything there."""
+
+    read: int  # so much it could look at
+    searched: int  # of it, so much was searched for words
+    recognised: int  # words of the first container
+    never_written: int  # words of a key that nobody has written: the negative control
+    not_zero: int | None = None  # of all that was read; None: that cannot be counted here
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One hand-over. ``refused``: why the next container got nothing; then there are no looks."""
+
+    hand_over: HandOver
+    seconds: float  # from the end of the first container until the next one has looked
+    available: int  # memory that the first container could have
+    planted: Mapping[Medium, Planted]
+    looks: Mapping[Medium, Look] = field(default_factory=dict)
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The GPU and its driver: a result is of these only."""
+
+    uuid: str
+    model: str
+    driver: str
+    memory: int
+    ecc: bool
+    persistence: bool | None  # None: the driver does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All rounds on one GPU, and how they were done."""
+
+    on: str
+    began: str  # in UTC
+    gpu: Gpu
+    rounds: tuple[Round, ...]
+    ended_early: str = ""  # why, if not all rounds were done

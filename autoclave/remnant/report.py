@@ -1,0 +1,182 @@
+"""The files of a result: one for programs, one page for people, one picture. UUIDs are cut short in all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from autoclave.remnant.judge import Cell, Verdict, cells
+from autoclave.remnant.model import HandOver, Medium, Result
+from ground.documents import units
+from ground.quantities import quantity
+from scrubber import __version__
+
+FORMAT = "autoclave-remnant/1"
+SHOWN = 8  # characters of a UUID
+WIDTH = 120  # columns of a page
+WORDS = {
+    HandOver.EXIT: "it exits",
+    HandOver.KILL: "it is killed (SIGKILL)",
+    HandOver.ABORT: "a kernel of it traps",
+    HandOver.STAYS: "a process of it is left behind",
+}
+COLOURS = {
+    Verdict.NONE: "#2e7d32",
+    Verdict.HELD: "#ef6c00",
+    Verdict.NOT_ZERO: "#f9a825",
+    Verdict.NO_ANSWER: "#757575",
+    Verdict.RESIDUE: "#c62828",
+}
+_METHOD = (
+    "A first container fills the memory, the shared memory and the registers of the GPU with words of a secret key."
+    " Then it ends. The next container looks for these words before it writes anything. A result says something about"
+    " this GPU and this driver only."
+)
+_LEGEND = (
+    "**Expected** was written down before the run: NVIDIA's driver clears memory that is freed, by its published"
+    " source, so no word is expected there without any scrub. **No residue word** is no proof that none is ever there:"
+    " it says how often at most, with a confidence of 95 %. **Held** means that the next container does not get all"
+    " memory, because the first one still has a part. In each round the first container also looks for its own words,"
+    " and the next one for words that nobody wrote; if either fails, the cell is **no answer**."
+)
+_HEADERS = (
+    "how the first container ends",
+    "medium",
+    "expected",
+    "found",
+    "rounds",
+    "read",
+    "not zero",
+    "recognised",
+    "",
+)
+
+
+def write(directory: Path, result: Result) -> tuple[Path, ...]:
+    """Write all files; returns their paths."""
+    found = cells(result)
+    texts = {"result.json": document(result, found), "report.md": page(result, found), "report.svg": picture(found)}
+    for name, text in texts.items():
+        (directory / name).write_text(text)
+    return tuple(directory / name for name in texts)
+
+
+def document(result: Result, found: Sequence[Cell]) -> str:
+    """Everything, for programs. Sizes are in bytes, times in seconds."""
+    whole = {
+        "format": FORMAT,
+        "tool": f"autoclave {__version__}",
+        **_plain(dataclasses.asdict(result)),
+        "cells": [_plain(dataclasses.asdict(it)) | {"as_expected": it.as_expected} for it in found],
+    }
+    whole["gpu"]["uuid"] = whole["gpu"]["uuid"][:SHOWN]
+    return "{\n" + ",\n".join(f'"{name}": {_lines(value)}' for name, value in whole.items()) + "\n}\n"
+
+
+def page(result: Result, found: Sequence[Cell]) -> str:
+    """One page with one table."""
+    gpu = result.gpu
+    taken = (
+        f"Taken {result.began} with `autoclave remnant run --on {result.on}` (autoclave {__version__}), on"
+        f" {gpu.uuid[:SHOWN]}, {_size(gpu.memory)}, driver {gpu.driver}, ECC {_switch(gpu.ecc)}, persistence mode"
+        f" {_switch(gpu.persistence)}. {_METHOD}"
+    )
+    table = "\n".join("| " + " | ".join(row) + " |" for row in (_HEADERS, ("---",) * len(_HEADERS), *map(_row, found)))
+    points = "\n".join(_wrapped(f"* {line}", "  ") for line in summary(result, found))
+    title = f"# What the next container sees: {gpu.model}"
+    return "\n\n".join((title, _wrapped(taken), points, table, _wrapped(_LEGEND))) + "\n"
+
+
+def summary(result: Result, found: Sequence[Cell]) -> list[str]:
+    """The result in a few sentences, the worst first."""
+    lines = [
+        f"{it.verdict.value}: {it.medium.value}, when {WORDS[it.hand_over]}: {it.why}"
+        for verdict in Verdict
+        for it in found
+        if it.verdict is verdict is not Verdict.NONE
+    ]
+    lines.append(
+        f"{Verdict.NONE.value}: {sum(it.verdict is Verdict.NONE for it in found)} of {quantity(len(found), 'cell')}"
+    )
+    unexpected = [it for it in found if not it.as_expected]
+    lines.append(f"not as expected: {len(unexpected)} of {quantity(len(found), 'cell')}")
+    if result.ended_early:
+        lines.append(f"ended early: {result.ended_early}")
+    return lines
+
+
+def picture(found: Sequence[Cell]) -> str:
+    """A grid: media across, hand-overs down."""
+    hand_overs = list(dict.fromkeys(it.hand_over for it in found))
+    left, wide, high, top = 210, 150, 34, 40
+    parts = [
+        f'<text x="{left + wide * column + wide / 2}" y="{top - 12}" text-anchor="middle">{medium.value}</text>'
+        for column, medium in enumerate(Medium)
+    ]
+    for row, hand_over in enumerate(hand_overs):
+        y = top + high * row
+        parts.append(f'<text x="{left - 10}" y="{y + 22}" text-anchor="end">{escape(WORDS[hand_over])}</text>')
+        for it in found:
+            if it.hand_over is hand_over:
+                x = left + wide * list(Medium).index(it.medium)
+                parts.append(
+                    f'<rect x="{x + 2}" y="{y + 2}" width="{wide - 4}" height="{high - 4}" rx="4"'
+                    f' fill="{COLOURS[it.verdict]}"/><text x="{x + wide / 2}" y="{y + 22}" text-anchor="middle"'
+                    f' fill="white">{it.verdict.value}</text>'
+                )
+    size = f'width="{left + wide * len(Medium) + 10}" height="{top + high * len(hand_overs) + 10}"'
+    style = 'font-family="sans-serif" font-size="13"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{chr(10).join(parts)}\n</svg>\n'
+
+
+def _wrapped(text: str, after: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
+
+
+def _row(it: Cell) -> tuple[str, ...]:
+    return (
+        WORDS[it.hand_over],
+        it.medium.value,
+        it.expected.value,
+        it.verdict.value if it.as_expected else f"**{it.verdict.value}**",
+        str(it.rounds),
+        _size(it.read),
+        "-" if it.not_zero is None else _size(it.not_zero),
+        _size(it.recognised),
+        it.why,
+    )
+
+
+def _lines(value: object) -> str:
+    """A line for each item of a list."""
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 -- any value of a document
+    """Enums by their words, keys too."""
+    if isinstance(value, dict):
+        return {_plain(name): _plain(it) for name, it in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(it) for it in value]
+    return value.value if isinstance(value, Medium | HandOver | Verdict) else value
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit in which the number is at least one."""
+    amount, unit = float(count), "B"
+    for unit in units.BYTES:
+        if amount < 1024 or unit == "TiB":  # noqa: PLR2004 - one step between two units
+            break
+        amount /= 1024
+    return f"{amount:.4g} {unit}"
+
+
+def _switch(value: bool | None) -> str:  # noqa: FBT001 -- what is said of it
+    return "unknown" if value is None else "on" if value else "off"

@@ -1,0 +1,221 @@
+"""The program of one container: it fills a GPU with words that can be recognised, or looks for those of the last one.
+
+It reads its order from the first line of stdin, says on stdout what it has done, and goes on with the next line.
+Whoever looks does so before it writes anything, and searches what is not zero at any alignment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from autoclave.remnant.model import Look, Medium, Planted
+from scrubber.cuda import device, memory
+from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
+from scrubber.cuda.device import CudaCard
+from scrubber.cuda.driver import CudaDriver
+from scrubber.cuda.memory import GpuMemory
+from scrubber.cuda.patterns import ZERO, Pattern, PatternKind
+from scrubber.devices.nvidia.host import Host
+
+PROGRAM = (sys.executable, "-P", "-m", "autoclave.remnant.tenant")
+SEARCHED_AT_MOST = 2**28  # bytes that are copied to the host and searched
+PIECE = 2**21  # bytes that are copied at once
+ON_THE_CHIP = {
+    Medium.REGISTERS: (KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS),
+    Medium.SHARED: (KernelProgram.PLANT, KernelProgram.LISTEN),
+}
+_WORD = 4  # bytes
+_NO_KIND = 9  # of a pattern: every kernel traps
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a container is to do with which GPU."""
+
+    deed: str  # "fill" or "look"
+    uuid: str
+    pci_address: str
+    host_root: str
+    key: str  # 32 hexadecimal digits, of the words that are planted
+    never: str  # the same, of words that nobody plants
+    media: tuple[str, ...] = tuple(it.value for it in Medium)
+    share: int = 1  # one part of the memory in so many is filled
+
+    @property
+    def programs(self) -> dict[Medium, tuple[KernelProgram, KernelProgram]]:
+        """What plants and what listens, for the chosen media on the chip."""
+        return {medium: programs for medium, programs in ON_THE_CHIP.items() if medium.value in self.media}
+
+
+class Tenant(CudaCard):
+    """A card on which nothing runs but what is asked for: more would overwrite what the last container has left."""
+
+    loaded: Sequence[KernelProgram] = ()
+
+    def read(self, span: Span) -> bytes:
+        """The bytes of a piece of allocated memory."""
+        with self._translated("read memory of"):
+            return self._driver.get(span.address, span.size)
+
+    def words_of(self, program: KernelProgram) -> int:
+        """How many words of the chip one launch of this program reads or writes."""
+        if program in (KernelProgram.PLANT, KernelProgram.LISTEN):
+            return self.units * self._granted.get(program, 0) // _WORD
+        return self.units * device.THREADS * device.KEPT
+
+    def trap(self, span: Span) -> None:
+        """Launch a kernel that ends with a trap, which ends the context."""
+        self.sweep(Sweep.WRITE, Pattern(cast("PatternKind", _NO_KIND)), [span], _unheard)
+
+
+def words(key: str) -> bytes:
+    """The 16 bytes that fill the memory. None of them is zero, so that memory that was cleared holds none of them."""
+    return bytes(1 + byte % 255 for byte in hashlib.sha256(bytes.fromhex(key)).digest()[:16])
+
+
+def recognised(data: bytes, key: str) -> int:
+    """The bytes of the key's words in the data, at any alignment."""
+    return 16 * data.count(words(key))
+
+
+def opened(order: Order, driver: CudaDriver) -> Tenant:
+    """The GPU, as any program opens it; CudaError if that fails."""
+    device.only(order.uuid)
+    card = Tenant(driver, order.uuid)
+    card.begin(order.pci_address, Host(Path(order.host_root)).memory_manager(order.pci_address))
+    card.ready()
+    return card
+
+
+def fill(order: Order, driver: CudaDriver) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Fill memory and chip; what was planted, and how this container aborts itself."""
+    card = opened(order, driver)
+    for plant, listen in order.programs.values():  # the driver loads them now, while there is memory for them
+        card.everywhere(plant, 0)
+        card.everywhere(listen, 0)
+    available = card.memory().free
+    whole = memory.take(card) if order.share == 1 else _part(card, available // order.share)
+    pattern = _pattern(order.key)
+    whole.write(pattern, _unheard)
+    planted = {}
+    if Medium.MEMORY.value in order.media:
+        planted[Medium.MEMORY.value] = Planted(whole.size, _own_words(card, whole, pattern, order.key))
+    for medium, (plant, listen) in order.programs.items():
+        card.everywhere(plant, _word(order.key))
+        recognised_here = sum(unit.wrong for unit in card.everywhere(listen, _word(order.key)))
+        planted[medium.value] = Planted(_WORD * card.words_of(plant), _WORD * recognised_here)
+        card.everywhere(plant, _word(order.key))  # what listened may have overwritten a part
+    answer = {"available": available, "planted": {name: dataclasses.asdict(it) for name, it in planted.items()}}
+    return answer, lambda: card.trap(whole.spans[0])
+
+
+def look(order: Order, driver: CudaDriver) -> dict[str, Any]:
+    """What this container finds, before it writes; then it leaves zeros in the memory."""
+    card = opened(order, driver)
+    found: dict[str, Look] = {}
+    for medium, (_, listen) in order.programs.items():
+        own, never = (
+            _WORD * sum(unit.wrong for unit in card.everywhere(listen, _word(key))) for key in (order.key, order.never)
+        )
+        read = _WORD * card.words_of(listen)
+        found[medium.value] = Look(read, read, own, never)
+    whole = memory.take(card)
+    if Medium.MEMORY.value in order.media:
+        found[Medium.MEMORY.value] = _in_memory(card, whole, order)
+    whole.write(ZERO, _unheard)
+    return {"looks": {name: dataclasses.asdict(it) for name, it in found.items()}}
+
+
+def _in_memory(card: Tenant, whole: GpuMemory, order: Order) -> Look:
+    spans = whole.spans
+    dirty = [it for it, found in zip(spans, whole.compare(ZERO, _unheard), strict=True) if found.count]
+    pieces = [
+        Span(it.address + at, min(PIECE, it.size - at), it.start + at)
+        for it in dirty
+        for at in range(0, it.size, PIECE)
+    ]
+    counts = [it.count for it in GpuMemory(card, pieces).compare(ZERO, _unheard)] if pieces else []
+    wanted = [piece for piece, count in zip(pieces, counts, strict=True) if count]
+    step = max(1, -(-len(wanted) * PIECE // SEARCHED_AT_MOST))
+    searched = planted = never = 0
+    for piece in wanted[::step]:
+        data = card.read(piece)
+        searched += len(data)
+        planted += recognised(data, order.key)
+        never += recognised(data, order.never)
+    if step == 1:  # what is zero was searched too: it holds no word
+        searched = whole.size
+    return Look(whole.size, searched, planted, never, sum(counts))
+
+
+def _own_words(card: Tenant, whole: GpuMemory, pattern: Pattern, key: str) -> int:
+    """The bytes that are as they were written; none if those who look later would not recognise the words."""
+    wrong = sum(it.count for it in whole.compare(pattern, _unheard))
+    pieces = [Span(it.address, min(PIECE, it.size), it.start) for it in whole.spans]
+    return whole.size - wrong if all(recognised(card.read(it), key) == it.size for it in pieces) else 0
+
+
+def _part(card: Tenant, size: int) -> GpuMemory:
+    """So much of the free memory, allocated."""
+    spans: list[Span] = []
+    start = 0
+    for rung in memory.RUNGS:
+        while start + rung <= size and (address := card.allocate(rung)) is not None:
+            spans.append(Span(address, rung, start))
+            start += rung
+    return GpuMemory(card, spans)
+
+
+def _pattern(key: str) -> Pattern:
+    first, second = (int.from_bytes(words(key)[at : at + 8], "little") for at in (0, 8))
+    return Pattern(PatternKind.CONSTANT, first, second)
+
+
+def _word(key: str) -> int:
+    """The word that is planted on the chip."""
+    return int.from_bytes(words(key)[:_WORD], "little")
+
+
+def _unheard(_size: int) -> None:
+    """Progress that is not reported."""
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main(lines: Iterable[str]) -> NoReturn:
+    """Do what the first line says; then what the next ones say. Ends without a handler, as a container does."""
+    rest = iter(lines)
+    order = Order(**json.loads(next(rest)))
+    driver = device.driver_of(order.uuid)  # loading CuPy takes longer than all else
+    _say({"ready": os.getpid()})
+    next(rest, "")
+    abort: Callable[[], None] = lambda: None  # noqa: E731 -- replaced where there is something to abort
+    try:
+        if order.deed == "fill":
+            answer, abort = fill(order, driver)
+        else:
+            answer = look(order, driver)
+    except CudaError as error:
+        answer = {"refused": str(error)}
+    _say(answer)
+    if next(rest, "").strip() == "abort":
+        try:
+            abort()
+        except CudaError:
+            os._exit(1)  # the context has ended with the kernel
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.stdin)

@@ -1,0 +1,136 @@
+"""``autoclave remnant run --on local`` on the stand-in for the driver, which clears what it is told to clear."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.on_machine import FLAGS, needs_namespace
+from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
+from tests.fakes.nvml.fixtures import Stage, nvml_build, stage
+from tests.fakes.nvml.machine import Process
+from tests.gpu.rehearsing import ROOT, environment
+
+__all__ = ["nvml_build", "stage"]  # fixtures
+pytestmark = needs_namespace
+
+SIZE = 12 * PAGE
+ALL = {0: SIZE}  # of the memory
+BOTH = ("--medium", "memory", "--medium", "shared-memory")  # registers of the stand-in are new in each launch
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A GPU of the stand-in, and the command."""
+
+    stage: Stage
+    cuda: CudaMachine
+    to: Path
+
+    @property
+    def uuid(self) -> str:
+        return self.stage.machine.gpu(0).uuid
+
+    def command(self, *more: str) -> list[str]:
+        flags = ["--gpu", self.uuid, "--to", str(self.to), "--host-root", str(self.stage.root.path)]
+        return ["unshare", *FLAGS, sys.executable, "-m", "autoclave", "remnant", "run", *flags, *more]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return environment(self.stage, self.cuda.environment(self.stage.library.parent))
+
+    def run(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*more), cwd=ROOT, env=self.variables, capture_output=True, text=True, check=False
+        )
+
+    def cells(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """What was found, by hand-over and medium."""
+        found = json.loads((self.to / "result.json").read_text())["cells"]
+        return {(it["hand_over"], it["medium"]): it for it in found}
+
+
+@pytest.fixture
+def bench(stage, tmp_path) -> Bench:
+    return Bench(stage, equip(tmp_path / "cuda", [stage.machine.gpu(0)], libraries(), SIZE), tmp_path / "out")
+
+
+def test_a_driver_that_clears_leaves_no_word(bench) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL)
+    run = bench.run(*BOTH, "--rounds", "1")
+    assert run.returncode == 0, run.stderr
+    found = bench.cells()
+    assert {key: it["verdict"] for key, it in found.items()} == {
+        **{(how, medium): "no residue word" for how in ("exit", "kill", "abort", "stays") for medium in BOTH[1::2]},
+        ("stays", "memory"): "held",
+    }
+    assert all(it["as_expected"] for it in found.values())
+    assert found["kill", "memory"]["searched"] == found["kill", "memory"]["read"] > SIZE // 2
+    page = (bench.to / "report.md").read_text()
+    assert "| it is killed (SIGKILL) | memory | no residue word | no residue word | 1 |" in page
+    assert bench.uuid not in page + (bench.to / "result.json").read_text() + run.stdout
+    assert (bench.to / "report.svg").read_text().count("<rect") == 8
+    assert "round 4 of 4: stays, about" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "hole", [{0: 0}, {0: 6 * PAGE, 6 * PAGE + 4096: SIZE}], ids=["clears nothing", "leaves a page"]
+)
+def test_what_a_driver_leaves_is_found_to_the_byte(bench, hole) -> None:
+    bench.cuda.change(bench.uuid, clears=hole)
+    run = bench.run(*BOTH, "--rounds", "1", "--hand-over", "kill")
+    assert run.returncode == 1, run.stderr
+    found = bench.cells()["kill", "memory"]
+    assert (found["verdict"], found["as_expected"]) == ("residue", False)
+    assert found["recognised"] == found["not_zero"] == (found["read"] if hole == {0: 0} else 4096)
+    assert not any(bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :])  # zeros are left, beside the context
+
+
+def test_a_gpu_in_use_is_refused(bench) -> None:
+    gpu = bench.stage.machine.gpu(0)
+    gpu.run(Process(1))  # the first one in the namespace of the command
+    run = bench.run()
+    assert run.returncode == 2
+    assert "cannot use GPU" in run.stderr
+    assert not bench.to.exists()
+    assert bench.cuda.memory(bench.uuid).read_bytes() == bytes(SIZE)
+
+
+def test_wrong_input_is_one_sentence(bench) -> None:
+    bench.to.mkdir()
+    assert f"cannot write to {bench.to}: File exists" in bench.run().stderr
+    run = subprocess.run(
+        [*bench.command(), "--to", str(bench.to / "new"), "--gpu", "99"],
+        cwd=ROOT,
+        env=bench.variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "there is no GPU 99: the driver lists" in run.stderr
+
+
+def test_ctrl_c_keeps_what_was_done(bench) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL)
+    with subprocess.Popen(
+        [*bench.command(*BOTH, "--hand-over", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as run:  # fmt: skip
+        assert run.stderr is not None
+        while "round 2 of 20" not in run.stderr.readline():
+            pass
+        os.killpg(run.pid, signal.SIGINT)
+        run.communicate()
+    assert run.returncode == 130
+    result = json.loads((bench.to / "result.json").read_text())
+    assert (len(result["rounds"]), result["ended_early"]) == (1, "it was interrupted")
