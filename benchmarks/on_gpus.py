@@ -5,6 +5,7 @@ python -m benchmarks.on_gpus > docs/measurements/gpus.md
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +22,7 @@ NOT_MEASURED = "not measured"
 SOON, LATE = "a pod right after a pod that filled the memory", "a pod that gets a clean GPU"
 FORK, WORKER = "a fork of a process that has loaded CuPy", "warm zygote"
 BACK = "memory that another process had written and given back, immediately"
-ENDED, KILLED = "after a process that ended, at once", "after a process that was killed, at once"
 FOUND = "bytes that are not zero in the memory that a pod finds"
-OTHERS = "heard by another process, after the planter's end"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,13 @@ class Row:
 
 
 MIB = 2**20
+LEFT = {
+    "memory of a process that ended: bytes that the next one finds": ("exit", "memory"),
+    "memory of a process that was killed: the same": ("kill", "memory"),
+    "shared memory of it: words of the first process": ("kill", "shared-memory"),
+    "registers of it: the same": ("kill", "registers"),
+}
+"""The hand-overs and media of `autoclave remnant` whose results are shown."""
 TABLES = {
     "hand-over": (
         Row("`Allocate` of a clean GPU", "pods", f"{LATE}: Allocate"),
@@ -102,10 +108,6 @@ TABLES = {
         ),
     ),
     "left": (
-        Row("memory of a process that ended: bytes that the next one finds", "residue", f"{ENDED}: of those, not zero"),
-        Row("memory of a process that was killed: the same", "residue", f"{KILLED}: of those, not zero"),
-        Row("shared memory: words of a process that the next one finds", "scratch", f"shared memory: {OTHERS}"),
-        Row("registers: the same", "scratch", f"registers: {OTHERS}"),
         Row(
             "from SIGKILL of a process with all memory until it is free",
             "faults",
@@ -167,10 +169,10 @@ context then takes about half the time.
 
 {left}
 
-So on these GPUs, with this driver, no byte of an earlier process was found even without a scrub. Autoclave adds the
-proof, and refuses a GPU where this does not hold. Short uses are noticed by chance only while the accounting mode is
-off, as it was here: in all sessions, 2 of 6 uses of about a second
-([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
+The last four rows are of [`autoclave remnant`](../remnant.md). So on these GPUs, with this driver, no byte of an
+earlier process was found even without a scrub. Autoclave adds the proof, and refuses a GPU where this does not hold.
+Short uses are noticed by chance only while the accounting mode is off, as it was here: in all sessions, 2 of 6 uses of
+about a second ([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
 
 A kernel that traps gave CUDA's status 719 and one XID 43, and the next process found a sound GPU. A process that was
 killed inside a kernel that does not end gave no XID, and the driver reported no load afterwards. While a process held
@@ -209,6 +211,7 @@ def page(directory: Path) -> str:
     found = {name: Records(directory / f"{file}.jsonl") for name, file in CARDS.items()}
     about = [records.machine() or {} for records in found.values()]
     tables = {name: _table(("", *found), *(_cells(row, found) for row in rows)) for name, rows in TABLES.items()}
+    tables["left"] += "\n" + _table(*(_left(words, *it, directory) for words, it in LEFT.items()), head=False)
     text = TEXT.format(
         **tables,
         taken=about[0]["taken"],
@@ -225,6 +228,21 @@ def page(directory: Path) -> str:
     return wrapped(text)
 
 
+def _left(words: str, hand_over: str, medium: str, directory: Path) -> tuple[str, ...]:
+    """What `autoclave remnant` has found on each card."""
+    row = [words]
+    for file in CARDS.values():
+        result = directory / f"remnant-{file}.json"
+        cells = json.loads(result.read_text())["cells"] if result.exists() else ()
+        found = [it for it in cells if (it["hand_over"], it["medium"]) == (hand_over, medium)]
+        counts = [
+            f"{it['recognised'] if it['not_zero'] is None else it['not_zero']} bytes in {it['rounds']} hand-overs"
+            for it in found
+        ]
+        row.append(counts[0] if counts else NOT_MEASURED)
+    return tuple(row)
+
+
 def _cells(row: Row, found: dict[str, Records]) -> tuple[str, ...]:
     return (row.words, *(row.cell(records) for records in found.values()))
 
@@ -239,9 +257,9 @@ def _expected(name: str) -> tuple[str, ...]:
     return (name, f"{peak:,.0f} GB/s", *cells, measured)
 
 
-def _table(*rows: Sequence[str]) -> str:
-    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([head, f"|{'---|' * len(rows[0])}", *rest])
+def _table(*rows: Sequence[str], head: bool = True) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]] if head else lines)
 
 
 def _plain(value: float) -> str:
