@@ -31,14 +31,16 @@ BAD = frozenset({Verdict.RESIDUE, Verdict.NO_ANSWER})
 class Chosen(TypedDict):
     """What is tried, and who may watch."""
 
-    hand_overs: tuple[HandOver, ...]
-    media: tuple[Medium, ...]
+    hand_over: tuple[HandOver, ...]
+    medium: tuple[Medium, ...]
     beside: tuple[Path, ...]
 
 
 @click.group(context_settings=ENVIRONMENT)
 def remnant() -> None:
-    """Find out what the next container sees of the last one on a GPU, with or without Autoclave.
+    """Find out what the next container sees of the last one on a GPU.
+
+    It needs no service of Autoclave, and says the same of a GPU with or without it.
 
     A first container fills the GPU with words of a secret key, and ends. The next one looks for these words before it
     writes anything. The words tell what a container has left from what was there anyway.
@@ -56,14 +58,12 @@ def remnant() -> None:
 @click.option("--rounds", type=options.IntRange(1, 1000), default=20, help="How often each hand-over is tried.")
 @click.option(
     "--hand-over",
-    "hand_overs",
     type=options.Words(HandOver),
     multiple=True,
     help="How the first container ends; can be repeated. Default: all.",
 )
 @click.option(
     "--medium",
-    "media",
     type=options.Words(Medium),
     multiple=True,
     help="Where words are planted; can be repeated. Default: all.",
@@ -76,14 +76,13 @@ def remnant() -> None:
 )
 @click.option(
     "--to",
-    "directory",
     type=options.PATH,
     help="A new directory for the result. Default: remnant-DATE-TIME here.",
 )
 @click.option(
     "--host-root", type=options.DIRECTORY, default="/", help="Where this process sees the host's root directory."
 )
-def run(on: str, gpu: str, rounds: int, directory: Path | None, host_root: Path, **chosen: Unpack[Chosen]) -> int:
+def run(on: str, gpu: str, rounds: int, to: Path | None, host_root: Path, **chosen: Unpack[Chosen]) -> int:
     """Plant words on a GPU, hand it over, look for them, and write a report.
 
     Overwrites all memory of the GPU, leaves zeros there, and changes no setting. Refuses a GPU that a process uses.
@@ -101,13 +100,13 @@ def run(on: str, gpu: str, rounds: int, directory: Path | None, host_root: Path,
         raise FatalError(f"cannot use GPU {gpu}: {error}") from error
     finally:
         library.close()
-    place = directory or Path(f"remnant-{began:%Y%m%d-%H%M%S}")
+    place = to or Path(f"remnant-{began:%Y%m%d-%H%M%S}")
     try:
         place.mkdir()
     except OSError as error:
         raise FatalError(f"cannot write to {place}: {error.strerror}") from error
-    plan = tuple(local.rounds(chosen["hand_overs"] or tuple(HandOver), rounds))
-    media = chosen["media"] or tuple(Medium)
+    plan = tuple(local.rounds(chosen["hand_over"] or tuple(HandOver), rounds))
+    media = chosen["medium"] or tuple(Medium)
     done, why = _rounds(idle, plan, lambda how: local.hand_over(board, host_root, how, media), board)
     result = Result(on, f"{began:%Y-%m-%d %H:%M:%S} UTC", about, tuple(done), why)
     if not done:
