@@ -21,6 +21,7 @@ from demo.programs import ServiceProgram
 from demo.stage import halfway
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Phase, Pod
+from ground import paths
 from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills
@@ -28,6 +29,7 @@ from scrubber.ledger import file, stored
 from scrubber.node import assignments
 from scrubber.words import views
 from tests.flows.node import Node
+from tests.soak import create_gate
 from tests.soak.guests import Guest
 from tests.soak.hostile import BRIEF_USER, FOREIGN, LEFTOVER, uptime
 from tests.soak.judge import SLOW, Judge
@@ -43,6 +45,7 @@ NOTICED_WITHIN = 5.0  # seconds
 ENDS_WITHIN = 30.0  # seconds: a scrub that somebody disturbs, on a busy machine too
 PASSING, CONTAINED = "comes and goes", "stays, in a container that nobody announced"
 MANNERS = (PASSING, CONTAINED, "stays")  # what a process does in the middle of a clear
+BEFORE_START = ("nobody", "a visitor", "a writer")  # who uses a GPU between its acquisition and the first container
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
 # How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
 ATTACKS = {
@@ -52,6 +55,7 @@ ATTACKS = {
     "comes_and_goes": 4,
     "host_process": 8,
     "in_clear": 6,
+    "claim": 8,
     "importer": 3,
     "doubled": 8,
     "stale": 3,
@@ -202,6 +206,47 @@ class Moves:
             if any(row.kind == "scrub-passed" and job in row.body for row in self._rows_of(gpu, before)):
                 self._judge.take(f"{gpu} is called clean by a scrub in which a process {manner}", None)
         return f"on {gpu}: it {manner}"
+
+    async def _claim(self, dice: random.Random) -> str:
+        """A claim gets a GPU. Its first container may come only onto empty memory, whoever used the GPU before."""
+        claim, pod = str(uuids.UUID(int=dice.getrandbits(128))), Pod.of(f"claimed-{len(self._runtime.names)}", {})
+        between, pauses = dice.choice(BEFORE_START), [dice.uniform(0, most) for most in (0.3, 0.5, 1.0)]
+        async with self._busy["service"], self._clean_gpu(dice) as (gpu, _), self._stage.scrubber() as scrubber:
+            if not gpu or self._is_held(gpu):
+                return "no GPU is free and clean"
+            try:
+                await scrubber.acquire([gpu], exclusive=True, owner=claim)
+            except (Refused, NotReady) as error:
+                return f"no claim has it: {error}"
+            try:
+                await asyncio.sleep(pauses[0])
+                await self._use(gpu, between, pauses[1])
+                self._pods.counters.came[f"before a claim's start: {between}"] += 1
+                return f"{between}, on {gpu}: {await self._start_of_claim(gpu, claim, pod, pauses[2])}"
+            finally:
+                await scrubber.release(owner=claim)
+
+    async def _use(self, gpu: str, who: str, seconds: float) -> None:
+        """A process of the host uses a GPU, and is gone afterwards."""
+        if who == "a visitor":
+            await self._runtime.open_and_close(gpu)
+        elif who == "a writer" and (attacker := await self._runtime.attack(FOREIGN, gpu, "holds", "writes")):
+            self.written.add(gpu)
+            attacker.begin()
+            await asyncio.sleep(seconds)
+            await attacker.end()
+
+    async def _start_of_claim(self, gpu: str, claim: str, pod: Pod, seconds: float) -> str:
+        """The container runtime asks the create gate, and creates the container if it may."""
+        await self._runtime.open_sandbox(pod)
+        try:
+            answer = await create_gate.asked(paths.gate_socket(self._stage.root / "run"), gpu, claim, pod)
+            if answer == "yes":
+                self._judge.created.add(pod.uid)
+                await self._runtime.late(pod, [gpu], seconds)
+            return answer
+        finally:
+            await self._runtime.close_sandbox(pod)
 
     async def _stay(self, gpu: str, job: str, before: int, manner: str, seconds: float) -> None:
         """Write once the scrub has ended. One that does not end shows what it does to those bytes."""

@@ -21,7 +21,7 @@ from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import ATTACKS, FAULTS, HOLDING, MANNERS
+from tests.soak.moves import ATTACKS, BEFORE_START, FAULTS, HOLDING, MANNERS
 from tests.soak.pods import SHAPES
 
 pytestmark = pytest.mark.night
@@ -38,6 +38,7 @@ DID = (
     *(f"killed during {hook}" for hook in ("Allocate", "PreStartContainer")),
     *(f"pods, {shape}" for shape in SHAPES),
     *(f"in a clear, it {manner}" for manner in MANNERS),
+    *(f"before a claim's start: {who}" for who in BEFORE_START),
 )
 
 

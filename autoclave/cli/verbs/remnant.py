@@ -40,7 +40,7 @@ class Chosen(TypedDict):
 def remnant() -> None:
     """Find out what the next container sees of the last one on a GPU.
 
-    It needs no service of Autoclave, and says the same of a GPU with or without it.
+    It needs no service of Autoclave, and tests a GPU of a node with or without one.
 
     A first container fills the GPU with words of a secret key, and ends. The next one looks for these words before it
     writes anything. The words tell what a container has left from what was there anyway.
