@@ -88,6 +88,21 @@ TABLES = {
         Row("until the worker is gone", "one worker", f"{WORKER}: until the worker is gone"),
         Row("the self-test of the slow path, all tests", "self-test", "self-test, in a box of 10 s"),
     ),
+    "ahead": (
+        *(
+            Row(words, "ahead", f"{way}: from the end of the last process to the end of four passes")
+            for words, way in (
+                ("nothing is ready: a worker is forked then", "nothing is ready"),
+                ("a worker has called `cuInit` before", "CUDA is started, without a context"),
+                ("a worker has made its context before", "the context is made"),
+            )
+        ),
+        Row(
+            "of the last one, until all memory is allocated",
+            "ahead",
+            "the context is made: from the end of the last process to all memory allocated",
+        ),
+    ),
     "reach": (
         Row("memory, by NVML", "clear", "NVML, before: total", MIB, "MiB"),
         Row("reserved by the driver, not allocatable", "clear", "NVML, before: reserved", MIB, "MiB"),
@@ -160,6 +175,15 @@ the process. Freeing the memory before the exit does not make it shorter. A pod 
 allocates all of the memory right after another pod waits for the driver without Autoclave, too: the driver clears freed
 memory first. The worker leaves the processor while it waits for a pass, and makes one channel instead of eight: a
 context then takes about half the time.
+
+**Nothing is prepared while a pod still has its GPU.** From the end of a process that had filled the memory until four
+passes are over:
+
+{ahead}
+
+Whoever asks for memory that was just freed waits until the driver has cleared it, however ready it is. A worker with
+CUDA started would take 19 MiB of the node and 3.3 MiB of each GPU for the life of the pod, one with a context 333 MiB
+of the tenant's memory. That is not worth the milliseconds.
 
 ## What is reached
 
