@@ -17,7 +17,7 @@ T = TypeVar("T")
 async def until(path: Path, look: Callable[[], T | None]) -> T:
     """What ``look`` finds, as soon as it finds something; it looks again after each change of a file or directory."""
     with Inotify() as inotify:
-        inotify.add_watch(path, Mask.MODIFY | Mask.CREATE)
+        inotify.add_watch(path, Mask.MODIFY | Mask.CREATE | Mask.MOVED_TO)
         async with asyncio.timeout(WITHIN):
             while not (found := look()):
                 await inotify.get()

@@ -20,20 +20,20 @@ SPECS = Path("/var/run/cdi")
 MAJOR = 195  # of NVIDIA's device nodes
 
 
-def gpus():
+def gpus(simulated=SIMULATED):
     """The simulated GPUs, in the order of their indices."""
-    return sorted(layout.places(SIMULATED), key=lambda gpu: gpu.info().index)
+    return sorted(layout.places(simulated), key=lambda gpu: gpu.info().index)
 
 
-def install():
+def install(simulated=SIMULATED, count=GPUS):
     """A node with NVIDIA's library and device nodes; returns its environment."""
-    machine = Machine.h200(ROOT / "state", GPUS)
+    machine = Machine.h200(ROOT / "state", count)
     (ROOT / "dev").mkdir(exist_ok=True)
     (ROOT / "usr/bin").mkdir(parents=True, exist_ok=True)
     (ROOT / "usr/bin/nvidia-smi").touch()
     build.build(ROOT / "usr/lib64", more=[Path(__file__).with_name("nvidia_dra.c")])
     (ROOT / "usr/lib64/libcuda.so.580.95.05").touch()
-    for number, gpu in enumerate(gpus()):
+    for number, gpu in enumerate(gpus(simulated)):
         (ROOT / f"dev/nvidia{number}").unlink(missing_ok=True)
         os.mknod(ROOT / f"dev/nvidia{number}", 0o666 | stat.S_IFCHR, os.makedev(MAJOR, number))
         machine.set({f"gpu.{number}.uuid": gpu.info().uuid})
