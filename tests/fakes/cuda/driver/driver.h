@@ -68,6 +68,7 @@ void leave(Turn *turn);
 void forget_calls(void);
 int moment(const char *what);            /* a launch of this kernel, or "allocate": its ordered end, or its status */
 int broken(int status);                  /* all later calls answer this; returns it */
+int failed(void);                        /* that status; CUDA_OK if there is none */
 bool current(void);                      /* this thread has the context */
 void set_current(bool);
 
@@ -99,6 +100,9 @@ bool inside_memory(u64 address, u64 size);
 void forget_memory(void);
 
 /* --- kernels.c --- */
+struct timespec;
+int wait_for(const struct timespec *event); /* NULL: for all that was launched; the status of that */
+void put_event(struct timespec *event);      /* its time comes when all that was launched before has ended */
 void forget_kernels(void);
 
 #endif

@@ -102,6 +102,8 @@ void set_current(bool now) { mine = now; }
 
 int broken(int status) { return answers_only = status; }
 
+int failed(void) { return answers_only; }
+
 void forget_calls(void)
 {
     memset(calls, 0, sizeof calls);

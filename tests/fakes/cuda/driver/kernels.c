@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../launch.h"
@@ -137,7 +138,7 @@ static Fault planted(const Kernel *kernel, const Launch *launch)
 /* Such an error ends the context. The call that waits for the launch answers it, and each later one. */
 static bool of_context(int status) { return status == ILLEGAL_ADDRESS || (status >= 702 && status < 720); }
 
-static int run(const Kernel *kernel, Launch *launch, void *const *parameters)
+static void run(const Kernel *kernel, Launch *launch, void *const *parameters)
 {
     u32 places[MOST_UNITS], reached = 0, units[MOST_UNITS];
     const char *text = device_says("units");
@@ -152,8 +153,75 @@ static int run(const Kernel *kernel, Launch *launch, void *const *parameters)
     launch->fault = of_memory(kernel) ? (Fault){0} : planted(kernel, launch);
     if (module.run(kernel->name, launch, parameters) != DONE)
         broken(LAUNCH_FAILED); /* the launch itself was good */
-    return CUDA_OK;
+    press_stuck_bits();
 }
+
+/* --- the stream: what was launched runs when a call waits for it, and not at all if none does ------------------------ */
+
+enum { MOST_WORDS = 8, MOST_QUEUED = 1024 };
+
+typedef struct {
+    const Kernel *kernel; /* or an event: */
+    struct timespec *event;
+    Launch launch;
+    u64 words[MOST_WORDS];
+} Queued;
+
+static Queued queue[MOST_QUEUED];
+static size_t queued;
+
+static const struct {
+    const char *name;
+    int words;
+} signatures[] = {{"write", 6}, {"check", 7}, {"invert", 8}, {"exact", 3}};
+
+/* How many arguments it has; of those that run on each unit, two. */
+static int words_of(const Kernel *kernel)
+{
+    for (size_t i = 0; i < sizeof signatures / sizeof *signatures; i++)
+        if (is(kernel, signatures[i].name))
+            return signatures[i].words;
+    return 2;
+}
+
+/* The kind of a pattern, a direction, a canary and a number of rounds are 32 bits wide. */
+static bool is_short(const Kernel *kernel, int word)
+{
+    if (of_memory(kernel))
+        return word == 3 || (is(kernel, "invert") && word == 6);
+    bool whole_key = is(kernel, "scratch") || is(kernel, "registers");
+    return is(kernel, "exact") ? word == 1 : word == 0 && !whole_key;
+}
+
+int wait_for(const struct timespec *event)
+{
+    size_t done = 0;
+    for (bool reached = false; done < queued && !reached; done++) {
+        Queued *next = &queue[done];
+        if (next->event) {
+            clock_gettime(CLOCK_MONOTONIC, next->event);
+            reached = next->event == event;
+            continue;
+        }
+        void *parameters[MOST_WORDS];
+        for (int word = 0; word < MOST_WORDS; word++)
+            parameters[word] = &next->words[word];
+        clock_launch(device_number());
+        run(next->kernel, &next->launch, parameters);
+    }
+    memmove(queue, queue + done, (queued -= done) * sizeof *queue);
+    return failed();
+}
+
+static Queued *last(void)
+{
+    if (queued == MOST_QUEUED)
+        wait_for(NULL);
+    queue[queued] = (Queued){0};
+    return &queue[queued++];
+}
+
+void put_event(struct timespec *event) { last()->event = event; }
 
 API int cuLaunchKernel(Kernel *kernel, u32 grid, u32 grid_y, u32 grid_z, u32 block, u32 block_y, u32 block_z,
                        u32 shared, void *stream, void *const *parameters, void *const *extra)
@@ -171,14 +239,19 @@ API int cuLaunchKernel(Kernel *kernel, u32 grid, u32 grid_y, u32 grid_z, u32 blo
         return of_context(status) ? broken(status), CUDA_OK : status;
     if (is(kernel, "write") && device_says("lazy"))
         return CUDA_OK;
-    clock_launch(device_number());
-    Launch launch = {.grid = grid, .block = block, .shared_bytes = shared};
-    status = run(kernel, &launch, parameters);
-    press_stuck_bits();
-    return status;
+    Queued *next = last();
+    next->kernel = kernel;
+    next->launch = (Launch){.grid = grid, .block = block, .shared_bytes = shared};
+    for (int word = 0; word < words_of(kernel); word++)
+        memcpy(&next->words[word], parameters[word], sizeof(u32) * (1 + !is_short(kernel, word)));
+    return CUDA_OK;
 }
 
-void forget_kernels(void) { memset(kernels, 0, sizeof kernels); }
+void forget_kernels(void)
+{
+    memset(kernels, 0, sizeof kernels);
+    queued = 0;
+}
 
 /* --- the runtime of CUDA -------------------------------------------------------------------------------------------- */
 

@@ -310,6 +310,14 @@ API int cuCtxSetLimit(int limit, size_t value)
     return CUDA_OK;
 }
 
+/* As the driver orders it: after everything that was launched before. */
+#define WAIT_FOR_ALL()                                                                                                 \
+    do {                                                                                                               \
+        int ended_with = wait_for(NULL);                                                                               \
+        if (ended_with)                                                                                                \
+            return ended_with;                                                                                         \
+    } while (0)
+
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
 bool inside_memory(u64 address, u64 size)
@@ -334,6 +342,7 @@ API int cuMemAlloc_v2(u64 *address, size_t size)
 API int cuMemFree_v2(u64 address)
 {
     CALL_IN_CONTEXT();
+    WAIT_FOR_ALL();
     for (int i = 0; i < taken; i++)
         if (BASE + pieces[i].at == address) {
             memmove(pieces + i, pieces + i + 1, (size_t)(--taken - i) * sizeof *pieces);
@@ -356,6 +365,7 @@ API int cuMemcpyHtoD_v2(u64 address, const void *data, size_t size)
 {
     CALL_IN_CONTEXT();
     REFUSE_UNLESS(inside_memory(address, size));
+    WAIT_FOR_ALL();
     memcpy((void *)address, data, size);
     press_stuck_bits();
     return CUDA_OK;
@@ -365,6 +375,7 @@ API int cuMemcpyDtoH_v2(void *data, u64 address, size_t size)
 {
     CALL_IN_CONTEXT();
     REFUSE_UNLESS(inside_memory(address, size));
+    WAIT_FOR_ALL();
     memcpy(data, (void *)address, size);
     return CUDA_OK;
 }
@@ -373,6 +384,7 @@ API int cuMemsetD8Async(u64 address, unsigned char value, size_t size, void *str
 {
     CALL_IN_CONTEXT();
     REFUSE_UNLESS(stream == NULL && inside_memory(address, size));
+    WAIT_FOR_ALL();
     memset((void *)address, value, size);
     return CUDA_OK;
 }
@@ -381,6 +393,7 @@ API int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t size, void *stream)
 {
     CALL_IN_CONTEXT();
     REFUSE_UNLESS(stream == NULL && inside_memory(to, size) && inside_memory(from, size));
+    WAIT_FOR_ALL();
     memmove((void *)to, (void *)from, size);
     return CUDA_OK;
 }
@@ -396,7 +409,7 @@ void press_stuck_bits(void)
             cells[at] |= (unsigned char)bits;
 }
 
-/* --- events: whatever was begun has ended -------------------------------------------------------------------------- */
+/* --- events -------------------------------------------------------------------------------------------------------- */
 
 API int cuEventCreate(void **event, u32 flags)
 {
@@ -410,14 +423,15 @@ API int cuEventRecord(struct timespec *event, void *stream)
 {
     CALL_IN_CONTEXT();
     REFUSE_UNLESS(event != NULL && stream == NULL);
-    clock_gettime(CLOCK_MONOTONIC, event);
+    put_event(event);
     return CUDA_OK;
 }
 
 API int cuEventSynchronize(const struct timespec *event)
 {
     CALL_IN_CONTEXT();
-    return event->tv_sec ? CUDA_OK : INVALID_HANDLE;
+    int status = wait_for(event);
+    return event->tv_sec ? status : INVALID_HANDLE;
 }
 
 API int cuEventElapsedTime(float *milliseconds, const struct timespec *start, const struct timespec *end)
