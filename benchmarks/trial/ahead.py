@@ -17,7 +17,7 @@ from benchmarks.trial.driver import MeasuringDriver
 from benchmarks.trial.figures import Measured, NotDone, Question, remark, rounds
 from benchmarks.trial.forks import Fork, say
 from scrubber.cuda import cupy_loading, device, memory
-from scrubber.devices.nvidia import boards
+from scrubber.devices.nvidia import boards, holders
 from scrubber.devices.nvidia.nvml import Library
 
 MOST = 6  # rounds
@@ -141,7 +141,7 @@ def _seen(where: Where, pid: int) -> Seen:
     with reads_only(), library.session() as nvml:
         gpu = nvml.handle(where.uuid)
         used = boards.memory(nvml, gpu).used
-        listed = {it.pid for it in nvml.ask(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)}
+        listed = holders.pids(nvml, gpu) or ()
         watts = nvml.ask(pynvml.nvmlDeviceGetPowerUsage, gpu) / 1000
     library.close()
     rollup = Path(f"/proc/{pid or os.getpid()}/smaps_rollup").read_text()
