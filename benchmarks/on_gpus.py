@@ -204,8 +204,9 @@ all memory, nobody else could make a context: CUDA's status 2, out of memory.
 
 ## Fewer passes
 
-A fast scrub passes over the memory four times: a keyed pattern is written and read back, then zeros. Each pass moves
-the whole memory once. As a part of the four passes:
+A fast scrub passes over the memory four times by default: a keyed pattern is written and read back, then zeros. With
+`clear.passes: random` it makes [the first two](../policies.md#which-patterns-to-write). Each pass moves the whole
+memory once. As a part of the four passes:
 
 {choices}
 

@@ -88,6 +88,7 @@ class Passes(Word):
     """What is written over the memory."""
 
     ZERO = "zero"
+    RANDOM = "random"
     RANDOM_ZERO = "random+zero"
     RANDOM_ONES_ZERO = "random+ones+zero"
 
@@ -373,6 +374,8 @@ def concessions(policy: Policy) -> tuple[str, ...]:
         "paths.first_look fast: an unknown device is not tested, unless a scrub fails": (
             policy.paths.first_look is ScrubPath.FAST
         ),
+        "clear.passes random: a tenant may find the pattern of the scrub in memory instead of zeros, and a scrub may"
+        " not tell that pattern from what the last tenant left": policy.clear.passes is Passes.RANDOM,
         "clear.on_chip slow-path: registers and shared memory keep what the last tenant left there, unless the slow"
         " path or the path reset runs": policy.clear.on_chip is OnChip.SLOW_PATH,
         "restart_on_sick allow: a container may restart on a device whose results and isolation are in doubt": (

@@ -7,6 +7,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -51,13 +52,14 @@ def roundless(short_tmp: Path) -> Iterator[Service]:
     it.stop()
 
 
-def test_the_end_of_a_pod_starts_a_scrub_at_once(roundless: Service) -> None:
-    device = roundless.settled(0, "clean").device
+def after_a_pod(service: Service) -> views.ReceiptView:
+    """The receipt of the clean GPU after a pod has written to it and ended."""
+    device = service.settled(0, "clean").device
 
     async def tenancy() -> None:
-        async with client.ScrubberClient(roundless.run_dir / "scrubber.sock") as scrubber:
+        async with client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber:
             await scrubber.acquire([device], announced=True)
-            with foreign_process(roundless.simulated_dir, device, POD, b"secret"):
+            with foreign_process(service.simulated_dir, device, POD, b"secret"):
                 await scrubber.start([device], POD)
 
     async def clean(admin: admin_client.AdminClient) -> views.DeviceStatus:
@@ -68,12 +70,28 @@ def test_the_end_of_a_pod_starts_a_scrub_at_once(roundless: Service) -> None:
                 status = await admin.status(newer_than=status.service.ledger_rows, wait=WITHIN)
         return status.devices[0]
 
-    before = roundless.settled(0, "clean").receipt
     asyncio.run(tenancy())
-    after = service_call.ask(roundless.run_dir, clean).receipt
-    assert before is not None
+    after: views.ReceiptView | None = service_call.ask(service.run_dir, clean).receipt
     assert after is not None
-    assert (after.previous, after.processes_found) == (before.digest, 0)
+    return after
+
+
+def test_the_end_of_a_pod_starts_a_scrub_at_once(roundless: Service) -> None:
+    before = receipt(roundless)
+    after = after_a_pod(roundless)
+    assert (after.previous, after.processes_found) == (before, 0)
+
+
+def test_a_pattern_that_random_leaves_is_no_residue(short_tmp: Path) -> None:
+    file = short_tmp / "policy.yaml"
+    file.write_text("name: noise\ndefaults: {paths: {first_look: fast}, clear: {passes: random}}\n")
+    with ExitStack() as stack:
+        service = Service(short_tmp, 1, "--policy", file)
+        stack.callback(service.stop)
+        after, device = after_a_pod(service), service.settled(0, "clean").device
+    held = layout.find(service.simulated_dir, device).memory.read_bytes()
+    assert (held.count(b"secret"), held.count(0) < len(held) / 128) == (0, True)
+    assert (after.patterns, after.leaves, after.residue_bytes, after.searched_bytes) == (("random",), "random", 0, 0)
 
 
 @pytest.fixture

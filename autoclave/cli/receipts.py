@@ -20,7 +20,7 @@ from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Unreachable
 from ground.quantities import quantity
 from scrubber.api import admin_client
-from scrubber.core.measurements import UNSEARCHED
+from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.receipts import dsse, endorsement, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
@@ -180,6 +180,8 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     rest = f"; not covered: {parts}" if parts else ""
     what = "none, of a SIMULATED GPU:" if _is_simulated(statement) else f"{claim['category']} ({claim['standard']}) of"
     yield f"claim       {what} {covered}{rest}"
+    if "left" in claim:  # otherwise zeros
+        yield f"left        {claim['left']}: {PATTERN_LEFT}"
     ended = f"{quantity(found['processes'], 'process', 'processes')}, {found['processesEnded']} of them ended"
     residue = f"{quantity(found['residueBytes'], 'byte')} not zero of {found['searchedBytes']} searched"
     yield f"found       {residue if found['searchedBytes'] else UNSEARCHED}; {ended}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autoclave.cli import human
 from ground.device_messages import state_words
 from ground.quantities import quantity
-from scrubber.core.measurements import UNSEARCHED
+from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS
 from scrubber.words import views
 
 EMPTY = "-"
@@ -160,6 +160,8 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     written = f"{' and '.join(receipt.patterns)} written" if receipt.patterns else "overwritten"
     covered = f"{human.size(receipt.covered_bytes)} of {human.size(receipt.allocatable_bytes)}"
     yield f"{covered} ({_coverage(receipt)}) {written} and read back"
+    if receipt.leaves != ZEROS:
+        yield PATTERN_LEFT
     if receipt.uncovered:
         parts = (f"{human.size(part.bytes)} {part.cause}" for part in receipt.uncovered)
         yield f"not covered: {', '.join(parts)}"

@@ -171,7 +171,7 @@ def verify(given: argparse.Namespace) -> list[str]:
     return [
         f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover}, {row}",
         f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}",
-        f"{of} {claim['coveredBytes']} of {claim['allocatableBytes']} bytes",
+        f"{of} {claim['coveredBytes']} of {claim['allocatableBytes']} bytes, left as {claim.get('left', 'zero')}",
         f"finished {statement['predicate']['finished']}, by the clock of the node",
         *(f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"]),
     ]

@@ -15,8 +15,11 @@ OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_LISTED, OWN_BOOKS})  # no scrub can
 # on an H200 with driver 580.159.04; others report 256 to 612 MiB.
 OURS_AT_MOST = 640 * 2**20
 
-# Said of a receipt whose ``searched_bytes`` is 0: what is in memory may then be the pattern of that clear.
-UNSEARCHED = "what the last owner left is not known, because an earlier clear did not end"
+ZEROS = "zero"  # the pattern that hides nothing of what a next search finds
+
+# Said of a receipt whose ``searched_bytes`` is 0, and of one that ``leaves`` another pattern than zeros.
+UNSEARCHED = "what the last owner left is not known, because the pattern of an earlier clear may have been in memory"
+PATTERN_LEFT = "the pattern stays in memory unless the driver clears it: the next user may find it instead of zeros"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,11 @@ class Measurements:
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     searched_bytes: int | None = None  # searched for residue; None: all that was covered; 0: see ``UNSEARCHED``
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
+
+    @property
+    def leaves(self) -> str:
+        """The pattern that the scrub left in memory, by name. A self-test ends with zeros."""
+        return self.patterns[-1] if self.patterns and not self.tests else ZEROS
 
 
 @dataclass(frozen=True, slots=True)

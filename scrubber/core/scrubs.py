@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from scrubber.core import ailments, tenancy
 from scrubber.core import events as ev
+from scrubber.core.measurements import ZEROS
 from scrubber.core.model import (
     Blame,
     Incarnation,
@@ -41,6 +42,7 @@ class Scrubs:
     setback: Setback | None = None
     due_path: ScrubPath | None = None  # the next scrub takes at least this path
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
+    pattern_left: bool = False  # the last proof left a pattern: what no user has overwritten may still be that
     soiled: int = 0  # how often its proof was ended by a use, or by memory of nobody, since it was last handed out
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
     tested: float | None = None  # wall; when a scrub with a self-test last passed, or the first receipt was given
@@ -180,6 +182,7 @@ def _passed(scrubs: Scrubs, receipt: Receipt, at: Moment) -> Scrubs:
         proven_at=receipt.finished.uptime,
         setback=None,
         half_cleared=False,
+        pattern_left=receipt.leaves != ZEROS,
         due_path=None if met else scrubs.due_path,
         fast_seconds=took,
         tested=at.wall if not fast or scrubs.tested is None else scrubs.tested,

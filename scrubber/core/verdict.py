@@ -5,8 +5,9 @@ Rule 2: memory that did not hold what was written, or a unit that computed wrong
 later result says.
 Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
 Rule 4: a step that passed must say how much memory or how many units it covered.
-Rule 5: the patterns must be those that the policy orders, and the self-test must cover all that the policy orders. If
-the worker did less, nothing is proven. That is a fault of the service, not of the device, so the device stays dirty.
+Rule 5: the patterns must be those that the policy orders, verify must have read back the last one, and the self-test
+must cover all that the policy orders. If the worker did less, nothing is proven. That is a fault of the service, not of
+the device, so the device stays dirty.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
         _not_measured(done),
         _miscounted(done[Step.CLEAR].findings),
         _too_little(done, policy),
-        _not_as_ordered(done[Step.CLEAR].findings, policy),
+        _not_as_ordered(done, policy),
         _not_overwritten(done.get(Step.SCRATCH)),
         _not_tested(done),
         _unwell(done, baseline, policy),
@@ -135,10 +136,11 @@ def credited(result: StepResult, record: Record) -> StepResult:
     ``record``: the device before the result.
     """
     found = result.findings
-    if not record.scrubs.half_cleared or not found.residue_bytes:
+    ours = record.scrubs.half_cleared or record.scrubs.pattern_left
+    if not ours or not found.residue_bytes:
         return result
     note = f"{quantity(found.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
-    detail = "; ".join(filter(None, (result.detail, f"{note} a clear that did not end")))
+    detail = "; ".join(filter(None, (result.detail, f"{note} an earlier clear")))
     left_out = replace(found, residue_bytes=None, residue_at=(), searched_bytes=0)
     return replace(result, detail=detail, findings=left_out)
 
@@ -359,11 +361,15 @@ def _too_little(done: Done, policy: Policy) -> Failed | None:
     return None
 
 
-def _not_as_ordered(clear: Findings, policy: Policy) -> Failed | None:
-    """The patterns must be those that the policy orders."""
-    done, wanted = clear.patterns, policy.clear.passes.patterns
-    detail = f"clear wrote and read back {_listed(done)}; the policy orders {_listed(wanted)}"
-    return None if done == wanted else failed(Step.CLEAR, Blame.SERVICE, detail)
+def _not_as_ordered(done: Done, policy: Policy) -> Failed | None:
+    """The patterns must be those that the policy orders: clear writes all of them, verify reads the last one back."""
+    ordered = policy.clear.passes.patterns
+    for step, did, wanted in ((Step.CLEAR, "wrote", ordered), (Step.VERIFY, "read back", ordered[-1:])):
+        patterns = done[step].findings.patterns
+        if patterns != wanted:
+            detail = f"{step.value} {did} {_listed(patterns)}; the policy orders {_listed(wanted)}"
+            return failed(step, Blame.SERVICE, detail)
+    return None
 
 
 def _not_overwritten(scratch: StepResult | None) -> Failed | None:

@@ -24,7 +24,7 @@ class CudaError(Exception):
 
 
 class CardBusyError(CudaError):
-    """The GPU cannot be used now, because something else on the node prevents it. The device is not at fault."""
+    """The GPU cannot be used now, because something on the node prevents it. The device is not at fault."""
 
 
 class NotStartedError(CudaError):

@@ -1,7 +1,7 @@
 """Overwrite a memory and prove it.
 
-Look for old data, write each pattern, and read each but the last back: the step verify reads the last one back, which
-is zeros. So two patterns take four passes.
+Look for old data, write each pattern, and read each but the last back: the step verify reads the last one back. So two
+patterns take four passes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from scrubber.core.measurements import Mismatch, Scratched, joined
 from scrubber.core.model import Findings
 from scrubber.cuda import patterns
-from scrubber.cuda.card import Card, Found, KernelProgram, Progress, Span
+from scrubber.cuda.card import Card, CardBusyError, Found, KernelProgram, Progress, Span
 from scrubber.cuda.memory import GpuMemory, counted, mismatch
 
 PLACES = 8  # the most offsets of old data that are reported
@@ -50,9 +50,11 @@ def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progres
 
 
 def verify(memory: GpuMemory, progress: Progress) -> Findings:
-    """Read all memory: each byte must be zero."""
-    found = memory.compare(patterns.ZERO, counted(progress, memory.size))
-    return Findings(_covered(found), mismatch=mismatch(found, patterns.ZERO))
+    """Read all memory: each byte must be as it was last written, which only the worker that wrote it knows."""
+    if (pattern := memory.holds) is None:
+        raise CardBusyError(f"cannot read back the memory of {memory.card.name}: this worker has not written all of it")
+    found = memory.compare(pattern, counted(progress, memory.size))
+    return Findings(_covered(found), mismatch=mismatch(found, pattern), patterns=(pattern.name,))
 
 
 def scratch(card: Card, key: bytes) -> Scratched:

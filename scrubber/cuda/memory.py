@@ -25,6 +25,7 @@ class GpuMemory:
         self.card = card
         self._spans = list(spans)
         self._rest = iter(rest)
+        self.holds: Pattern | None = None  # what was last written to all of it; None: nothing, or not to the end
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -47,7 +48,9 @@ class GpuMemory:
 
         While the device writes to one allocation, the next one is made.
         """
+        self.holds = None
         self.card.sweep(Sweep.WRITE, pattern, self._each(before), step)
+        self.holds = pattern
 
     def sample(self, pattern: Pattern, one_in: int, first: int, span: Span) -> tuple[Found, ...]:
         """Compare one stretch of so many in an allocation; ``first`` says which. The differences of each stretch.
@@ -72,6 +75,7 @@ class GpuMemory:
 
     def invert(self, pattern: Pattern, step: Step, *, down: bool = False) -> Mismatch | None:
         """Write the flipped pattern to all memory; returns the differences from the pattern before."""
+        self.holds = None
         kind, spans = (Sweep.INVERT_DOWN, self.spans[::-1]) if down else (Sweep.INVERT, self.spans)
         return mismatch(self._compared(kind, pattern, spans, step), pattern)
 

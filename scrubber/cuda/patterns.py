@@ -8,7 +8,7 @@ of another address does not match.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 VECTOR = 16  # bytes
@@ -30,6 +30,7 @@ class Pattern:
     kind: PatternKind
     first: int = 0
     second: int = 0
+    name: str = field(default="", compare=False)  # by which a policy orders it; empty: none does
 
     def flipped(self) -> Pattern:
         """The pattern with each bit inverted."""
@@ -58,7 +59,7 @@ class Pattern:
                 return mixed, other ^ other >> 32
 
 
-ZERO = Pattern(PatternKind.CONSTANT)
+ZERO = Pattern(PatternKind.CONSTANT, name="zero")
 
 
 def repeated(byte: int) -> Pattern:
@@ -81,7 +82,7 @@ def by_name(name: str, key: bytes) -> Pattern:
         case "zero":
             return ZERO
         case "ones":
-            return repeated(0xFF)
+            return replace(repeated(0xFF), name=name)
         case "random":
-            return keyed(key, "clear")
+            return replace(keyed(key, "clear"), name=name)
     raise ValueError(f"cannot write pattern {name!r}: the pattern is unknown")

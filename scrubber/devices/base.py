@@ -198,7 +198,10 @@ class Gpu(Protocol):
         """
 
     def verify(self, progress: Progress) -> Findings:
-        """Read all memory: each byte must be zero."""
+        """Read all memory: each byte must be as it was last written. NotNowError if this object has not written it.
+
+        The finding names the pattern that was compared.
+        """
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the memory on the chip, read it back, and leave zeros."""

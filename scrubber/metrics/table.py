@@ -181,7 +181,7 @@ SCRUBBED = Row(
 RESIDUE = Row(
     "autoclave_residue_found_total", Kind.COUNTER,
     "Scrubs that found data of an earlier user. The driver had not cleared it; the scrub did. Not counted after a scrub"
-    " that ended in the middle: its own patterns are in memory.", ONE,
+    " that ended in the middle, or that left its pattern (clear.passes: random): that pattern may be in memory.", ONE,
 )  # fmt: skip
 RESIDUE_BYTES = Row(
     "autoclave_residue_bytes_total", Kind.COUNTER,

@@ -10,6 +10,7 @@ from functools import partial
 
 from ground import calendar_time
 from ground.public_names import PREDICATE_TYPE
+from scrubber.core.measurements import ZEROS
 from scrubber.core.model import DeviceInfo, Receipt, Step
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -81,6 +82,7 @@ def _predicate(
             allocatableBytes=receipt.allocatable_bytes,
             uncovered=_uncovered(receipt, words),
             patterns=list(receipt.patterns),
+            left=None if receipt.leaves == ZEROS else receipt.leaves,
             units=receipt.units,
             unitsReached=receipt.units_reached,
             sharedUnreachedBytes=receipt.shared_unreached_bytes,

@@ -38,14 +38,13 @@ def clear(order: Order, context: StepContext) -> Report:
 def verify(_order: Order, context: StepContext) -> Report:
     """Read all of the memory, with the allocations and the CUDA kernel that ``clear`` used.
 
-    Passes when bytes were read and all of them were zero.
+    Passes when bytes were read and all of them were as they were last written.
     """
     verified = context.gpu.verify(context.progress)
     if (left := verified.mismatch) is not None:
         # Where and how many, not which values: a byte that is left may belong to a tenant.
-        detail = (
-            f"memory is not zero after the clear: {quantity(left.count, 'byte')}, the first at offset {left.offset:#x}"
-        )
+        differ = quantity(left.count, "byte differs", "bytes differ")
+        detail = f"memory does not hold the last pattern of the clear: {differ}, the first at offset {left.offset:#x}"
         return Report(Outcome.FAILED, detail, findings=verified)
     if not verified.covered_bytes:
         return Report(Outcome.FAILED, "nothing was read back", findings=verified)

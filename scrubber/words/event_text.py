@@ -5,7 +5,7 @@ from __future__ import annotations
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from scrubber.core import events as ev
-from scrubber.core.measurements import UNSEARCHED, Uncovered
+from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Uncovered
 from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult, Trigger, holder_names
 
 _TRIGGERS = {  # those whose stored name says too little
@@ -140,6 +140,7 @@ def _receipt(receipt: Receipt) -> str:
         f" {_ended(receipt)}"
     )
     notes = [proven, *([f"signed by {receipt.signed_by}"] if receipt.envelope else [])]
+    notes += [PATTERN_LEFT] if receipt.leaves != ZEROS else []
     notes += [*([f"the last owner was {receipt.last_owner}"] if receipt.last_owner else [])]
     notes += [*(["the device was reset"] if any(step is Step.RESET for step, _ in receipt.steps) else [])]
     if receipt.uncovered:

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from autoclave.cli import document, human, service_call, table, terminal, worst
 from autoclave.cli.verbs import explain, history, scrub, status
+from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.words import views
 from tests.cli.statuses import BUSY, CLEAN, DEEP, NOW, QUARANTINE, RECEIPT, SERVICE, SICK
 
@@ -300,10 +301,16 @@ def test_an_explanation_leaves_out_steps_that_did_not_run():
     assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB of residue"]
 
 
+def test_an_explanation_says_that_a_pattern_stays_in_memory():
+    receipt = replace(RECEIPT, patterns=("random",))
+    lines = [line.strip() for line in story(replace(CLEAN, receipt=receipt)) if line.startswith(" " * 10)]
+    assert lines[:2] == ["995B of 1000B (99.50%) random written and read back", PATTERN_LEFT]
+
+
 def test_residue_is_unknown_after_a_clear_that_did_not_end():
     receipt = replace(RECEIPT, residue_bytes=0, searched_bytes=0)
     lines = [line.strip() for line in story(replace(CLEAN, receipt=receipt)) if line.startswith(" " * 10)]
-    assert lines[1:] == ["what the last owner left is not known, because an earlier clear did not end"]
+    assert lines[1:] == [UNSEARCHED]
     [row] = table.results([progress(CLEAN, result=replace(PASSED, receipt=receipt))], {CLEAN.device: CLEAN})
     assert row[2:4] == ["yes", "unknown"]
 

@@ -7,12 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import Result
 
 from autoclave.cli import SIMULATED, receipts
+from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.receipts import dsse, endorsement, key
+from tests.receipts import vectors
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SITE
 
 
@@ -51,6 +54,19 @@ def test_what_was_checked_is_said_and_what_was_not(verify):
         "checkpoint not compared with one of the same size: --checkpoint",
     ]
     assert "claim Clear (NIST SP 800-88r2) of 85000000000 of 85500000000 bytes, verification full" in "\n".join(lines)
+
+
+def test_both_verifiers_say_which_pattern_was_left(verify, files):
+    place = files / HANDOVER
+    script = [sys.executable, "-I", vectors.SCRIPT, place, f"--key={files / 'node.pem'}"]
+    assert b"left as zero\n" in subprocess.run(script, capture_output=True, check=True).stdout
+    assert "\nleft " not in verify().stdout
+    said = vectors.statement_of(replace(vectors.receipt(), patterns=("random",)))
+    envelope = dsse.envelope(said, NODE)
+    (place / "receipt.dsse.json").write_text(envelope)
+    (place / "receipt.tlog-proof").write_text(vectors.Log(envelope).proof())
+    assert b"left as random\n" in subprocess.run(script, capture_output=True, check=True).stdout
+    assert f"\nleft        random: {PATTERN_LEFT}\n" in verify().stdout
 
 
 def test_with_every_value_given_nothing_is_left_unchecked(verify, files):
@@ -263,7 +279,7 @@ def test_a_clear_that_did_not_end_leaves_the_residue_unknown(service, autoclave,
     for again in (("simulate", "heal"), ("reinstate",)):
         assert autoclave(*again, gpu).exit_code == 0
     shown = autoclave("receipt", "show", gpu).stdout
-    assert "found       what the last owner left is not known, because an earlier clear did not end; 0 proc" in shown
+    assert f"found       {UNSEARCHED}; 0 proc" in shown
     found = json.loads(autoclave("receipt", "show", gpu, "-o", "json").stdout)["statement"]["predicate"]["found"]
     assert (found["residueBytes"], found["searchedBytes"]) == (0, 0)
     assert "bytes were not zero before, which may be the pattern" in autoclave("history", gpu, "--steps").stdout

@@ -89,7 +89,7 @@ def result(
         Step.CLEAR: {
             "covered_bytes": 1000, "allocatable_bytes": 1000, "residue_bytes": 0, "patterns": ("random", "zero"),
         },
-        Step.VERIFY: {"covered_bytes": 1000, "allocatable_bytes": 1000},
+        Step.VERIFY: {"covered_bytes": 1000, "allocatable_bytes": 1000, "patterns": ("zero",)},
         Step.SCRATCH: {"units": 132, "units_reached": 132, "units_faulty": 0},
         Step.SELFTEST: {"covered_bytes": 1000, "units": 132, "tests": ("address", "arithmetic")},
         Step.HEALTH: {"vitals": WELL},

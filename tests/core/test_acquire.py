@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import Reason
-from policies.model import Clear, GateMode, Paths, Proof
+from policies.model import Clear, GateMode, Passes, Paths, Proof
 from scrubber.core import acquire, ownership, proof, start, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import (
@@ -263,6 +263,8 @@ def test_a_grant_of_another_boot_refuses_no_exclusive_request(record, owner):
 
 
 RECEIPT = lives.proof(lives.CLEAN)
+RANDOM = ENFORCE.model_copy(update={"clear": Clear(passes=Passes.RANDOM)})
+OF_RANDOM = replace(RECEIPT, patterns=("random",), policy_digest=RANDOM.proof_digest)
 UNRECORDED = replace(facts(), used_at=NOW.uptime + 0.001)
 VALID = rows(
     ("at its greatest age", RECEIPT, facts(), ENFORCE, later(DAY), True),
@@ -270,6 +272,9 @@ VALID = rows(
     ("S17 the wall clock has jumped", RECEIPT, facts(), ENFORCE, replace(later(1), wall=NOW.wall + 10 * DAY), True),
     ("a receipt without patterns", replace(RECEIPT, patterns=()), facts(), ENFORCE, NOW, False),
     ("a receipt with other patterns", replace(RECEIPT, patterns=("zero",)), facts(), ENFORCE, NOW, False),
+    ("a receipt of random, where zeros are ordered", OF_RANDOM, facts(), ENFORCE, NOW, False),
+    ("a receipt of random, where random is ordered", OF_RANDOM, facts(), RANDOM, NOW, True),
+    ("a receipt of zeros, where random is ordered", RECEIPT, facts(), RANDOM, NOW, False),
     ("a use that could not be recorded", RECEIPT, UNRECORDED, ENFORCE, later(1), False),
     ("the same, under a policy that accepts gaps", RECEIPT, UNRECORDED, SURVIVES, later(1), False),
 )

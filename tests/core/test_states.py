@@ -329,6 +329,17 @@ def test_a_clear_without_proof_counts_until_the_next_tenant():
     assert not untouched.scrubs.half_cleared
 
 
+def test_a_left_pattern_counts_until_a_proof_leaves_zeros():
+    """A tenant overwrites only what it uses."""
+    scrubbing = live(lives.DIRTY, ev.ScrubStarted(lives.job()))
+    zeros = lives.passed(scrubbing)
+    left = live(scrubbing, replace(zeros, receipt=replace(zeros.receipt, patterns=("random",))))
+    used = live(live(left, ev.Granted(lives.grant(left))), ev.PutInUse(Owner("pod", NOW)))
+    again = live(used, ev.Released("it ended"), ev.ScrubStarted(lives.job(name="job-2")))
+    assert all(it.scrubs.pattern_left for it in (left, used, again))
+    assert not live(again, lives.passed(again)).scrubs.pattern_left
+
+
 # -- what was seen while the ledger could not be written
 
 SEEN = Owner(lives.A, NOW, seen=True)

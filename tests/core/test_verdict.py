@@ -333,17 +333,19 @@ def test_a_receipt_has_the_measurements_of_earlier_paths():
 
 
 CUT_OFF = lives.but(lives.SCRUBBING, half_cleared=True)
+LEFT = lives.but(lives.SCRUBBING, pattern_left=True)
 OLD = result(Step.CLEAR, residue_bytes=7, residue_at=(64,))
 
 
-def test_old_data_counts_unless_a_clear_was_cut_off_before():
+@pytest.mark.parametrize("before", [CUT_OFF, LEFT], ids=["cut off", "left by a proof"])
+def test_old_data_counts_unless_it_may_be_our_own_pattern(before):
     assert verdict.credited(OLD, lives.SCRUBBING) == OLD
-    credited = verdict.credited(OLD, CUT_OFF)
-    assert credited.detail == "7 bytes were not zero before, which may be the pattern of a clear that did not end"
+    credited = verdict.credited(OLD, before)
+    assert credited.detail == "7 bytes were not zero before, which may be the pattern of an earlier clear"
     assert credited.findings == replace(OLD.findings, residue_bytes=None, residue_at=(), searched_bytes=0)
     zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
-    assert verdict.credited(zeros, CUT_OFF) == zeros
-    failed = verdict.credited(replace(OLD, detail="it failed"), CUT_OFF)
+    assert verdict.credited(zeros, before) == zeros
+    failed = verdict.credited(replace(OLD, detail="it failed"), before)
     assert failed.detail == f"it failed; {credited.detail}"
 
 

@@ -11,7 +11,7 @@ from scrubber.core import plans, verdict
 from scrubber.core.measurements import OWN_CONTEXT, OWN_LISTED, Measurements, Uncovered
 from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Consequence, Failed
-from tests.core.lives import ENFORCE, finished
+from tests.core.lives import ENFORCE, finished, results
 
 HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 FULL = ENFORCE.model_copy(update={"clear": Clear(min_coverage=1.0)})
@@ -153,20 +153,36 @@ def test_too_much_memory_used_by_others_blames_the_device(own, others, blame):
 
 @pytest.mark.parametrize("passes", Passes)
 @pytest.mark.parametrize("said", [(), ("zero",), ("random",), ("zero", "random"), ("random", "zero", "zero")])
-def test_other_patterns_than_ordered_are_the_services_fault(passes, said):
-    policy = ENFORCE.model_copy(update={"clear": Clear(passes=passes)})
-    judged = judge(finished(clear={"patterns": said}), policy)
-    if said == passes.patterns:
+@pytest.mark.parametrize(("step", "did"), [(Step.CLEAR, "wrote"), (Step.VERIFY, "read back")])
+def test_other_patterns_than_ordered_are_the_services_fault(step, did, passes, said):
+    ordered = {Step.CLEAR: passes.patterns, Step.VERIFY: passes.patterns[-1:]}
+    judged = judge(with_patterns(ordered | {step: said}), ordering(passes))
+    if said == ordered[step]:
         assert isinstance(judged, Measurements)
         return
     assert isinstance(judged, Failed)
-    assert (judged.step, judged.blame) == (Step.CLEAR, Blame.SERVICE)
+    assert (judged.step, judged.blame) == (step, Blame.SERVICE)
     words = ", ".join(said) or "nothing"
-    assert judged.detail == f"clear wrote and read back {words}; the policy orders {', '.join(passes.patterns)}"
+    assert judged.detail == f"{step.value} {did} {words}; the policy orders {', '.join(ordered[step])}"
 
 
-def test_every_policy_ends_with_zeros():
-    assert {passes.patterns for passes in Passes} == {("zero",), ("random", "zero"), ("random", "ones", "zero")}
+def with_patterns(patterns, path=ScrubPath.FAST):
+    """A job whose steps wrote and read back these patterns."""
+    findings: dict[str, dict[str, object]] = {step.value: {"patterns": names} for step, names in patterns.items()}
+    return replace(finished(path), results=results(path, **findings))
+
+
+def ordering(passes):
+    """A policy with these passes."""
+    return ENFORCE.model_copy(update={"clear": Clear(passes=passes)})
+
+
+@pytest.mark.parametrize("passes", Passes)
+def test_only_random_leaves_its_pattern_unless_a_self_test_follows(passes):
+    done = {Step.CLEAR: passes.patterns, Step.VERIFY: passes.patterns[-1:]}
+    fast = judge(with_patterns(done), ordering(passes))
+    slow = judge(with_patterns(done, ScrubPath.SLOW), ordering(passes))
+    assert (fast.leaves, slow.leaves) == ("random" if passes is Passes.RANDOM else "zero", "zero")
 
 
 @pytest.mark.parametrize("health", [Vitals(lost=True), Vitals(leaked_bytes=7), None])
@@ -205,7 +221,7 @@ def test_uncovered_bytes_without_a_cause_are_reported_as_unexplained(parts):
 @given(st.lists(st.integers(0, 400), max_size=4), st.integers(0, 400), st.integers(0, 400))
 def test_covered_and_uncovered_bytes_add_up_to_the_allocatable_memory(parts, rest, unread):
     job = uncovered(*parts, rest=rest)
-    read = {"covered_bytes": 1000 - unread, "allocatable_bytes": 1000}
+    read = {"covered_bytes": 1000 - unread, "allocatable_bytes": 1000, "patterns": ("zero",)}
     job = replace(job, results=tuple(replace(it, findings=Findings(**read)) if it.step is Step.VERIFY else it
                                      for it in job.results))  # fmt: skip
     judged = judge(job, policy=HALF)

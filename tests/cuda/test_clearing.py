@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from scrubber.core.measurements import Mismatch, joined
 from scrubber.core.model import Findings
-from scrubber.cuda import clearing, memory, patterns
+from scrubber.cuda import clearing, memory, patterns, selftest
 from scrubber.cuda.card import Card, CudaError, Found, Span, Step, Sweep
 from scrubber.cuda.patterns import Pattern, PatternKind
 from tests.fakes.cuda.machine import PAGE
@@ -90,51 +91,94 @@ def test_only_the_first_places_of_residue_are_reported(monkeypatch, begin):
     assert cleared.residue_at == tuple(number * PAGE for number in range(clearing.PLACES))
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_the_key_alone_finds_half_of_the_stuck_bits(gpu, found):
+    """Those where it has the other value: with a new key, the chance is even."""
+    place = 6 * PAGE + 77
+    keys = (bytes([number] * 16) for number in range(256))
+    key = next(it for it in keys if bool(patterns.by_name("random", it).byte(place) & 0x10) is not found)
+    gpu.change(stuck={place: 0x10})
+    held = gpu.taken()
+    assert clearing.clear(held, key, ("random",), nothing).mismatch is None
+    wrong = clearing.verify(held, nothing).mismatch
+    assert (wrong is not None and wrong.offset == place) is found
+
+
 @pytest.mark.parametrize("passes", [("zero",), PASSES])
 def test_a_bit_that_is_stuck_is_found_wherever_it_is(gpu, passes):
     place = 6 * PAGE + 77
     gpu.change(stuck={place: 0x10})
     held = gpu.taken()
-    mismatch = joined(clearing.clear(held, KEY, passes, nothing).mismatch, clearing.verify(held, nothing).mismatch)
+    mismatch = read_back(held, passes)
     assert mismatch is not None
     assert mismatch.offset == place
     assert mismatch.got == mismatch.expected | 0x10
 
 
-def test_the_verify_finds_a_bit_that_flips_between_passes(gpu):
+@pytest.mark.parametrize("passes", [PASSES, ("random",)])
+def test_the_verify_finds_a_flipped_bit_of_the_last_pattern(gpu, passes):
+    held, place = gpu.taken(), 3 * PAGE + 9
+    clearing.clear(held, KEY, passes, nothing)
+    assert clearing.verify(held, nothing) == Findings(SIZE, patterns=passes[-1:])
+    was = patterns.by_name(passes[-1], KEY).byte(place)
+    gpu.cells[place] ^= 0x04
+    wrong = Mismatch(place, was, was ^ 0x04, 1)
+    assert clearing.verify(held, nothing) == Findings(SIZE, mismatch=wrong, patterns=passes[-1:])
+
+
+def test_after_a_self_test_the_verify_reads_zeros_back(gpu):
+    held = gpu.taken()
+    clearing.clear(held, KEY, ("random",), nothing)
+    selftest.run(held, KEY, 6.0, nothing, selftest.Clock(lambda: 0.0, lambda _seconds: None))
+    assert clearing.verify(held, nothing) == Findings(SIZE, patterns=("zero",))
+    assert not gpu.cells.any()
+
+
+@pytest.mark.parametrize("broken", [memory.GpuMemory.write, memory.GpuMemory.invert])
+def test_what_a_pass_has_half_written_is_not_read_back(gpu, broken):
     held = gpu.taken()
     clearing.clear(held, KEY, PASSES, nothing)
-    gpu.cells[3 * PAGE + 9] ^= 0x04
-    assert clearing.verify(held, nothing) == Findings(SIZE, mismatch=Mismatch(3 * PAGE + 9, 0, 4, 1))
+    gpu.launched = Mock(side_effect=CudaError("it failed"))
+    with pytest.raises(CudaError, match="it failed"):
+        broken(held, patterns.ZERO, lambda _size: None)
+    with pytest.raises(CudaError, match="this worker has not written all of it"):
+        clearing.verify(held, nothing)
 
 
-def test_the_random_pattern_finds_a_device_that_writes_nothing(gpu):
+def read_back(held: memory.GpuMemory, passes: Sequence[str]) -> Mismatch | None:
+    """What a clear with these passes and the verify after it find wrong."""
+    return joined(clearing.clear(held, KEY, passes, nothing).mismatch, clearing.verify(held, nothing).mismatch)
+
+
+@pytest.mark.parametrize("passes", [PASSES, ("random",)])
+def test_the_random_pattern_finds_a_device_that_writes_nothing(gpu, passes):
     gpu.change(lazy=1)
     held = gpu.taken()
     assert clearing.clear(held, b"", ("zero",), nothing).mismatch is None, "zeros need no key"
-    wrong = clearing.clear(held, KEY, PASSES, nothing).mismatch
+    wrong = read_back(held, passes)
     assert wrong is not None
     assert wrong.count > SIZE * 0.9
 
 
-def test_the_random_pattern_finds_cells_with_two_addresses(gpu):
+@pytest.mark.parametrize("passes", [PASSES, ("random",)])
+def test_the_random_pattern_finds_cells_with_two_addresses(gpu, passes):
     gpu.change(aliases={3 * PAGE: 5 * PAGE})
     held = gpu.taken()
-    assert clearing.clear(held, KEY, ("zero",), nothing).mismatch is None
-    assert clearing.verify(held, nothing).mismatch is None
-    wrong = clearing.clear(held, KEY, PASSES, nothing).mismatch
+    assert read_back(held, ("zero",)) is None
+    wrong = read_back(held, passes)
     assert wrong is not None
     assert 3 * PAGE <= wrong.offset < 3 * PAGE + 4096
 
 
-def test_two_patterns_take_four_passes_and_zeros_take_two(gpu):
+@pytest.mark.parametrize("alone", ["zero", "random"])
+def test_two_patterns_take_four_passes_and_one_takes_two(gpu, alone):
     held = gpu.taken()
     census_and_write = ["check", "write"] * len(held.spans)
     clearing.clear(held, KEY, PASSES, nothing)
     clearing.verify(held, nothing)  # it reads the last pattern back
     assert gpu.launches == [*census_and_write, *(it for it in ("check", "write", "check") for _ in held.spans)]
     gpu.launches.clear()
-    assert clearing.clear(held, KEY, ("zero",), nothing).covered_bytes == SIZE
+    assert clearing.clear(held, KEY, (alone,), nothing).covered_bytes == SIZE
     clearing.verify(held, nothing)
     assert gpu.launches == [*census_and_write, *["check"] * len(held.spans)]
 

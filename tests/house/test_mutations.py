@@ -112,6 +112,7 @@ PLANS, ON_NO_PATH = "scrubber/core/plans.py", "Traits(Driver.FOR_MEMORY, not_on=
 LEFTOVER = "scrubber/core/leftover.py"
 OWNERSHIP, TENANCY, SCRUBS = (f"scrubber/core/{it}.py" for it in ("ownership", "tenancy", "scrubs"))
 WRITTEN = "tests/cuda/test_clearing.py::test_the_random_pattern_finds_a_device_that_writes_nothing"
+READ_BACK = "tests/cuda/test_clearing.py::test_the_verify_finds_a_flipped_bit_of_the_last_pattern"
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
@@ -149,6 +150,12 @@ PLANTED = [
     Mutant(PLANS, "Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE),
     Mutant(PLANS, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
     Mutant("scrubber/cuda/clearing.py", "number < len(chosen) - 1", "False", tests=WRITTEN),
+    Mutant(
+        "scrubber/cuda/clearing.py", "memory.compare(pattern, c", "memory.compare(patterns.ZERO, c", tests=READ_BACK
+    ),
+    Mutant(VERDICT, "if patterns != wanted:", "if step is Step.CLEAR and patterns != wanted:", tests=COVERAGE),
+    Mutant(VERDICT, " or record.scrubs.pattern_left", "", tests=IN_VERDICT),
+    Mutant(SCRUBS, "receipt.leaves != ZEROS", "False", tests=IN_STATES),
     Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),
     Mutant(VERDICT, "if not found.tests", "if not found.units", tests=COVERAGE),
     Mutant(VERDICT, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),

@@ -131,6 +131,7 @@ def test_default_and_strict_policies_make_no_concession(name):
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
         (Policy(paths=Paths(first_look=ScrubPath.FAST)), "paths.first_look fast"),
+        (Policy(clear=Clear(passes=Passes.RANDOM)), "clear.passes random"),
         (Policy(clear=Clear(on_chip=OnChip.SLOW_PATH)), "clear.on_chip slow-path"),
         (Policy(restart_on_sick=OnSick.ALLOW), "restart_on_sick allow"),
         (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,18 @@ def test_the_claim_is_clear_of_so_many_bytes():
     assert [(part["cause"], part["bytes"]) for part in claim["uncovered"]] == [(it, 400_000_000) for it in CAUSES]
     unread = replace(LARGE, steps=((Step.CLEAR, 1.0),))
     assert json.loads(written(unread, LARGE_DEVICE))["predicate"]["sanitization"]["verification"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "tests", "left"),
+    [(("random", "zero"), (), None), (("random",), (), "random"), (("random",), ("arithmetic",), None)],
+)
+def test_the_claim_names_a_pattern_that_stays_in_memory(patterns, tests, left):
+    """Without the field, zeros were left: a self-test ends with them."""
+    payload = json.loads(written(replace(LARGE, patterns=patterns, tests=tests), LARGE_DEVICE))
+    assert [*VALIDATOR.iter_errors(payload)] == []
+    claim = payload["predicate"]["sanitization"]
+    assert (claim["patterns"], claim.get("left")) == ([*patterns], left)
 
 
 def test_a_simulated_gpu_makes_no_claim_of_nist():

@@ -69,10 +69,15 @@ class Log:
         return note.prove(included, self.rows[PLACE], checkpoint or self.checkpoint()).text
 
 
+def statement_of(receipt):
+    """What is signed."""
+    device = DeviceInfo(GPU, 0, "NVIDIA H100 80GB HBM3", 85_520_809_984, pci_address="00000000:18:00.0")
+    return statement.statement(receipt, device, HANDOVER, statement.Program("0.1.0"), "02ec0ba8" * 4)
+
+
 def cases():
     """Each case by its name: its files, what a verifier is told, and the field that is wrong."""
-    device = DeviceInfo(GPU, 0, "NVIDIA H100 80GB HBM3", 85_520_809_984, pci_address="00000000:18:00.0")
-    said = statement.statement(receipt(), device, HANDOVER, statement.Program("0.1.0"), "02ec0ba8" * 4)
+    said = statement_of(receipt())
     envelope = dsse.envelope(said, NODE)
     log, forked, other = Log(envelope), Log(envelope, "other"), dsse.envelope(said, NODE, payload_type="text/plain")
     altered = json.loads(envelope) | {"payload": base64.b64encode(said.replace(b"4096", b"0000")).decode()}

@@ -103,7 +103,7 @@ class PretendWorker:
             case Step.CLEAR:
                 return await self._clear(order, progress)
             case Step.VERIFY:
-                return await self._verify(progress)
+                return await self._verify(order, progress)
             case Step.SCRATCH:
                 return self._scratch()
             case Step.SELFTEST:
@@ -166,7 +166,7 @@ class PretendWorker:
         wrong = Mismatch(7, 0xFF, 0xFE, 1) if gpu.bad_memory else None
         return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong, patterns=order.patterns))
 
-    async def _verify(self, progress: Progress) -> Report:
+    async def _verify(self, order: Order, progress: Progress) -> Report:
         gpu = self.gpu
         reach = self._reach()
         wrong: Mismatch | None = None
@@ -175,7 +175,7 @@ class PretendWorker:
                 wrong = wrong or Mismatch(block * BLOCK, 0, 0x41, BLOCK)
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.VERIFY])
-        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, mismatch=wrong))
+        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, mismatch=wrong, patterns=order.patterns[-1:]))
 
     def _scratch(self) -> Report:
         self.truth.deed(self.gpu, Step.SCRATCH)

@@ -30,8 +30,8 @@ class Lazy(PretendWorker):
 class LazyAndBlind(Lazy):
     """The same worker reports, too, that it read all of the memory, and does not read."""
 
-    async def _verify(self, _progress) -> Report:
-        return Report(Outcome.PASSED, findings=Findings(ALL, ALL))
+    async def _verify(self, order, _progress) -> Report:
+        return Report(Outcome.PASSED, findings=Findings(ALL, ALL, patterns=order.patterns[-1:]))
 
 
 class Flatterer(PretendWorker):

@@ -74,7 +74,7 @@ async def test_a_pattern_of_a_cut_off_clear_is_no_residue(world):
     await world.start()
     receipt = (await world.reach(device, State.CLEAN)).scrubs.receipt
     assert (receipt.residue_bytes, receipt.residue_at, receipt.searched_bytes) == (0, (), 0)
-    assert "not zero before, which may be the pattern of a clear that did not end" in world.story(device)
+    assert "not zero before, which may be the pattern of an earlier clear" in world.story(device)
 
 
 class WithoutErrorLog(PretendWorker):

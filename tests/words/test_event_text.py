@@ -59,7 +59,12 @@ LIFE = [
       "64 bytes of residue found, 1 of 2 processes ended; signed by 0123456789abcdef")),
     (ev.ScrubPassed("job-1", replace(RECEIPT, residue_bytes=0, searched_bytes=0, processes_found=0)),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
-      "what the last owner left is not known, because an earlier clear did not end, no process was left")),
+      "what the last owner left is not known, because the pattern of an earlier clear may have been in memory, "
+      "no process was left")),
+    (ev.ScrubPassed("job-1", replace(RECEIPT, patterns=("random",))),
+     ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random) and read back, "
+      "64 bytes of residue found, 1 of 2 processes ended; the pattern stays in memory unless the driver clears it: "
+      "the next user may find it instead of zeros")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
     (ev.Granted(replace(GRANT, announced=False, until_release=True)),
      "handed out (grant grant-1, receipt r-1), until it is released"),

@@ -74,7 +74,7 @@ class NvidiaGpu:
         return replace(done, allocatable_bytes=allocatable, uncovered=uncovered, drift=restored)
 
     def verify(self, progress: Progress) -> Findings:
-        """Read all of the memory, the cleared memory if this worker cleared it: every byte must be zero."""
+        """Read all of the memory that this worker has cleared: every byte must be as it was last written."""
         with self._closed_after():
             memory = self._holding.memory()
             with cuda_errors_translated():

@@ -40,6 +40,7 @@ class SimulatedGpu:
 
     def __init__(self, directory: Path) -> None:
         self._place = GpuFiles(directory)
+        self._written: tuple[bytes, str] | None = None  # the key and the name of the last pattern in all of the memory
 
     def reset(self) -> str:
         """Reset the volatile state: counters, leaks, pending remaps, settings. The memory keeps its bytes."""
@@ -60,8 +61,10 @@ class SimulatedGpu:
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1) -> Findings:
         """Count the old data, cut it off, write each pattern, and read back each but the last."""
-        chosen = tuple(by_name(name, key) for name in patterns)
+        names = tuple(patterns)
+        chosen = tuple(by_name(name, key) for name in names)
         faults = self._answer()
+        self._written = None
         with opened_memory(self._place, faults.stuck_bits, writes=not faults.skip_clears) as cells:
             # A stalled clear stops when it has taken away a half of the old data: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
@@ -76,25 +79,30 @@ class SimulatedGpu:
                 mismatch = joined(mismatch, cells.compare(pattern, step, following))
             if mismatch is not None and cells.holds(mismatch):
                 raise NotNowError("another process wrote to the memory during the clear; the memory itself is good")
+            self._written = (key, names[-1]) if names else None
             covered = cells.size if chosen else 0
             return Findings(covered, cells.size, residue, mismatch, residue_at=begins)
 
     def verify(self, progress: Progress) -> Findings:
-        """Read all memory: each byte must be zero. NotNowError if each byte is zero after one more clear."""
-        found = self._read_back(progress)
+        """Read all memory: each byte must be as it was last written. NotNowError if it is so after one more clear."""
+        self._answer()
+        if self._written is None:
+            raise NotNowError("cannot read back the memory: this worker has not written all of it")
+        key, name = self._written
+        found = self._read_back(key, name, progress)
         if found.mismatch is None:
             return found
-        self.clear(b"", ("zero",), _silent)
-        again = self._read_back(_silent)
+        self.clear(key, (name,), _silent)
+        again = self._read_back(key, name, _silent)
         if again.mismatch is None:
             raise NotNowError("another process wrote to the memory after the clear; the memory itself is good")
         return again
 
-    def _read_back(self, progress: Progress) -> Findings:
+    def _read_back(self, key: bytes, name: str, progress: Progress) -> Findings:
         faults = self._answer()
         with opened_memory(self._place, faults.stuck_bits) as cells:
-            mismatch = cells.compare(zero, _counted(progress, cells.size))
-            return Findings(cells.size, cells.size, mismatch=mismatch)
+            mismatch = cells.compare(by_name(name, key), _counted(progress, cells.size))
+            return Findings(cells.size, cells.size, mismatch=mismatch, patterns=(name,))
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the on-chip memory of each unit, read it back, and leave zeros."""
@@ -107,6 +115,7 @@ class SimulatedGpu:
         ended = list[str]()
         mismatch: Mismatch | None = None
         units, deviating = 0, tuple[int, ...]()
+        self._written = None
         with opened_memory(self._place, faults.stuck_bits) as cells:
             step = _counted(progress, 4 * cells.size)
             if time.monotonic() < ends:
@@ -117,6 +126,7 @@ class SimulatedGpu:
                 units, deviating = layout.UNITS, tuple(sorted({*faults.bad_units}))
                 ended.append("arithmetic")
             mismatch = joined(mismatch, cells.write_and_compare(zero, step))
+            self._written = b"", "zero"
             skipped = tuple(name for name in ("random", "arithmetic") if name not in ended)
             return Tested(tuple(ended), skipped, cells.size, mismatch, units, deviating)
 

@@ -55,13 +55,26 @@ def test_a_foreign_write_during_the_clear_is_no_memory_fault(bank) -> None:
     assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).mismatch is None
 
 
-def test_a_foreign_write_after_the_clear_is_no_memory_fault(bank) -> None:
+@pytest.mark.parametrize("passes", [("random",), BOTH])
+def test_a_foreign_write_after_the_clear_is_no_memory_fault(bank, passes) -> None:
     """A fault of the memory would quarantine the device until a person decides."""
+    gpu = bank.gpu(bank.first)
+    gpu.clear(KEY, passes, nowhere)
     with bank.place(bank.first).memory.open("r+b") as memory:
         memory.write(b"x")
     with pytest.raises(NotNowError, match="another process wrote to the memory after the clear"):
+        gpu.verify(nowhere)
+    assert gpu.verify(nowhere).mismatch is None
+
+
+def test_a_worker_reads_back_only_what_it_has_written_itself(bank) -> None:
+    gpu = bank.gpu(bank.first)
+    gpu.clear(KEY, ("random",), nowhere)
+    assert (gpu.verify(nowhere).patterns, gpu.verify(nowhere).mismatch) == (("random",), None)
+    with pytest.raises(NotNowError, match="this worker has not written all of it"):
         bank.gpu(bank.first).verify(nowhere)
-    assert bank.gpu(bank.first).verify(nowhere).mismatch is None
+    gpu.selftest(KEY, 1.0, nowhere)
+    assert (gpu.verify(nowhere).patterns, gpu.verify(nowhere).mismatch) == (("zero",), None)
 
 
 def test_pages_that_a_tenant_kept_hold_nothing_of_the_next(bank) -> None:
@@ -118,6 +131,7 @@ def test_a_scrub_restores_the_files_that_a_tenant_changed(bank, how: str) -> Non
 @pytest.mark.parametrize("name", ["memory", "chip"])
 def test_memory_that_cannot_be_opened_is_an_error(bank, name: str) -> None:
     gpu, file = bank.gpu(bank.first), getattr(bank.place(bank.first), name)
+    gpu.clear(KEY, ("zero",), nowhere)
     file.unlink()
     with pytest.raises(DeviceError, match=r"cannot open the .*memory of gpu0"):
         gpu.verify(nowhere) if name == "memory" else gpu.scratch(KEY)
