@@ -133,7 +133,8 @@ class _WorkerStarter:
         handling = _handling(policy)
 
         async def describe() -> Prepare:
-            return Prepare(self.backend.address(device, handling), await self.observer.health.memory(device))
+            counts = await self.observer.health.memory(device)  # first: the address has the idle baseline of then
+            return Prepare(self.backend.address(device, handling), counts)
 
         assignment = Assignment(
             self.backend.address(device, handling),
