@@ -34,9 +34,12 @@ class Row:
     what: str
     per: float = 1  # how many of the figure's unit are one of the shown unit
     unit: str = ""  # that is shown; none: the figure's own
+    arm: str = ""  # of which other trial of the same GPU it is
 
     def cell(self, records: Records) -> str:
         """The median, and the range where there are several samples."""
+        if self.arm:
+            records = Records(records.path.with_name(f"{records.path.stem}-{self.arm}.jsonl"))
         for part in records.parts():
             for figure in part.figures if part.name == self.part else ():
                 if figure.what == self.what and figure.samples:
@@ -141,6 +144,9 @@ TABLES = {
             "variants",
             "the two in the middle in one pass: as a part of four passes",
         ),
+        Row("`Allocate` of a pod that waits, under `random+zero`", "pods", f"{SOON}: Allocate"),
+        Row("the same under `random`, right after it on the same machine", "pods", f"{SOON}: Allocate", arm="random"),
+        Row("bytes that are not zero in the memory that a pod finds, under `random`", "pods", FOUND, arm="random"),
     ),
 }
 
@@ -150,9 +156,9 @@ Measured on {taken} by [the trial](../../benchmarks/trial/README.md), on one GPU
 through to a virtual machine with Linux {kernel}, 16 processors, control groups of the second version and the driver
 {driver} (open modules), persistence mode on. All figures and what was predicted of them: {pages}. Each cell is the
 median, and in brackets the lowest and the highest sample. `make docs` writes this page from the records of the trials.
-The records of the H100 are of three sessions: the parts `clear` and `flips` are of the first one, before the worker
-made one channel instead of eight, and the part `pods` has the samples of two. `clear`, `flips` and all of the H200 are
-of commit `9eea3f43`, the rest of the H100 is of `9b640046`.
+The records of the H100 are of five sessions of that day: `flips` is of commit `9eea3f43`, `pods` and `scratch` are of
+`2612bd37`, `clear`, `service`, `tests`, `self-test` and `ahead` of `ce9a2514`, the rest is of `9b640046`. All of the
+H200 is of `9eea3f43`.
 
 **All promises that the trial looks at held on both.** Not tried on a GPU: MIG, several GPUs, a reset, changes of
 settings, the accounting mode, other generations and other drivers, a GPU that is sick, a real kubelet.
