@@ -53,6 +53,7 @@ class HolderSearch:
         self._workers: set[int] = set()
         self.latest_workers = deque[int](maxlen=LATEST_WORKERS)  # a driver may list them after their end
         self._all_holders = Shared(self._find_holders)
+        self._unlisted: dict[str, str] = {}  # of each device whose list the driver does not give: why
         self._logged_pid = 0  # of a process that held up a search
         self._logged_unreadable = ""  # of a process that cannot be read
 
@@ -80,7 +81,8 @@ class HolderSearch:
         opened = frozenset(uuid for uuid, pids in known.items() if pids - ours - self._workers)
         lists = await self._lists([uuid for uuid in opened if holders[uuid] == ()])
         left = frozenset(uuid for uuid, pids in lists.items() if not (pids or frozenset()) - ours - self._workers)
-        search = replace(search, holders=holders, open=opened, left=left)
+        missing = {uuid: self._unlisted[uuid] for uuid in uuids if uuid in self._unlisted} | dict(search.missing)
+        search = replace(search, holders=holders, missing=missing, open=opened, left=left)
         return incarnation, await self._with_last_uses(search, uuids)
 
     async def none_listed(
@@ -149,11 +151,14 @@ class HolderSearch:
         """The answer of the driver; None if it does not answer. ``released``: what counts while it is released."""
         driver = self._driver
         try:
-            return await driver.caller.ask(key, lambda: driver.answer(question, uuid), driver.patience)
+            answer = await driver.caller.ask(key, lambda: driver.answer(question, uuid), driver.patience)
         except ShortageError:
             raise
         except DeviceError as error:
+            self._unlisted[key] = str(error)
             return released if driver.caused_by_release(error) else None
+        self._unlisted.pop(key, None)
+        return answer
 
     def last_use(self, uuid: str) -> float:
         """``Backend.last_use``, asked in the thread of the caller."""

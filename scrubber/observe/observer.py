@@ -265,7 +265,8 @@ class Observer:
         except (DeviceError, BlindError) as error:
             self._cache.forget(record)
             lack = str(error) if isinstance(error, ShortageError) else ""
-            blind = Facts(record.incarnation, self.epoch(), None, shortage=lack)
+            why = "" if lack else str(error)
+            blind = Facts(record.incarnation, self.epoch(), None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -133,16 +134,22 @@ class StatusReporter:
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
         blocked, vitals = self._context.blocked.get(uuid, ""), self._context.vitals.get(uuid)
-        holders = self._context.holders.get(uuid, ())
+        holders, unseen = self._context.holders.get(uuid, ()), ""
         if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
                     observer = self._context.observer
-                    holders = (await observer.quick(record)).holders or await observer.process_of_owner(record)
+                    facts = await observer.quick(record)
+                    holders = facts.holders or await observer.process_of_owner(record)
+                    if not holders and record.state is not State.QUARANTINED:
+                        as_root = os.geteuid() == 0
+                        unseen = device_status.in_the_way(record, facts, self._context.now(), as_root=as_root)
         pods = (await self._pods()).names if any(it.container for it in holders) else device_status.NO_PODS
+        ends = device_status.ends(holders, pods) if record.state in (State.GRANTED, State.IN_USE) else ()
+        before_release = unseen or "; ".join(ends)
         signs = vitals.signs if vitals is not None else ()
         advice = device_status.advice(
-            record, blocked, reset_forbidden=forbidden, holders=holders, pods=pods, signs=signs
+            record, blocked, reset_forbidden=forbidden, holders=holders, unseen=unseen, pods=pods, signs=signs
         )
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
@@ -150,7 +157,7 @@ class StatusReporter:
         [device] = await self._with_pods([uuid])
         entries = await self.history.of_present_state(uuid)
         device = replace(device, holders=tuple(map(_holder_view, holders)))
-        return views.Explanation(device, entries, advice, device_policy.why)
+        return views.Explanation(device, entries, advice, device_policy.why, before_release)
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

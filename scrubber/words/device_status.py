@@ -9,9 +9,10 @@ from types import MappingProxyType
 
 from ground import process_names
 from policies.model import Policy
-from scrubber.core import ailments, answers, presence, proof, verdict
+from scrubber.core import ailments, answers, ownership, presence, proof, verdict
 from scrubber.core.model import (
     AilmentKind,
+    Facts,
     Holder,
     Job,
     Moment,
@@ -26,6 +27,7 @@ from scrubber.core.record import Record
 from scrubber.words import views
 
 AGAIN = "Autoclave tries the scrub again by itself"
+UNKNOWN = "the processes on it are not known"
 NO_PODS: Mapping[str, str] = MappingProxyType({})
 SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
 
@@ -171,21 +173,38 @@ def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
     return not 0 <= now.wall - record.health.quarantine.since.wall < SHOWN
 
 
+def in_the_way(record: Record, facts: Facts, now: Moment, *, as_root: bool) -> str:
+    """Why a device cannot be taken back although no process on it can be named, and what to do; empty if it can be.
+
+    ``as_root``: the service is root, so it may inspect every process.
+    """
+    if facts.holders is None:
+        root = "" if as_root else "let the service run as root; "
+        return f"{facts.shortage or facts.held_up or UNKNOWN}; {root}`autoclave doctor` says what it lacks"
+    if record.tenancy.container is not None and ownership.about_to_start(record.tenancy.owner, now):
+        within = f"{ownership.STARTS_WITHIN:g} s"
+        return f"its container was let start less than {within} ago and is not there yet; wait {within}"
+    return ""
+
+
 def advice(
     record: Record,
     blocked: str = "",
     *,
     reset_forbidden: bool = False,
     holders: Sequence[Holder] = (),
+    unseen: str = "",
     pods: Mapping[str, str] = NO_PODS,
     signs: Iterable[Sign] = (),
 ) -> tuple[str, ...]:
     """What a person should do now, each a sentence with at most one command between two semicolons.
 
     Empty when there is nothing to do. ``blocked`` says what blocks the device's scrub. ``holders``: the processes that
-    have the device open. ``pods``: NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device reports.
+    have the device open. ``unseen`` says what is in the way without a process that can be named. ``pods``:
+    NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device reports.
     """
-    gpu, ends = presence.argument(record), tuple(_ends(holders, pods))
+    gpu = presence.argument(record)
+    first = (unseen,) if unseen else tuple(ends(holders, pods))
     if record.scrubs.job is not None and (record.health.quarantine is not None or record.scrubs.setback is not None):
         work = "probation" if record.health.quarantine is not None else "scrub"
         return (f"wait for the end of the {work}: `autoclave status {gpu} --watch` shows its progress",)
@@ -197,15 +216,15 @@ def advice(
             what = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}"
         elif record.health.quarantine.next_probe is None and not person:
             what = ailments.BY_PERSON
-        endable = ends if record.health.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ()
-        first = ("no test can pass while a process has the GPU open", *endable) if endable else ()
-        return (*first, what.format(gpu=gpu))
+        endable = first if record.health.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ()
+        untested = ("no test can pass while a process has the GPU open", *endable) if endable else ()
+        return (*untested, what.format(gpu=gpu))
     if record.health.ailment is not None and record.health.ailment.kind is AilmentKind.OPERATOR:
         return (f"wait for the end of its owner; `autoclave reinstate {gpu}` withdraws the quarantine",)
     if record.health.ailment is not None:
         return (f"let its owner end first; then {ailments.remedy(record.health.ailment).advice.format(gpu=gpu)}",)
-    if blocked and ends:
-        return (*ends, AGAIN)
+    if blocked and first:
+        return (*first, AGAIN)
     if blocked:
         return (f"remove what blocks the scrub: {blocked}", AGAIN)
     if record.scrubs.setback is not None:
@@ -213,23 +232,22 @@ def advice(
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
     remedies = ((sign.kind, ailments.remedy_of_sign(sign.kind).format(gpu=gpu)) for sign in signs)
     by_sign = tuple(f"{kind.value}: {remedy}; {served}" for kind, remedy in remedies)
-    if acquired := record.tenancy.acquired_by:
-        who = shlex.quote(acquired)
-        release = f"`autoclave release {gpu} --owner {who}`"
-        if ends:  # until then the release would be refused
-            return (
-                *by_sign,
-                f"if its owner {who} has ended, end what it has left",
-                *ends,
-                f"then give it back: {release}",
-            )
-        return (*by_sign, f"if its owner {who} has ended: {release}")
+    who = shlex.quote(record.tenancy.acquired_by) if record.tenancy.acquired_by else ""
+    if who or record.tenancy.until_release:
+        owner = f"its owner {who}".rstrip()
+        release = f"`autoclave release {gpu}{who and f' --owner {who}'}`"
+        if first:  # until then the release would be refused
+            left = () if unseen else (f"if {owner} has ended, end what it has left",)
+            return (*by_sign, *left, *first, f"then give it back: {release}")
+        return (*by_sign, f"if {owner} has ended: {release}")
+    if unseen:
+        return (*by_sign, unseen)
     if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
         return (*by_sign, f"no process of its owner was seen; if the owner has ended: `autoclave release {gpu}`")
     return by_sign
 
 
-def _ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
+def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
     """How to end these processes: a line for each pod, for each process that no signal ends, and for all others."""
     killed: list[Holder] = []
     named: set[str] = set()

@@ -245,3 +245,4 @@ class Explanation:
     entries: tuple[HistoryEntry, ...]
     advice: tuple[str, ...]
     policy_why: str
+    before_release: str = ""  # what to do before the device can be taken back; empty if nothing is in the way

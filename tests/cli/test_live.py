@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +20,8 @@ from autoclave.cli import human, service_call
 from ground.errors import Reason, Refused
 from scrubber import __version__
 from scrubber.api import admin_client, client
-from scrubber.devices.simulated import drills
+from scrubber.devices.simulated import containers, drills, layout
+from scrubber.node import proc
 from scrubber.words import views
 from tests.patience import WITHIN
 
@@ -153,10 +155,17 @@ TRAIN = views.HolderView(7, "ann", "train", "pod-a")
 
 
 @pytest.mark.parametrize(
-    ("holders", "by"), [((TRAIN,), ' by "train" (pid 7, user ann, pod-a); end '), ((), "")], ids=["seen", "unseen"]
+    ("seen", "by"),
+    [
+        ({"holders": (TRAIN,), "first": "end it: `kill 7`"}, ' by "train" (pid 7, user ann, pod-a); end it: `kill 7`'),
+        ({"first": "it starts; wait 10 s"}, ": it starts; wait 10 s"),
+        ({"pod": "ns/train"}, " by ns/train; `autoclave explain 0` says more"),
+        ({}, "; `autoclave explain 0` says more"),
+    ],
+    ids=["a process", "no process is known", "a pod", "nothing is known"],
 )
-def test_a_refused_release_names_the_process(autoclave, gpu, monkeypatch, holders, by):
-    """The service does not say it, because tenants may read its refusal."""
+def test_a_refused_release_says_who_is_in_the_way(autoclave, gpu, monkeypatch, seen, by):
+    """The service does not say it, because tenants may read its refusal. No advice is the command that was refused."""
     explain = admin_client.AdminClient.explain
 
     async def release(_, devices, **_more) -> tuple[str, ...]:
@@ -164,14 +173,39 @@ def test_a_refused_release_names_the_process(autoclave, gpu, monkeypatch, holder
 
     async def explained(self, asked) -> views.Explanation:
         explanation = await explain(self, asked)
-        return replace(explanation, device=replace(explanation.device, holders=holders))
+        device = replace(explanation.device, **{name: it for name, it in seen.items() if name != "first"})
+        return replace(explanation, device=device, before_release=seen.get("first", ""))
 
     monkeypatch.setattr(client.ScrubberClient, "release", release)
     monkeypatch.setattr(admin_client.AdminClient, "explain", explained)
     run = autoclave("release", gpu)
     assert run.exit_code == 1
-    assert run.stderr.rstrip().partition("it is still in use")[2].startswith(by)
-    assert bool(by) is ("then release it again" in run.stderr)
+    assert run.stderr.rstrip().partition("it is still in use")[2] == by.replace("explain 0", f"explain {gpu}")
+    assert "autoclave release" not in run.stderr
+
+
+CLOSES = "import sys; file = open(sys.argv[1], 'r+b'); input(); file.close(); print(flush=True); input()"
+
+
+def test_a_release_names_a_container_that_has_closed_the_gpu(autoclave, service, gpu):
+    container = f"pod-{os.getpid()}"
+    (grant,) = items(autoclave("acquire", gpu, "-o", "json"))
+    memory = layout.find(service.simulated_dir, grant["device"]).memory
+    command, pipe = [sys.executable, "-c", CLOSES, memory], subprocess.PIPE
+    marked = os.environ | {containers.MARK: container}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=marked) as process:
+        service.settled(gpu, "in_use")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        refused = autoclave("release", gpu)
+        advice = output_of(autoclave("explain", gpu))
+        process.communicate("\n")
+    who = rf'"\S+" \(pid {process.pid}, user {proc.user(os.getpid())}, {container}\)'
+    assert refused.exit_code == 1
+    assert re.search(rf"it is still in use by {who}; end .*: `kill {process.pid}`; if .*`\n$", refused.stderr)
+    assert f"`kill {process.pid}`" in advice
+    output_of(autoclave("release", gpu))
 
 
 def test_an_owner_releases_all_its_gpus_and_no_others(autoclave, service, gpu, two_gpus):

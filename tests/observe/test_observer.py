@@ -136,6 +136,18 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
     assert [it["error"] for it in logs if it["event"] == "a process cannot be read"] == [UNREADABLE]
 
 
+async def test_a_driver_that_names_no_holder_says_why(bank, processes, tmp_path):
+    """For a person whose release is refused: somebody has the GPU open, and nobody knows who."""
+    observer = Observer(
+        DriverCalls(bank.backend, "boot", caller=Late(bank.first)), processes, tmp_path, ObservedSince(0.0)
+    )
+    assert (await observer.full(record(bank, bank.first))).held_up == "too late"
+    observer = Observer(
+        DriverCalls(bank.backend, "boot", caller=Late("driver")), processes, tmp_path, ObservedSince(0.0)
+    )
+    assert (await observer.full(record(bank, bank.first))).held_up == "too late"
+
+
 @pytest.fixture
 def lacking(bank) -> str:
     """The first file of the first device, which is missing."""

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import InvalidRequest, Reason
-from scrubber.core import presence
+from scrubber.core import ownership, presence
 from scrubber.core.model import ScrubPath
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.service.report import StatusReporter
-from tests.service.asking import let_on
+from tests.service.asking import let_on, written_down
 
 
 @pytest.fixture
@@ -96,6 +96,20 @@ async def test_an_explanation_names_the_processes_that_are_in_the_way(world, rep
     explained = await reporter.explain(device)
     assert [(it.pid, it.container) for it in explained.device.holders] == [(process.pid, process.container or "")]
     assert not sick or f"`kill {process.pid}`" in explained.advice[1]
+
+
+async def test_an_explanation_says_what_is_in_the_way_unseen(world, reporter):
+    """A container that was let start is not there yet: `autoclave release` would be refused."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await world.tenant_requests.start([device], None)
+    explained = await reporter.explain(device)
+    assert explained.before_release == explained.advice[0] != ""
+    assert "wait 10 s" in explained.before_release
+    await asyncio.sleep(ownership.STARTS_WITHIN)
+    explained = await reporter.explain(device)
+    assert (explained.before_release, "autoclave release" in "".join(explained.advice)) == ("", True)
 
 
 async def test_status_names_the_holders_of_the_last_round(world, reporter):

@@ -172,6 +172,8 @@ def test_the_advice_names_the_owner_that_may_have_ended():
         "then give it back: `autoclave release 0 --owner 'job 7'`",
     )
     assert device_status.advice(lives.IN_USE) == ()
+    nameless = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), until_release=True)))
+    assert device_status.advice(nameless) == ("if its owner has ended: `autoclave release 0`",)
 
 
 def test_the_advice_frees_a_device_whose_owner_was_never_seen():
@@ -180,6 +182,23 @@ def test_the_advice_frees_a_device_whose_owner_was_never_seen():
         "no process of its owner was seen; if the owner has ended: `autoclave release 0`",
     )
     assert device_status.advice(awaited, holders=[TRAIN]) == ()
+
+
+def test_the_advice_is_no_release_that_would_be_refused():
+    awaited = live(lives.GRANTED, ev.PutInUse(Owner("pod-a", NOW)))
+    facts = lives.facts(())
+    starts = "its container was let start less than 10 s ago and is not there yet; wait 10 s"
+    assert device_status.in_the_way(awaited, facts, NOW, as_root=True) == starts
+    later = replace(NOW, uptime=NOW.uptime + 10)
+    assert device_status.in_the_way(awaited, facts, later, as_root=True) == ""
+    assert device_status.advice(awaited, unseen=starts) == (starts,)
+    hidden = replace(facts, holders=None, held_up="pid 7 cannot be read")
+    why = device_status.in_the_way(awaited, hidden, later, as_root=False)
+    assert why == "pid 7 cannot be read; let the service run as root; `autoclave doctor` says what it lacks"
+    assert "root" not in device_status.in_the_way(awaited, hidden, later, as_root=True)
+    acquired = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7")))
+    release = "then give it back: `autoclave release 0 --owner 'job 7'`"
+    assert device_status.advice(acquired, unseen=why) == (why, release)
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,10 @@ def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, 
             run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
         )
     except Refused as error:
-        used = service_call.ask(run_dir, partial(_explained, error.message)) if error.reason is Reason.IN_USE else None
-        if used is not None and (by := ", ".join(map(str, used.device.holders)) or used.device.pod):
-            raise Refused(error.reason, f"{error.message} by {by}; end {by}, and then release it again") from None
-        raise
+        refused = service_call.ask(run_dir, partial(_explained, error.message))
+        if refused is None or error.reason is Reason.OTHER_OWNER:
+            raise
+        raise Refused(error.reason, f"{error.message}{_in_the_way(refused)}") from None
     if not named_some and released:
         devices = named(sorted(released))
     if not devices and not quiet:
@@ -93,6 +93,14 @@ def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, 
     for uuid, it in devices.items():
         result = "is given back" if uuid in released else f"was not held, so nothing was given back; it is {it.state}"
         human.say(f"GPU {it.name} ({uuid}) {result}")
+
+
+def _in_the_way(refused: views.Explanation) -> str:
+    """Who or what is in the way of a release. The command that was refused is no advice."""
+    device, first = refused.device, refused.before_release
+    if by := ", ".join(map(str, device.holders)) or device.pod:
+        return f" by {by}; {first or f'`autoclave explain {device.argument}` says more'}"
+    return f": {first}" if first else f"; `autoclave explain {device.argument}` says more"
 
 
 async def _explained(refusal: str, admin: admin_client.AdminClient) -> views.Explanation | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import open_check
 from scrubber.node.open_files import Search, Timer, separate_tables
-from scrubber.node.proc import ENDED, descends
+from scrubber.node.proc import ENDED, descends, user
 from scrubber.node.processes import Processes
 
 _LOOKS = 4  # while the memory is open and no process shows it: a user may fork all the time
@@ -49,7 +49,8 @@ class Users:
                 holders = self._processes.holders({uuid: files})[uuid]
             if holders:
                 return frozenset(holder.pid for holder in holders)
-        raise DeviceError(f"cannot tell who uses {uuid}: a process has its memory open, and none shows it")
+        hidden = f"that user {user(os.getpid())} may not inspect " if os.geteuid() else ""
+        raise DeviceError(f"a process {hidden}has the memory of {uuid} open: `fuser -v {files[0]}`, as root, names it")
 
     def _names_others(self, found: Iterable[int]) -> bool:
         return any(not descends(self._proc, pid, {os.getpid()}) for pid in found)

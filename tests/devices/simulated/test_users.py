@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from scrubber.devices.simulated.users import Users
 from tests import few_rights
 from tests.few_rights import takes_setpriv
 from tests.node.open_programs import IN_TRANSIT, MAP, RESTLESS, WRITE
+from tests.patience import WITHIN
 
 GPU = "GPU-a"
 
@@ -84,6 +88,35 @@ def test_a_question_that_the_kernel_refuses_has_no_answer(file: Path, launch) ->
     assert few_rights.printed(ASK, file) == "None"
     os.chown(file, 65534, 65534)
     assert few_rights.printed(ASK, file) == "None"
+
+
+HIDDEN = """
+import os, sys
+from pathlib import Path
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated.users import Users
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+try:
+    os.chdir(sys.argv[1])
+    Users(Path("/proc")).listed("GPU", ["memory"])
+except DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
+def test_a_user_that_this_user_may_not_inspect_is_told(launch) -> None:
+    """A process of root has the memory of a GPU of somebody else open."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "memory")
+        file.touch()
+        for path in (file.parent, file):
+            os.chown(path, 65534, 65534)
+        launch(WRITE, file)
+        command = [sys.executable, "-c", HIDDEN, directory]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WITHIN).stdout
+    why = "a process that user nobody may not inspect has the memory of GPU open: `fuser -v memory`, as root, names it"
+    assert said.strip() == why
 
 
 FORKING = """
