@@ -84,7 +84,16 @@ class _Reply:
 class HttpServer:
     """The server for one registry."""
 
-    def __init__(self, registry: CollectorRegistry, obstacles: Obstacles, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        obstacles: Obstacles,
+        clock: Clock = time.monotonic,
+        *,
+        notes: Obstacles = tuple,
+    ) -> None:
+        """``notes``: what people should know although it makes the program no less ready."""
+        self._notes = notes
         self._registry = registry
         self._obstacles = obstacles
         self._clock = clock
@@ -167,7 +176,8 @@ class HttpServer:
             case "/readyz":
                 reasons = "".join(f"not ready: {why}\n" for why in self._obstacles())
                 status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-                return _Reply((reasons or "ready\n").encode(), status)
+                notes = "".join(f"note: {note}\n" for note in self._notes())
+                return _Reply(((reasons or "ready\n") + notes).encode(), status)
             case _:
                 return _Reply(b"not found: use /metrics, /healthz or /readyz\n", HTTPStatus.NOT_FOUND)
 

@@ -161,7 +161,7 @@ async def _metrics_served(address: str, metrics: _Metrics) -> AsyncIterator[None
     if not address:
         yield
         return
-    async with http_server.HttpServer(metrics.registry, metrics.obstacles).serve(address):
+    async with http_server.HttpServer(metrics.registry, metrics.obstacles, notes=metrics.notes).serve(address):
         yield
 
 
@@ -184,6 +184,10 @@ class _Metrics:
         return (
             self._collector.obstacles() if self._collector is not None else tuple(filter(None, (self.start_obstacle,)))
         )
+
+    def notes(self) -> Sequence[str]:
+        """What people should know although the service grants devices."""
+        return self._collector.notes() if self._collector is not None else ()
 
 
 async def _run_service(

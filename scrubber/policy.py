@@ -38,7 +38,7 @@ class ActivePolicy:
         self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]]
         self._kept = kept
         self._text = b""  # of the policy in force, if it was read from the file
-        self._stays = ""  # which policy is in force since the start, if the file had faults then
+        self._last = ""  # the name and date of the policy in force since the start, if the file had faults then
         try:
             self._loaded = (self._load(), {})
         except DocumentError as error:
@@ -59,6 +59,13 @@ class ActivePolicy:
         """A hash of the whole policy: nodes with equal digests have equal policies."""
         return hashlib.sha256(self._loaded[0].model_dump_json().encode()).hexdigest()[:16]
 
+    @property
+    def stays(self) -> str:
+        """Which policy is in force instead of a file with faults."""
+        if self._last:
+            return f"the last policy without faults is in force: {self._last}"
+        return f"the policy {self.name} stays in force"
+
     def _load(self) -> PolicySet:
         if self.path is None:
             return load.load(self.source)
@@ -77,7 +84,7 @@ class ActivePolicy:
             since = calendar_time.utc(self._kept.stat().st_mtime)
         except (DocumentError, OSError):
             raise error from None
-        self._stays = f"\nthe last policy without faults is in force: {policies.name}, of {since:%Y-%m-%d %H:%M:%S} UTC"
+        self._last = f"{policies.name}, of {since:%Y-%m-%d %H:%M:%S} UTC"
         self._fail(error)
         return policies
 
@@ -86,7 +93,7 @@ class ActivePolicy:
         return f"# {self.source}\n".encode()
 
     def _fail(self, error: DocumentError | OSError) -> None:
-        self.fault = f"{error}{self._stays}"
+        self.fault = f"{error}\n{self.stays}" if self._last else str(error)
         self.unread = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
 
     def keep(self) -> None:
@@ -94,7 +101,7 @@ class ActivePolicy:
 
         Afterwards no other policy is kept, also after an error: an old one must not come into force again.
         """
-        if self._kept is None or self._stays:
+        if self._kept is None or self._last:
             return
         content = self._origin() + self._text
         try:
@@ -113,7 +120,7 @@ class ActivePolicy:
         except (DocumentError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
             self._fail(error)
             return False
-        self.fault, self.unread, self._stays = "", False, ""
+        self.fault, self.unread, self._last = "", False, ""
         changed = fresh != self._loaded[0]
         self._loaded = (fresh, {})
         return changed

@@ -199,11 +199,11 @@ def test_only_a_policy_file_without_faults_replaces_the_policy(short_tmp, how):
 
 
 def test_a_restart_with_a_broken_policy_file_serves(service):
-    """With the last policy that had no faults; the status says so."""
+    """With the last policy that had no faults; the status and the answer to probes say so."""
     service.stop()
     file = service.root / "site.yaml"
     file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
-    service.command += ["--policy", file]
+    service.command += ["--policy", file, "--metrics-address", "127.0.0.1:0"]
     service.start()
     service.settled(0, "clean")
     service.stop()
@@ -218,8 +218,12 @@ def test_a_restart_with_a_broken_policy_file_serves(service):
         True,
         True,
     )
+    code, ready = fetch(address_of(service), "/readyz")
+    assert (code, ready.startswith("ready\nnote: ")) == (200, True)
+    assert f"{file} is not in force, and {stays}; `autoclave doctor` says why\n" in ready
     file.write_text(load.read_shipped("fast").replace("name: fast", "name: after"))
     assert service.hear("policy loaded")["policy"] == "after"
+    assert fetch(address_of(service), "/readyz") == (200, "ready\n")
 
 
 def test_a_standby_takes_the_last_policy_without_faults(service, standing_by):

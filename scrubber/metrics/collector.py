@@ -86,6 +86,13 @@ class ServiceCollector(Collector):
         }
         return tuple(why for why, so in found.items() if so)
 
+    def notes(self) -> tuple[str, ...]:
+        """What people should know although the service hands devices out: that their policy file is not in force."""
+        policy = self._context.active_policy
+        if not policy.fault:
+            return ()
+        return (f"the policy file {policy.source} is not in force, and {policy.stays}; `autoclave doctor` says why",)
+
     def _of_the_service(self) -> Iterator[Sample]:
         about, ended = self._reporter.about(), self._round_ended()
         active_policy = self._context.active_policy

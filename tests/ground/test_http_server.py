@@ -96,6 +96,12 @@ async def test_healthz_is_ok_and_readyz_names_obstacles():
         assert (await get(address, "/readyz"))[::2] == (200, "ready\n")
 
 
+async def test_readyz_has_notes_for_people_beside_the_answer_for_probes():
+    server = http_server.HttpServer(CollectorRegistry(), list, notes=lambda: ["an old policy is in force"])
+    async with server.serve("127.0.0.1:0") as address:
+        assert (await get(address, "/readyz"))[::2] == (200, "ready\nnote: an old policy is in force\n")
+
+
 async def test_head_has_no_body_and_other_requests_are_errors():
     async with opened() as address:
         assert (await get(address, "/healthz", "HEAD"))[::2] == (200, "")
