@@ -114,6 +114,7 @@ DRA = [case for case, values in MATRIX.items() if "dra" in values]
 GROUPS = {  # those that the chart makes objects of, and where their types are
     "v1": "core_v1",
     "apps/v1": "apps_v1",
+    "batch/v1": "batch_v1",
     "networking.k8s.io/v1": "networking_v1",
     "rbac.authorization.k8s.io/v1": "rbac_v1",
     "node.k8s.io/v1": "node_v1",
@@ -215,8 +216,8 @@ def of(case: str, kind: str, end: str = "") -> dict[str, Any]:
 def pods(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each pod's component and specification."""
     for doc in objects(case) if isinstance(case, str) else case:
-        if doc["kind"] in {"DaemonSet", "Pod"}:
-            pod = doc["spec"]["template"]["spec"] if doc["kind"] == "DaemonSet" else doc["spec"]
+        if doc["kind"] in {"DaemonSet", "Job", "Pod"}:
+            pod = doc["spec"] if doc["kind"] == "Pod" else doc["spec"]["template"]["spec"]
             yield doc["metadata"]["labels"]["app.kubernetes.io/component"], pod
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -142,8 +144,8 @@ def test_chart_and_program_have_one_version():
 
 @pytest.mark.parametrize("case", MATRIX)
 def test_every_flag_is_one_that_the_program_has(case):
-    for _, _, one in manifests.containers(case):
-        if one["command"] == ["autoclave"]:
+    for name, _, one in manifests.containers(case):
+        if one["command"] == ["autoclave"] and name != "check-policy":  # it has files, and no flags
             assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
 
 
@@ -354,6 +356,36 @@ def test_jobs_and_nodes_have_the_labels_of_the_alerts(case, kind, where):
     assert 'job=~"autoclave-(scrubber|plugin|dra)"' in alerts
 
 
+FAULTY = "name: mine\ndefaults: {mode: enforced}\n"
+
+
+@pytest.mark.parametrize(("text", "code"), [("name: mine\n", 0), (FAULTY, 2)], ids=["good", "with a fault"])
+def test_an_inline_policy_with_faults_stops_helm_first(text, code, tmp_path):
+    """The job runs before anything is rolled out. Here its command checks the files of its volume."""
+    values = {"policy": {"inline": "name: all\n", "nodeLabel": "pool", "byNodeLabel": {"bank": {"inline": text}}}}
+    docs = [it for it in manifests.loaded(values) if it["metadata"]["name"] == "autoclave-check-policy"]
+    about = [(it["kind"], int(it["metadata"]["annotations"].get("helm.sh/hook-weight", 0))) for it in docs]
+    assert about == [("ConfigMap", -1), ("Job", 0)]
+    for doc in docs:
+        assert doc["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+        assert manifests.check(doc) == []
+    pod = docs[1]["spec"]["template"]["spec"]
+    [one], [volume] = pod["containers"], pod["volumes"]
+    assert (volume["configMap"]["name"], one["command"]) == ("autoclave-check-policy", ["autoclave"])
+    for name, content in docs[0]["data"].items():
+        (tmp_path / name).write_text(content)
+    args = [word.replace(one["volumeMounts"][0]["mountPath"], str(tmp_path)) for word in one["args"]]
+    assert args == ["policy", "check", f"{tmp_path}/policy-bank.yaml", f"{tmp_path}/policy.yaml"]
+    checked = subprocess.run([sys.executable, "-m", "autoclave", *args], capture_output=True, text=True, check=False)
+    assert (checked.returncode, "policy-bank.yaml:2" in checked.stderr) == (code, code != 0)
+    assert "preferred" in next(iter(pod["affinity"]["nodeAffinity"])), "there may be no node with a GPU yet"
+
+
+def test_a_policy_that_is_not_inline_needs_no_job_before():
+    for case in ("default", "observe", "policy of others"):
+        assert not [it for it in manifests.objects(case) if it["kind"] == "Job"]
+
+
 @pytest.mark.parametrize("own", [{"shipped": "fast"}, {"inline": "name: mine\n"}, {"existingConfigMap": "theirs"}])
 def test_a_label_of_nodes_chooses_their_policy(own):
     pools = {"strict": {"shipped": "strict"}, "bank": {"inline": "name: bank\n"}}
@@ -376,7 +408,8 @@ def test_a_label_of_nodes_chooses_their_policy(own):
         "autoclave-scrubber-bank": (in_file, {"pool": "bank"}, "[]"),
         "autoclave-scrubber-strict": ("--policy=strict", {"pool": "strict"}, "[]"),
     }
-    texts = {doc["metadata"]["name"]: doc["data"] for doc in found if doc["kind"] == "ConfigMap"}
+    maps = (doc for doc in found if doc["kind"] == "ConfigMap" and "annotations" not in doc["metadata"])
+    texts = {doc["metadata"]["name"]: doc["data"] for doc in maps}
     mine = {"autoclave-policy": {"policy.yaml": own["inline"]}} if "inline" in own else {}
     assert texts == {"autoclave-policy-bank": {"policy.yaml": "name: bank\n"}} | mine
 
