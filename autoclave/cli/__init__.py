@@ -31,7 +31,7 @@ VERBS = {
     "reinstate": ("scrub", "End the quarantine of GPUs with a scrub and a self-test."),
     "explain": ("explain", "Explain why a GPU is in its state, and what to do."),
     "history": ("history", "List the events of the ledger, oldest first."),
-    "receipt": ("receipt", "List, show and verify receipts, and show the key that signs them."),
+    "receipt": ("receipt", "List, show, export and verify receipts, and show the key that signs them."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
     "policy": ("policy", "Check and show policies, and name the one that applies to a GPU."),
     "xid": ("xid", "Explain a driver error code, and what this node does about it."),

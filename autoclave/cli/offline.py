@@ -18,6 +18,7 @@ from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
 from scrubber.ledger import file
 from scrubber.ledger.stored import CorruptLedgerError
+from scrubber.receipts.merkle import Inclusion
 from scrubber.service.history import MAX_ENTRIES, History
 from scrubber.words import device_status, views
 
@@ -82,6 +83,14 @@ class Offline:
             if len(page) < MAX_ENTRIES:
                 break
         return events
+
+    def prove(self, seq: int) -> tuple[Inclusion, str]:
+        """That the ledger has a row."""
+        return self._file.prove(seq)
+
+    def tenancy(self, uuid: str) -> int:
+        """The number of the newest tenancy of a device."""
+        return self._file.records[uuid].tenancy.number
 
     def explain(self, gpu: str) -> views.Explanation:
         """The events that led to the last known state. What the service would do next is left out."""

@@ -7,8 +7,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from autoclave.cli import DONE, NOT_CLEAN, SIMULATED, document, human, service_c
 from autoclave.cli.offline import Offline
 from ground import paths
 from ground.boot import boot_id
-from ground.errors import FatalError, InvalidRequest, Unreachable
+from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
 from ground.quantities import quantity
 from scrubber.api import admin_client
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
-from scrubber.receipts import dsse, endorsement, note, verification
+from scrubber.receipts import dsse, endorsement, handover, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
+from scrubber.receipts.statement import HANDOVER as SUBJECT
+from scrubber.receipts.statement import handover_digest
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF
 from scrubber.receipts.verification import Expected, Logged
 from scrubber.words import views
@@ -35,7 +37,10 @@ HANDOVER = re.compile(r"[0-9a-f]{24}")
 RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
 DEV, DEVICE_NODE = Path("/dev"), re.compile(r"nvidia[0-9]+")
 
+LISTS = "`autoclave receipt list` lists those that the ledger has"
+
 Files = tuple[Path, ...]
+History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
 
 
 def verify(path: Path | None, files: tuple[Files, Files, Files], wanted: tuple[str, str, str], output: str) -> int:
@@ -46,12 +51,12 @@ def verify(path: Path | None, files: tuple[Files, Files, Files], wanted: tuple[s
     public = _trusted(*files[:2])
     if path is not None:
         return _verify(path, public, files[2], wanted, output)
-    gpu, boot, handover = wanted
+    gpu, boot, given = wanted
     try:
         folders = _in_container(os.environ.get(paths.RECEIPTS_VARIABLE, ""))
     except ReceiptError as error:
         return _not_verified(f"cannot find the receipts of this container: {error}", output)
-    wanted = gpu, boot or boot_id(), handover
+    wanted = gpu, boot or boot_id(), given
     return worst([_verify(each, public, files[2], wanted, output) for each in folders])
 
 
@@ -79,14 +84,14 @@ def _not_verified(why: str, output: str) -> int:
 
 
 def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tuple[str, str, str], output: str) -> int:
-    gpu, boot, handover = wanted
+    gpu, boot, given = wanted
     envelope_file = path / ENVELOPE if path.is_dir() else path
     folder = envelope_file.absolute().parent  # a link has the id of its own name, whatever it leads to
     named = path.is_dir() or HANDOVER.fullmatch(folder.name)
-    expected = Expected(gpu, boot, handover or (folder.name or "/" if named else ""))
+    expected = Expected(gpu, boot, given or (folder.name or "/" if named else ""))
     held = [one for each in checkpoints for one in _read(each, note.notes_in, "checkpoint")]
     try:
-        envelope = _text(envelope_file, RECEIPT)
+        envelope = _text(envelope_file, RECEIPT).rstrip("\n")  # `jq -r` adds an end of line
         statement = verification.statement(envelope, public, expected)
         proven = (folder / PROOF).exists() or path.is_dir() or bool(held)  # a container always has both files
         logged = verification.logged(envelope, _text(folder / PROOF, RECEIPT), public, held) if proven else None
@@ -193,24 +198,56 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
 
 def show(name: str, output: str, run_dir: Path, ledger: Path) -> int:
     """Show a signed receipt of this node's ledger, by its id or its GPU."""
-    gpu = "" if ID.fullmatch(name) else name
-    which: dict[str, Any] = {"limit": 1 if gpu else EVERY, "kinds": (PASSED,)}
 
-    async def ask(admin: admin_client.AdminClient) -> Sequence[views.HistoryEntry]:
-        return await admin.history(gpu, warn=human.warn, **which)
+    async def ask(admin: admin_client.AdminClient) -> Signed:
+        return await _signed(name, partial(admin.history, warn=human.warn))
 
     try:
-        entries = service_call.ask(run_dir, ask)
+        signed = service_call.ask(run_dir, ask)
     except Unreachable as error:
-        entries = asyncio.run(Offline(ledger, error).history(gpu, **which))
-    receipts = [json.loads(entry.body)["receipt"] for entry in entries]
-    receipt = next((it for it in reversed(receipts) if gpu or it["id"] == name), None)
-    if receipt is None:
-        raise InvalidRequest(f"cannot find receipt {name}: `autoclave receipt list` lists those that the ledger has")
+        signed = asyncio.run(_signed(name, Offline(ledger, error).history))
+    keys, statement = signed.keys, signed.statement
+    if output == "text":
+        human.say(f"signed by   {', '.join(keys)} (not verified here)", *_words(statement), "", signed.envelope)
+    else:
+        about = {"id": signed.id, "signed_by": keys, "statement": statement, "envelope": signed.envelope}
+        document.emit(document.single("SignedReceipt", about), output)
+    return DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A signed receipt in the ledger. Nothing of it is verified."""
+
+    id: str
+    row: int
+    envelope: str
+    keys: list[str]
+    statement: dict[str, Any]
+
+
+async def _signed(name: str, history: History) -> Signed:
+    """The receipt of this id, or the newest one of this GPU. FatalError if it is not signed."""
+    gpu = "" if ID.fullmatch(name) else name
+    try:
+        entries = await history(gpu, limit=1 if gpu else EVERY, kinds=(PASSED,))
+    except InvalidRequest as error:
+        if error.reason is not Reason.UNKNOWN_DEVICE:
+            raise
+        raise InvalidRequest(
+            f"cannot find receipt {name}: it is neither the id of a receipt nor a GPU; {LISTS}"
+        ) from error
+    for entry in reversed(entries):
+        receipt = json.loads(entry.body)["receipt"]
+        if gpu or receipt["id"] == name:
+            break
+    else:
+        raise InvalidRequest(f"cannot find receipt {name}: the ledger does not have it; {LISTS}")
     envelope = receipt.get("envelope", "")
     if not envelope:
-        human.warn(f"receipt {receipt['id']} is not signed; `autoclave doctor` says why receipts are not")
-        return NOT_CLEAN
+        raise Refused(
+            Reason.INTERNAL, f"cannot use receipt {receipt['id']}: it is not signed; `autoclave doctor` says why"
+        )
     try:
         document_of = dsse.parsed(envelope)
         statement = json.loads(document_of.payload)
@@ -218,12 +255,38 @@ def show(name: str, output: str, run_dir: Path, ledger: Path) -> int:
         raise FatalError(
             f"cannot read receipt {receipt['id']}: {error}; `autoclave ledger verify` checks it"
         ) from error
-    keys = [key for key, _ in document_of.signatures]
-    if output == "text":
-        human.say(f"signed by   {', '.join(keys)} (not verified here)", *_words(statement), "", envelope)
-    else:
-        about = {"id": receipt["id"], "signed_by": keys, "statement": statement, "envelope": envelope}
-        document.emit(document.single("SignedReceipt", about), output)
+    return Signed(receipt["id"], entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
+
+
+def export(name: str, folder: Path, state_dir: Path, node: str) -> int:
+    """Write the two files of a receipt, as its tenant has found them, into a directory called after its hand-over."""
+    try:
+        key = key_file.read_key(state_dir)
+    except (ReceiptError, OSError) as error:
+        raise FatalError(f"cannot export a receipt: {error}") from error
+    ledger = Offline(paths.ledger(state_dir))
+    signed = asyncio.run(_signed(name, ledger.history))
+    predicate, subjects = signed.statement["predicate"], signed.statement["subject"]
+    device, boot = predicate["device"]["uuid"], predicate["boot"]["id"]
+    digests = {each["digest"]["sha256"] for each in subjects if each["name"] == SUBJECT}
+    found = handover.found_handover(
+        key.secret, device, ledger.tenancy(device) + 1, lambda it: handover_digest(device, boot, it) in digests
+    )
+    included, row_hash = ledger.prove(signed.row)
+    checkpoint = note.sign(note.Checkpoint(f"autoclave/{node}", included.size, included.root), key)
+    place = folder / (found or signed.id)
+    files = {ENVELOPE: signed.envelope, PROOF: note.prove(included, row_hash, checkpoint).text}
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for called, text in files.items():
+            (place / called).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FatalError(f"cannot write the receipt into {place}: {error.strerror}") from error
+    if key.key_id not in signed.keys:
+        human.warn(f"an earlier key has signed the receipt ({', '.join(signed.keys)}): verify it with both keys")
+    if not found:
+        human.warn(f"its hand-over is not known any more: verify the file {place / ENVELOPE} alone")
+    human.say(str(place))
     return DONE
 
 

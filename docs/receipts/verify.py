@@ -2,8 +2,8 @@
 
 python verify.py /run/autoclave/receipts/ID --key node.pem --gpu GPU-8f2c... --boot 0f1e2d3c-...
 
-PATH is the directory with receipt.dsse.json and receipt.tlog-proof. Its name is the id of the hand-over; in a copy with
-another name, give the id with --handover. Exit code: 0 verified, 1 not, 2 wrong usage, 6 verified, of a simulated GPU.
+PATH is the directory with receipt.dsse.json and receipt.tlog-proof, or the first file. The directory has the id of the
+hand-over as its name; else give --handover. Exit code: 0 verified, 1 not, 2 wrong usage, 6 of a simulated GPU.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import hashlib
 import json
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-SPKI = bytes.fromhex("302a300506032b6570032100")  # what comes before the key in a PEM
-PEM = re.compile(r"-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
 NUMBER, SIGNATURE = re.compile("0|[1-9][0-9]{0,18}"), re.compile("\u2014 ([^\\s+]+) ([A-Za-z0-9+/]+=*)")
+ENVELOPE, PROOF = "receipt.dsse.json", "receipt.tlog-proof"
 TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "tag:autoclave.internal,2026:receipts/v1")
-URL_SAFE = {ord("-"): "+", ord("_"): "/"}  # base64 in DSSE may have either alphabet
 RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
 
 
@@ -54,42 +53,39 @@ def decode(text: str, length: int = 0) -> bytes:
     return found
 
 
-def key_id(name: str, key: bytes) -> bytes:
-    """The id of a key in signed notes."""
-    return hashlib.sha256(name.encode() + b"\n\x01" + key).digest()[:4]
-
-
 def read_key(text: str) -> bytes:
     """A public key from a PEM, from base64, or from a key of signed notes (NAME+ID+BASE64)."""
     text = text.strip()
-    if found := PEM.fullmatch(text):
+    if found := re.fullmatch(r"-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----", text):
         pem = decode("".join(found[1].split()), 44)
-        demand(pem.startswith(SPKI), "key", "it is no Ed25519 public key")
+        demand(pem.startswith(bytes.fromhex("302a300506032b6570032100")), "key", "it is no Ed25519 public key")
         return pem[12:]
     if not (found := re.fullmatch(r"([^+]*)\+([0-9a-f]{8})\+(.*)", text)):
         return decode(text, 32)
     key = decode(found[3], 33)
-    demand(key[:1] == b"\x01" and key_id(found[1], key[1:]).hex() == found[2], "key", "it is no key of signed notes")
+    demand(
+        key[:1] == b"\x01" and hashlib.sha256(found[1].encode() + b"\n" + key).hexdigest()[:8] == found[2],
+        "key",
+        "it is no key of signed notes",
+    )
     return key[1:]
 
 
 def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
     """Whether the owner of the key signed the message."""
-    try:
+    with suppress(InvalidSignature):
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except InvalidSignature:
-        return False
-    return True
+        return True
+    return False
 
 
 def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
     """The statement in an envelope (DSSE). It is parsed only after its signature was verified."""
     envelope = json.loads(text.decode())
     kind, encoded = envelope["payloadType"], [envelope["payload"], *(each["sig"] for each in envelope["signatures"])]
-    payload, *signatures = (decode(each.translate(URL_SAFE)) for each in encoded)
+    payload, *signatures = (decode(each.translate({45: "+", 95: "/"})) for each in encoded)  # of either alphabet
     message = b"DSSEv1 %d %b %d %b" % (len(kind.encode()), kind.encode(), len(payload), payload)
-    valid = any(signed_by(key, each, message) for each in signatures)
-    demand(valid, "signature", "the key did not sign this content: the key is wrong, or the content was altered")
+    demand(any(signed_by(key, it, message) for it in signatures), "signature", "wrong key, or the content was altered")
     statement = json.loads(payload)
     demand((kind, statement["_type"], statement["predicateType"]) == TYPES, "type", "it is no receipt of version 1")
     return statement
@@ -97,28 +93,25 @@ def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
 
 def open_checkpoint(note: str, key: bytes) -> tuple[str, int, bytes]:
     """Origin, size and root of a log, from a signed note."""
-    body, _, signatures = note.rpartition("\n\n")
-    lines, signed = body.split("\n"), [SIGNATURE.fullmatch(line) for line in signatures.removesuffix("\n").split("\n")]
-    right = len(lines) > 2 and all(signed) and NUMBER.fullmatch(lines[1])  # noqa: PLR2004 - its lines
-    demand(bool(right), "checkpoint", "it is no signed checkpoint")
-    ours = [decode(each[2]) for each in signed if each and each[1] == lines[0]]
-    ours = [each[4:] for each in ours if each[:4] == key_id(lines[0], key)]
+    body, _, signatures = note.rstrip("\n").rpartition("\n\n")  # as in an envelope, jq -r adds an end of line
+    lines, signed = body.split("\n"), [SIGNATURE.fullmatch(line) for line in signatures.split("\n")]
+    demand(bool(lines[2:] and all(signed) and NUMBER.fullmatch(lines[1])), "checkpoint", "it is no signed checkpoint")
+    own = hashlib.sha256(lines[0].encode() + b"\n\x01" + key).digest()[:4]  # the id of the key in signed notes
+    ours = [raw[4:] for each in signed if each and each[1] == lines[0] and (raw := decode(each[2]))[:4] == own]
     demand(bool(ours), "checkpoint", f"the key did not sign the checkpoint of {lines[0]}")
     demand(signed_by(key, ours[0], f"{body}\n".encode()), "checkpoint", "its signature is wrong")
     return lines[0], int(lines[1]), decode(lines[2], 32)
 
 
-def notes_in(text: str) -> list[str]:
-    """The signed checkpoints in a file: one as it is, or those in lines of the service's log."""
+def held(text: str, origin: str, key: bytes) -> list[tuple[str, int, bytes]]:
+    """The checkpoints of this log in a file: one as it is, or those in lines of services' logs, others' among them."""
     lines, found = [line[line.index("{") :] for line in text.split("\n") if "{" in line], []
-    for line in lines:
-        try:
-            fields = json.loads(line)
-        except ValueError:  # cut off, or of another program
-            continue
-        found += [fields["checkpoint"]] if isinstance(fields.get("checkpoint"), str) else []
-    demand(bool(found) or not lines, "checkpoint", "no line of the log has one")
-    return found or [text]
+    for line in lines or [text]:
+        with suppress(*[AttributeError, LookupError, TypeError, ValueError] * (len(lines) > 1)):  # of another program
+            found.append(open_checkpoint(json.loads(line)["checkpoint"] if lines else text, key))
+    found = [each for each in found if each[0] == origin]
+    demand(bool(found), "checkpoint", f"yours has none of {origin} by this key")
+    return found
 
 
 def root_of(index: int, size: int, leaf: bytes, hashes: list[bytes]) -> bytes:
@@ -143,11 +136,8 @@ def check_log(proof: str, envelope: bytes, key: bytes, checkpoint: Path | None) 
     origin, size, root = open_checkpoint(note, key)
     demand(place < size, "checkpoint", f"it has {size} rows: it was made before the receipt, row {place + 1}")
     demand(root_of(place, size, leaf, hashes) == root, "proof", "it does not lead to the checkpoint")
-    held = notes_in(content(checkpoint, OTHER).decode()) if checkpoint else []
-    others = [open_checkpoint(each, key) for each in held]
-    for other, held_size, held_root in others:
-        demand(other == origin, "checkpoint", f"yours is of {other}, not of {origin}")
-        demand(held_size != size or held_root == root, "checkpoint", "yours has another root: there are two histories")
+    others = held(content(checkpoint, OTHER).decode(errors="replace"), origin, key) if checkpoint else []
+    demand(all(it[1] != size or it[2] == root for it in others), "checkpoint", "yours has another root: two histories")
     demand(max((each[1] for each in others), default=size) > place, "checkpoint", "yours is older than the receipt")
     says = "is the same" if (origin, size, root) in others else "has another size; `autoclave ledger verify` compares"
     return f"row {place + 1} of {origin}{f'; your checkpoint {says}' if others else ''}"
@@ -155,21 +145,28 @@ def check_log(proof: str, envelope: bytes, key: bytes, checkpoint: Path | None) 
 
 def verify(given: argparse.Namespace) -> list[str]:
     """Check everything that can be checked, and say it."""
-    envelope, proof = (content(given.path / f"receipt.{kind}", RECEIPT) for kind in ("dsse.json", "tlog-proof"))
-    key = read_key(content(given.key, OTHER).decode())
-    statement = open_envelope(envelope, key)
+    alone, place = given.path.is_file(), given.path.absolute()  # a link has its own name
+    file, folder = (place, place.parent) if alone else (place / ENVELOPE, place)
+    key = read_key(content(given.key, OTHER).decode(errors="replace"))
+    given.field, text = ENVELOPE, content(file, RECEIPT).rstrip(b"\n")
+    statement = open_envelope(text, key)
     device, boot = statement["predicate"]["device"]["uuid"], statement["predicate"]["boot"]["id"]
     demand(given.gpu in (None, device), "gpu", f"the receipt is for {device}, not for {given.gpu}")
     demand(given.boot in (None, boot), "boot", f"the receipt is of boot {boot}, not of {given.boot}")
-    handover = given.path.absolute().name if given.handover is None else given.handover  # a link has its own name
+    called = folder.name if not alone or re.fullmatch("[0-9a-f]{24}", folder.name) else None
+    handover = called if given.handover is None else given.handover
     digest = hashlib.sha256(f"{device}\n{boot}\n{handover}\n".encode()).hexdigest()
     subjects = [each["digest"]["sha256"] for each in statement["subject"] if each["name"] == "hand-over"]
-    demand(subjects == [digest], "handover", f"the receipt is not for {handover}; of a renamed copy, give --handover")
-    row = check_log(proof.decode(), envelope, key, given.checkpoint)
+    right = handover is None or subjects == [digest]
+    demand(right, "handover", f"the receipt is not for {handover}; of a renamed copy, give --handover")
+    row = f"without {PROOF}: the log is not checked"
+    if not alone or given.checkpoint or (folder / PROOF).exists():
+        given.field, proof = PROOF, content(folder / PROOF, RECEIPT)
+        row = check_log(proof.decode(), text, key, given.checkpoint)
     claim = statement["predicate"]["sanitization"]
     of = "SIMULATED GPU, no claim:" if "simulated" in claim else f"{claim['category']} ({claim['standard']}) of"
     return [
-        f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover}, {row}",
+        f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover or '(not given)'}, {row}",
         f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}",
         f"{of} {claim['coveredBytes']} of {claim['allocatableBytes']} bytes, left as {claim.get('left', 'zero')}",
         f"finished {statement['predicate']['finished']}, by the clock of the node",
@@ -189,10 +186,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--key", type=Path, required=True, help="the node's public key")
     [parser.add_argument(flag) for flag in ("--gpu", "--boot", "--handover")]
     parser.add_argument("--checkpoint", type=Path, help="a signed checkpoint of the node from elsewhere")
+    parser.set_defaults(field="key")
+    given = parser.parse_args(arguments)
     try:
-        print(*map(plain, lines := verify(parser.parse_args(arguments))), sep="\n")
+        print(*map(plain, lines := verify(given)), sep="\n")
     except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
-        sys.exit(plain(f"not verified: {error if isinstance(error, (WrongError, OSError)) else f'format: {error!r}'}"))
+        wrong = f"{error.args[0]}: it is missing" if isinstance(error, KeyError) else f"{given.field}: it is malformed"
+        sys.exit(plain(f"not verified: {error if isinstance(error, (WrongError, OSError)) else wrong}"))
     sys.exit(6 if "SIMULATED" in lines[2] else 0)
 
 

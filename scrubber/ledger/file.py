@@ -861,6 +861,20 @@ class LedgerFile:
         with _reading(LedgerPaths(self.path)) as connection:
             return HistoryPage(_newest(connection, device, since, limit, window))
 
+    def prove(self, seq: int) -> tuple[Inclusion, str]:
+        """That a row is in the tree over all rows that the service has acknowledged; and the row's hash."""
+        paths = LedgerPaths(self.path)
+        noted = _noted(paths)
+        with _reading(paths) as connection:
+            stands = tree_of(connection)
+            head = noted or Head.of(stands)
+            found = (*_evidence(connection, seq, seq), *rows(connection, seq, seq))
+            if not found or seq > head.size or not tree.contains(connection, stands.size, head):
+                raise FatalError(
+                    f"cannot prove row {seq} of the ledger {self.path}: `autoclave ledger verify` checks it"
+                )
+            return tree.include(connection, seq, head.size), found[0].hash
+
 
 def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
     """Check the tree, every row and event, the snapshot, the tail and SQLite's format, in one consistent view.

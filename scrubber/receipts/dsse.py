@@ -37,8 +37,10 @@ def parsed(text: str) -> Envelope:
         document = json.loads(text)
         signatures = tuple((str(it.get("keyid", "")), _bytes(it["sig"])) for it in document["signatures"])
         return Envelope(str(document["payloadType"]), _bytes(document["payload"]), signatures)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ReceiptError(f"the envelope is no signed document (DSSE): {error!r}") from error
+    except KeyError as error:
+        raise ReceiptError(f"the envelope is no signed document (DSSE): it has no field {error.args[0]}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ReceiptError("the envelope is no signed document (DSSE): it is no JSON, or not base64 in it") from error
 
 
 def opened(

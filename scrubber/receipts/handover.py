@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
+
+EARLIER = 100_000  # tenancies of a device: at ten an hour, of a year
 
 
 def handover_id(secret: bytes, device: str, tenancy: int) -> str:
@@ -13,6 +16,12 @@ def handover_id(secret: bytes, device: str, tenancy: int) -> str:
     """
     text = f"{device}\n{tenancy!r}"
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:24]
+
+
+def found_handover(secret: bytes, device: str, newest: int, is_right: Callable[[str], bool]) -> str:
+    """The id of the tenancy that is the right one, from a newest number downwards; empty if there is none."""
+    ids = (handover_id(secret, device, number) for number in range(newest, max(newest - EARLIER, 0), -1))
+    return next(filter(is_right, ids), "")
 
 
 def owner_digest(secret: bytes, handover: str, owner: str) -> str:

@@ -74,14 +74,14 @@ def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
 
     Signatures of other keys do not count. A line that is no signature is an error, and a wrong one by a key as well.
     """
-    body, separated, signatures = note.rpartition("\n\n")
+    body, separated, signatures = note.rstrip("\n").rpartition("\n\n")  # `jq -r` adds an end of line
     body += "\n"
     lines = body.split("\n")
     if not separated or len(lines) < 4 or not _NUMBER.fullmatch(lines[1]):  # noqa: PLR2004 - three lines and the end
         raise ReceiptError("this is not a checkpoint: expected an origin, a size and a root, and then signatures")
     checkpoint = Checkpoint(lines[0], int(lines[1]), _decoded(lines[2], "the root of a checkpoint", HASH_BYTES))
     signed: dict[bytes, bytes] = {}  # of each key the first signature
-    for line in signatures.removesuffix("\n").split("\n"):
+    for line in signatures.split("\n"):
         if (found := _SIGNATURE.fullmatch(line)) is None:
             raise ReceiptError("this is not a checkpoint: a line below its text is no signature")
         if found[1] == checkpoint.origin:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ground.public_names import PREDICATE_TYPE
 from ground.quantities import quantity
 from scrubber.receipts import dsse, merkle, note
+from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER, STATEMENT_TYPE, handover_digest
 
@@ -42,14 +44,16 @@ def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dic
         content: dict[str, Any] = json.loads(payload)
         types = (content.get("_type"), content.get("predicateType"))
     except (ValueError, AttributeError, RecursionError) as error:
-        raise ReceiptError(f"the type cannot be read: {error!r}") from error
+        raise ReceiptError("the type cannot be read: the payload is no JSON object") from error
     if types != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is no receipt of version 1")
     try:
         gpu, boot = content["predicate"]["device"]["uuid"], content["predicate"]["boot"]["id"]
         subjects = [each["digest"]["sha256"] for each in content["subject"] if each["name"] == HANDOVER]
-    except (LookupError, TypeError) as error:
-        raise ReceiptError(f"the type is that of a receipt, and the statement lacks a field: {error!r}") from error
+    except KeyError as error:
+        raise ReceiptError(f"the statement has no field {error.args[0]}") from error
+    except TypeError as error:
+        raise ReceiptError("the statement has a field predicate or subject of another kind") from error
     if expected.gpu not in ("", gpu):
         raise ReceiptError(f"the gpu is wrong: the receipt is for {gpu}, not for {expected.gpu}")
     if expected.boot not in ("", boot):
@@ -76,10 +80,8 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
     leads_to = merkle.root_above(given.index, checkpoint.size, leaf, given.hashes)
     if len(row_hash) != ROW_HASH or leads_to != checkpoint.root:
         raise ReceiptError("the proof does not lead from this receipt to its checkpoint: the log does not contain it")
-    others = [note.opened(each, keys) for each in held]
+    others = _of_log(checkpoint.origin, held, keys)
     for other in others:
-        if other.origin != checkpoint.origin:
-            raise ReceiptError(f"the checkpoint that you hold is of {other.origin}, not of {checkpoint.origin}")
         if other.size == checkpoint.size and other.root != checkpoint.root:
             raise ReceiptError("the checkpoint that you hold has another root: the node has shown two histories")
     newest = max((other.size for other in others), default=None)
@@ -89,3 +91,16 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
         )
     same = any(other.size == checkpoint.size for other in others)
     return Logged(checkpoint.origin, given.index + 1, checkpoint.size, compared=same)
+
+
+def _of_log(origin: str, held: Sequence[str], keys: Collection[bytes]) -> list[Checkpoint]:
+    """Those of one log. Of several, those of other nodes, by other keys, or that are no checkpoints do not count."""
+    found: list[Checkpoint] = []
+    for each in held:
+        with suppress(*([ReceiptError] if len(held) > 1 else [])):
+            found.append(note.opened(each, keys))
+    ours = [each for each in found if each.origin == origin]
+    if held and not ours:
+        others = ", ".join(sorted({each.origin for each in found})) or "no log that a given key has signed"
+        raise ReceiptError(f"the checkpoint that you hold is of {others}, not of {origin}")
+    return ours

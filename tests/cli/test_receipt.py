@@ -8,15 +8,16 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from autoclave.cli import SIMULATED, receipts
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
-from scrubber.receipts import dsse, endorsement, key
+from scrubber.receipts import dsse, endorsement, handover, key
 from tests.receipts import vectors
-from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SITE
+from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SCRIPT, SITE
 
 
 @pytest.fixture
@@ -295,11 +296,54 @@ def test_a_receipt_is_shown_without_a_service(service, autoclave, gpu, tmp_path)
     assert "this is what its ledger" in run.stderr
 
 
-@pytest.mark.usefixtures("service")
-def test_an_unknown_receipt_is_wrong_usage(autoclave):
-    run = autoclave("receipt", "show", "0" * 16)
+def test_a_past_receipt_is_exported_for_others_to_verify(service, autoclave, gpu, tmp_path):
+    """Of a hand-over that has ended; and of the present one, by its GPU."""
+    device = service.settled(gpu, "clean")
+    past, state = device.receipt.id, ["--state-dir", service.root / "state", "--node-name", "n7"]
+    pem = tmp_path / "node.pem"
+    pem.write_text(autoclave("receipt", "key", *state).stdout)
+    for verb in ("acquire", "release"):
+        assert autoclave(verb, gpu).exit_code == 0
+    newest = service.settled(gpu, "clean").receipt.id
+    assert newest != past
+    for name, receipt in ((past, past), (gpu, newest)):
+        run = autoclave("receipt", "export", name, tmp_path / "out", *state)
+        assert (run.exit_code, run.stderr) == (0, "")
+        folder = Path(run.stdout.strip())
+        assert sorted(path.name for path in folder.iterdir()) == ["receipt.dsse.json", "receipt.tlog-proof"]
+        flags = [folder, "--key", pem, "--gpu", device.device]
+        verified = autoclave("receipt", "verify", *flags)
+        assert verified.exit_code == SIMULATED
+        assert f"receipt     {receipt} of" in verified.stdout
+        assert " of autoclave/n7\n" in verified.stdout
+        script = subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True, check=False)
+        assert (script.returncode, script.stdout.startswith("verified: ")) == (SIMULATED, True)
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_a_receipt_whose_handover_is_forgotten_is_exported(service, autoclave, gpu, tmp_path, monkeypatch):
+    receipt = service.settled(gpu, "clean").receipt.id
+    monkeypatch.setattr(handover, "EARLIER", 0)
+    run = autoclave("receipt", "export", receipt, tmp_path, "--state-dir", service.root / "state")
+    assert Path(run.stdout.strip()) == tmp_path / receipt
+    assert f"verify the file {tmp_path / receipt / 'receipt.dsse.json'} alone" in run.stderr
+
+
+def test_an_export_takes_the_key_of_the_node(autoclave, tmp_path):
+    run = autoclave("receipt", "export", "0", tmp_path / "out", "--state-dir", tmp_path)
     assert run.exit_code == 2
-    assert "cannot find receipt 0000000000000000: `autoclave receipt list`" in run.stderr
+    assert "cannot export a receipt: " in run.stderr
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("0" * 16, "the ledger does not have it"), ("nope", "it is neither the id of a receipt nor a GPU")],
+)
+def test_an_unknown_receipt_is_wrong_usage(autoclave, name, why):
+    run = autoclave("receipt", "show", name)
+    lists = "`autoclave receipt list` lists those that the ledger has"
+    assert (run.exit_code, run.stderr) == (2, f"autoclave: cannot find receipt {name}: {why}; {lists}\n")
 
 
 def test_the_key_is_shown_in_three_forms_and_rotated(autoclave, tmp_path):

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,14 @@ from click.testing import CliRunner
 from autoclave import cli
 from autoclave.cli import DONE, receipts
 from ground.errors import FatalError
-from scrubber.receipts import dsse, key
+from scrubber.receipts import dsse, key, note
+from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF
 from tests.receipts.vectors import FOLDER, HANDOVER, NODE, OLDER, ORIGIN, OTHER, receipts_script
 
 KEY, CHECKPOINT = "key", "checkpoint"
 RIGHT = {name: (FOLDER / "right" / name).read_text() for name in (ENVELOPE, PROOF)}
+SAME = (FOLDER / "same-checkpoint" / "checkpoint").read_text()
 HELD = [path.read_text() for path in sorted(FOLDER.glob("*/checkpoint"))]
 KEYS = [
     key.public_pem(NODE.public_key), key.vkey(NODE.public_key, ORIGIN), base64.b64encode(NODE.public_key).decode(),
@@ -251,3 +254,66 @@ def test_an_empty_flag_is_not_taken_for_no_flag(verifiers: Verifiers, flag: str)
     run = CliRunner().invoke(cli.cli, ["receipt", "verify", *command])
     assert (run.exit_code, "it is empty" in run.stderr) == (2, True)
     assert "not verified: " in (verifiers.refusal(command) or "")
+
+
+# -- what people and their tools make of the files
+
+
+@pytest.mark.parametrize("name", [ENVELOPE, PROOF, CHECKPOINT])
+def test_an_end_of_line_more_breaks_no_signature(verifiers: Verifiers, name: str) -> None:
+    """As `jq -r` prints it."""
+    texts = {name: text.encode() for name, text in (RIGHT | {CHECKPOINT: SAME}).items()}
+    assert verifiers.verdicts(texts) == (True, True)
+    assert verifiers.verdicts(texts | {name: texts[name] + b"\n"}) == (True, True)
+
+
+def test_the_line_that_fits_is_found_in_a_log_of_many_nodes(verifiers: Verifiers) -> None:
+    """A log store has lines of all nodes, by keys of before, and of other programs."""
+    foreign = note.sign(Checkpoint("autoclave/other", 11, bytes(32)), OTHER)
+    earlier = note.sign(Checkpoint(ORIGIN, 11, bytes(32)), OTHER)
+    lines = [json.dumps({"checkpoint": each}) for each in (foreign, earlier, SAME)]
+    lines += ["{ of another program", "no JSON", '{"checkpoint": 1}', "{}"]
+    assert verifiers.verdicts({CHECKPOINT: "\n".join(lines).encode()}) == (True, True)
+    assert verifiers.verdicts({CHECKPOINT: "\n".join([*lines[:2], *lines[3:]]).encode()}) == (False, False)
+    forked = json.dumps({"checkpoint": note.sign(Checkpoint(ORIGIN, 11, bytes(32)), NODE)})
+    assert verifiers.verdicts({CHECKPOINT: "\n".join([*lines, forked]).encode()}) == (False, False)
+
+
+def test_one_file_is_enough(verifiers: Verifiers, capfd) -> None:
+    alone = verifiers.folder / "mail.json"
+    alone.write_text(RIGHT[ENVELOPE])
+    assert verifiers.both(alone) == (True, True)
+    said = capfd.readouterr().out
+    assert "not checked: there is no receipt.tlog-proof beside it" in said
+    assert "for hand-over (not given), without receipt.tlog-proof: the log is not checked" in said
+    older = verifiers.folder / OLDER
+    older.mkdir()
+    (older / ENVELOPE).write_text(RIGHT[ENVELOPE])
+    assert verifiers.both(older / ENVELOPE) == (False, False)
+    assert verifiers.both(verifiers.path(ENVELOPE)) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field"),
+    [
+        (ENVELOPE, "{}", "payloadType"),
+        (ENVELOPE, "{", ENVELOPE),
+        (ENVELOPE, json.dumps(json.loads(RIGHT[ENVELOPE]) | {"payload": "?"}), ENVELOPE),
+        (ENVELOPE, json.dumps(json.loads(RIGHT[ENVELOPE]) | {"signatures": [{}]}), "sig"),
+        (ENVELOPE, dsse.envelope(b'{"_type": 1}', NODE), "predicateType"),
+        (ENVELOPE, "[" * 99_999, ENVELOPE),
+        (PROOF, RIGHT[PROOF].replace("index", "extra"), "proof"),
+        (PROOF, RIGHT[PROOF].replace("extra ", "extra ?"), PROOF),
+        (KEY, "?", "key"),
+        (CHECKPOINT, "{}", "checkpoint"),
+    ],
+)
+def test_malformed_input_names_the_field(verifiers: Verifiers, name: str, content: str, field: str) -> None:
+    """And no name of Python."""
+    verifiers.path(name).write_text(content)
+    held = [f"--checkpoint={verifiers.path(CHECKPOINT)}"] if name == CHECKPOINT else []
+    why = verifiers.refusal([f"--key={verifiers.path(KEY)}", *held, str(verifiers.folder / HANDOVER)]) or ""
+    assert why.startswith(f"not verified: {field}: it is ")
+    command = CliRunner().invoke(cli.cli, ["receipt", "verify", f"--key={verifiers.path(KEY)}", *held,
+                                           str(verifiers.folder / HANDOVER)])  # fmt: skip
+    assert not re.search(r"\w+Error", why + command.stderr), command.stderr

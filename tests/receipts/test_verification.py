@@ -124,7 +124,7 @@ def test_a_receipt_and_its_proof_belong_together():
 @pytest.mark.parametrize("payload", ['{"predicate": {}}', '{"predicate": []}', '{"subject": 1}', "{}"])
 def test_a_signed_document_that_is_no_receipt_is_refused(payload):
     types = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "tag:autoclave.internal,2026:receipts/v1"}
-    with pytest.raises(ReceiptError, match="lacks a field"):
+    with pytest.raises(ReceiptError, match=r"field (device|predicate)"):
         verification.statement(
             dsse.envelope(json.dumps(types | json.loads(payload)).encode(), NODE), [NODE.public_key], Expected()
         )

@@ -16,7 +16,7 @@ READABLE = click.Path(exists=True, path_type=Path)
 
 @click.group()
 def receipt() -> None:
-    """List, show and verify receipts, and show the key that signs them."""
+    """List, show, export and verify receipts, and show the key that signs them."""
 
 
 @receipt.command("list", context_settings=ENVIRONMENT)
@@ -113,6 +113,22 @@ def show(receipt: str, output: str, run_dir: Path, state_dir: Path) -> int:
     code: int = importlib.import_module("autoclave.cli.receipts").show(
         receipt, output, run_dir, paths.ledger(state_dir)
     )
+    return code
+
+
+@receipt.command(context_settings=ENVIRONMENT)
+@click.argument("receipt", metavar="ID|GPU", shell_complete=options.complete_gpus)
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@options.node_name
+@options.state_dir
+def export(receipt: str, folder: Path, node_name: str, state_dir: Path) -> int:
+    """Write a signed receipt and its proof for somebody who verifies them, of an id, or the newest of a GPU.
+
+    The files are those that the container of the hand-over has found. They come into a directory in DIR that is called
+    after the hand-over, and is printed. It needs the rights of the service, because the proof is signed now.
+    """
+    receipts = importlib.import_module("autoclave.cli.receipts")
+    code: int = receipts.export(receipt, folder, state_dir, node_name or platform.node())
     return code
 
 
