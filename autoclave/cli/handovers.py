@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoclave.cli import document, human, service_call
+from autoclave.cli import document, human, service_call, table
 from autoclave.cli.offline import Offline
 from ground import paths
 from ground.errors import Unreachable
 from scrubber.api import admin_client
 from scrubber.core import tenancies
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Moment
+from scrubber.core.model import Moment, Receipt
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import stored
 from scrubber.words import views
@@ -26,9 +26,13 @@ EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, a
 KINDS = tuple(stored.KINDS[event] for event in tenancies.EVENTS)
 FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "tenant", "pod", "uid", "owner", "actor", "result",
-    "note", "receipt", "signature",
+    "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes", "residue_bytes",
+    "wipe_signature",
 )  # fmt: skip
-TABLE = ("BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE")
+TABLE = (
+    "BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE",
+    "WIPED", "WIPE", "COVERAGE", "RESIDUE", "BY",
+)  # fmt: skip
 
 Rows = Sequence[tuple[TenancyRow, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
@@ -93,16 +97,27 @@ def show(found: Rows, node: str, output: str, *, since: float, until: float) -> 
 
 
 def _item(it: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
+    wipe = it.wipe
     about = {
         "node": node, "began": human.iso(it.began), "ended": None if it.ended is None else human.iso(it.ended),
         "index": place.index, "slice": place.slice, "model": model, "result": _result(it), "signature": _signature(it),
+        "wipe": wipe.id if wipe else "", "wiped": human.iso(wipe.finished.wall) if wipe else None,
+        "wiped_bytes": wipe.covered_bytes if wipe else None,
+        "allocatable_bytes": wipe.allocatable_bytes if wipe else None,
+        "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _signer(wipe) if wipe else "",
     }  # fmt: skip
     return {name: about[name] if name in about else getattr(it, name) for name in FIELDS}
 
 
 def _cells(it: TenancyRow, gpu: str) -> list[str]:
     ended = "" if it.ended is None else human.local(it.ended)
-    return [human.local(it.began), ended, gpu, it.tenant, it.actor, _result(it), it.receipt, _signature(it)]
+    cells = [human.local(it.began), ended, gpu, it.tenant, it.actor, _result(it), it.receipt, _signature(it)]
+    if it.wipe is None:
+        return [*cells, "", "", "", "", ""]
+    residue = _residue(it.wipe)
+    found = "unknown" if residue is None else human.size(residue)
+    done = human.local(it.wipe.finished.wall)
+    return [*cells, done, it.wipe.id, table.coverage(it.wipe), found, _signer(it.wipe)]
 
 
 def _result(it: TenancyRow) -> str:
@@ -113,3 +128,12 @@ def _signature(it: TenancyRow) -> str:
     if not it.receipt:
         return ""
     return "unknown" if it.signed_by is None else it.signed_by or "unsigned"
+
+
+def _signer(wipe: Receipt) -> str:
+    return wipe.signed_by or "unsigned"
+
+
+def _residue(wipe: Receipt) -> int | None:
+    """What the wipe has found of the tenants before it; None if that is not known."""
+    return None if wipe.searched_bytes == 0 else wipe.residue_bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autoclave.cli import human
 from ground.device_messages import state_words
 from ground.quantities import quantity
-from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS
+from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Measurements
 from scrubber.words import views
 
 EMPTY = "-"
@@ -71,7 +71,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.driver.rpartition(" ")[0],  # without the number of its instance
             device.policy_rule,
             device.receipt.id if device.receipt else "",
-            _coverage(device.receipt) if device.receipt else "",
+            coverage(device.receipt) if device.receipt else "",
             _model(device),
             note(device),
         ]
@@ -146,7 +146,7 @@ def _result(result: views.ScrubResult) -> list[str]:
     return [
         "yes",
         "unknown" if receipt.searched_bytes == 0 else human.size(receipt.residue_bytes),
-        _coverage(receipt),
+        coverage(receipt),
         str(len(receipt.tests) or ""),
         human.took(sum(step.seconds for step in receipt.steps)),
         receipt.id,
@@ -159,7 +159,7 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
         yield f"the last owner was {receipt.last_owner}"
     written = f"{' and '.join(receipt.patterns)} written" if receipt.patterns else "overwritten"
     covered = f"{human.size(receipt.covered_bytes)} of {human.size(receipt.allocatable_bytes)}"
-    yield f"{covered} ({_coverage(receipt)}) {written} and read back"
+    yield f"{covered} ({coverage(receipt)}) {written} and read back"
     if receipt.leaves != ZEROS:
         yield PATTERN_LEFT
     if receipt.uncovered:
@@ -184,7 +184,8 @@ def _model(device: views.DeviceStatus) -> str:
     return f"{model} (MIG)" if device.mig and "MIG" not in model else model
 
 
-def _coverage(receipt: views.ReceiptView) -> str:
+def coverage(receipt: Measurements) -> str:
+    """The share of the memory that was overwritten and read back; empty if it was not measured."""
     return f"{receipt.covered_bytes / receipt.allocatable_bytes:.2%}" if receipt.allocatable_bytes else ""
 
 

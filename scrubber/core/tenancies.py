@@ -1,7 +1,8 @@
-"""The tenancies of devices, read from their events: who had a device from when to when, and what was proven before.
+"""The tenancies of devices, read from their events: who had a device when, what was proven before, and wiped after.
 
 A tenancy begins with a grant, or with a use that no grant covers. It goes on while a container of its tenant starts
-again. It ends with a release, a reboot or another loss of what was known, or with the next tenancy.
+again. It ends with a release, a reboot or another loss of what was known, or with the next tenancy. The first scrub of
+the device that passes after its end is its wipe, also if another tenant had the device before.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class TenancyRow:
     note: str = ""  # why it was not, and use by others
     receipt: str = ""
     signed_by: str | None = None  # the id of the key; empty: the receipt is not signed; None: it is not in the entries
+    wipe: Receipt | None = None  # of the first scrub after its end; None: there was none so far
 
     @property
     def tenant(self) -> str:
@@ -58,9 +60,11 @@ class _Device:
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
         self._complete: list[TenancyRow] = []
+        self._wiped = 0  # this many of them, the first ones, have their wipe
         self._present: TenancyRow | None = None
         self._owner: Owner | None = None  # of the present tenancy, once a start was admitted or a use was seen
         self._paused: float | None = None  # when its container ended, if the device is scrubbed for the next one
+        self._wipe: Receipt | None = None  # ... and the first scrub since then
         self._next: TenancyRow | None = None  # ... and what begins now, if the next container is of another tenant
         self._known = False  # whether the entries so far tell who has the device
         self._receipt: Receipt | None = None
@@ -68,13 +72,15 @@ class _Device:
     def all(self) -> list[TenancyRow]:
         if self._present is None:
             return self._complete
-        return [*self._complete, replace(self._present, ended=None if self._next else self._paused)]
+        ended = None if self._next else self._paused
+        return [*self._complete, replace(self._present, ended=ended, wipe=None if ended is None else self._wipe)]
 
     def add(self, entry: LedgerEntry) -> None:
         at = entry.at.wall
         match entry.event:
             case ev.ScrubPassed(receipt=receipt):
                 self._receipt = receipt
+                self._cleaned(receipt)
             case ev.Granted(grant):
                 self._granted(grant, at)
             case ev.GrantedUnproven(grant, why):
@@ -82,7 +88,7 @@ class _Device:
             case ev.PutInUse(owner):
                 self._put_in_use(owner, at)
             case ev.Released(restart=True):
-                self._paused, self._next = at, None
+                self._paused, self._wipe, self._next = at, None, None
             case ev.Released() | ev.Distrusted():
                 self._end(at)
             case ev.PastGate(unproven=unproven) if unproven and self._present is not None:
@@ -90,6 +96,13 @@ class _Device:
             case _:
                 pass
         self._known = self._known or not isinstance(entry.event, (ev.PutInUse, ev.PastGate))
+
+    def _cleaned(self, receipt: Receipt) -> None:
+        rest = self._complete[self._wiped :]
+        self._complete[self._wiped :] = [replace(it, wipe=it.wipe or receipt) for it in rest]
+        self._wiped = len(self._complete)
+        if self._paused is not None and self._next is None:
+            self._wipe = self._wipe or receipt
 
     def _granted(self, grant: Grant, at: float, unproven: str = "") -> None:
         receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None
@@ -134,9 +147,10 @@ class _Device:
 
     def _end(self, at: float) -> None:
         if self._present is not None:
-            ended = at if self._paused is None or self._next is not None else self._paused
-            self._complete.append(replace(self._present, ended=ended))
-        self._present = self._owner = self._paused = self._next = None
+            paused = self._next is None and self._paused is not None
+            ended = self._paused if paused else at
+            self._complete.append(replace(self._present, ended=ended, wipe=self._wipe if paused else None))
+        self._present = self._owner = self._paused = self._wipe = self._next = None
 
 
 def _noted(tenancy: TenancyRow, what: str) -> TenancyRow:

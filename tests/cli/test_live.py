@@ -435,7 +435,7 @@ def test_the_list_of_receipts_shows_each_handover_with_its_proof(autoclave, serv
         service.settled(gpu, "clean")
         output_of(autoclave("acquire", gpu, "--owner", job))
         output_of(autoclave("release", gpu))
-    service.settled(gpu, "clean")
+    wipe = service.settled(gpu, "clean").receipt
     listed = ("receipt", "list", gpu, "--since", began, "--node-name", "node-7")
     first, second = items(autoclave(*listed, "-o", "json"))
     assert (first["node"], first["index"], first["tenant"], first["actor"]) == ("node-7", gpu, "job 1", "acquire")
@@ -445,7 +445,12 @@ def test_the_list_of_receipts_shows_each_handover_with_its_proof(autoclave, serv
     assert [json.loads(line) for line in output_of(autoclave(*listed, "-o", "jsonl")).splitlines()] == [first, second]
     rows = list(csv.DictReader(io.StringIO(output_of(autoclave(*listed, "-o", "csv")))))
     assert rows[0] == {name: "" if value is None else str(value) for name, value in first.items()}
-    assert rows[1]["tenant"] == "job 2"
+    assert (rows[1]["tenant"], rows[1]["wipe"]) == ("job 2", wipe.id)
+    assert (first["wipe"], first["wipe_signature"]) == (second["receipt"], second["signature"])
+    assert first["ended"] <= first["wiped"] <= second["began"]
+    assert first["wiped_bytes"] == first["allocatable_bytes"] == 2**20
+    assert first["residue_bytes"] >= 0
+    assert f" {wipe.id} 100.00% " in output_of(autoclave(*listed)).splitlines()[-1].replace("  ", " ")
     assert f" {gpu} job 1 acquire proven {receipt.id} " in " ".join(output_of(autoclave(*listed)).split())
     ledger = service.root / "state" / "ledger.db"
     assert items(autoclave(*listed, "-o", "json", "--file", ledger)) == [first, second]

@@ -68,6 +68,28 @@ def test_a_tenancy_ends_with_its_last_container(events, ends):
     assert [it.actor for it in after] == [KUBELET, START][: len(ends)] or events[-1] == GRANTED
 
 
+NEXT, SECOND = (ev.ScrubPassed("job-2", replace(SIGNED, id=f"wipe-{n}")) for n in (1, 2))
+IN_USE, BY_B = ev.PutInUse(OF_A), ev.PutInUse(Owner(B, NOW))
+
+
+@pytest.mark.parametrize(
+    ("events", "wipes"),
+    lives.rows(
+        ("a tenancy that goes on", (IN_USE,), [None]),
+        ("no scrub so far", (IN_USE, GONE), [None]),
+        ("the first scrub after its end", (IN_USE, GONE, NEXT, SECOND), [NEXT]),
+        ("a container waits, and its GPU is wiped", (IN_USE, RESTARTED, NEXT), [NEXT]),
+        ("a scrub between two of its containers", (IN_USE, RESTARTED, NEXT, STARTED, IN_USE, GONE), [None]),
+        ("the same, and one after its end", (IN_USE, RESTARTED, NEXT, STARTED, IN_USE, GONE, SECOND), [SECOND]),
+        ("another pod came instead", (IN_USE, RESTARTED, NEXT, STARTED, BY_B, GONE, SECOND), [NEXT, SECOND]),
+        ("a use in between without a proof", (IN_USE, GONE, BY_B, GONE, NEXT), [NEXT, NEXT]),
+        ("a reboot", (IN_USE, ev.Distrusted("reboot", Incarnation("b2", "d")), NEXT), [NEXT]),
+    ),
+)
+def test_a_tenancy_shows_the_wipe_after_its_end(events, wipes):
+    assert [it.wipe for it in read(FOUND, PASSED, GRANTED, *events)] == [it and it.receipt for it in wipes]
+
+
 def test_a_container_that_starts_again_keeps_its_name():
     after = read(FOUND, PASSED, GRANTED, ev.PutInUse(NAMED), RESTARTED, PASSED, STARTED, ev.PutInUse(OF_A))
     assert [it.pod for it in after] == ["team/a-0/main"]

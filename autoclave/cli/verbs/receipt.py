@@ -40,7 +40,7 @@ def receipt() -> None:
 def listing(  # noqa: PLR0913, PLR0917 - its flags
     gpu: str, since: float, until: float, file: Path | None, node_name: str, output: str, run_dir: Path, state_dir: Path
 ) -> None:
-    """List the hand-overs of GPUs: who had which GPU when, and what was proven before.
+    """List the hand-overs of GPUs: who had which GPU when, what was proven before, and which wipe followed.
 
     One line for each hand-over, oldest first. The tenant is the pod, by its name if the create gate is in force and by
     its UID otherwise, or the job or claim that the GPU was acquired for. The table shows local time; the other formats
