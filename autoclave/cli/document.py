@@ -8,6 +8,7 @@ text is empty; any other missing value is null.
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import sys
@@ -73,8 +74,18 @@ def emit_line(document: Mapping[str, object]) -> None:
     click.echo(json.dumps(document))
 
 
-def show_table(headers: Sequence[str], rows: table.Rows) -> None:
-    """Print a table on stdout: drawn on a terminal, as text elsewhere. Without headers, only its rows."""
+def emit_csv(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows as csv on stdout. Without headers, only the rows."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    cells = ([human.printable(it) if isinstance(it, str) else it for it in row] for row in rows)
+    writer.writerows([headers, *cells] if headers else cells)
+
+
+def show_table(headers: Sequence[str], rows: table.Rows, output: str = "table") -> None:
+    """Print a table on stdout: drawn on a terminal, as text elsewhere, or as csv. Without headers, only its rows."""
+    if output == "csv":
+        emit_csv([name.lower() for name in headers], rows)
+        return
     if not headers and not rows:
         return
     if sys.stdout.isatty():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,9 +84,7 @@ def show(found: Rows, node: str, output: str, *, since: float, until: float) -> 
         return
     items = [_item(*row, node) for row in rows]
     if output == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(FIELDS)
-        writer.writerows([human.printable(it) if isinstance(it, str) else it for it in item.values()] for item in items)
+        document.emit_csv(FIELDS, [list(item.values()) for item in items])
     elif output == "json":
         document.emit(document.listing("Handover", items), output)
     else:

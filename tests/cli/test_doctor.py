@@ -1,7 +1,9 @@
 """``autoclave doctor``: each fact is found where a node has it, and the verb reports, selects, waits and judges."""
 
 import asyncio
+import csv
 import errno
+import io
 import json
 import os
 import shutil
@@ -378,6 +380,9 @@ def test_the_report_is_a_document_of_a_stable_form(node):
     assert (report["apiVersion"], report["kind"], report["level"]) == ("autoclave/v1", "DoctorReport", "broken")
     assert {tuple(it) for it in report["findings"]} == {("name", "level", "text", "remedy")}
     assert report == YAML(typ="safe", pure=True).load(node.doctor("-o", "yaml").stdout)
+    rows = list(csv.DictReader(io.StringIO(node.doctor("-o", "csv").stdout)))
+    assert [(it["level"], it["name"]) for it in rows] == [(it["level"], it["name"]) for it in report["findings"]]
+    assert [it["remedy"] for it in rows] == [it["remedy"] for it in report["findings"]]
 
 
 def test_the_table_lists_findings_and_stderr_counts_them(node):

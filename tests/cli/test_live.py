@@ -44,6 +44,20 @@ def test_status_shows_every_gpu_in_order(autoclave, gpu):
     assert re.fullmatch(rf"{gpu} +GPU-[0-9a-f]{{8}}\S* +clean +\d+[sm] +yes +-", lines[1 + gpu])
 
 
+def test_every_table_is_there_as_csv(autoclave, gpu):
+    """With the columns of the widest table, under names of small letters."""
+
+    def rows(*words: object) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(output_of(autoclave(*words, "-o", "csv")))))
+
+    [status] = rows("status", gpu)
+    assert (status["gpu"], status["state"], status["coverage"]) == (str(gpu), "clean", "100.00%")
+    assert output_of(autoclave("status", gpu, "-o", "csv", "--no-headers")).count("\n") == 1
+    assert rows("history", gpu)[0].keys() == {"row", "time", "gpu", "what"}
+    [result] = rows("scrub", gpu)
+    assert (result["gpu"], result["clean"]) == (str(gpu), "yes")
+
+
 def test_scrub_proves_a_gpu_clean_again(autoclave, gpu):
     run = autoclave("scrub", gpu, "--path", "slow", "-o", "json")
     made = json.loads(output_of(run))

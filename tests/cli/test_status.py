@@ -216,7 +216,7 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     [
         (["--state", "ill"], "'ill' is not one of 'clean', 'granted', 'in_use', 'scrubbing', 'dirty', "),
         (["--sort-by", "age"], "'age' is not one of 'trouble', 'gpu', 'state', "),
-        (["-o", "name"], "'name' is not one of 'table', 'wide', 'json', 'yaml';"),
+        (["-o", "name"], "'name' is not one of 'table', 'wide', 'csv', 'json', 'yaml';"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_what_is_allowed(autoclave, args, why):

@@ -32,7 +32,7 @@ class Chosen(TypedDict):
 
 
 @click.command(context_settings=ENVIRONMENT)
-@options.output("table", "json", "yaml")
+@options.output("table", "csv", "json", "yaml")
 @options.run_dir
 @click.option(
     "--kubelet-dir",
@@ -139,6 +139,9 @@ def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait
 def _print(findings: Sequence[Finding], output: str) -> None:
     if output == "table":
         document.show_table(HEADERS, rows(findings))
+    elif output == "csv":
+        lines = ((it.level.value, it.name, "; ".join(it.text.splitlines()), it.remedy) for it in findings)
+        document.emit_csv(("level", "name", "text", "remedy"), lines)
     else:
         document.emit(report(findings), output)
 

@@ -49,7 +49,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 )  # fmt: skip
 @click.option("--warnings", is_flag=True, help="Only faults, failed scrubs, unauthorised use, lost and missing proofs.")
 @click.option("-f", "--follow", is_flag=True, help="Keep running and print each new event, also each row of a start.")
-@options.output("table", "json", "jsonl", "yaml")
+@options.output("table", "csv", "json", "jsonl", "yaml")
 @options.run_dir
 @options.state_dir
 def history(  # noqa: PLR0913, PLR0917 - its flags
@@ -65,8 +65,8 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 ) -> None:
     """List the events of the ledger, oldest first.
 
-    A scrub is one event, at its end, except with --steps. The table also shows the start of a container as one event;
-    json, jsonl and yaml list each row about it. The table shows local time with the UTC offset; json and yaml show
+    A scrub is one event, at its end, except with --steps. The table and csv also show the start of a container as one
+    event; json, jsonl and yaml list each row about it. They show local time with the UTC offset; json and yaml show
     UTC. If older events are left out, or are no longer there, stderr says
     so. The ledger keeps starts and steps of about two thousand scrubs, and all other events as long as --evidence-rows
     and --evidence-age of the service say.
@@ -75,7 +75,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     """
     gpu = "" if gpu == "all" else gpu
     which["without_steps"] = not steps
-    merged = output == "table" and not steps
+    merged = output in {"table", "csv"} and not steps
     rows = START_ROWS * limit + 1 if merged else limit + 1
     if follow and which["until"]:
         raise click.UsageError("--follow and --until exclude each other")
@@ -125,8 +125,8 @@ def left_out(kept: tuple[float, float], since: float, limit: int | None, *, step
 
 
 def _show(entries: Sequence[views.HistoryEntry], output: str, **about: str) -> None:
-    if output == "table":
-        document.show_table(table.HISTORY, table.history(entries))
+    if output in {"table", "csv"}:
+        document.show_table(table.HISTORY, table.history(entries), output)
         if not entries:
             human.warn("the ledger has no such event")
     elif output == "jsonl":

@@ -57,7 +57,7 @@ class How(TypedDict):
 @click.option("--no-wait", is_flag=True, help="Start the scrub and do not wait.")
 @click.option("--timeout", type=DURATION, help="Stop waiting after this time, as in 90s.")
 @options.quiet
-@options.output("table", "json", "yaml")
+@options.output("table", "csv", "json", "yaml")
 @options.run_dir
 def scrub(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how: Unpack[How]) -> int:
     """Scrub GPUs now and prove them clean.
@@ -114,7 +114,7 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
 @click.option("--without-scrub", is_flag=True, help="Without a scrub first; needs --i-know and --reason.")
 @click.option("--i-know", is_flag=True, help="Confirms --without-scrub: no test shows that the GPU is healthy.")
 @options.quiet
-@options.output("table", "json", "yaml")
+@options.output("table", "csv", "json", "yaml")
 @options.run_dir
 def reinstate(
     gpus: tuple[str, ...], reason: str, without_scrub: bool, i_know: bool, quiet: bool, output: str, run_dir: Path
@@ -196,8 +196,8 @@ async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices, *
 def report(results: Results, devices: Devices, output: str) -> int:
     """Print the results and return the exit code."""
     ordered = [(results[uuid], results[uuid].result or MISSING) for uuid in devices if uuid in results]
-    if output == "table":
-        document.show_table(table.RESULTS, table.results([it for it, _ in ordered], devices))
+    if output in {"table", "csv"}:
+        document.show_table(table.RESULTS, table.results([it for it, _ in ordered], devices), output)
     else:
         items = (
             {**document.gpu(devices[it.device]), "job": it.job, **document.fields(result)} for it, result in ordered

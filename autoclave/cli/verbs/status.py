@@ -71,7 +71,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What ``autoclave status`` shows, and how. ``output`` is table, wide, json or yaml."""
+    """What ``autoclave status`` shows, and how. ``output`` is table, wide, csv, json or yaml."""
 
     selection: Selection
     output: str
@@ -92,14 +92,14 @@ def show(status: views.Status, form: Form) -> None:
     if not devices and status.devices:
         human.warn("no GPU matches")
         return
-    document.show_table(*cells(devices, form))
+    document.show_table(*cells(devices, form), form.output)
     if for_people(form.output) and form.headers:
         click.echo(table.summary(devices, len(status.devices)))
 
 
 def cells(devices: Sequence[views.DeviceStatus], form: Form) -> tuple[tuple[str, ...], list[list[str]]]:
     """Headers and rows. Without headers, the first are empty."""
-    if form.output == "wide":
+    if form.output in {"wide", "csv"}:
         return table.WIDE if form.headers else (), table.wide(devices, time.time())
     return table.STATUS if form.headers else (), table.status(devices, time.time())
 
@@ -229,7 +229,7 @@ class Filters(TypedDict):
     type=click.Choice(list(ORDERS)),
     help="The order; by default trouble for a table on a terminal, gpu elsewhere.",
 )
-@options.output("table", "wide", "json", "yaml")
+@options.output("table", "wide", "csv", "json", "yaml")
 @click.option("--no-headers", is_flag=True, help="Print a table without headers and without the line of totals.")
 @click.option("-w", "--watch", is_flag=True, help="Keep running and show every change.")
 @options.run_dir
@@ -243,7 +243,8 @@ def status(
 ) -> None:
     """Show the state of GPUs, and why.
 
-    On a terminal, the table begins with the GPUs in trouble and ends with a line of totals. A pipe gets neither.
+    On a terminal, the table begins with the GPUs in trouble and ends with a line of totals. A pipe gets neither. csv
+    has the columns of wide.
     """
     order = filters["sort_by"] or ("trouble" if for_people(output) else "gpu")
     chosen = Selection(frozenset(filters["state"]), filters["unhealthy"], order)
