@@ -100,6 +100,19 @@ def test_selectors_do_not_change_with_what_things_are_called():
     assert {doc["metadata"]["name"] for doc in sets[0]} == {"autoclave-gpus-scrubber", "autoclave-gpus-plugin"}
 
 
+@pytest.mark.parametrize("case", MATRIX)
+def test_common_labels_are_on_all_objects_and_pods(case):
+    """And in no selector, which could not be changed in a cluster."""
+    docs = manifests.loaded(MATRIX[case] | {"commonLabels": {"cost": "gpus", "team": "all"}})
+    for doc in docs:
+        assert doc["metadata"]["labels"]["cost"] == "gpus"
+        if doc["kind"] in {"DaemonSet", "Job"}:
+            labels = doc["spec"]["template"]["metadata"]["labels"]
+            assert labels["cost"] == "gpus"
+            assert labels["team"] in ({"gpu"} if case == "more" else {"gpu", "all"}), "podLabels come first"
+            assert "cost" not in json.dumps(doc["spec"].get("selector", {}))
+
+
 def test_every_alert_is_given_the_labels_that_were_asked_for():
     values = {"prometheusRule": {"enabled": True, "alertLabels": {"team": "gpu"}}}
     (rules,) = (doc for doc in manifests.loaded(values) if doc["kind"] == "PrometheusRule")
@@ -145,7 +158,7 @@ def test_chart_and_program_have_one_version():
 @pytest.mark.parametrize("case", MATRIX)
 def test_every_flag_is_one_that_the_program_has(case):
     for name, _, one in manifests.containers(case):
-        if one["command"] == ["autoclave"] and name != "check-policy":  # it has files, and no flags
+        if one["command"] == ["autoclave"] and name != "check-policies":  # it has files, and no flags
             assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
 
 
@@ -363,7 +376,7 @@ FAULTY = "name: mine\ndefaults: {mode: enforced}\n"
 def test_an_inline_policy_with_faults_stops_helm_first(text, code, tmp_path):
     """The job runs before anything is rolled out. Here its command checks the files of its volume."""
     values = {"policy": {"inline": "name: all\n", "nodeLabel": "pool", "byNodeLabel": {"bank": {"inline": text}}}}
-    docs = [it for it in manifests.loaded(values) if it["metadata"]["name"] == "autoclave-check-policy"]
+    docs = [it for it in manifests.loaded(values) if it["metadata"]["name"] == "autoclave-check-policies"]
     about = [(it["kind"], int(it["metadata"]["annotations"].get("helm.sh/hook-weight", 0))) for it in docs]
     assert about == [("ConfigMap", -1), ("Job", 0)]
     for doc in docs:
@@ -371,7 +384,7 @@ def test_an_inline_policy_with_faults_stops_helm_first(text, code, tmp_path):
         assert manifests.check(doc) == []
     pod = docs[1]["spec"]["template"]["spec"]
     [one], [volume] = pod["containers"], pod["volumes"]
-    assert (volume["configMap"]["name"], one["command"]) == ("autoclave-check-policy", ["autoclave"])
+    assert (volume["configMap"]["name"], one["command"]) == ("autoclave-check-policies", ["autoclave"])
     for name, content in docs[0]["data"].items():
         (tmp_path / name).write_text(content)
     args = [word.replace(one["volumeMounts"][0]["mountPath"], str(tmp_path)) for word in one["args"]]

@@ -20,6 +20,12 @@ WRONG = [
         "image: {repository: ''}",
         r"image.repository: no image of Autoclave is published; .* set image.repository [(]docs",
     ),
+    (
+        "image: {repository: 'registry.example:5000/gpu/autoclave:0.1.0'}",
+        r"names a tag.*set image.repository=registry.example:5000/gpu/autoclave and image.tag=0.1.0",
+    ),
+    ("commonLabels: {a: b}, podMonitor: {labels: {a: c}}", "commonLabels: podMonitor.labels also sets the label a"),
+    ("commonLabels: {app.kubernetes.io/name: a}", "invalid propertyName 'app.kubernetes.io/name'"),
     ("privileged: true", "additional properties 'privileged' not allowed"),
     ("backend: amd", "/backend.*must be one of"),
     ("scrubber: {metricsPort: '9475'}", "/scrubber/metricsPort.*want integer"),

@@ -4,6 +4,13 @@
 {{- if not $v.image.repository -}}
 {{- fail "image.repository: no image of Autoclave is published; build one, push it to a registry of yours, and set image.repository (docs/install.md#with-helm)" -}}
 {{- end -}}
+{{- if contains ":" (base $v.image.repository) -}}
+{{- fail (printf "image.repository: %s names a tag, and the chart adds one; set image.repository=%s and image.tag=%s" $v.image.repository (regexReplaceAll ":[^:]*$" $v.image.repository "") (regexFind "[^:]*$" $v.image.repository)) -}}
+{{- end -}}
+{{- $more := dict "podMonitor.labels" $v.podMonitor.labels "serviceMonitor.labels" $v.serviceMonitor.labels "prometheusRule.labels" $v.prometheusRule.labels "dashboards.labels" $v.dashboards.labels -}}
+{{- range $name, $labels := $more -}}
+  {{- range $label, $_ := $labels }}{{ if hasKey $v.commonLabels $label }}{{ fail (printf "commonLabels: %s also sets the label %s; leave it out of one of them" $name $label) }}{{ end }}{{ end -}}
+{{- end -}}
 {{- if and $v.podMonitor.enabled $v.serviceMonitor.enabled -}}
 {{- fail "podMonitor.enabled and serviceMonitor.enabled: every pod would be asked twice; switch one off" -}}
 {{- end -}}

@@ -44,6 +44,14 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: autoclave
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Labels of pods that nothing selects by: called with (list $ PODLABELS). */ -}}
+{{- define "autoclave.pod-labels" -}}
+{{- with merge (dict) (last .) (first .).Values.commonLabels }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{- define "autoclave.image" -}}
