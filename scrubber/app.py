@@ -212,10 +212,10 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     except (ReceiptError, OSError, ImportError) as error:  # an import fails where a part of ``cryptography`` is missing
         logger.error("receipts are not signed", error=str(error))  # noqa: TRY400 - expected
         return None
-    origin = f"autoclave/{config.node_name or socket.gethostname()}"
+    node = config.node_name or socket.gethostname()
     files = TenantFiles(paths.receipts(config.state_dir), key.secret)
-    program = Program(scrubber.__version__, simulated=config.backend is BackendChoice.SIMULATED)
-    return Notary(key, origin, program, files, signing)
+    program = Program(scrubber.__version__, simulated=config.backend is BackendChoice.SIMULATED, node=node)
+    return Notary(key, f"autoclave/{node}", program, files, signing)
 
 
 def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGate | None:

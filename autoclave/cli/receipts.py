@@ -193,7 +193,8 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
     yield f"done        {steps} ({predicate['path']})"
     program, policy = predicate["program"], predicate["policy"]
-    yield f"by          {program['name']} {program['version']}, policy {policy['name']} ({policy['digest']})"
+    on = f" on {predicate['node']}" if "node" in predicate else ""
+    yield f"by          {program['name']} {program['version']}{on}, policy {policy['name']} ({policy['digest']})"
 
 
 def show(name: str, output: str, run_dir: Path, ledger: Path) -> int:

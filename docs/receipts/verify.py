@@ -169,7 +169,7 @@ def verify(given: argparse.Namespace) -> list[str]:
         f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover or '(not given)'}, {row}",
         f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}",
         f"{of} {claim['coveredBytes']} of {claim['allocatableBytes']} bytes, left as {claim.get('left', 'zero')}",
-        f"finished {statement['predicate']['finished']}, by the clock of the node",
+        f"finished {statement['predicate']['finished']}, by the clock of node {statement['predicate'].get('node', '')}",
         *(f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"]),
     ]
 

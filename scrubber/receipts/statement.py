@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ground import calendar_time
@@ -17,7 +17,9 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 HANDOVER, RECEIPT = "hand-over", "receipt"  # the names of its subjects
 STANDARD, CATEGORY = "NIST SP 800-88r2", "Clear"
 LARGEST = 2136  # bytes of a statement: then an envelope has at most 3 KB
-WORDS = (64, 32, 8)  # bytes of a text that others choose: less where the statement gets too large
+# Bytes of a text that others choose, and whether the node is named: less where the statement gets too large. The
+# checkpoint of the node's log names it as well.
+WORDS = ((64, True), (64, False), (32, False), (8, False))
 PARTS = 6  # uncovered parts and tests that are named
 
 
@@ -28,6 +30,7 @@ class Program:
     version: str
     name: str = "autoclave"
     simulated: bool = False  # its GPUs are simulated: a receipt claims nothing about hardware
+    node: str = ""  # on which it runs
 
 
 def handover_digest(device: str, boot_id: str, handover: str) -> str:
@@ -45,12 +48,13 @@ def statement(receipt: Receipt, device: DeviceInfo, handover: str, about: Progra
         RECEIPT: receipt.digest,
     }
     content = b""
-    for length in WORDS:
+    for length, named in WORDS:
+        by = about if named else replace(about, node="")
         document = {
             "_type": STATEMENT_TYPE,
             "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
             "predicateType": PREDICATE_TYPE,
-            "predicate": _predicate(receipt, device, about, owner_digest, partial(_words, length)),
+            "predicate": _predicate(receipt, device, by, owner_digest, partial(_words, length)),
         }
         content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         if len(content) <= LARGEST:
@@ -65,6 +69,7 @@ def _predicate(
     return _given(
         device={"uuid": receipt.device, "model": words(device.model), "memoryBytes": device.memory_bytes}
         | _given(pciAddress=words(device.pci_address or ""), parent=device.parent, simulated=about.simulated or None),
+        node=words(about.node),
         boot={"id": receipt.incarnation.boot_id, "driver": words(receipt.incarnation.driver)},
         program={"name": about.name, "version": words(about.version)},
         policy={"name": words(receipt.policy), "digest": receipt.policy_digest},

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -267,6 +268,7 @@ def test_a_receipt_of_the_service_is_shown_and_verifies(service, autoclave, gpu,
     by_id = autoclave("receipt", "show", receipt.id)
     assert by_id.stdout.splitlines()[-1] == shown["envelope"]
     assert f"receipt     {receipt.id}" in by_id.stdout
+    assert f" on {socket.gethostname()}, policy " in by_id.stdout
 
 
 def test_a_clear_that_did_not_end_leaves_the_residue_unknown(service, autoclave, gpu):

@@ -26,7 +26,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 PAGE = (ROOT / "docs" / "receipts" / "predicate.md").read_text()
 LARGEST = 3072  # bytes of an envelope
 UUID, BOOT = "GPU-8f2c6f3e-1a2b-4c5d-8e9f-0123456789ab", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
-ABOUT = Program("0.1.0")
+ABOUT = Program("0.1.0", node="gpu-node-7.rack-12.site.example")
 CAUSES = (OWN_IDLE, "in use before the scrub", OWN_CONTEXT, "left free in pieces too small to take", OWN_BOOKS)
 
 texts = st.sampled_from(["", "plain", "é" * 100, "\u0001" * 100, '"\\' * 50, "\U0001f5a5" * 30])
@@ -175,3 +175,12 @@ def test_the_page_explains_each_field():
     names = {*properties(SCHEMA["properties"]["predicate"])}
     assert "coveredBytes" in names
     assert sorted(name for name in names if f"`{name}`" not in PAGE) == []
+
+
+def test_a_statement_names_its_node_where_there_is_room():
+    device, short = DeviceInfo(UUID, 0, "GPU", 1), sealed(replace(LARGE, steps=()))
+    assert json.loads(written(short, device))["predicate"]["node"] == ABOUT.node
+    without = written(short, device, about=Program("0.1.0"))
+    assert "node" not in json.loads(without)["predicate"]
+    full = written(LARGE, LARGE_DEVICE, "owner")
+    assert full == written(LARGE, LARGE_DEVICE, "owner", about=Program("0.1.0")), "the causes come first"
