@@ -205,9 +205,11 @@ def test_a_release_names_a_container_that_has_closed_the_gpu(autoclave, service,
     container = f"pod-{os.getpid()}"
     (grant,) = items(autoclave("acquire", gpu, "-o", "json"))
     memory = layout.find(service.simulated_dir, grant["device"]).memory
-    command, pipe = [sys.executable, "-c", CLOSES, memory], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", CLOSES, str(memory)], subprocess.PIPE
     marked = os.environ | {containers.MARK: container}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=marked) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
         service.settled(gpu, "in_use")
         process.stdin.write("\n")
         process.stdin.flush()

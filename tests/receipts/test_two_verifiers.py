@@ -267,7 +267,7 @@ def test_an_end_of_line_more_breaks_no_signature(verifiers: Verifiers, name: str
     assert verifiers.verdicts(texts | {name: texts[name] + b"\n"}) == (True, True)
 
 
-def test_the_line_that_fits_is_found_in_a_log_of_many_nodes(verifiers: Verifiers) -> None:
+def test_the_line_that_fits_is_taken_from_many_nodes(verifiers: Verifiers) -> None:
     """A log store has lines of all nodes, by keys of before, and of other programs."""
     foreign = note.sign(Checkpoint("autoclave/other", 11, bytes(32)), OTHER)
     earlier = note.sign(Checkpoint(ORIGIN, 11, bytes(32)), OTHER)

@@ -105,7 +105,7 @@ except DeviceError as error:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
-def test_a_user_that_this_user_may_not_inspect_is_told(launch) -> None:
+def test_a_holder_that_may_not_be_inspected_is_reported(launch) -> None:
     """A process of root has the memory of a GPU of somebody else open."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "memory")
