@@ -99,8 +99,18 @@ def test_files_are_private_to_the_user_of_the_service(shared):
     assert mode(shared.root / "state/ledger.db") == 0o600
 
 
-def test_the_service_is_small_and_loads_no_cuda(service):
+@pytest.fixture
+def unforked(short_tmp):
+    """A service that is no fork: a fork has all that the tests have loaded in its memory."""
+    with forking.forking(forking.EXECUTED):
+        running = Service(short_tmp, 1)
+    yield running
+    running.stop()
+
+
+def test_the_service_is_small_and_loads_no_cuda(unforked):
     """One of its own: the longer a service runs beside other tests, the larger processes of theirs it has read."""
+    service = unforked
     service.settled(0, "clean")
     status = Path(f"/proc/{service.process.pid}/status").read_text()
     resident = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
