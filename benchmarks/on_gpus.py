@@ -58,7 +58,7 @@ LEFT = {
     "shared memory of it: words of the first process": ("kill", "shared-memory"),
     "registers of it: the same": ("kill", "registers"),
 }
-"""The hand-overs and media of `autoclave remnant` whose results are shown."""
+"""The endings and media of `autoclave remnant` whose results are shown."""
 TABLES = {
     "hand-over": (
         Row("`Allocate` of a clean GPU", "pods", f"{LATE}: Allocate"),
@@ -259,15 +259,15 @@ def page(directory: Path) -> str:
     return wrapped(text)
 
 
-def _left(words: str, hand_over: str, medium: str, directory: Path) -> tuple[str, ...]:
+def _left(words: str, ending: str, medium: str, directory: Path) -> tuple[str, ...]:
     """What `autoclave remnant` has found on each card."""
     row = [words]
     for file in CARDS.values():
         result = directory / f"remnant-{file}.json"
         cells = json.loads(result.read_text())["cells"] if result.exists() else ()
-        found = [it for it in cells if (it["hand_over"], it["medium"]) == (hand_over, medium)]
+        found = [it for it in cells if (it["ending"], it["medium"]) == (ending, medium)]
         counts = [
-            f"{it['recognised'] if it['not_zero'] is None else it['not_zero']} bytes in {it['rounds']} hand-overs"
+            f"{it['recognised'] if it['not_zero'] is None else it['not_zero']} bytes in {it['rounds']} rounds"
             for it in found
         ]
         row.append(counts[0] if counts else NOT_MEASURED)

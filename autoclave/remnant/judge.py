@@ -1,7 +1,7 @@
-"""What the rounds of one cell show: one medium under one hand-over.
+"""What the rounds of one cell show: one medium after one kind of ending.
 
-A word is never called residue because it is not zero: only words of the key that was written are. And zero findings are
-never called proof: they bound how often residue can be there.
+Memory that is not zero is not yet a remnant: only words of the key that was written are. A run without a finding is no
+proof: it bounds how often a remnant can be there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from autoclave.remnant.model import HandOver, Look, Medium, Planted, Result, Round
+from autoclave.remnant.model import Ending, Look, Medium, Planted, Result, Round
 from ground.quantities import quantity
 
 _CONTEXTS_DIFFER = 64 * 2**20  # bytes, or one part in sixteen: so much less may be had where nobody holds any
@@ -20,16 +20,16 @@ ALL = frozenset({Medium.MEMORY})  # media of which the positive control must rec
 class Verdict(Enum):
     """From the worst to the best."""
 
-    RESIDUE = "residue"  # words of the first container were found
+    REMNANT = "remnant"  # words of the first container were found
     NO_ANSWER = "no answer"  # a control failed: the test itself is broken
     HELD = "held"  # the next container does not get all of it: the first one still has a part
     NOT_ZERO = "not zero"  # something was there, and nobody knows what
-    NONE = "no residue word"
+    NONE = "no remnant"
 
 
-EXPECTED: dict[HandOver, dict[Medium, Verdict]] = {
-    **{hand_over: dict.fromkeys(Medium, Verdict.NONE) for hand_over in (HandOver.EXIT, HandOver.KILL, HandOver.ABORT)},
-    HandOver.STAYS: {Medium.MEMORY: Verdict.HELD, Medium.SHARED: Verdict.NONE, Medium.REGISTERS: Verdict.NONE},
+EXPECTED: dict[Ending, dict[Medium, Verdict]] = {
+    **{ending: dict.fromkeys(Medium, Verdict.NONE) for ending in (Ending.EXIT, Ending.KILL, Ending.ABORT)},
+    Ending.STAYS: {Medium.MEMORY: Verdict.HELD, Medium.SHARED: Verdict.NONE, Medium.REGISTERS: Verdict.NONE},
 }
 """Of NVIDIA's driver without a scrub, from Turing on: it clears memory that is freed, by its published source. What it
 does to the memory on the chip is published nowhere; on an H100 and an H200 with driver 580 nothing was found."""
@@ -37,10 +37,10 @@ does to the memory on the chip is published nowhere; on an H100 and an H200 with
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One medium under one hand-over, over all rounds."""
+    """One medium after one kind of ending, over all rounds."""
 
     medium: Medium
-    hand_over: HandOver
+    ending: Ending
     expected: Verdict
     verdict: Verdict
     rounds: int
@@ -59,22 +59,22 @@ class Cell:
 
 def cells(result: Result) -> tuple[Cell, ...]:
     """All cells that have a round, in the order of the enums."""
-    chosen = {hand_over: [it for it in result.rounds if it.hand_over is hand_over] for hand_over in HandOver}
+    chosen = {ending: [it for it in result.rounds if it.ending is ending] for ending in Ending}
     return tuple(
         cell(medium, rounds) for rounds in chosen.values() if rounds for medium in Medium if medium in rounds[0].planted
     )
 
 
 def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
-    """The cell of these rounds, which have one hand-over."""
-    hand_over = rounds[0].hand_over
+    """The cell of these rounds, which have one ending."""
+    ending = rounds[0].ending
     looks = [it.looks[medium] for it in rounds if medium in it.looks]
     held = max((_held(medium, it) for it in rounds), default=0)
     verdict, why = _verdict(medium, rounds, looks, held)
     return Cell(
         medium=medium,
-        hand_over=hand_over,
-        expected=EXPECTED[hand_over][medium],
+        ending=ending,
+        expected=EXPECTED[ending][medium],
         verdict=verdict,
         rounds=len(rounds),
         read=sum(it.read for it in looks),
@@ -87,7 +87,7 @@ def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
 
 
 def bound(rounds: int) -> float:
-    """How often residue can be there at most, at 95 %, if no round of so many has found any: the rule of three."""
+    """How often a remnant can be there at most, at 95 %, if no round of so many has found any: the rule of three."""
     return min(1.0, 3 / rounds)
 
 
@@ -96,7 +96,7 @@ def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], hel
         return Verdict.NO_ANSWER, "words were recognised that nobody has written"
     if (found := sum(it.recognised for it in looks)) > 0:
         hits = sum(it.recognised > 0 for it in looks)
-        return Verdict.RESIDUE, f"{found} bytes of the first container, in {hits} of {quantity(len(rounds), 'round')}"
+        return Verdict.REMNANT, f"{found} bytes of the first container, in {hits} of {quantity(len(rounds), 'round')}"
     if not all(_controlled(medium, it.planted[medium]) for it in rounds):
         return Verdict.NO_ANSWER, "the first container does not recognise its own words"
     if held or any(it.refused for it in rounds):
@@ -105,7 +105,7 @@ def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], hel
         return Verdict.NO_ANSWER, "nobody has looked"
     if (strange := sum(it.not_zero or 0 for it in looks)) > 0:
         return Verdict.NOT_ZERO, f"{strange} bytes that are not zero, and no word of the first container"
-    return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.3g} % of hand-overs, at 95 %"
+    return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.3g} % of cases, at 95 %"
 
 
 def _controlled(medium: Medium, planted: Planted) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoclave.remnant import tenant
-from autoclave.remnant.model import HandOver, Look, Medium, Planted, Round
+from autoclave.remnant.model import Ending, Look, Medium, Planted, Round
 from autoclave.remnant.tenant import Order
 from ground.errors import AutoclaveError, Reason
 from scrubber.devices.nvidia.boards import Board
@@ -53,12 +53,12 @@ class _Container:
         self._tell("go")
         return self._hear()
 
-    def end(self, hand_over: HandOver) -> None:
+    def end(self, ending: Ending) -> None:
         """Let it end so, and wait until it has."""
-        if hand_over is HandOver.KILL:
+        if ending is Ending.KILL:
             self._process.kill()
         else:
-            self._tell(hand_over.value)
+            self._tell(ending.value)
         self._wait()
 
     def clear_away(self) -> None:
@@ -103,12 +103,12 @@ class _Container:
             raise Failed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s") from error
 
 
-def hand_over(board: Board, host_root: Path, how: HandOver, media: Sequence[Medium] = tuple(Medium)) -> Round:
+def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium] = tuple(Medium)) -> Round:
     """One round. No process of it is left afterwards."""
     key, never = secrets.token_hex(16), secrets.token_hex(16)
     chosen = tuple(it.value for it in media)
     order = Order("fill", board.uuid, board.pci_address, str(host_root), key, never, chosen)
-    if how is HandOver.STAYS:
+    if how is Ending.STAYS:
         order = dataclasses.replace(order, share=LEFT_FREE)
     with _container(order) as first, _container(dataclasses.replace(order, deed="look", share=1)) as second:
         first.wait_until_ready()
@@ -116,12 +116,12 @@ def hand_over(board: Board, host_root: Path, how: HandOver, media: Sequence[Medi
         said = first.go()
         if "refused" in said:
             raise Failed(said["refused"])
-        if how is not HandOver.STAYS:
+        if how is not Ending.STAYS:
             first.end(how)
         began = time.monotonic()
         seen = second.go()
         return Round(
-            hand_over=how,
+            ending=how,
             seconds=time.monotonic() - began,
             available=said["available"],
             planted={Medium(name): Planted(**it) for name, it in said["planted"].items()},
@@ -130,10 +130,10 @@ def hand_over(board: Board, host_root: Path, how: HandOver, media: Sequence[Medi
         )
 
 
-def rounds(hand_overs: Sequence[HandOver], each: int) -> Iterator[HandOver]:
-    """The hand-overs in turn, so that a run that is ended early has some of all."""
+def rounds(endings: Sequence[Ending], each: int) -> Iterator[Ending]:
+    """The endings in turn, so that a run that is ended early has some of all."""
     for _ in range(each):
-        yield from hand_overs
+        yield from endings
 
 
 @contextmanager

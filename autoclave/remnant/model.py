@@ -1,4 +1,4 @@
-"""What one hand-over showed. All sizes are in bytes."""
+"""What one round showed: a container ends, and the next one looks. All sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Medium(Enum):
     REGISTERS = "registers"
 
 
-class HandOver(Enum):
+class Ending(Enum):
     """How the first container gives up the GPU."""
 
     EXIT = "exit"
@@ -45,9 +45,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One hand-over. ``refused``: why the next container got nothing; then there are no looks."""
+    """One ending, and what the next container finds. ``refused``: why it got nothing; then there are no looks."""
 
-    hand_over: HandOver
+    ending: Ending
     seconds: float  # from the end of the first container until the next one has looked
     available: int  # memory that the first container could have
     planted: Mapping[Medium, Planted]

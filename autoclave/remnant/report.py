@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autoclave.remnant.judge import Cell, Verdict, cells
-from autoclave.remnant.model import HandOver, Medium, Result
+from autoclave.remnant.model import Ending, Medium, Result
 from ground.documents import units
 from ground.quantities import quantity
 from scrubber import __version__
@@ -20,17 +20,17 @@ FORMAT = "autoclave-remnant/1"
 SHOWN = 8  # characters of a UUID
 WIDTH = 120  # columns of a page
 WORDS = {
-    HandOver.EXIT: "it exits",
-    HandOver.KILL: "it is killed (SIGKILL)",
-    HandOver.ABORT: "a kernel of it traps",
-    HandOver.STAYS: "a process of it is left behind",
+    Ending.EXIT: "it exits",
+    Ending.KILL: "it is killed (SIGKILL)",
+    Ending.ABORT: "a kernel of it traps",
+    Ending.STAYS: "a process of it is left behind",
 }
 COLOURS = {
     Verdict.NONE: "#2e7d32",
     Verdict.HELD: "#ef6c00",
     Verdict.NOT_ZERO: "#f9a825",
     Verdict.NO_ANSWER: "#757575",
-    Verdict.RESIDUE: "#c62828",
+    Verdict.REMNANT: "#c62828",
 }
 _METHOD = (
     "A first container fills the memory, the shared memory and the registers of the GPU with words of a secret key."
@@ -39,7 +39,7 @@ _METHOD = (
 )
 _LEGEND = (
     "**Expected** was written down before the run: NVIDIA's driver clears memory that is freed, by its published"
-    " source, so no word is expected there without any scrub. **No residue word** is no proof that none is ever there:"
+    " source, so no word is expected there without any scrub. **No remnant** is no proof that none is ever there:"
     " it says how often at most, with a confidence of 95 %. **Held** means that the next container does not get all"
     " memory, because the first one still has a part. In each round the first container also looks for its own words,"
     " and the next one for words that nobody wrote; if either fails, the cell is **no answer**."
@@ -95,7 +95,7 @@ def page(result: Result, found: Sequence[Cell]) -> str:
 def summary(result: Result, found: Sequence[Cell]) -> list[str]:
     """The result in a few sentences, the worst first."""
     lines = [
-        f"{it.verdict.value}: {it.medium.value}, when {WORDS[it.hand_over]}: {it.why}"
+        f"{it.verdict.value}: {it.medium.value}, when {WORDS[it.ending]}: {it.why}"
         for verdict in Verdict
         for it in found
         if it.verdict is verdict is not Verdict.NONE
@@ -111,25 +111,25 @@ def summary(result: Result, found: Sequence[Cell]) -> list[str]:
 
 
 def picture(found: Sequence[Cell]) -> str:
-    """A grid: media across, hand-overs down."""
-    hand_overs = list(dict.fromkeys(it.hand_over for it in found))
+    """A grid: media across, endings down."""
+    endings = list(dict.fromkeys(it.ending for it in found))
     left, wide, high, top = 210, 150, 34, 40
     parts = [
         f'<text x="{left + wide * column + wide / 2}" y="{top - 12}" text-anchor="middle">{medium.value}</text>'
         for column, medium in enumerate(Medium)
     ]
-    for row, hand_over in enumerate(hand_overs):
+    for row, ending in enumerate(endings):
         y = top + high * row
-        parts.append(f'<text x="{left - 10}" y="{y + 22}" text-anchor="end">{escape(WORDS[hand_over])}</text>')
+        parts.append(f'<text x="{left - 10}" y="{y + 22}" text-anchor="end">{escape(WORDS[ending])}</text>')
         for it in found:
-            if it.hand_over is hand_over:
+            if it.ending is ending:
                 x = left + wide * list(Medium).index(it.medium)
                 parts.append(
                     f'<rect x="{x + 2}" y="{y + 2}" width="{wide - 4}" height="{high - 4}" rx="4"'
                     f' fill="{COLOURS[it.verdict]}"/><text x="{x + wide / 2}" y="{y + 22}" text-anchor="middle"'
                     f' fill="white">{it.verdict.value}</text>'
                 )
-    size = f'width="{left + wide * len(Medium) + 10}" height="{top + high * len(hand_overs) + 10}"'
+    size = f'width="{left + wide * len(Medium) + 10}" height="{top + high * len(endings) + 10}"'
     style = 'font-family="sans-serif" font-size="13"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{chr(10).join(parts)}\n</svg>\n'
 
@@ -140,7 +140,7 @@ def _wrapped(text: str, after: str = "") -> str:
 
 def _row(it: Cell) -> tuple[str, ...]:
     return (
-        WORDS[it.hand_over],
+        WORDS[it.ending],
         it.medium.value,
         it.expected.value,
         it.verdict.value if it.as_expected else f"**{it.verdict.value}**",
@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- any value of a document
         return {_plain(name): _plain(it) for name, it in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(it) for it in value]
-    return value.value if isinstance(value, Medium | HandOver | Verdict) else value
+    return value.value if isinstance(value, Medium | Ending | Verdict) else value
 
 
 def _size(count: int) -> str:

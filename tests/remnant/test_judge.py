@@ -6,7 +6,7 @@ import pytest
 
 from autoclave.remnant import judge
 from autoclave.remnant.judge import Verdict
-from autoclave.remnant.model import HandOver, Look, Medium, Planted, Round
+from autoclave.remnant.model import Ending, Look, Medium, Planted, Round
 from autoclave.remnant.tenant import recognised, words
 
 GIB = 2**30
@@ -15,7 +15,7 @@ FULL = Planted(GIB, GIB)
 NOTHING = Look(read=GIB, searched=GIB, recognised=0, never_written=0, not_zero=0)
 
 
-def rounds(*looks: Look, planted: Planted = FULL, refused: str = "", how: HandOver = HandOver.EXIT) -> list[Round]:
+def rounds(*looks: Look, planted: Planted = FULL, refused: str = "", how: Ending = Ending.EXIT) -> list[Round]:
     """A round of each look, in memory."""
     shown = [{Medium.MEMORY: it} for it in looks] or [{}]
     return [Round(how, 0.5, GIB, {Medium.MEMORY: planted}, it, refused) for it in shown]
@@ -25,7 +25,7 @@ def rounds(*looks: Look, planted: Planted = FULL, refused: str = "", how: HandOv
     ("seen", "verdict"),
     [
         (rounds(NOTHING, NOTHING), Verdict.NONE),
-        (rounds(NOTHING, Look(GIB, GIB, 16, 0, 16)), Verdict.RESIDUE),
+        (rounds(NOTHING, Look(GIB, GIB, 16, 0, 16)), Verdict.REMNANT),
         (rounds(Look(GIB, GIB, 0, 0, 1)), Verdict.NOT_ZERO),
         (rounds(Look(GIB, GIB, 0, 0, None)), Verdict.NONE),
         (rounds(Look(GIB // 2, GIB, 0, 0, 0)), Verdict.HELD),
@@ -37,15 +37,15 @@ def rounds(*looks: Look, planted: Planted = FULL, refused: str = "", how: HandOv
         (rounds(NOTHING, planted=Planted(GIB, GIB - 1)), Verdict.NO_ANSWER),
         (rounds(NOTHING, planted=Planted(0, 0)), Verdict.NO_ANSWER),
         # What was found counts although the control failed.
-        (rounds(Look(GIB, GIB, 16, 0, 16), planted=Planted(GIB, GIB - 1)), Verdict.RESIDUE),
+        (rounds(Look(GIB, GIB, 16, 0, 16), planted=Planted(GIB, GIB - 1)), Verdict.REMNANT),
     ],
 )
 def test_a_cell_says_what_its_rounds_show(seen: list[Round], verdict: Verdict) -> None:
     assert judge.cell(Medium.MEMORY, seen).verdict is verdict
 
 
-def test_no_finding_bounds_how_often_residue_is_there() -> None:
-    assert judge.cell(Medium.MEMORY, rounds(*[NOTHING] * 20)).why == "so in at most 15 % of hand-overs, at 95 %"
+def test_no_finding_bounds_how_often_a_remnant_is_there() -> None:
+    assert judge.cell(Medium.MEMORY, rounds(*[NOTHING] * 20)).why == "so in at most 15 % of cases, at 95 %"
     assert (judge.bound(300), judge.bound(2)) == (0.01, 1.0)
 
 

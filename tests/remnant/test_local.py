@@ -54,9 +54,9 @@ class Bench:
         )
 
     def cells(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """What was found, by hand-over and medium."""
+        """What was found, by ending and medium."""
         found = json.loads((self.to / "result.json").read_text())["cells"]
-        return {(it["hand_over"], it["medium"]): it for it in found}
+        return {(it["ending"], it["medium"]): it for it in found}
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def test_a_driver_that_clears_leaves_no_word(bench) -> None:
     assert run.returncode == 0, run.stderr
     found = bench.cells()
     assert {key: it["verdict"] for key, it in found.items()} == {
-        **{(how, medium): "no residue word" for how in ("exit", "kill", "abort", "stays") for medium in BOTH[1::2]},
+        **{(how, medium): "no remnant" for how in ("exit", "kill", "abort", "stays") for medium in BOTH[1::2]},
         ("stays", "memory"): "held",
     }
     assert all(it["as_expected"] for it in found.values())
     assert found["kill", "memory"]["searched"] == found["kill", "memory"]["read"] > SIZE // 2
     page = (bench.to / "report.md").read_text()
-    assert "| it is killed (SIGKILL) | memory | no residue word | no residue word | 1 |" in page
+    assert "| it is killed (SIGKILL) | memory | no remnant | no remnant | 1 |" in page
     assert bench.uuid not in page + (bench.to / "result.json").read_text() + run.stdout
     assert (bench.to / "report.svg").read_text().count("<rect") == 8
     assert "round 4 of 4: stays, about" in run.stderr
@@ -87,10 +87,10 @@ def test_a_driver_that_clears_leaves_no_word(bench) -> None:
 )
 def test_what_a_driver_leaves_is_found_to_the_byte(bench, hole) -> None:
     bench.cuda.change(bench.uuid, clears=hole)
-    run = bench.run(*BOTH, "--rounds", "1", "--hand-over", "kill")
+    run = bench.run(*BOTH, "--rounds", "1", "--ending", "kill")
     assert run.returncode == 1, run.stderr
     found = bench.cells()["kill", "memory"]
-    assert (found["verdict"], found["as_expected"]) == ("residue", False)
+    assert (found["verdict"], found["as_expected"]) == ("remnant", False)
     assert found["recognised"] == found["not_zero"] == (found["read"] if hole == {0: 0} else 4096)
     assert not any(bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :])  # zeros are left, beside the context
 
@@ -123,7 +123,7 @@ def test_wrong_input_is_one_sentence(bench) -> None:
 def test_ctrl_c_keeps_what_was_done(bench) -> None:
     bench.cuda.change(bench.uuid, clears=ALL)
     with subprocess.Popen(
-        [*bench.command(*BOTH, "--hand-over", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
+        [*bench.command(*BOTH, "--ending", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     ) as run:  # fmt: skip
         assert run.stderr is not None

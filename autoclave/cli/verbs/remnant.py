@@ -14,7 +14,7 @@ from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, human, opti
 from autoclave.remnant import judge, local, report
 from autoclave.remnant.idle import Idle, InUse
 from autoclave.remnant.judge import Verdict
-from autoclave.remnant.model import Gpu, HandOver, Medium, Result, Round
+from autoclave.remnant.model import Ending, Gpu, Medium, Result, Round
 from ground import calendar_time
 from ground.errors import FatalError
 from scrubber.devices.base import DeviceError
@@ -25,13 +25,13 @@ from scrubber.node import clock, proc
 
 PROC = Path("/proc")
 FREED_WITHIN = 30.0  # seconds until nobody has the GPU after a round
-BAD = frozenset({Verdict.RESIDUE, Verdict.NO_ANSWER})
+BAD = frozenset({Verdict.REMNANT, Verdict.NO_ANSWER})
 
 
 class Chosen(TypedDict):
     """What is tried, and who may watch."""
 
-    hand_over: tuple[HandOver, ...]
+    ending: tuple[Ending, ...]
     medium: tuple[Medium, ...]
     beside: tuple[Path, ...]
 
@@ -55,10 +55,10 @@ def remnant() -> None:
     help="Where the containers run. local: two processes of this machine.",
 )
 @click.option("--gpu", default="0", metavar="INDEX_OR_UUID", help="The GPU. No process may use it.")
-@click.option("--rounds", type=options.IntRange(1, 1000), default=20, help="How often each hand-over is tried.")
+@click.option("--rounds", type=options.IntRange(1, 1000), default=20, help="How often each ending is tried.")
 @click.option(
-    "--hand-over",
-    type=options.Words(HandOver),
+    "--ending",
+    type=options.Words(Ending),
     multiple=True,
     help="How the first container ends; can be repeated. Default: all.",
 )
@@ -105,9 +105,9 @@ def run(on: str, gpu: str, rounds: int, to: Path | None, host_root: Path, **chos
         place.mkdir()
     except OSError as error:
         raise FatalError(f"cannot write to {place}: {error.strerror}") from error
-    plan = tuple(local.rounds(chosen["hand_over"] or tuple(HandOver), rounds))
+    plan = tuple(local.rounds(chosen["ending"] or tuple(Ending), rounds))
     media = chosen["medium"] or tuple(Medium)
-    done, why = _rounds(idle, plan, lambda how: local.hand_over(board, host_root, how, media), board)
+    done, why = _rounds(idle, plan, lambda how: local.run_round(board, host_root, how, media), board)
     result = Result(on, f"{began:%Y-%m-%d %H:%M:%S} UTC", about, tuple(done), why)
     if not done:
         place.rmdir()
@@ -124,7 +124,7 @@ _INTERRUPTED = "it was interrupted"
 
 
 def _rounds(
-    idle: Idle, plan: Sequence[HandOver], hand_over: Callable[[HandOver], Round], board: Board
+    idle: Idle, plan: Sequence[Ending], ending: Callable[[Ending], Round], board: Board
 ) -> tuple[list[Round], str]:
     """The rounds that were done, and why they are not all."""
     done: list[Round] = []
@@ -134,7 +134,7 @@ def _rounds(
             left = (time.monotonic() - began) / number * (len(plan) - number) if number else None
             about = "" if left is None else f", about {human.span(left)} left"
             click.echo(f"round {number + 1} of {len(plan)}: {how.value}{about}", err=True)
-            done.append(hand_over(how))
+            done.append(ending(how))
             idle.wait_until_free(board, FREED_WITHIN)
             idle.library.close()
     except KeyboardInterrupt:
