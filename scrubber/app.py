@@ -133,8 +133,7 @@ class _WorkerStarter:
         handling = _handling(policy)
 
         async def describe() -> Prepare:
-            counts = await self.observer.health.memory(device)  # first: the address has the idle baseline of then
-            return Prepare(self.backend.address(device, handling), counts)
+            return Prepare(self.backend.address(device, handling), await self.observer.health.memory(device))
 
         assignment = Assignment(
             self.backend.address(device, handling),

@@ -131,9 +131,7 @@ class Nvidia:
     def memory(self, uuid: str) -> Counts:
         """The counts of NVML, which the service has open: so a worker need not open it before it uses CUDA."""
         with self._library.session() as nvml:
-            handle = nvml.handle(uuid)
-            counts, usage = boards.memory(nvml, handle), holders.read_usage(nvml, handle, self._host.runs)
-        self._baselines.learn(uuid, self.driver(), usage, self._most_idle(uuid))
+            counts = boards.memory(nvml, nvml.handle(uuid))
         return counts.total, counts.reserved, counts.used
 
     def vitals(self, uuid: str) -> Vitals:
