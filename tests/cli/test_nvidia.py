@@ -245,8 +245,7 @@ def test_a_new_service_restores_slices_that_a_killed_one_left(service, autoclave
     with in_the_middle_of_a_reset(service, autoclave):
         service.kill()
     tool.unlink()
-    service.start()
-    service.hear("pending restore complete")
+    service.start(until="pending restore complete")  # which may come before it serves
     assert slices(service) == before
     assert not list((service.root / "state/settings").glob("*resetting*"))
 
