@@ -46,6 +46,7 @@ from scrubber.devices.nvidia.nvml import Library
 from scrubber.node import proc
 
 PROC = Path("/proc")
+_OWN_PROCESSES = "give the trial its own: unshare --pid --fork --mount-proc --kill-child python3 -m benchmarks.trial"
 GONE_WITHIN = 15.0  # seconds in which a part's memory must be given back
 
 
@@ -68,7 +69,9 @@ def main(arguments: Sequence[str]) -> int:
         except (DeviceError, InUse, OSError) as error:
             sys.stderr.write(f"cannot begin: {error}; run this where an idle NVIDIA GPU, its driver and CuPy are\n")
             return 2
-        about["the processes of this pid namespace can all be read"] = idle.sees_everybody(board)
+        everybody = about["the processes of this pid namespace can all be read"] = idle.sees_everybody(board)
+        if not everybody:
+            sys.stderr.write(f"service and pods will fail, as not every process can be read: {_OWN_PROCESSES}\n")
     command = shlex.join(["python", "-m", "benchmarks.trial", *arguments])
     records = _records(options, about | {report.COUNTERS: counters})
     where = _where(options, board, host, records)
