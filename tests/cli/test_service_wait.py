@@ -52,7 +52,7 @@ def test_a_verb_waits_for_a_service_that_starts(short_tmp, request, killed):
 def test_a_forbidden_socket_is_not_waited_for(autoclave, tmp_path, monkeypatch):
     monkeypatch.setattr(unix_sockets, "connect_error", lambda _: PermissionError())  # root may open all
     run = autoclave("--service-wait", LONG, "status", "--run-dir", tmp_path)
-    assert run.exit_code == 3
+    assert run.exit_code == 3, run.stderr
     assert "waiting" not in run.stderr
 
 
@@ -65,7 +65,7 @@ def test_a_service_that_hangs_is_not_called_dead(autoclave, short_tmp, args, nam
     run = autoclave(*args, AUTOCLAVE_RUN_DIR=str(short_tmp / "run"))
     os.kill(pid, signal.SIGCONT)
     service.stop()
-    assert run.exit_code == 3
+    assert run.exit_code == 3, run.stderr
     assert f"{name}.sock: it does not answer: pid {pid}, which runs since 20" in run.stderr
     assert f"it is stopped by a signal: `kill -CONT {pid}`, or restart the service: `systemctl restart" in run.stderr
 
@@ -79,6 +79,6 @@ def test_a_verb_without_a_service_does_not_wait(autoclave, tmp_path, args):
 
 def test_without_a_service_a_verb_says_once_that_it_waits(autoclave, tmp_path):
     run = autoclave("--service-wait", "600ms", "status", "--run-dir", tmp_path)
-    assert run.exit_code == 3
+    assert run.exit_code == 3, run.stderr
     assert run.stderr.count("waiting at most 600ms for the scrub service") == 1
     assert run.stderr.count("\n") == 2
