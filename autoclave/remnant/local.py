@@ -60,6 +60,8 @@ class _Container:
         else:
             self._tell(ending.value)
         self._wait()
+        if ending is Ending.ABORT and self._process.returncode != tenant.ABORTED:
+            raise Failed(f"no kernel of the container trapped: it ended with status {self._process.returncode}")
 
     def clear_away(self) -> None:
         """Leave nothing of it, however far it has come."""
@@ -120,6 +122,8 @@ def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium
             first.end(how)
         began = time.monotonic()
         seen = second.go()
+        if "refused" in seen and not seen["out_of_memory"]:  # memory that the first one holds refuses so, and no other
+            raise Failed(seen["refused"])
         return Round(
             ending=how,
             seconds=time.monotonic() - began,

@@ -20,13 +20,14 @@ from autoclave.remnant.model import Look, Medium, Planted
 from scrubber.cuda import device, memory
 from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
 from scrubber.cuda.device import CudaCard
-from scrubber.cuda.driver import CudaDriver
+from scrubber.cuda.driver import CudaDriver, status_of
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind
 from scrubber.devices.nvidia.host import Host
 
 PROGRAM = (sys.executable, "-P", "-m", "autoclave.remnant.tenant")
 SEARCHED_AT_MOST = 2**28  # bytes that are copied to the host and searched
+ABORTED = 1  # the status of a container whose kernel has trapped
 PIECE = 2**21  # bytes that are copied at once
 ON_THE_CHIP = {
     Medium.REGISTERS: (KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS),
@@ -207,13 +208,15 @@ def main(lines: Iterable[str]) -> NoReturn:
         else:
             answer = look(order, driver)
     except CudaError as error:
-        answer = {"refused": str(error)}
+        cause = error.__cause__
+        full = isinstance(cause, driver.Error) and status_of(cause) == device.OUT_OF_MEMORY
+        answer = {"refused": str(error), "out_of_memory": full}
     _say(answer)
     if next(rest, "").strip() == "abort":
         try:
             abort()
         except CudaError:
-            os._exit(1)  # the context has ended with the kernel
+            os._exit(ABORTED)  # the context has ended with the kernel
     os._exit(0)
 
 

@@ -62,7 +62,7 @@ _MULTIPROCESSORS, _THREADS_OF_UNIT, _CAPABILITY = 16, 39, (75, 76)  # attributes
 _SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM = 81, 97, 111  # bytes: of a multiprocessor, at most, reserved
 _INTEGRATED, _HOST_TABLES = 18, 100  # the GPU has no memory of its own; it uses the page tables of the host
 KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
-_OUT_OF_MEMORY = 2
+OUT_OF_MEMORY = 2
 _INVALID_VALUE = 1
 _TOO_MUCH = frozenset({_INVALID_VALUE, 701})  # a launch asked for more than there is; 701: for more resources
 _REFUSED = frozenset({_INVALID_VALUE, 215, 801})  # the value, the limit or the call
@@ -90,7 +90,7 @@ _REMEDIES = {
     " nvidia-smi conf-compute -srs 1": {802},
     "end the node's server of MPS": set(range(805, 811)),
     # Another process, or the scrub itself, has taken the memory that a call needs.
-    "end the process that uses its memory": {_OUT_OF_MEMORY},
+    "end the process that uses its memory": {OUT_OF_MEMORY},
 }
 _REMEDY = {status: remedy for remedy, statuses in _REMEDIES.items() for status in statuses}
 # A kernel ended with an exception, such as a trap. A fault of the kernel causes these too: 700 (an illegal address),
@@ -203,7 +203,7 @@ class CudaCard:
         try:
             return self._driver.allocate(size)
         except self._driver.Error as error:
-            if status_of(error) == _OUT_OF_MEMORY:
+            if status_of(error) == OUT_OF_MEMORY:
                 return None
             raise self._error("take memory of", error) from error
 

@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from autoclave.remnant import judge, local, tenant
+from autoclave.remnant.judge import Verdict
+from autoclave.remnant.model import Ending, Medium
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
@@ -118,6 +123,41 @@ def test_wrong_input_is_one_sentence(bench) -> None:
     )
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
     assert "there is no GPU 99: the driver lists" in run.stderr
+
+
+BOARD: Any = SimpleNamespace(uuid="GPU", pci_address="")
+ANSWERS = """
+import json, sys
+order = json.loads(sys.stdin.readline())
+print("{}", flush=True)
+sys.stdin.readline()
+filled = {"available": 1, "planted": {}}
+print(json.dumps(filled if order["deed"] == "fill" else json.loads(sys.argv[1])), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "out_of_memory", "why"),
+    [(Ending.EXIT, False, "no device"), (Ending.EXIT, True, ""), (Ending.ABORT, True, "no kernel of the container")],
+)
+def test_only_a_shortage_of_memory_is_a_finding(monkeypatch, ending, out_of_memory, why) -> None:
+    """A refusal for another reason, or an abort that was none, says nothing about the memory."""
+    refusal = json.dumps({"refused": "no device", "out_of_memory": out_of_memory})
+    monkeypatch.setattr(tenant, "PROGRAM", (sys.executable, "-c", ANSWERS, refusal))
+    with pytest.raises(local.Failed, match=why) if why else nullcontext():
+        assert local.run_round(BOARD, Path("/"), ending).refused == "no device"
+
+
+def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None:
+    gpu = bench.stage.machine.gpu(0)
+    for name, value in bench.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(local, "LEFT_FREE", 1)
+    board: Any = SimpleNamespace(uuid=gpu.uuid, pci_address=gpu.pci)
+    one = local.run_round(board, bench.stage.root.path, Ending.STAYS)
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in one.refused
+    assert judge.cell(Medium.MEMORY, [one]).verdict is Verdict.HELD
 
 
 def test_ctrl_c_keeps_what_was_done(bench) -> None:
