@@ -4,7 +4,7 @@ Rule 1: a job passes when every step of its path ran, ended and passed. A missin
 Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
 later result says.
 Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
-Rule 4: a step that passed must say how much memory or how many units it covered.
+Rule 4: a step that passed must say how much memory or how many units it covered (``step_results``).
 Rule 5: the patterns must be those that the policy orders, verify must have read back the last one, and the self-test
 must cover all that the policy orders. If the worker did less, nothing is proven. That is a fault of the service, not of
 the device, so the device stays dirty.
@@ -45,6 +45,7 @@ from scrubber.core.model import (
     holder_names,
 )
 from scrubber.core.record import Record
+from scrubber.core.step_results import hardware_fault, judged
 
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
@@ -116,11 +117,8 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
         return fault
     done = {result.step: result for result in ran}
     checks = (
-        _not_measured(done),
-        _miscounted(done[Step.CLEAR].findings),
         _too_little(done, policy),
         _not_as_ordered(done, policy),
-        _not_overwritten(done.get(Step.SCRATCH)),
         _not_tested(done),
         _unwell(done, baseline, policy),
     )
@@ -128,21 +126,6 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     if faults:  # a fault of the device counts first
         return min(faults, key=lambda it: it.blame is not Blame.DEVICE)
     return _measurements(job, done)
-
-
-def credited(result: StepResult, record: Record) -> StepResult:
-    """The result, without old data that may be the pattern of an earlier clear: no owner is named for it.
-
-    ``record``: the device before the result.
-    """
-    found = result.findings
-    ours = record.scrubs.half_cleared or record.scrubs.pattern_left
-    if not ours or not found.residue_bytes:
-        return result
-    note = f"{quantity(found.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
-    detail = "; ".join(filter(None, (result.detail, f"{note} an earlier clear")))
-    left_out = replace(found, residue_bytes=None, residue_at=(), searched_bytes=0)
-    return replace(result, detail=detail, findings=left_out)
 
 
 def confirmed(
@@ -265,7 +248,7 @@ def failed(step: Step, blame: Blame, detail: str, ailment: Ailment | None = None
 def _from_result(result: StepResult) -> Failed:
     """The failure of a step that did not pass."""
     detail = f"{result.step.value} {result.outcome.value}" + (f": {result.detail}" if result.detail else "")
-    kind = _faulty(result.findings)
+    kind = hardware_fault(result.findings)
     if kind is not None:
         return failed(result.step, Blame.DEVICE, detail, Ailment(kind, detail))
     if result.findings.vitals is not None and result.findings.vitals.lost:
@@ -277,22 +260,15 @@ def _from_result(result: StepResult) -> Failed:
     return failed(result.step, result.blame, detail)
 
 
-def _faulty(findings: Findings) -> AilmentKind | None:
-    """The hardware fault that these findings show, whatever the step concluded from them."""
-    if findings.mismatch is not None or findings.units_faulty:
-        return AilmentKind.MEMORY_FAULT
-    return AilmentKind.COMPUTE_FAULT if findings.deviating else None
-
-
 def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
     for result in results:
-        if _faulty(result.findings) is not None:
+        if hardware_fault(result.findings) is not None:
             return _from_result(result)
     return None
 
 
 def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:
-    for result in ran:
+    for result in map(judged, ran):
         if result.outcome is not Outcome.PASSED:
             return _from_result(result)
     return None
@@ -307,30 +283,6 @@ def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed
     names = ", ".join(step.value for step in steps) or "nothing"
     wanted = ", ".join(step.value for step in plan)
     return failed(wrong, Blame.DEVICE, f"the path is {wanted}; what ran is {names}")
-
-
-def _not_measured(done: Done) -> Failed | None:
-    """Clear and verify must report their coverage, and it must be possible."""
-    for step in plans.MEASURED:
-        covered, own = done[step].findings.covered_bytes, done[step].findings.allocatable_bytes
-        if not covered or not own:
-            return failed(step, Blame.DEVICE, f"{step.value} did not say how much memory it covered")
-        if covered > own:
-            return failed(
-                step, Blame.DEVICE, f"{step.value} says it covered {covered} of {own} bytes: it counts wrongly"
-            )
-    return None
-
-
-def _miscounted(clear: Findings) -> Failed | None:
-    """The uncovered parts must not contradict the coverage. Bytes without a cause do not contradict it."""
-    rest = (clear.allocatable_bytes or 0) - (clear.covered_bytes or 0)
-    explained = sum(part.bytes for part in clear.uncovered)
-    if explained <= rest and all(part.bytes >= 0 for part in clear.uncovered):
-        return None
-    parts = ", ".join(f"{part.bytes} for {part.cause}" for part in clear.uncovered)
-    detail = f"clear explains {rest} uncovered bytes as {parts}: it counts wrongly"
-    return failed(Step.CLEAR, Blame.DEVICE, detail)
 
 
 def _too_little(done: Done, policy: Policy) -> Failed | None:
@@ -372,18 +324,6 @@ def _not_as_ordered(done: Done, policy: Policy) -> Failed | None:
     return None
 
 
-def _not_overwritten(scratch: StepResult | None) -> Failed | None:
-    """Scratch must overwrite every unit, on a path that has this step."""
-    if scratch is None:
-        return None
-    reached, units = scratch.findings.units_reached, scratch.findings.units
-    if not units or reached is None:
-        return failed(Step.SCRATCH, Blame.DEVICE, "scratch did not say how many units it overwrote")
-    if reached != units:
-        return failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {quantity(units, 'unit')}")
-    return None
-
-
 def _not_tested(done: Done) -> Failed | None:
     """The self-test must cover the proven memory and the overwritten units, on a path that has this step."""
     if (tested := done.get(Step.SELFTEST)) is None:
@@ -391,9 +331,7 @@ def _not_tested(done: Done) -> Failed | None:
     found, units = tested.findings, done[Step.SCRATCH].findings.units
     covered, proven, allocatable = found.covered_bytes or 0, _covered(done), _allocatable(done)
     why = None
-    if not found.tests:
-        why = "did not say which tests it ran"
-    elif ARITHMETIC not in found.tests:
+    if ARITHMETIC not in found.tests:
         why = f"ran {_listed(found.tests)}, but not {ARITHMETIC}: selftest.time in the policy may be too short"
     elif not proven <= covered <= allocatable:
         why = f"says it covered {covered} bytes, but {proven} of {allocatable} were read back before"

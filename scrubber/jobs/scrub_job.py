@@ -31,7 +31,7 @@ from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
-from scrubber.core import leftover, plans, presence, proof, states, upkeep, verdict
+from scrubber.core import leftover, plans, presence, proof, states, step_results, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -231,9 +231,10 @@ class ScrubJob:
             result = await self._read(worker, step, order)
         else:
             result = await self._change(worker, step, order)
+        result = step_results.judged(result)
         if is_last and result.outcome is Outcome.PASSED:
             result = await (await worker).finish(result)
-        return verdict.credited(result, self._ledger.records[self.device])
+        return step_results.credited(result, self._ledger.records[self.device])
 
     async def _read(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run a step during the observation. If the fence says no, the worker is killed and its result is dropped."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.hardware import DeviceSign, QuarantinePolicy
 from policies.model import Clear, OnChip, Policy
 from policies.xids import PROGRAM_FAULTS, Treatment, Xids
-from scrubber.core import ailments, plans, verdict
+from scrubber.core import ailments, plans, step_results, verdict
 from scrubber.core import events as ev
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.model import (
@@ -333,20 +333,7 @@ def test_a_receipt_has_the_measurements_of_earlier_paths():
 
 
 CUT_OFF = lives.but(lives.SCRUBBING, half_cleared=True)
-LEFT = lives.but(lives.SCRUBBING, pattern_left=True)
 OLD = result(Step.CLEAR, residue_bytes=7, residue_at=(64,))
-
-
-@pytest.mark.parametrize("before", [CUT_OFF, LEFT], ids=["cut off", "left by a proof"])
-def test_old_data_counts_unless_it_may_be_our_own_pattern(before):
-    assert verdict.credited(OLD, lives.SCRUBBING) == OLD
-    credited = verdict.credited(OLD, before)
-    assert credited.detail == "7 bytes were not zero before, which may be the pattern of an earlier clear"
-    assert credited.findings == replace(OLD.findings, residue_bytes=None, residue_at=(), searched_bytes=0)
-    zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
-    assert verdict.credited(zeros, before) == zeros
-    failed = verdict.credited(replace(OLD, detail="it failed"), before)
-    assert failed.detail == f"it failed; {credited.detail}"
 
 
 @pytest.mark.parametrize(
@@ -357,7 +344,7 @@ def test_a_receipt_credits_the_last_owner_with_the_first_search(searched, said):
     failed = result(
         Step.CLEAR, outcome=Outcome.FAILED, covered_bytes=500, residue_bytes=70, searched_bytes=searched
     )  # fmt: skip
-    second = replace(verdict.credited(OLD, CUT_OFF), path=ScrubPath.RESET)
+    second = replace(step_results.credited(OLD, CUT_OFF), path=ScrubPath.RESET)
     job = escalated(failed)
     job = replace(job, results=tuple(second if it.step is Step.CLEAR and it != failed else it for it in job.results))
     receipt = receipt_of(job)

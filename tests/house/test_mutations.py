@@ -35,7 +35,7 @@ from tests.fakes.cuda.fixtures import FORM
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "tenancy", "scrubs", "health", "bypasses", "acquire", "start", "ownership", "proof", "pauses", "presence",
-    "leftover", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "verdict",
+    "leftover", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -107,7 +107,7 @@ class Mutant:
             os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))  # its bytecode is good again
 
 
-STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
+STATES, RESULTS, VERDICT = GENERATED_FROM[0], *GENERATED_FROM[-2:]
 PLANS, ON_NO_PATH = "scrubber/core/plans.py", "Traits(Driver.FOR_MEMORY, not_on=frozenset(ScrubPath))"
 LEFTOVER = "scrubber/core/leftover.py"
 OWNERSHIP, TENANCY, SCRUBS = (f"scrubber/core/{it}.py" for it in ("ownership", "tenancy", "scrubs"))
@@ -118,9 +118,9 @@ ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
 UPKEEP, IN_FORCE = "scrubber/core/upkeep.py", "scrubber/core/in_force.py"
 ON_DEVICE = "scrubber/steps/on_device.py"
-ROSTER = "tests/steps/test_roster.py"
-IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT, IN_RESETS = (
-    f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict", "resets")
+ROSTER, JOBS = "tests/steps/test_roster.py", "tests/jobs/test_jobs.py"
+IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_RESULTS, IN_VERDICT, IN_RESETS = (
+    f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "step_results", "verdict", "resets")
 )
 IN_USES = "tests/service/test_uses.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
@@ -154,13 +154,13 @@ PLANTED = [
         "scrubber/cuda/clearing.py", "memory.compare(pattern, c", "memory.compare(patterns.ZERO, c", tests=READ_BACK
     ),
     Mutant(VERDICT, "if patterns != wanted:", "if step is Step.CLEAR and patterns != wanted:", tests=COVERAGE),
-    Mutant(VERDICT, " or record.scrubs.pattern_left", "", tests=IN_VERDICT),
+    Mutant(RESULTS, " or record.scrubs.pattern_left", "", tests=IN_RESULTS),
     Mutant(SCRUBS, "receipt.leaves != ZEROS", "False", tests=IN_STATES),
-    Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),
-    Mutant(VERDICT, "if not found.tests", "if not found.units", tests=COVERAGE),
-    Mutant(VERDICT, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
+    Mutant(RESULTS, "or reached != units:", "or reached < units - 1:", tests=IN_RESULTS),
+    Mutant(RESULTS, "if not selftest.tests", "if False", tests=IN_RESULTS),
+    Mutant(RESULTS, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
     Mutant(
-        VERDICT,
+        RESULTS,
         "if findings.deviating else None",
         "if findings.deviating and not findings.tests else None",
         tests=IN_VERDICT,
@@ -169,7 +169,7 @@ PLANTED = [
     Mutant(VERDICT, "    if facts.holders:\n        holders", "    if False:\n        holders", tests=IN_ACQUIRE),
     Mutant(VERDICT, "if facts.used_at > clear_began:", "if False:", tests=IN_ACQUIRE),
     Mutant(VERDICT, "_has_failed(record) if undecided else", "False if undecided else", tests=IN_VERDICT),
-    Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
+    Mutant(RESULTS, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(
         ACQUIRE,
         'if exclusive and (taken or record.tenancy.kept_for not in ("", owner)):',
@@ -213,16 +213,8 @@ PLANTED = [
     Mutant(OFFERING, "if not facts.covered and", "if False and", tests=IN_OFFERING),
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not self._answer().skip_scratch", "writes=True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
-    Mutant(ON_DEVICE, "if (wrong := cleared.mismatch) is not None", "if False", tests=ROSTER),
-    Mutant(ON_DEVICE, "if (left := verified.mismatch) is not None", "if False", tests=ROSTER),
-    Mutant(ON_DEVICE, "if not verified.covered_bytes", "if False", tests=ROSTER),
-    Mutant(ON_DEVICE, "if found.faulty", "if False", tests=ROSTER),
-    Mutant(ON_DEVICE, "found.reached != found.units or", "", tests=ROSTER),
-    Mutant(ON_DEVICE, " or found.reached <= 0", "", tests=ROSTER),
-    Mutant(ON_DEVICE, "(at := tested.mismatch) is not", "(at := tested.mismatch) is", tests=ROSTER),
-    Mutant(ON_DEVICE, "if tested.deviating", "if False", tests=ROSTER),
-    Mutant(ON_DEVICE, "if not tested.tests", "if False", tests=ROSTER),
-    Mutant(ON_DEVICE, "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
+    Mutant(ON_DEVICE, "cleared.mismatch is None", "True", tests=ROSTER),
+    Mutant("scrubber/jobs/scrub_job.py", "result = step_results.judged(result)", "pass", tests=JOBS),
     Mutant(TENANCY, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
     Mutant(TENANCY, 'return tenancy.awaits != "" and not grant.at_start', "return False", tests=IN_STATES),
     Mutant(TENANCY, "else tenancy.number + ends(tenancy, event)", "else tenancy.number", tests=IN_STATES),

@@ -340,6 +340,19 @@ async def test_a_worker_that_dies_ends_the_path(world):
     assert world.state(device) is State.QUARANTINED
 
 
+async def test_a_fault_in_a_report_ends_the_path(world):
+    device = world.uuids[0]
+    world.node.gpus[device].bad_memory = True
+    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await running.finished.wait()
+    on_memory = [(it.step, it.path, it.outcome) for it in results(world, device) if it.step is not Step.EVICT]
+    assert on_memory[-3:] == [
+        (Step.CLEAR, ScrubPath.FAST, Outcome.FAILED),
+        (Step.RESET, ScrubPath.RESET, Outcome.PASSED),
+        (Step.CLEAR, ScrubPath.RESET, Outcome.FAILED),
+    ]
+
+
 async def test_a_worker_that_does_not_end_well_proves_nothing(build):
     world = build(worker=Unsteady)
     await world.start()

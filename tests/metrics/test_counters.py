@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from ground.metric_table import Row
 from policies import xids
 from scrubber.core import events as ev
-from scrubber.core import states, verdict
+from scrubber.core import states, step_results
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -98,7 +98,7 @@ def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
     running = book.tell(running, ev.ScrubInterrupted("job-1", "the service was stopped"))
     running = book.tell(running, ev.ScrubStarted(lives.job(name="job-2")))
-    found = verdict.credited(lives.result(Step.CLEAR, residue_bytes=7), running)
+    found = step_results.credited(lives.result(Step.CLEAR, residue_bytes=7), running)
     book.tell(running, ev.StepStarted("job-2", Step.CLEAR, ScrubPath.FAST), ev.StepFinished("job-2", found))
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
 

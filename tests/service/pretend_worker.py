@@ -164,7 +164,8 @@ class PretendWorker:
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.CLEAR])
         wrong = Mismatch(7, 0xFF, 0xFE, 1) if gpu.bad_memory else None
-        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong, patterns=order.patterns))
+        findings = Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong, patterns=order.patterns)
+        return Report(Outcome.PASSED, findings=findings)
 
     async def _verify(self, order: Order, progress: Progress) -> Report:
         gpu = self.gpu
@@ -175,12 +176,13 @@ class PretendWorker:
                 wrong = wrong or Mismatch(block * BLOCK, 0, 0x41, BLOCK)
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.VERIFY])
-        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, mismatch=wrong, patterns=order.patterns[-1:]))
+        findings = Findings(reach * BLOCK, BLOCKS * BLOCK, mismatch=wrong, patterns=order.patterns[-1:])
+        return Report(Outcome.PASSED, findings=findings)
 
     def _scratch(self) -> Report:
         self.truth.deed(self.gpu, Step.SCRATCH)
         if self.gpu.unit_unreachable:
-            return Report(Outcome.FAILED, "not everywhere", findings=Findings(units=UNITS, units_reached=UNITS - 1))
+            return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS - 1))
         self.gpu.chip = None
         return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS, units_faulty=0))
 
@@ -188,14 +190,8 @@ class PretendWorker:
         """Leave the memory unchanged, so that the self-test cannot hide an earlier failure to clear."""
         self.truth.deed(self.gpu, Step.SELFTEST)
         if self.gpu.computes_wrongly:
-            return Report(Outcome.FAILED, "unit 7 computes something else", findings=Findings(deviating=(7,)))
+            return Report(Outcome.PASSED, findings=Findings(deviating=(7,)))
         return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS, tests=TESTS))
-
-
-def _report(wrong: Mismatch | None, findings: Findings) -> Report:
-    if wrong is None:
-        return Report(Outcome.PASSED, findings=findings)
-    return Report(Outcome.FAILED, "memory does not hold what was written", findings=findings)
 
 
 def _condemned(process: Process, order: Order) -> bool:

@@ -1,0 +1,126 @@
+"""What the result of one step shows by itself. Steps only report: a fault in a report is found here, and nowhere else.
+
+The job asks before the next step may run, and ``verdict`` asks again for every result of the path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ground.quantities import quantity
+from scrubber.core.measurements import Mismatch
+from scrubber.core.model import AilmentKind, Blame, Findings, Outcome, Step, StepResult
+from scrubber.core.record import Record
+
+
+class Fault(NamedTuple):
+    """Why a step that ran to its end has not passed."""
+
+    detail: str
+    blame: Blame = Blame.DEVICE
+
+
+def judged(result: StepResult) -> StepResult:
+    """The result; failed if its findings show a fault, or that too little was done to prove anything."""
+    if result.outcome is not Outcome.PASSED:
+        return result
+    fault = _fault(result.step, result.findings)
+    return result if fault is None else replace(result, outcome=Outcome.FAILED, detail=fault.detail, blame=fault.blame)
+
+
+def hardware_fault(findings: Findings) -> AilmentKind | None:
+    """The hardware fault that these findings show, whatever became of the step."""
+    if findings.mismatch is not None or findings.units_faulty:
+        return AilmentKind.MEMORY_FAULT
+    return AilmentKind.COMPUTE_FAULT if findings.deviating else None
+
+
+def credited(result: StepResult, record: Record) -> StepResult:
+    """The result, without old data that may be the pattern of an earlier clear: no owner is named for it.
+
+    ``record``: the device before the result.
+    """
+    findings = result.findings
+    ours = record.scrubs.half_cleared or record.scrubs.pattern_left
+    if not ours or not findings.residue_bytes:
+        return result
+    note = f"{quantity(findings.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
+    detail = "; ".join(filter(None, (result.detail, f"{note} an earlier clear")))
+    left_out = replace(findings, residue_bytes=None, residue_at=(), searched_bytes=0)
+    return replace(result, detail=detail, findings=left_out)
+
+
+def _fault(step: Step, findings: Findings) -> Fault | None:
+    match step:
+        case Step.CLEAR:
+            return _not_written(findings) or _not_measured(findings, "overwritten") or _miscounted(findings)
+        case Step.VERIFY:
+            return _not_as_written(findings) or _not_measured(findings, "read back")
+        case Step.SCRATCH:
+            return _not_overwritten(findings)
+        case Step.SELFTEST:
+            return _not_tested(findings)
+        case _:
+            return None
+
+
+def _not_written(clear: Findings) -> Fault | None:
+    if (wrong := clear.mismatch) is None:
+        return None
+    values = f"(wrote {wrong.expected:#04x}, read {wrong.got:#04x})"
+    return Fault(f"memory does not hold what is written to it: {_differ(wrong)} {values}")
+
+
+def _not_as_written(verify: Findings) -> Fault | None:
+    # Where and how many, not which values: a byte that is left may belong to a tenant.
+    if (left := verify.mismatch) is None:
+        return None
+    return Fault(f"memory does not hold the last pattern of the clear: {_differ(left)}")
+
+
+def _differ(mismatch: Mismatch) -> str:
+    return f"{quantity(mismatch.count, 'byte differs', 'bytes differ')}, the first at offset {mismatch.offset:#x}"
+
+
+def _not_measured(findings: Findings, done: str) -> Fault | None:
+    """Clear and verify must report their coverage, and it must be possible. Coverage without a number is none."""
+    covered, own = findings.covered_bytes, findings.allocatable_bytes
+    if not covered or not own:
+        return Fault(f"nothing was {done}")
+    if covered > own:
+        return Fault(f"it says that it covered {covered} of {own} bytes: it counts wrongly")
+    return None
+
+
+def _miscounted(clear: Findings) -> Fault | None:
+    """The uncovered parts must not contradict the coverage. Bytes without a cause do not contradict it."""
+    rest = (clear.allocatable_bytes or 0) - (clear.covered_bytes or 0)
+    explained = sum(part.bytes for part in clear.uncovered)
+    if explained <= rest and all(part.bytes >= 0 for part in clear.uncovered):
+        return None
+    parts = ", ".join(f"{part.bytes} for {part.cause}" for part in clear.uncovered)
+    return Fault(f"it explains {rest} uncovered bytes as {parts}: it counts wrongly")
+
+
+def _not_overwritten(scratch: Findings) -> Fault | None:
+    """Scratch must overwrite every unit."""
+    if faulty := scratch.units_faulty:
+        return Fault(f"memory on the chip does not hold what is written to it, on {quantity(faulty, 'unit')}")
+    units, reached = scratch.units or 0, scratch.units_reached or 0
+    if units <= 0 or reached != units:
+        return Fault(f"memory on the chip was not overwritten everywhere: {reached} of {quantity(units, 'unit')}")
+    return None
+
+
+def _not_tested(selftest: Findings) -> Fault | None:
+    # Where and how many, not which values: the test reads zeros at its end, and another byte may belong to a tenant.
+    if (at := selftest.mismatch) is not None:
+        return Fault(f"memory failed its test: {quantity(at.count, 'byte')}, the first at offset {at.offset:#x}")
+    if selftest.deviating:
+        return Fault(f"these units compute other results than most: {', '.join(map(str, selftest.deviating))}")
+    if not selftest.covered_bytes and not selftest.units:
+        return Fault("nothing was tested: no memory, and no unit")
+    if not selftest.tests:  # the node may be busy
+        return Fault("no test came to its end: selftest.time in the policy may be too short", Blame.SERVICE)
+    return None

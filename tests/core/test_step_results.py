@@ -1,0 +1,70 @@
+"""What one step reports can end its path; nothing else of the core reads a fault out of a report."""
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import step_results
+from scrubber.core.measurements import Mismatch, Uncovered
+from scrubber.core.model import Blame, Outcome, Step
+from tests.core import lives
+from tests.core.lives import result
+
+WRONG = Mismatch(0x1234, 0, 0x80, 3)
+DIFFER = "3 bytes differ, the first at offset 0x1234"
+MANY = {"covered_bytes": 900, "allocatable_bytes": 1000, "uncovered": (Uncovered("a", 101),)}
+FAULTS = [
+    (Step.CLEAR, {"mismatch": WRONG}, f"memory does not hold what is written to it: {DIFFER} (wrote 0x00, read 0x80)"),
+    (Step.CLEAR, {"covered_bytes": 0}, "nothing was overwritten"),
+    (Step.CLEAR, MANY, "it explains 100 uncovered bytes as 101 for a: it counts wrongly"),
+    (Step.VERIFY, {"mismatch": WRONG}, f"memory does not hold the last pattern of the clear: {DIFFER}"),
+    (Step.VERIFY, {"covered_bytes": None}, "nothing was read back"),
+    (Step.VERIFY, {"covered_bytes": 1001}, "it says that it covered 1001 of 1000 bytes: it counts wrongly"),
+    (Step.SCRATCH, {"units_faulty": 2}, "memory on the chip does not hold what is written to it, on 2 units"),
+    (Step.SCRATCH, {"units_reached": 131}, "memory on the chip was not overwritten everywhere: 131 of 132 units"),
+    (Step.SCRATCH, {"units": 0, "units_reached": 0}, "memory on the chip was not overwritten everywhere: 0 of 0 units"),
+    (Step.SELFTEST, {"mismatch": WRONG}, "memory failed its test: 3 bytes, the first at offset 0x1234"),
+    (Step.SELFTEST, {"deviating": (2, 5)}, "these units compute other results than most: 2, 5"),
+    (Step.SELFTEST, {"covered_bytes": 0, "units": None}, "nothing was tested: no memory, and no unit"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "findings", "detail"), FAULTS)
+def test_a_fault_in_a_report_is_the_devices(step, findings, detail):
+    reported = result(step, **findings)
+    assert step_results.judged(reported) == replace(reported, outcome=Outcome.FAILED, detail=detail)
+
+
+def test_a_self_test_out_of_time_is_no_device_fault():
+    judged = step_results.judged(result(Step.SELFTEST, tests=()))
+    assert (judged.outcome, judged.blame) == (Outcome.FAILED, Blame.SERVICE)
+    assert judged.detail == "no test came to its end: selftest.time in the policy may be too short"
+
+
+@pytest.mark.parametrize("covered", [{"covered_bytes": 4096, "units": None}, {"covered_bytes": 0, "units": 8}])
+def test_a_self_test_of_one_kind_is_enough_by_itself(covered):
+    tested = result(Step.SELFTEST, **covered)
+    assert step_results.judged(tested) == tested
+
+
+@pytest.mark.parametrize("outcome", [it for it in Outcome if it is not Outcome.PASSED])
+def test_a_step_that_did_not_pass_keeps_its_reason(outcome):
+    refused = replace(result(Step.CLEAR, outcome=outcome, mismatch=WRONG), detail="a reason", blame=Blame.TENANT)
+    assert step_results.judged(refused) == refused
+
+
+CUT_OFF = lives.but(lives.SCRUBBING, half_cleared=True)
+LEFT = lives.but(lives.SCRUBBING, pattern_left=True)
+OLD = result(Step.CLEAR, residue_bytes=7, residue_at=(64,))
+
+
+@pytest.mark.parametrize("before", [CUT_OFF, LEFT], ids=["cut off", "left by a proof"])
+def test_old_data_counts_unless_it_may_be_our_own_pattern(before):
+    assert step_results.credited(OLD, lives.SCRUBBING) == OLD
+    credited = step_results.credited(OLD, before)
+    assert credited.detail == "7 bytes were not zero before, which may be the pattern of an earlier clear"
+    assert credited.findings == replace(OLD.findings, residue_bytes=None, residue_at=(), searched_bytes=0)
+    zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
+    assert step_results.credited(zeros, before) == zeros
+    failed = step_results.credited(replace(OLD, detail="it failed"), before)
+    assert failed.detail == f"it failed; {credited.detail}"
