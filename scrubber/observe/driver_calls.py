@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from scrubber.core.model import DeviceInfo, Incarnation
 from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
 from scrubber.devices.calls import Caller
 
 T = TypeVar("T")
+
+
+class Listed(NamedTuple):
+    """What one question to the driver says of the holders of a device."""
+
+    incarnation: Incarnation
+    pids: frozenset[int] | None  # None: they are not known, or the device may have others
+    last_use: float = -math.inf
 
 
 class DriverCalls:
@@ -57,6 +65,14 @@ class DriverCalls:
         if self.in_orphaned_reset(uuid):
             return incarnation, None, -math.inf
         return incarnation, self.backend.has_holders(uuid), self.backend.last_use(uuid, own)
+
+    def listed(self, uuid: str, own: Collection[int], *, idle: bool) -> Listed:
+        """What the driver says of the holders of a device; ``idle``: it must also say that the device has none."""
+        incarnation = self.read_incarnation()
+        if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
+            return Listed(incarnation, None)
+        # The last use comes last: a use that began and ended meanwhile is among them.
+        return Listed(incarnation, self.backend.listed_holders(uuid), self.backend.last_use(uuid, own))
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

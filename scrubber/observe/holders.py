@@ -16,7 +16,7 @@ from scrubber.core.model import Holder, Incarnation
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.node.processes import Processes
-from scrubber.observe.driver_calls import DriverCalls, Shared
+from scrubber.observe.driver_calls import DriverCalls, Listed, Shared
 
 LATEST_WORKERS = 64
 
@@ -93,16 +93,19 @@ class HolderSearch:
         ``idle``: no worker of ours uses them, so the driver must say that they have no holder, by their memory, too.
         Raises DeviceError when the driver cannot be asked.
         """
-        ours, backend = frozenset(self._workers), self._driver.backend
+        ours, driver = frozenset(self._workers), self._driver
 
-        def list_holders(uuid: str) -> frozenset[int] | None:
-            return backend.listed_holders(uuid) if not idle or backend.has_holders(uuid) is False else None
+        async def ask(uuid: str) -> Listed:
+            question = partial(driver.listed, uuid, self.latest_workers, idle=idle)
+            return await driver.caller.ask(uuid, question, driver.patience)
 
-        lists = (self._ask_driver(uuid, list_holders, uuid, None) for uuid in uuids)
-        incarnation, listed = await asyncio.gather(self._driver.incarnation(), asyncio.gather(*lists))
-        if any(pids is None or pids - ours - self._workers for pids in listed):
+        answers = dict(zip(uuids, await asyncio.gather(*map(ask, uuids)), strict=True))
+        incarnations = {listed.incarnation for listed in answers.values()}
+        some = any(listed.pids is None or listed.pids - ours - self._workers for listed in answers.values())
+        if some or len(incarnations) > 1:
             return None
-        return incarnation, await self._with_last_uses(SearchResult(dict.fromkeys(uuids, ())), uuids)
+        uses = {uuid: listed.last_use for uuid, listed in answers.items()}
+        return incarnations.pop(), SearchResult(dict.fromkeys(uuids, ()), last_uses=uses)
 
     async def _with_last_uses(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
         """The result with the last uses. They come last: a use that began and ended during the search is among them.
