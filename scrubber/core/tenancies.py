@@ -3,6 +3,9 @@
 A tenancy begins with a grant, or with a use that no grant covers. It goes on while a container of its tenant starts
 again. It ends with a release, a reboot or another loss of what was known, or with the next tenancy. The first scrub of
 the device that passes after its end is its wipe, also if another tenant had the device before.
+
+The table of states is not used here: the first entries may be what compactions have kept, without the records and
+steps before them. And a row is not the record's tenancy: a grant that nobody started on is a row, and no hand-over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The two interfaces to hardware.
 
-``Backend`` is used by the service and only reads. Each call may block for ever, because drivers do, so the service
-calls it through ``calls.Caller`` with a deadline. ``Gpu`` exists only in a worker process that can be killed. It
-changes one device that is proven to have no holder.
+``Backend`` is used by the service and only reads: the devices, and by a port each, who uses them, how they are, the
+driver that they share, and the containers of the node. Each call may block for ever, because drivers do, so the
+service calls it through ``calls.Caller`` with a deadline. ``Gpu`` exists only in a worker process that can be killed.
+It changes one device that is proven to have no holder.
 """
 
 from __future__ import annotations
@@ -86,23 +87,21 @@ class Readings:
     watts: float | None
 
 
-class Backend(Protocol):
-    """Lists the devices and reads their state. Never changes a device."""
+class Containers(Protocol):
+    """The containers of this node."""
 
-    name: str
-    pace: float  # seconds between two rounds over all devices; the cost of a round depends on the driver
+    def container_of(self, pid: int) -> str | None:
+        """The container of a process, None if it is in none."""
 
-    def lacks(self, device: DeviceInfo) -> str | None:
-        """What is missing to overwrite the device's memory, and what to do; None if nothing. No driver call."""
+    def living(self) -> Mapping[str, int]:
+        """All containers that have a live process, each with one of its processes."""
 
-    def inventory(self) -> tuple[DeviceInfo, ...]:
-        """All devices that are present or were present since the service started.
+    def member(self, container: str) -> int | None:
+        """A live process of the container, if one is found without going through all processes."""
 
-        While the driver is released: the devices that are already known.
-        """
 
-    def driver(self) -> str:
-        """The id of this driver instance; it changes when the driver is loaded again. Answers while released."""
+class Uses(Protocol):
+    """Who uses a device, as far as the driver knows."""
 
     def has_holders(self, uuid: str) -> bool | None:
         """Whether the driver knows a holder. After True or None (unknown), do a full observation."""
@@ -120,6 +119,10 @@ class Backend(Protocol):
     def memory(self, uuid: str) -> Counts | None:
         """The counts of the device's memory now; None if its driver keeps none."""
 
+
+class Signs(Protocol):
+    """The health and the sensors of the devices."""
+
     def vitals(self, uuid: str) -> Vitals:
         """The health that the device reports now."""
 
@@ -135,33 +138,6 @@ class Backend(Protocol):
         For metrics only. May fail while the driver is released.
         """
 
-    def files(self, uuid: str) -> tuple[str, ...]:
-        """The paths that a holder of the device has open or mapped. Answers while the driver is released."""
-
-    def reach(self, uuid: str) -> tuple[str, ...]:
-        """The paths of all devices that a reset of this device affects, with its own paths."""
-
-    def address(self, uuid: str, handling: DeviceHandling) -> Address:
-        """The address of the device for a worker, with the policy values that the worker needs."""
-
-    def container_of(self, pid: int) -> str | None:
-        """The container of a process, None if it is in none."""
-
-    def living(self) -> Mapping[str, int]:
-        """All containers that have a live process, each with one of its processes."""
-
-    def member(self, container: str) -> int | None:
-        """A live process of the container, if one is found without going through all processes."""
-
-    def pending_restores(self) -> Mapping[str, Address]:
-        """The whole devices, offered or not, with a pending restore, without those that are being reset.
-
-        The settings step of a worker at that address does only this restore. Answers while released.
-        """
-
-    def in_reset(self, uuid: str) -> bool:
-        """Whether a reset that affects the device is running, even if the worker that began it has ended."""
-
     def alarm(self) -> int | None:
         """A file that becomes readable when a device logs a sign; None if the backend has no such file.
 
@@ -171,14 +147,55 @@ class Backend(Protocol):
     def clear_alarm(self) -> None:
         """Reset the alarm file: it becomes readable at the next sign."""
 
-    def close(self) -> None:
-        """Close the alarm."""
+
+class DriverInstance(Protocol):
+    """The running driver, which all devices share."""
+
+    def driver(self) -> str:
+        """The id of this driver instance; it changes when the driver is loaded again. Answers while released."""
+
+    def in_reset(self, uuid: str) -> bool:
+        """Whether a reset that affects the device is running, even if the worker that began it has ended."""
+
+    def pending_restores(self) -> Mapping[str, Address]:
+        """The whole devices, offered or not, with a pending restore, without those that are being reset.
+
+        The settings step of a worker at that address does only this restore. Answers while released.
+        """
 
     def release_driver(self) -> None:
         """Stop using the driver: a reset needs a driver that no process uses. May be called several times."""
 
     def reacquire_driver(self) -> None:
         """Open the driver again; called once for each ``release_driver``. May take long."""
+
+
+class Backend(Containers, Uses, Signs, DriverInstance, Protocol):
+    """Lists the devices and reads their state. Never changes a device."""
+
+    name: str
+    pace: float  # seconds between two rounds over all devices; the cost of a round depends on the driver
+
+    def lacks(self, device: DeviceInfo) -> str | None:
+        """What is missing to overwrite the device's memory, and what to do; None if nothing. No driver call."""
+
+    def inventory(self) -> tuple[DeviceInfo, ...]:
+        """All devices that are present or were present since the service started.
+
+        While the driver is released: the devices that are already known.
+        """
+
+    def files(self, uuid: str) -> tuple[str, ...]:
+        """The paths that a holder of the device has open or mapped. Answers while the driver is released."""
+
+    def reach(self, uuid: str) -> tuple[str, ...]:
+        """The paths of all devices that a reset of this device affects, with its own paths."""
+
+    def address(self, uuid: str, handling: DeviceHandling) -> Address:
+        """The address of the device for a worker, with the policy values that the worker needs."""
+
+    def close(self) -> None:
+        """Close what is open, such as the alarm."""
 
 
 class Gpu(Protocol):

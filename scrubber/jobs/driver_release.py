@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from ground import log
-from scrubber.devices.base import Backend, DeviceError, ShortageError
+from scrubber.devices.base import DeviceError, DriverInstance, ShortageError
 from scrubber.observe.driver_calls import DriverCalls
 
 logger = log.get("jobs")
@@ -101,20 +101,20 @@ class _Release:
 
     _numbers = itertools.count()
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, driver: DriverInstance) -> None:
         self.number = next(self._numbers)
-        self._backend = backend
+        self._driver = driver
         self._lock = threading.Lock()
         self._released = False
         self._over = False
 
     def begin(self) -> None:
-        self._backend.release_driver()
+        self._driver.release_driver()
         with self._lock:
             self._released = True
             if not self._over:
                 return
-        self._backend.reacquire_driver()
+        self._driver.reacquire_driver()
 
     def end(self) -> None:
         with self._lock:
@@ -122,4 +122,4 @@ class _Release:
             if not self._released:
                 return
             self._released = False
-        self._backend.reacquire_driver()
+        self._driver.reacquire_driver()
