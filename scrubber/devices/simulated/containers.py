@@ -1,7 +1,8 @@
 """Find the containers of processes on a node with simulated GPUs.
 
 A pod of Kubernetes has its own control groups. Elsewhere, for example in the demo, an environment variable names the
-simulated container of a process. It cannot name a pod that has a control group, or had one: the processes of that pod
+simulated container of a process, and another one the node of its GPUs: two nodes on one machine may have containers
+of the same name. The first cannot name a pod that has a control group, or had one: the processes of that pod
 are in it, and a process outside would keep the GPU of the pod when the pod has ended.
 """
 
@@ -19,25 +20,34 @@ from scrubber.node.proc import ENDED, BlindError, of_kernel, pids
 
 PROC = Path("/proc")
 MARK = "AUTOCLAVE_SIMULATED_CONTAINER"
+NODE = "AUTOCLAVE_SIMULATED_NODE"  # without it, the container is one of every node
 PODS = Containers(PROC)
-_PREFIX = f"{MARK}=".encode()
 
 
-def of(pid: int, pods: Containers = PODS) -> str | None:
-    """The container of a process; None if it is in none or has ended. BlindError if that cannot be told."""
+def node_of(root: Path) -> str:
+    """The node that has its GPUs in this directory. Its path may be another one in a container."""
+    directory = root.stat()
+    return f"{directory.st_dev}:{directory.st_ino}"
+
+
+def of(pid: int, pods: Containers = PODS, node: str | None = None) -> str | None:
+    """The container of a process; None if it is in none or has ended. BlindError if that cannot be told.
+
+    ``node``: only the containers of this node (``node_of``); None: of all nodes.
+    """
     pod = pods.of(pid)
     # The pod in which the service itself runs does not count: the demo may run in a pod.
     if pod is not None and is_pod(pod) and pod != _own_pod(os.getpid()):
         return pod
-    marked = _marked(pid)
+    marked = _marked(pid, node)
     return None if marked is None or pods.has_group(marked) else marked
 
 
-def members(pods: Containers = PODS) -> Iterator[tuple[int, str]]:
+def members(pods: Containers = PODS, node: str | None = None) -> Iterator[tuple[int, str]]:
     """All processes in containers, each with its container."""
     for pid in pids(PROC):
         try:
-            container = of(pid, pods)
+            container = of(pid, pods, node)
         except BlindError as error:
             shortage.demand_none(error)  # a container whose processes cannot be read now would count as ended
             continue
@@ -45,10 +55,10 @@ def members(pods: Containers = PODS) -> Iterator[tuple[int, str]]:
             yield pid, container
 
 
-def living(pods: Containers = PODS) -> dict[str, int]:
+def living(pods: Containers = PODS, node: str | None = None) -> dict[str, int]:
     """The containers that have a live process, each with one of its processes: the oldest, unless pids began again."""
     found: dict[str, int] = {}
-    for pid, name in members(pods):
+    for pid, name in members(pods, node):
         if runs(f"{PROC}/{pid}"):
             found.setdefault(name, pid)
     return found
@@ -59,16 +69,16 @@ def _own_pod(pid: int) -> str | None:
     return PODS.of(pid)
 
 
-def _marked(pid: int) -> str | None:
+def _marked(pid: int, node: str | None) -> str | None:
     process = f"{PROC}/{pid}"
     # A first thread that has ended shows no environment; the other threads still do.
     environment = _environment(process) or next(filter(None, map(_environment, threads(process))), b"")
     if not environment and not of_kernel(process) and runs(process):
         raise BlindError(f"cannot find the container of process {pid}: its environment is empty")
-    for entry in environment.split(b"\0"):
-        if entry.startswith(_PREFIX):
-            return entry.removeprefix(_PREFIX).decode(errors="replace")
-    return None
+    if MARK.encode() not in environment:
+        return None
+    values = dict(entry.partition("=")[::2] for entry in environment.decode(errors="replace").split("\0"))
+    return values.get(MARK) if node is None or values.get(NODE, node) == node else None
 
 
 def _environment(task: str) -> bytes:

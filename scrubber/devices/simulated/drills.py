@@ -153,7 +153,8 @@ def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0
     if len(secret) > size // 2:
         raise DeviceError(f"cannot hold a secret of {len(secret)} bytes: the memory has {size}")
     offsets = (min(offset, size - len(secret)), size // 2, size - len(secret))
-    return _start(place, "stay", secret, offsets, os.environ | {containers.MARK: container})
+    environment = os.environ | {containers.MARK: container, containers.NODE: containers.node_of(root)}
+    return _start(place, "stay", secret, offsets, environment)
 
 
 def zombie(root: Path, uuid: str, secret: bytes = b"") -> int:
@@ -166,7 +167,7 @@ def release(root: Path, uuid: str) -> tuple[int, ...]:
     """End the container processes that hold a GPU, as a container runtime does; returns their pids."""
     search = Search({uuid: [str(layout.find(root, uuid).memory)]})
     holders: list[int] = []
-    for pid, _ in containers.members():
+    for pid, _ in containers.members():  # of all nodes: it has the memory of this one
         with suppress(PermissionError):  # another user's process: not ours to end
             if search.held_by(f"/proc/{pid}", Timer()):
                 holders.append(pid)

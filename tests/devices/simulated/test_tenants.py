@@ -13,6 +13,7 @@ import pytest
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, drills
+from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.proc import BlindError
 from tests.node.conftest import DEAD_LEADER
 from tests.pod_groups import roots
@@ -78,6 +79,13 @@ def test_a_leftover_survives_sigterm_without_owner_or_parent(bank, monkeypatch) 
         assert ended(process, 5)
     finally:
         os.close(process)
+
+
+def test_a_container_belongs_to_the_node_of_its_gpus(bank, tmp_path: Path) -> None:
+    pid = drills.occupy(bank.root, bank.first, SECRET, POD)
+    here, elsewhere = bank.backend, Simulated(tmp_path)
+    assert (here.container_of(pid), here.living().get(POD)) == (POD, pid)
+    assert (elsewhere.container_of(pid), elsewhere.living().get(POD)) == (None, None)
 
 
 def test_a_process_without_a_mark_has_no_container() -> None:
