@@ -9,6 +9,8 @@ JOBS ?= 4
 ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin
+# The environment: what runs, for the demo; and what else the tests and all other targets need.
+DEMO := .venv/.demo
 READY := .venv/.ready
 # The compiled kernels: not committed, needed by tests of the GPU code and by a real GPU. The last file that is written.
 KERNELS := scrubber/cuda/kernels/scrub.ptx
@@ -22,6 +24,9 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 # The stubs of the .proto files: their types (*.pyi), and what else the caller names. By the programs of $(1), into $(2).
 protoc = PATH="$(abspath $(1)):$$PATH" $(1)/python -m grpc_tools.protoc -I. scrubber/api/scrub.proto \
   plugin/kubelet_api/*.proto plugin/cluster/nvsentinel.proto --mypy_out=quiet:$(2) --mypy_grpc_out=quiet:$(2)
+# uv takes a quarter of pip's time; where it finds no package index, pip may know one.
+install = .venv/bin/uv pip install -q --compile-bytecode --python .venv/bin/python $(1) 2>/dev/null || \
+  .venv/bin/python -m pip install -qq $(1)
 # What the image is made of: the releases of requirements.lock, each by its hash.
 IMAGE := --universal --python-version 3.11 --extra cluster --extra receipts --generate-hashes --constraint requirements.lock \
   --no-emit-index-url --no-emit-find-links --no-annotate --no-header
@@ -36,10 +41,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## the whole story on simulated GPUs
+demo: $(DEMO) ## the whole story on simulated GPUs
 	@$(BIN)/python -m demo $(ARGS)
 
-observe: $(READY) ## a bad day in a loop, with metrics and a Prometheus on the loopback; Ctrl-C ends it
+observe: $(DEMO) ## a bad day in a loop, with metrics and a Prometheus on the loopback; Ctrl-C ends it
 	@$(BIN)/python -m demo.bad_day $(ARGS)
 
 check: $(READY) ## the tests of most changes, in under a minute: linters, core, policies, service, api
@@ -139,19 +144,25 @@ clean: ## remove the environment and everything that was made
 	@rm -rf .venv build dist .*_cache .hypothesis scrubber/cuda/kernels/*.cubin scrubber/cuda/kernels/*.ptx */*/*_pb2*.pyi
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml requirements.lock
+$(DEMO): pyproject.toml deploy/requirements/none.lock
 	@command -v $(PYTHON) >/dev/null || { echo "cannot set up: $(PYTHON) is not installed; set PYTHON=" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "cannot set up: $$($(PYTHON) --version) is older than 3.11; set PYTHON= to a newer one" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "cannot set up: $(PYTHON) has no ensurepip; install its venv package (Debian: python3-venv)" >&2; exit 1; }
-	@echo 'setting up .venv, once' >&2
+	@echo 'setting up .venv, once: 150 MB' >&2
 	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-# uv takes a quarter of pip's time; where it finds no package index, pip may know one.
 	@.venv/bin/python -m pip install -qq "$$(grep ^uv== requirements.lock)"
-	@.venv/bin/uv pip install -q --compile-bytecode --python .venv/bin/python -r requirements.lock 2>/dev/null || \
-	  .venv/bin/python -m pip install -qq -r requirements.lock
-	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@echo 'loading the packages of the service and the plugin' >&2
+	@$(call install,-r deploy/requirements/none.lock)
+# Makes the command autoclave of this checkout.
+	@$(call install,$$(grep -E '^(hatchling|editables|packaging|pathspec|pluggy|trove-classifiers)==' requirements.lock))
+	@.venv/bin/uv pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(READY): $(DEMO) requirements.lock
+	@echo 'loading what the tests need, once: 800 MB more' >&2
+	@$(call install,-r requirements.lock)
 # mypy and editors need the types of the stubs. No program does, so they are not committed.
 	@$(call protoc,.venv/bin,.)
 	@touch $@
