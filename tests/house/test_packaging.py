@@ -1,8 +1,10 @@
 """What is shipped is what stands here, and what is generated is up to date."""
 
+import ast
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -53,9 +55,35 @@ def test_the_lock_pins_every_package_and_names_no_place():
     assert [line for line in lines if "==" not in line or "://" in line or line.startswith("-")] == []
 
 
+def test_the_demo_needs_only_what_the_image_has():
+    """``make demo`` installs that alone."""
+    locked = {
+        name.lower() for name in re.findall(r"(?m)^([\w.-]+)==", (ROOT / "deploy/requirements/none.lock").read_text())
+    }
+    imported = set[str]()
+    for path in (ROOT / "demo").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            imported |= {it.name for it in node.names} if isinstance(node, ast.Import) else set()
+            imported |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+    owners = metadata.packages_distributions()
+    needed = {owner for name in imported for owner in owners.get(name.partition(".")[0], [])} - {"autoclave"}
+    assert {name.lower() for name in needed} <= locked
+    assert "grpcio" in needed
+
+
 def test_the_stubs_are_what_the_generator_makes(tmp_path):
     # The recipe stands in the Makefile only; -o: the environment is taken as it is.
-    make = ["make", "-s", "-o", ".venv/.ready", "proto", f"OUT={tmp_path}", f"BIN={Path(sys.executable).parent}"]
+    make = [
+        "make",
+        "-s",
+        "-o",
+        ".venv/.demo",
+        "-o",
+        ".venv/.ready",
+        "proto",
+        f"OUT={tmp_path}",
+        f"BIN={Path(sys.executable).parent}",
+    ]
     env = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
     subprocess.run(make, cwd=ROOT, env=env, capture_output=True, check=True)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*_pb2*")}
