@@ -20,7 +20,7 @@ def autoclave(request):
     def run(*args: object, **env: str) -> Result:
         for name in {"service", "own_service"} & {*request.fixturenames}:
             env = {"AUTOCLAVE_RUN_DIR": str(request.getfixturevalue(name).run_dir), **env}
-        return CliRunner().invoke(cli.cli, list(map(str, args)), prog_name="autoclave", env=env)
+        return CliRunner().invoke(cli.cli, list(map(str, args)), prog_name="autoclave", env=env, catch_exceptions=False)
 
     return run
 
