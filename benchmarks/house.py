@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import tempfile
+import tokenize
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -63,6 +64,39 @@ def written(*tops: str) -> list[Path]:
 def lines(paths: list[Path]) -> int:
     """How long these files are together."""
     return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def code_lines(paths: list[Path]) -> int:
+    """The lines that do something: without imports, blank lines, comments and docstrings."""
+    return sum(len(_code_of(path)) for path in paths)
+
+
+def _code_of(path: Path) -> set[int]:
+    left_out = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    with path.open("rb") as file:
+        tokens = [it for it in tokenize.tokenize(file.readline) if it.type not in {*left_out, tokenize.ENCODING}]
+    code = {line for it in tokens for line in range(it.start[0], it.end[0] + 1)}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and _is_text(node.value)):
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return code
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def used_once() -> float:
+    """The private functions with one use, in a hundred functions."""
+    functions, single = 0, 0
+    for path in written(*PRODUCT):
+        tree = ast.parse(path.read_text())
+        names = [it.name for it in ast.walk(tree) if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)]
+        uses = Counter(it.id for it in ast.walk(tree) if isinstance(it, ast.Name))
+        uses.update(it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute))
+        functions += len(names)
+        single += sum(uses[it] == 1 for it in names if it.startswith("_") and not it.startswith("__"))
+    return 100 * single / functions
 
 
 def floors() -> int:
@@ -128,6 +162,8 @@ def main() -> None:
     sizes: dict[str, object] = {
         "product files": len(written(*PRODUCT)),
         "product lines": lines(written(*PRODUCT)),
+        "product lines of code": code_lines(written(*PRODUCT)),
+        "private functions with one use, in 100 functions": round(used_once(), 1),
         "test files": len(written("tests")),
         "test lines": lines(written("tests")),
         "modules at the top of scrubber": len(list((ROOT / "scrubber").glob("*.py"))),

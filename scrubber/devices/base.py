@@ -87,7 +87,7 @@ class Readings:
     watts: float | None
 
 
-class Containers(Protocol):
+class LivingContainers(Protocol):
     """The containers of this node."""
 
     def container_of(self, pid: int) -> str | None:
@@ -170,7 +170,7 @@ class DriverInstance(Protocol):
         """Open the driver again; called once for each ``release_driver``. May take long."""
 
 
-class Backend(Containers, Uses, Signs, DriverInstance, Protocol):
+class Backend(LivingContainers, Uses, Signs, DriverInstance, Protocol):
     """Lists the devices and reads their state. Never changes a device."""
 
     name: str
