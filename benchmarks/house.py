@@ -145,7 +145,7 @@ async def hand_overs() -> dict[str, tuple[int, int]]:
             counted = Counted(stage, Path(directory) / "count")
             for uuid in stage.uuids:
                 await counted.begin()
-                await service.acquire([uuid])
+                await service.acquire([uuid], announced=True)  # as the plugin asks
                 allocates.append(await counted.end())
                 await service.release([uuid])
                 await rig.all_clean(stage)
