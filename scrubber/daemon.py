@@ -18,11 +18,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from ground import aio, http_server, log, paths, private_files, threads, unix_sockets
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, FatalError, LedgerUnavailable
-from scrubber import app
+from scrubber import __version__, app
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
+from scrubber.core import events as ev
 from scrubber.create_gate.server import GateServer
 from scrubber.devices.base import Backend, DeviceError
+from scrubber.ledger import stored
+from scrubber.ledger.file import Window
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
@@ -208,6 +211,7 @@ async def _run_service(
         finally:
             backend.close()  # the next service may open the GPUs before this process has ended
         return 0
+    await _note_start(ledger)
     built = app.build(config, backend, active_policy, ledger, metrics.counters, pool)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
     await built.pool.start()  # first, because the zygote loads CuPy while the service recovers
@@ -242,6 +246,15 @@ async def _run_service(
     return 0
 
 
+async def _note_start(ledger: Ledger) -> None:
+    """Record the start, and whether the last run was cut off."""
+    runs = frozenset({stored.KINDS[ev.ServiceStarted], stored.KINDS[ev.ServiceStopped]})
+    last = (await ledger.history(None, None, 1, Window(kinds=runs))).entries
+    cut_off = any(isinstance(entry.event, ev.ServiceStarted) for entry in last)
+    with suppress(LedgerUnavailable):  # the ledger has logged it
+        await ledger.note(ev.ServiceStarted(__version__, cut_off))
+
+
 async def _shut_down(
     built: app.App, servers: server.GrpcServers, gate: GateServer, tasks: list[asyncio.Task[None]]
 ) -> None:
@@ -255,6 +268,8 @@ async def _shut_down(
     await built.service.stop()
     await built.pool.close()
     await servers.close()
+    with suppress(LedgerUnavailable):  # then the next start says that this run was cut off
+        await built.ledger.note(ev.ServiceStopped())
     await built.ledger.close()
     logger.info("stopped", ledger_row=built.ledger.seq)
 

@@ -21,7 +21,7 @@ from autoclave.cli import service_call
 from ground import private_files, unix_sockets
 from ground.errors import AutoclaveError, LedgerUnavailable, Reason
 from policies import load
-from scrubber import app, daemon
+from scrubber import __version__, app, daemon
 from scrubber.api import admin_client, client
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.simulated import drills
@@ -133,7 +133,12 @@ def test_a_stop_interrupts_a_scrub_without_a_setback(service):
     assert not (service.run_dir / "last-error").exists()
     after = service.settled(0, "clean")
     assert (after.setback, after.quarantine) == ("", None)
-    assert "scrub cancelled, nothing was proven: the service was stopped" in texts(service)
+    events = texts(service)
+    stopped = events.index("scrub cancelled, nothing was proven: the service was stopped")
+    assert events[stopped + 1 : stopped + 3] == [
+        "the service was stopped",
+        f"the service started (version {__version__})",
+    ]
 
 
 def test_a_kill_also_ends_the_worker_and_proves_nothing(service):
@@ -149,6 +154,7 @@ def test_a_kill_also_ends_the_worker_and_proves_nothing(service):
     service.settled(0, "clean")
     events = texts(service)
     cut = events.index("scrub cancelled, nothing was proven: the service was stopped or killed during the job")
+    assert f"(version {__version__}); its last run was cut off" in events[cut - 1]
     assert any(text.startswith("proven clean") for text in events[cut:])
 
 
@@ -356,8 +362,8 @@ def test_a_damaged_ledger_is_set_aside_and_logged(service):
     assert f"was set aside as {aside.name}" in shown.communicate(timeout=WITHIN)[1]
     service.settled(0, "clean")
     events = texts(service)
-    assert events[0].startswith("found ")
-    assert "(nothing was known of its memory) started" in events[1]
+    assert events[1].startswith("found ")
+    assert "(nothing was known of its memory) started" in events[2]
 
 
 def address_of(service):

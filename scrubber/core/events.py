@@ -1,4 +1,4 @@
-"""What happened to a device, in the past tense. The ledger stores these events and nothing else.
+"""What happened to a device or to the node, in the past tense. The ledger stores these events and nothing else.
 
 Fields are a stored format: a new one needs a default. A class may be renamed, because ``ledger.stored`` gives each
 event a fixed kind.
@@ -211,6 +211,19 @@ class QuarantineWithdrawn:
     by: str  # the person, with the reason
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceStarted:
+    """The service began to look after this node."""
+
+    version: str
+    cut_off: bool = False  # its last run did not end with ``ServiceStopped``: a kill, or the node lost power
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStopped:
+    """The service was stopped, and looks after nothing from here on."""
+
+
 Event = (
     Discovered
     | Described
@@ -234,12 +247,20 @@ Event = (
     | ErrorsNoted
     | Reinstated
     | QuarantineWithdrawn
+    | ServiceStarted
+    | ServiceStopped
 )
+
+
+NODE = ""
+"""The device of an entry that concerns the whole node."""
+OF_NODE = (ServiceStarted, ServiceStopped)
+"""The events of the node: they change no record."""
 
 
 WARNINGS = (
     Distrusted, GrantedUnproven, Soiled, PastGate, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated,
-    PutInUse,
+    PutInUse, ServiceStarted,
 )  # fmt: skip
 """The events that may be warnings."""
 
@@ -250,7 +271,13 @@ STEPS = (ScrubStarted, StepStarted, StepFinished)
 
 def is_warning(event: Event) -> bool:
     """Whether it is a fault, a failed scrub, unauthorised use, a bypass of the gate, or a lost or missing proof."""
-    return event.owner.crowded if isinstance(event, PutInUse) else isinstance(event, WARNINGS)
+    match event:
+        case PutInUse(owner):
+            return owner.crowded
+        case ServiceStarted(cut_off=cut_off):
+            return cut_off
+        case _:
+            return isinstance(event, WARNINGS)
 
 
 @dataclass(frozen=True, slots=True)

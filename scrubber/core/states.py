@@ -135,9 +135,11 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
 
 
 def replay(records: Sequence[Record], entries: Sequence[ev.LedgerEntry]) -> tuple[Record, ...]:
-    """The records after these entries."""
+    """The records after these entries. Events of the node change none."""
     result = {record.device.uuid: record for record in records}
     for entry in entries:
+        if isinstance(entry.event, ev.OF_NODE):
+            continue
         result[entry.device] = apply(result.get(entry.device), entry)
     return tuple(result.values())
 

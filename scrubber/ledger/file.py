@@ -549,7 +549,8 @@ class SqliteStore:
             new = stored.rows_after(self.head.size, drafts)
             with transaction(connection):
                 grown = insert(connection, self._frontier, new)
-            self._acknowledge(grown, vouch=True)
+            # A row of the node says nothing about proofs, so an older copy must stay recognisable after it.
+            self._acknowledge(grown, vouch=any(not isinstance(it.event, events.OF_NODE) for it in drafts))
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(new, drafts, strict=True))
 
     def note(self, kind: str, at: Moment, body: object) -> None:

@@ -150,6 +150,19 @@ class Ledger:
         """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
         await aio.finish(self._append(op, events))
 
+    async def note(self, event: Event) -> None:
+        """Record an event of the node, which changes no record."""
+        await aio.finish(self._note([LedgerEntry(0, ev.NODE, self._now(), "", event)]))
+        self.notify()
+
+    async def _note(self, drafts: Sequence[LedgerEntry]) -> None:
+        async with self._lock:
+            if self._stale:
+                await self._catch_up("")
+            self._recent.extend(await self._write(lambda: self._store.append(drafts)))
+            self._rows += len(drafts)
+            self.head = self._store.head
+
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:
             try:

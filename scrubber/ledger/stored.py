@@ -54,6 +54,8 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "errors-noted": events.ErrorsNoted,
         "reinstated": events.Reinstated,
         "quarantine-withdrawn": events.QuarantineWithdrawn,
+        "service-started": events.ServiceStarted,
+        "service-stopped": events.ServiceStopped,
     }
 )
 KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event in CLASSES.items()})

@@ -70,6 +70,11 @@ def tell(event: ev.Event) -> str:
             return f"sick while in use ({ailment.kind.value}): {ailment.detail}; left alone until it is released"
         case ev.Quarantined(quarantine):
             return _quarantine(quarantine)
+        case ev.ServiceStarted(version, cut_off):
+            before = "; its last run was cut off, so it may have been away since the row before" if cut_off else ""
+            return f"the service started (version {version}){before}"
+        case ev.ServiceStopped():
+            return "the service was stopped"
 
 
 def _user(owner: Owner) -> str:

@@ -225,8 +225,8 @@ class HistoryEntry:
 
     @property
     def name(self) -> str:
-        """The name of its device, such as ``0`` or ``0:1``."""
-        return device_name(self.index, self.slice)
+        """The name of its device, such as ``0`` or ``0:1``; empty for a row of the whole node."""
+        return device_name(self.index, self.slice) if self.device else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.events import IllegalEventError
 from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step, Trigger
-from scrubber.core.states import TABLE, late, to_record_later
+from scrubber.core.states import TABLE, late, replay, to_record_later
 from scrubber.core.tenancy import MANY_ALLOCATIONS
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
 
-EVENTS = set(typing.get_args(ev.Event))
+EVENTS = set(typing.get_args(ev.Event)) - set(ev.OF_NODE)  # those of a device
 IN_USE = {State.GRANTED, State.IN_USE}
 JOBLESS = set(State) - {State.SCRUBBING}
 IN_A_JOB = {State.SCRUBBING: State.SCRUBBING}
@@ -88,6 +88,11 @@ def test_an_event_without_a_move_keeps_the_states_start_time():
 def test_an_undiscovered_device_accepts_no_other_event(kind):
     with pytest.raises(IllegalEventError, match="never discovered"):
         live(None, events_about(lives.UNKNOWN)[kind])
+
+
+def test_events_of_the_node_change_no_record():
+    entry = ev.LedgerEntry(7, ev.NODE, NOW, "", ev.ServiceStarted("0.1.0"))
+    assert replay(tuple(LIVES.values())[:1], [entry]) == tuple(LIVES.values())[:1]
 
 
 # -- the guards

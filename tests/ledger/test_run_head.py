@@ -8,6 +8,8 @@ import shutil
 import pytest
 
 from ground.errors import LedgerUnavailable
+from scrubber.core import events as ev
+from scrubber.core.events import LedgerEntry
 from scrubber.ledger import file, stored
 from tests.ledger.conftest import NOW, unfolded
 
@@ -67,7 +69,9 @@ def test_a_note_does_not_vouch_for_an_older_copy(node):
     node.may_be_old(rows=1)
     node.put_copy_back()
     ledger, _ = file.open_or_set_aside(node.state / "ledger.db", NOW, run_head=node.head)
+    ledger.load()
     ledger.note(stored.KEY, NOW, {"key": "ab"})
+    ledger.append([LedgerEntry(0, ev.NODE, NOW, "", ev.ServiceStarted("0.1.0"))])
     ledger.close()
     assert node.may_be_old()
 

@@ -15,7 +15,10 @@ from tests.core.lives import LIVES, NOW, events_about, result
 XID = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
 
 
-@pytest.mark.parametrize("kind", typing.get_args(ev.Event), ids=lambda kind: kind.__name__)
+OF_DEVICES = [kind for kind in typing.get_args(ev.Event) if kind not in ev.OF_NODE]
+
+
+@pytest.mark.parametrize("kind", OF_DEVICES, ids=lambda kind: kind.__name__)
 def test_every_event_tells_one_plain_line(kind):
     for record in LIVES.values():
         reported = event_text.tell(events_about(record)[kind])
@@ -127,6 +130,10 @@ LIFE = [
     (ev.Described(replace(lives.DEVICE, index=3)), "now seen as NVIDIA H100 80GB HBM3 at index 3"),
     (ev.Distrusted("the node was rebooted", lives.REBOOTED),
      "what was known about its memory no longer holds: the node was rebooted"),
+    (ev.ServiceStarted("0.1.0"), "the service started (version 0.1.0)"),
+    (ev.ServiceStarted("0.1.0", cut_off=True),
+     "the service started (version 0.1.0); its last run was cut off, so it may have been away since the row before"),
+    (ev.ServiceStopped(), "the service was stopped"),
 ]  # fmt: skip
 
 
