@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 import helm_python
+from packaging.version import Version
 
 from deploy import generate, image
 from ground import public_names
@@ -36,6 +37,13 @@ HOME = "https://name-your-home.invalid/autoclave"  # nobody can own a name below
 USUAL = ("nvidia", "in-front", "observe-only", "dra", "simulated")
 NOTES, SUMS = "NOTES.md", "SHA256SUMS"
 ARCHIVE = "autoclave-image.tar"
+PYTHON_VERSION = str(Version(__version__))  # as wheel and sdist have it: 0.1.0rc1 for 0.1.0-rc.1
+UNFINISHED = {  # pages, and what they say until a maintainer has written something else
+    "SECURITY.md": "There is no release yet",
+    "RELEASE.md": "There is no release yet",
+    "MAINTAINERS.md": "No maintainer is named yet",
+    ".github/CODEOWNERS": "@NAME",
+}
 YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
 Command = Sequence[str | Path]
 
@@ -130,12 +138,20 @@ def _joined(lock: Path) -> str:
 
 
 def notes(changelog: str, tag: str | None) -> str:
-    """The part of the changelog for this version. Without a tag, it may still be called unreleased."""
+    """The part of the changelog for this version. It may still be called unreleased, unless a tag publishes it.
+
+    A pre-release has the part of the version that it precedes.
+    """
     parts = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
     named = {part.partition("]")[0].lstrip("[") if part.startswith("[") else part.split()[0]: part for part in parts}
-    part = named.get(__version__) or (None if tag else named.get("Unreleased"))
+    version = __version__.partition("-")[0]
+    part = named.get(version) or (None if tag else named.get("Unreleased"))
     if part is None:
-        raise CannotReleaseError(f"cannot find the section [{__version__}] in CHANGELOG.md; write it, and tag again")
+        raise CannotReleaseError(f"cannot find the section [{version}] in CHANGELOG.md; write it, and tag again")
+    if tag and not _precedes(tag) and "unreleased" in part.partition("\n")[0]:
+        raise CannotReleaseError(
+            f"cannot release {tag}: CHANGELOG.md calls it unreleased; write its date, and tag again"
+        )
     return part.partition("\n")[2].strip() + "\n"
 
 
@@ -154,17 +170,32 @@ def write_sums(out: Path) -> None:
     (out / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
+def unfinished() -> list[str]:
+    """What a maintainer must still fill in before the first release, one sentence each."""
+    pages = [f"{page} says {words!r}" for page, words in UNFINISHED.items() if words in (ROOT / page).read_text()]
+    if public_names.DOMAIN.endswith(".internal"):
+        pages.append(
+            f"labels, drivers and receipts would be named below the placeholder {public_names.DOMAIN} for ever: "
+            f"replace it by a domain of the project in all files that `git grep -l {public_names.DOMAIN}` lists"
+        )
+    return pages
+
+
+def _precedes(tag: str) -> bool:
+    """Whether it is the tag of a pre-release: a rehearsal, which may be made from an unfinished tree."""
+    return "-" in tag
+
+
 def make(out: Path, *, home: str, repository: str, tag: str | None) -> None:
     """All files that need no package index and no builder of images."""
     if tag not in {None, f"v{__version__}"}:
         raise CannotReleaseError(
             f"cannot release {tag}: scrubber/__init__.py says {__version__}; change it, or tag v{__version__}"
         )
-    if tag and public_names.DOMAIN.endswith(".internal"):
+    if tag and not _precedes(tag) and (lacks := unfinished()):
         raise CannotReleaseError(
-            f"cannot release {tag}: labels, drivers and receipts would be named below {public_names.DOMAIN} for ever, "
-            "which is a placeholder; replace it by a domain of the project in all files that `git grep -l "
-            f"{public_names.DOMAIN}` lists (RELEASE.md, step 3), and tag again"
+            f"cannot release {tag}: the tree is not finished (RELEASE.md, Before the first release)\n- "
+            + "\n- ".join(lacks)
         )
     shutil.rmtree(out, ignore_errors=True)  # a file of another version must not stay
     out.mkdir(parents=True)
@@ -197,9 +228,9 @@ def try_sdist(out: Path) -> None:
     """Build a wheel from the sdist: it must be the wheel of the release."""
     (wheel,) = out.glob("*.whl")
     with tempfile.TemporaryDirectory() as folder:
-        _run(["tar", "-xzf", out / f"autoclave-{__version__}.tar.gz", "-C", folder])
+        _run(["tar", "-xzf", out / f"autoclave-{PYTHON_VERSION}.tar.gz", "-C", folder])
         build: Command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
-        tree = Path(folder) / f"autoclave-{__version__}"
+        tree = Path(folder) / f"autoclave-{PYTHON_VERSION}"
         compiler = str(ROOT / "build/nvrtc")  # the sdist has no compiled kernels: pip would fetch it
         _run(build, cwd=tree, env=os.environ | {"SOURCE_DATE_EPOCH": epoch(), "PYTHONPATH": compiler})
         if (Path(folder) / wheel.name).read_bytes() != wheel.read_bytes():

@@ -71,10 +71,25 @@ def test_a_tag_of_another_version_is_refused(tmp_path):
         release.make(tmp_path, home=HOME, repository=REPOSITORY, tag="v9.9.9")
 
 
-def test_a_tag_needs_a_domain_that_somebody_owns(tmp_path, monkeypatch):
+def test_a_tag_is_refused_while_the_tree_is_unfinished(tmp_path, monkeypatch):
+    """All of it at once, so that a maintainer has one list."""
     monkeypatch.setattr(public_names, "DOMAIN", "name.internal")
-    with pytest.raises(release.CannotReleaseError, match=r"`git grep -l name\.internal`"):
+    monkeypatch.setattr(release, "UNFINISHED", {"LICENSE": "Apache", "README.md": "never said"})
+    with pytest.raises(
+        release.CannotReleaseError, match=r"LICENSE says 'Apache'\n.*`git grep -l name\.internal`"
+    ) as no:
         release.make(tmp_path, home=HOME, repository=REPOSITORY, tag=f"v{__version__}")
+    assert "README" not in str(no.value)
+
+
+def test_the_pages_still_say_what_a_maintainer_replaces():
+    """Without a release: a page that is written anew needs its new words in the list."""
+    assert len(release.unfinished()) in {0, len(release.UNFINISHED) + 1}
+
+
+def test_a_pre_release_has_the_notes_of_its_version(monkeypatch):
+    monkeypatch.setattr(release, "__version__", "1.2.0-rc.1")
+    assert release.notes("# C\n\n## [1.2.0] - unreleased\n\n- New.\n", tag="v1.2.0-rc.1") == "- New.\n"
 
 
 def test_a_tag_needs_its_section_in_the_changelog():
@@ -82,7 +97,10 @@ def test_a_tag_needs_its_section_in_the_changelog():
     assert release.notes(unreleased, tag=None) == "- New.\n"
     with pytest.raises(release.CannotReleaseError, match=rf"\[{__version__}\] in CHANGELOG"):
         release.notes(unreleased, tag=f"v{__version__}")
-    assert release.notes(unreleased.replace("0.0.1", __version__), tag=f"v{__version__}") == "- Old.\n"
+    mine = unreleased.replace("0.0.1", __version__)
+    assert release.notes(mine, tag=f"v{__version__}") == "- Old.\n"
+    with pytest.raises(release.CannotReleaseError, match="calls it unreleased"):
+        release.notes(mine.replace("2020-01-01", "unreleased"), tag=f"v{__version__}")
 
 
 def test_the_checksums_name_every_file_but_their_own(tmp_path):
