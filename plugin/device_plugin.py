@@ -10,7 +10,6 @@ such error.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -23,15 +22,16 @@ from typing import Any, Protocol, TypeAlias
 import grpc
 import grpc.aio
 
-from ground import log, operation_id
-from ground.errors import AutoclaveError, InvalidRequest, Reason, Refused
+from ground import calls, log
+from ground.calls import CallOutcome, LoggedCall
+from ground.errors import AutoclaveError, InvalidRequest, Refused
 from plugin import preferred, response
 from plugin.devices import HEALTHY, UNHEALTHY, Device
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.metrics.collector import Hook, HookOutcome, PluginCounters
+from plugin.metrics.collector import Hook, PluginCounters
 
 logger = log.get("device plugin")
 
@@ -42,11 +42,10 @@ _FINAL, _RETRIED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILA
 
 
 @dataclass(slots=True)
-class _Operation:
-    """The id of a call, in the logs of plugin and service and in the ledger; and the receipt that the call led to."""
+class _HookCall(LoggedCall):
+    """A call for devices."""
 
-    op: str
-    receipt: str = ""
+    receipt: str = ""  # that the call led to
 
 
 class Responses(Protocol):
@@ -133,8 +132,8 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         known = self._listing.shown(self._resource)
         with self._gate.in_flight.one():
             choices = [await self._prefer(known, each) for each in request.container_requests]
-        outcome = HookOutcome.FAULT if None in choices else HookOutcome.OK
-        self._counters.answer(Hook.PREFERRED, outcome, _since(begun))
+        outcome = CallOutcome.FAULT if None in choices else CallOutcome.OK
+        self._counters.answer(Hook.PREFERRED, outcome, time.monotonic() - begun)
         return wire.PreferredAllocationResponse(
             container_responses=[wire.ContainerPreferredAllocationResponse(deviceIDs=ids or ()) for ids in choices]
         )
@@ -175,36 +174,29 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             return await self._responses.prefer(known, request)
         except Exception:  # an error would fail the pod, which does not need the preference
             logger.exception(
-                "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=HookOutcome.FAULT.value
+                "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=CallOutcome.FAULT.value
             )
             return None
 
     @asynccontextmanager
     async def _answered(
         self, hook: Hook, groups: Sequence[Sequence[str]], context: Context, no: grpc.StatusCode
-    ) -> AsyncIterator[_Operation]:
+    ) -> AsyncIterator[_HookCall]:
         """Log and count one call, and turn an error into a status code; ``no`` is the code for a refusal."""
-        begun, operation = time.monotonic(), _Operation(operation_id.new())
-        log = logger.bind(op=operation.op, hook=hook.value, resource=self._resource, devices=list(chain(*groups)))
+        call = _HookCall()
+        log = logger.bind(hook=hook.value, resource=self._resource, devices=list(chain(*groups)))
 
-        def ended(outcome: HookOutcome, reason: Reason | None = None) -> dict[str, Any]:
-            seconds = _since(begun)
-            self._counters.answer(hook, outcome, seconds, reason=reason, receipt=operation.receipt)
-            return {"outcome": outcome.value, "reason": reason.value if reason else "", "seconds": seconds}
+        def count() -> dict[str, object]:
+            self._counters.answer(hook, call.outcome, call.seconds, reason=call.reason, receipt=call.receipt)
+            return call.ending
 
         try:
-            yield operation
+            with calls.logged(call, log, count, cancelled="the kubelet gave up", fault=FAULT):
+                yield call
         except AutoclaveError as error:
-            log.warning("request refused", error=error.message, **ended(HookOutcome.REFUSED, error.reason))
             await context.abort(_code(error, no), error.for_tenants)
-        except asyncio.CancelledError:
-            log.warning("the kubelet gave up", **ended(HookOutcome.CANCELLED))
-            raise
-        except Exception:  # the kubelet gets a short message, the log has the traceback
-            log.exception(FAULT, **ended(HookOutcome.FAULT, Reason.INTERNAL))
+        except Exception:  # noqa: BLE001 - logged; the kubelet gets a short message
             await context.abort(grpc.StatusCode.INTERNAL, FAULT)
-        else:
-            log.info("request granted", **ended(HookOutcome.OK))
 
 
 def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:
@@ -220,10 +212,6 @@ def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:
 def _shared_nodes(root: str) -> list[str]:
     """The nodes that exist now: the driver may load after the plugin has started."""
     return [node for node in response.SHARED_NODES if Path(root, node.lstrip("/")).exists()]
-
-
-def _since(begun: float) -> float:
-    return round(time.monotonic() - begun, 4)
 
 
 def _device(device: Device) -> wire.Device:

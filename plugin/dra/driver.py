@@ -19,8 +19,9 @@ import grpc
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
-from ground import log, operation_id
-from ground.errors import AutoclaveError, InvalidRequest, Reason, plain
+from ground import calls, log
+from ground.calls import CallOutcome, LoggedCall
+from ground.errors import AutoclaveError, InvalidRequest, plain
 from ground.request_limits import is_subdomain
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
@@ -33,7 +34,6 @@ from plugin.dra.metrics import API_SERVER, VENDOR, Call, DraCounters
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
-from plugin.metrics.collector import HookOutcome
 from plugin.stopping import InFlight
 
 if TYPE_CHECKING:
@@ -188,36 +188,30 @@ class Driver:
 
     async def _answer(self, call: Call, claim: wire.Claim, until: float, work: Work[A], answer: type[A]) -> A:
         """The answer to one call for one claim. Calls for one claim follow each other."""
-        begun, op = time.monotonic(), operation_id.new()
-        log = logger.bind(op=op, call=call.value, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
-        outcome, reason, why = HookOutcome.CANCELLED, "", ""
-        with self._in_flight.one(), self._counters.waits(call):
-            try:
-                async with self._lock(claim):
-                    result = await work(claim, until, op)
+        asked = LoggedCall()
+        log = logger.bind(call=call.value, claim=claim.uid, name=f"{claim.namespace}/{claim.name}")
+
+        def count() -> dict[str, object]:
+            self._counters.answer(call, asked.outcome, asked.seconds, asked.reason)
+            return {} if asked.outcome is CallOutcome.FAULT else {"seconds": asked.ending["seconds"]}
+
+        logged = calls.logged(asked, log, count, granted="claim done", refused="claim refused", fault=FAULT)
+        try:
+            with self._in_flight.one(), self._counters.waits(call), logged:
+                try:
+                    async with self._lock(claim):
+                        result = await work(claim, until, asked.op)
+                except Failure as failure:  # what the API server says of its objects is not secret
+                    asked.refuse(API_SERVER, failure.message)
+                    return answer(error=f"autoclave: {failure.message}")
                 if result.error:  # the vendor's: our own errors are raised
                     result.error = plain(result.error)
-                    outcome, reason, why = HookOutcome.REFUSED, VENDOR, result.error
-                else:
-                    outcome = HookOutcome.OK
-            except (AutoclaveError, Failure) as error:
-                outcome, why = HookOutcome.REFUSED, error.message
-                reason = error.reason.value if isinstance(error, AutoclaveError) else API_SERVER
-                # What the API server says of its objects is not secret.
-                public = error.for_tenants if isinstance(error, AutoclaveError) else error.message
-                result = answer(error=f"autoclave: {public}")
-            except Exception:  # the kubelet gets a short message, the log has the traceback
-                outcome, reason = HookOutcome.FAULT, Reason.INTERNAL.value
-                result = answer(error=f"autoclave: {FAULT}")
-                log.exception(FAULT)
-            finally:  # also of a call that the kubelet has cancelled
-                seconds = round(time.monotonic() - begun, 4)
-                self._counters.answer(call, outcome, seconds, reason)
-        if outcome is HookOutcome.REFUSED:
-            log.warning("claim refused", error=why, seconds=seconds)
-        elif outcome is HookOutcome.OK:
-            log.info("claim done", seconds=seconds)
-        return result
+                    asked.refuse(VENDOR, result.error)
+                return result
+        except AutoclaveError as error:
+            return answer(error=f"autoclave: {error.for_tenants}")
+        except Exception:  # noqa: BLE001 - logged; the kubelet gets a short message
+            return answer(error=f"autoclave: {FAULT}")
 
 
 def _add_gates(answer: wire.NodePrepareResourceResponse, claim: str, devices: Mapping[AllocatedDevice, Device]) -> None:

@@ -11,12 +11,13 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry
 
+from ground.calls import CallOutcome
 from ground.errors import Reason
 from ground.metric_table import Instruments, Sample
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import table
-from plugin.metrics.collector import HookOutcome, RegistrationCounters, StateCollector, service_obstacles
+from plugin.metrics.collector import RegistrationCounters, StateCollector, service_obstacles
 
 API_SERVER = "api-server"  # the reason of a refusal because a claim could not be read
 VENDOR = "vendor"  # the driver behind ours has refused
@@ -56,8 +57,8 @@ class DraCounters(RegistrationCounters):
         finally:
             self.waiting[call] -= 1
 
-    def answer(self, call: Call, outcome: HookOutcome, seconds: float, reason: str) -> None:
-        """A call for one claim was answered or cancelled; ``reason``: of a refusal."""
+    def answer(self, call: Call, outcome: CallOutcome, seconds: float, reason: str) -> None:
+        """A call for one claim was answered or cancelled. ``reason``: of a refusal or a fault."""
         self._instruments.observe(table.CLAIM_TIME, call.value, outcome.value, value=seconds)
         if reason:
             self._instruments.count(table.CLAIM_REFUSALS, call.value, reason)

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ground.calls import CallOutcome
 from ground.errors import Reason
 from ground.http_server import HttpServer
 from ground.metric_table import Instruments, Sample, families
@@ -36,17 +37,7 @@ class Hook(Enum):
     PREFERRED = "GetPreferredAllocation"
 
 
-class HookOutcome(Enum):
-    """How a call ended, as in the log."""
-
-    OK = "ok"
-    REFUSED = "refused"
-    CANCELLED = "cancelled"
-    FAULT = "fault"
-
-
 GATES = (Hook.ALLOCATE, Hook.PRE_START)  # the calls that may be refused
-_NO = {HookOutcome.REFUSED, HookOutcome.FAULT}
 
 
 class RegistrationCounters:
@@ -94,14 +85,12 @@ class PluginCounters(RegistrationCounters):
         """Why a resource is not registered; empty if it is, or if it is the turn of another plugin."""
         return "" if self.standby else super().obstacle(resource)
 
-    def answer(
-        self, hook: Hook, outcome: HookOutcome, seconds: float, *, reason: Reason | None = None, receipt: str = ""
-    ) -> None:
-        """A call of the kubelet was answered or cancelled."""
+    def answer(self, hook: Hook, outcome: CallOutcome, seconds: float, *, reason: str = "", receipt: str = "") -> None:
+        """A call of the kubelet was answered or cancelled. ``reason``: of a refusal or a fault."""
         shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
         self._instruments.observe(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
-        if outcome in _NO and hook in GATES:
-            self._instruments.count(table.HOOK_REFUSALS, hook.value, (reason or Reason.INTERNAL).value)
+        if reason and hook in GATES:
+            self._instruments.count(table.HOOK_REFUSALS, hook.value, reason)
 
     def unknown_variable(self, resource: str) -> None:
         """An answer of the vendor's plugin had a variable that is unknown here, and passed."""

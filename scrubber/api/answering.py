@@ -7,12 +7,10 @@ granted request is logged at level info, a refused one as a warning, an internal
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NoReturn
 
@@ -23,7 +21,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from ground import log, operation_id
+from ground import calls, log, operation_id
+from ground.calls import LoggedCall
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.devices import shortage
 
@@ -37,23 +36,18 @@ MOST = {REQUESTS: 448, STREAMS: 64}  # at the same time, for each socket; a node
 
 
 @dataclass(slots=True)
-class LoggedRequest:
-    """A request, with what its log line says."""
+class LoggedRequest(LoggedCall):
+    """A request. It is quiet if it changes nothing, or if each of its devices has its own line."""
 
     request: str
-    op: str
     devices: Sequence[str] = ()
     job: str = ""
-    quiet: bool = False  # log at level debug: the request changes nothing, or each of its devices has its own line
 
-    def about(self) -> dict[str, object]:
-        """The fields of the log line that do not depend on the outcome."""
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of its log line."""
         job = {"job": self.job} if self.job else {}
-        return {"request": self.request, "op": self.op, "devices": list(self.devices), **job}
-
-    def level(self, otherwise: int) -> int:
-        """The level of the log line."""
-        return logging.DEBUG if self.quiet else otherwise
+        return {"request": self.request, "devices": list(self.devices), **job, **self.ending}
 
 
 @asynccontextmanager
@@ -61,41 +55,21 @@ async def answered(
     context: Context, request: str, count: Count | None = None, *, quiet: bool = False
 ) -> AsyncIterator[LoggedRequest]:
     """Handle a request: translate errors, write the log line, count the request."""
-    asked = LoggedRequest(request, operation_id.from_metadata(context.invocation_metadata()), quiet=quiet)
-    async with translated(context), logged(asked, count):
-        yield asked
+    asked = LoggedRequest(request, op=operation_id.from_metadata(context.invocation_metadata()), quiet=quiet)
+    async with translated(context):
+        with logged(asked, count):
+            yield asked
 
 
-@asynccontextmanager
-async def logged(asked: LoggedRequest, count: Count | None = None) -> AsyncIterator[None]:
+def logged(asked: LoggedRequest, count: Count | None = None) -> AbstractContextManager[None]:
     """Write one log line when the request has ended. Errors pass through."""
-    clock = asyncio.get_running_loop().time
-    begun = clock()
 
-    def ended(outcome: str, reason: str = "") -> dict[str, object]:
-        seconds = clock() - begun
+    def counted() -> dict[str, object]:
         if count is not None:
-            count(asked.request, outcome, reason, seconds)
-        return {**asked.about(), "outcome": outcome, "reason": reason, "seconds": round(seconds, 4)}
+            count(asked.request, asked.outcome.value, asked.reason, asked.seconds)
+        return asked.fields
 
-    try:
-        yield
-    except AutoclaveError as error:
-        logger.log(
-            asked.level(logging.WARNING),
-            "request refused",
-            error=error.message,
-            **ended("refused", error.reason.value),
-        )
-        raise
-    except asyncio.CancelledError:
-        logger.log(asked.level(logging.WARNING), "the caller cancelled the request", **ended("cancelled"))
-        raise
-    except Exception:  # logged here once; the caller gets an internal error
-        logger.exception(FAULT, **ended("fault", Reason.INTERNAL.value))
-        raise
-    else:
-        logger.log(asked.level(logging.INFO), "request granted", **ended("ok"))
+    return calls.logged(asked, logger, counted, cancelled="the caller cancelled the request", fault=FAULT)
 
 
 @asynccontextmanager

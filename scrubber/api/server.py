@@ -194,7 +194,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         no_wait: bool = False,
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """Start or join a job on each device and stream their progress."""
-        each = [LoggedRequest(asked.request, asked.op, [uuid]) for uuid in uuids]
+        each = [LoggedRequest(asked.request, [uuid], op=asked.op) for uuid in uuids]
         async for progress in aio.merged([self._job(request, begin, no_wait=no_wait) for request in each]):
             yield scrub_pb2.ScrubProgress(**plain(progress))
 
@@ -204,7 +204,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """Start or join a job and stream its progress. A refusal is reported as the result of this device."""
         (uuid,) = asked.devices
         try:
-            async with logged(asked):
+            with logged(asked):
                 running = await begin(uuid)
                 asked.job = running.id if running is not None else ""
         except AutoclaveError as error:

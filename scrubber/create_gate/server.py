@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ground import log, operation_id, request_limits, unix_sockets
+from ground import log, request_limits, unix_sockets
 from ground.documents import strict_json
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 from scrubber.api import answering
@@ -143,7 +143,7 @@ class GateServer:
         return True
 
     async def _answer(self, asked: Creation) -> str:
-        request = answering.LoggedRequest("create", operation_id.new(), [asked.device])
+        request = answering.LoggedRequest("create", [asked.device])
         logger.info(
             "container asked for",
             op=request.op,
@@ -157,7 +157,7 @@ class GateServer:
         no = f"no container {asked.container} of pod {asked.namespace}/{asked.name} is not created"
         era = self._gate.era() if self._gate is not None else 0
         try:
-            async with answering.logged(request, self._count):
+            with answering.logged(request, self._count):
                 await self._admit(asked, request.op)
         except AutoclaveError as error:
             return "" if error.reason is Reason.SHUTTING_DOWN else f"{no}: {error.for_tenants}"

@@ -6,6 +6,7 @@ import promql_parser as promql
 import pytest
 from prometheus_client.utils import floatToGoString
 
+from ground.calls import CallOutcome
 from plugin.dra.metrics import Call
 from plugin.metrics import collector
 from plugin.metrics import table as plugin_metrics
@@ -29,7 +30,7 @@ WORDS = {  # the values that a condition may name, by label
     "by": {counters.EVIDENCE, counters.PERSON},
     "call": {call.value for call in Call},
     "hook": {hook.value for hook in collector.Hook},
-    "outcome": {word.value for word in (*collector.HookOutcome, *Cause)},
+    "outcome": {word.value for word in (*CallOutcome, *Cause)},
     "xid": {str(code) for code in xids.ROWS},
     "job": {"autoclave-scrubber", "autoclave-plugin", "autoclave-dra"},
     "policy": {"observe"},

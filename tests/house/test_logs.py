@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ground import calls
 from tests.house.sources import modules, place
 
 PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
@@ -16,6 +18,12 @@ LOGGERS = {"logger", "log"}
 NO_PART = ("autoclave/cli/", "demo/standins/")
 OWN_WORDS = "(…)"  # an event that is not known beforehand: what a driver said, what a row of the ledger tells
 CHOSEN = "…"  # a level that is not known beforehand
+DOOR_LEVELS = {"granted": "info", "refused": "warning", "cancelled": "warning", "fault": "error"}
+SAID_BY_DOORS = {  # where a door has no words of its own
+    name: ast.Constant(word.default)
+    for name, word in inspect.signature(calls.logged).parameters.items()
+    if name in DOOR_LEVELS and word.default is not word.empty
+}
 NORMAL = {"debug", "info"}  # normal operation: the page leaves these lines out
 
 
@@ -77,6 +85,14 @@ def said() -> Iterator[tuple[str, Line]]:
 def lines(call: ast.Call, names: dict[str, str], scope: ast.AST, where: str) -> Iterator[Line]:
     """What one call writes, if it writes; handed to somebody who is to call it later counts as well."""
     arguments, spoken = call.args, call.func
+    if ast.unparse(spoken) == "calls.logged":
+        words = {**SAID_BY_DOORS, **{str(word.arg): word.value for word in call.keywords}}
+        yield from (
+            Line(where, text, DOOR_LEVELS[outcome])
+            for outcome, word in words.items()
+            for text in events(word, names, scope)
+            if text
+        )
     if ast.unparse(spoken) == "partial":
         arguments, spoken = arguments[1:], arguments[0]
     if isinstance(spoken, ast.Name) and spoken.id == "log":  # chosen before, with its level

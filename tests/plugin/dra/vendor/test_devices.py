@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from plugin.cluster.choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
@@ -197,8 +198,11 @@ async def test_a_vendors_error_keeps_the_devices_for_the_claim(cluster):
     cluster.allocate("a", 0)
     cluster.allocate("b", 0)
     cluster.vendor.fail = dict.fromkeys(("Prepare", "Unprepare"), "no\nMPS daemon")
-    assert (await cluster.prepare("a")).error == "no MPS daemon"
-    assert await cluster.unprepare("a") == "no MPS daemon"
+    with capture_logs() as logs:
+        assert (await cluster.prepare("a")).error == "no MPS daemon"
+        assert await cluster.unprepare("a") == "no MPS daemon"
+    refusals = [(line["call"], line["error"]) for line in logs if line["event"] == "claim refused"]
+    assert refusals == [("prepare", "no MPS daemon"), ("unprepare", "no MPS daemon")]
     cluster.vendor.fail = {}
     assert (await cluster.prepare("b", SOON)).error
     assert await cluster.unprepare("a") == ""
