@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
@@ -80,12 +80,12 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
                 else:
                     watch = rivals.watch(chosen.kubelet_dir, chosen.resource_prefix, counters.another_plugin)
                     registrations.create_task(watch, name="search for another plugin")
-                gate = Gate(scrubber, listing, in_flight)
+                gate = Gate(scrubber, listing)
                 try:
                     async with asyncio.TaskGroup() as reports:
                         for reporter in reporters:
                             reports.create_task(reporter.run(listing), name="reports to the cluster")
-                        await _register(chosen, listing, gate, counters, vendors, registrations)
+                        await _register(chosen, listing, gate, in_flight, counters, vendors, registrations)
                 finally:
                     # The reports have ended, and the kubelet is still served: its calls are answered last. In its own
                     # task: in a cancelled task, timeouts do not work in early releases of Python 3.11.
@@ -139,6 +139,7 @@ async def _register(
     chosen: Config,
     listing: Listing,
     gate: Gate,
+    in_flight: InFlight,
     counters: PluginCounters,
     vendors: VendorDirectory | None,
     tasks: asyncio.TaskGroup,
@@ -148,11 +149,11 @@ async def _register(
     while True:
         for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
-            responses: Responses = OwnResponses(chosen.style)
+            responses: Responses[Any] = OwnResponses(chosen.style)
             if vendors is not None:
                 more = (chosen.cdi_dirs, chosen.vendor_variables, counters.unknown_variable)
                 responses = vendor.VendorResponses(resource, vendors, listing, gate, *more)
-            plugin = DevicePlugin(resource, listing, gate, counters, responses)
+            plugin = DevicePlugin(resource, listing, gate, in_flight, counters, responses)
             add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
             registration = kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)
             tasks.create_task(registration.run(), name=f"registration of {resource}")

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -32,10 +32,12 @@ from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.metrics.collector import Hook, PluginCounters
+from plugin.stopping import InFlight
 
 logger = log.get("device plugin")
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+P = TypeVar("P")
 
 FAULT = "a fault inside the device plugin"
 _FINAL, _RETRIED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
@@ -48,16 +50,16 @@ class _HookCall(LoggedCall):
     receipt: str = ""  # that the call led to
 
 
-class Responses(Protocol):
+class Responses(Protocol[P]):
     """How the containers get the devices that the gate lets through."""
 
-    async def allocate(
-        self,
-        request: wire.AllocateRequest,
-        groups: Sequence[Sequence[Device]],
-        acquire: Callable[[], Awaitable[None]],
+    async def prepare(self, groups: Sequence[Sequence[Device]]) -> P:
+        """What can be done before the gate for these devices of each container. An error: no device is acquired."""
+
+    async def complete(
+        self, prepared: P, request: wire.AllocateRequest, groups: Sequence[Sequence[Device]]
     ) -> wire.AllocateResponse:
-        """The answer for these devices of each container. ``acquire`` is the gate for all of them."""
+        """The answer, after the gate. Before an error, the devices are given back."""
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
         """What is left to do before a container starts, after the gate."""
@@ -72,18 +74,17 @@ class OwnResponses:
     def __init__(self, style: response.Style) -> None:
         self._style = style
 
-    async def allocate(
-        self,
-        _request: wire.AllocateRequest,
-        groups: Sequence[Sequence[Device]],
-        acquire: Callable[[], Awaitable[None]],
-    ) -> wire.AllocateResponse:
-        """The answer is made first: if it cannot be made, no device is acquired."""
+    async def prepare(self, groups: Sequence[Sequence[Device]]) -> wire.AllocateResponse:
+        """The whole answer: if it cannot be made, no device is acquired."""
         shared = _shared_nodes(self._style.dev_root) if self._style.pass_device_specs else ()
         made = (response.respond(devices, self._style, shared, uuid.uuid4()) for devices in groups)
-        answer = wire.AllocateResponse(container_responses=made)
-        await acquire()
-        return answer
+        return wire.AllocateResponse(container_responses=made)
+
+    async def complete(
+        self, prepared: wire.AllocateResponse, _request: wire.AllocateRequest, _groups: Sequence[Sequence[Device]]
+    ) -> wire.AllocateResponse:
+        """The prepared answer."""
+        return prepared
 
     async def start(self, _request: wire.PreStartContainerRequest, _within: float | None) -> None:
         """Nothing is left to do."""
@@ -102,12 +103,15 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         resource: str,
         listing: Listing,
         gate: Gate,
+        in_flight: InFlight,
         counters: PluginCounters,
-        responses: Responses,
+        responses: Responses[Any],
     ) -> None:
+        """``in_flight`` counts the calls that are being answered."""
         self._resource = resource
         self._listing = listing
         self._gate = gate
+        self._in_flight = in_flight
         self._counters = counters
         self._responses = responses
 
@@ -130,7 +134,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         """The preferred devices by the last list. Where the answer is empty, the kubelet chooses."""
         begun = time.monotonic()
         known = self._listing.shown(self._resource)
-        with self._gate.in_flight.one():
+        with self._in_flight.one():
             choices = [await self._prefer(known, each) for each in request.container_requests]
         outcome = CallOutcome.FAULT if None in choices else CallOutcome.OK
         self._counters.answer(Hook.PREFERRED, outcome, time.monotonic() - begun)
@@ -143,14 +147,12 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         groups = [list(each.devices_ids) for each in request.container_requests]
         async with self._answered(Hook.ALLOCATE, groups, context, _FINAL) as operation:
             wanted = self._gate.find(self._resource, groups)
+            prepared = await self._responses.prepare(wanted)
+            granted = await self._gate.acquire(self._resource, list(chain(*wanted)), operation.op)
+            operation.receipt = granted[0].receipt if granted else ""
+            answer = await self._responses.complete(prepared, request, wanted)
             receipts = {device.uuid: device.receipts for device in chain(*wanted)}
-
-            async def acquire() -> None:
-                granted = await self._gate.acquire(self._resource, list(chain(*wanted)), operation.op)
-                operation.receipt = granted[0].receipt if granted else ""
-                receipts.update((grant.device, grant.receipts) for grant in granted)  # newer than the list
-
-            answer = await self._responses.allocate(request, wanted, acquire)
+            receipts |= {grant.device: grant.receipts for grant in granted}  # newer than the list
             for container, devices in zip(answer.container_responses, wanted, strict=True):
                 container.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
                 response.add_receipts(container, [receipts[device.uuid] for device in devices])
@@ -191,7 +193,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             return call.ending
 
         try:
-            with calls.logged(call, log, count, cancelled="the kubelet gave up", fault=FAULT):
+            with self._in_flight.one(), calls.logged(call, log, count, cancelled="the kubelet gave up", fault=FAULT):
                 yield call
         except AutoclaveError as error:
             await context.abort(_code(error, no), error.for_tenants)

@@ -16,7 +16,6 @@ from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from plugin.devices import Device
 from plugin.listing import Listing
-from plugin.stopping import InFlight
 from scrubber.api import client
 
 A = TypeVar("A")
@@ -38,11 +37,10 @@ SETTLING = 0.1  # seconds for the kubelet to process that list
 class Gate:
     """Asks the scrub service for the devices that the kubelet requests."""
 
-    def __init__(self, scrubber: client.ScrubberClient, listing: Listing, in_flight: InFlight) -> None:
-        """``listing`` has the known devices, and shows a refusal to the kubelet. ``in_flight`` counts the requests."""
+    def __init__(self, scrubber: client.ScrubberClient, listing: Listing) -> None:
+        """``listing`` has the known devices, and shows a refusal to the kubelet."""
         self._scrubber = scrubber
         self._listing = listing
-        self.in_flight = in_flight
 
     def find(self, resource: str, groups: Sequence[Sequence[str]]) -> list[list[Device]]:
         """The devices of a request, container by container, or InvalidRequest."""
@@ -65,22 +63,21 @@ class Gate:
         ids = [device.uuid for device in devices]
         clock = asyncio.get_running_loop().time
         until = clock() + ALLOCATE_WITHIN - SETTLING
-        with self.in_flight.one():
-            if all(device.waits for device in devices) and (granted := await self._deferred(ids, op)) is not None:
-                return granted
-            try:
-                return await self._asked(
-                    lambda left: self._scrubber.acquire(ids, announced=True, op=op, timeout=left),
-                    until - SHOWN_WITHIN - clock(),
-                    SECOND_CHANCE,
-                )
-            except AutoclaveError as error:
-                if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
-                    self._listing.distrust()
-                # While a refused device still looks healthy, the kubelet tries it with other pods, ten times a second.
-                await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
-                await asyncio.sleep(SETTLING)
-                raise
+        if all(device.waits for device in devices) and (granted := await self._deferred(ids, op)) is not None:
+            return granted
+        try:
+            return await self._asked(
+                lambda left: self._scrubber.acquire(ids, announced=True, op=op, timeout=left),
+                until - SHOWN_WITHIN - clock(),
+                SECOND_CHANCE,
+            )
+        except AutoclaveError as error:
+            if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
+                self._listing.distrust()
+            # While a refused device still looks healthy, the kubelet tries it with other pods, ten times a second.
+            await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
+            await asyncio.sleep(SETTLING)
+            raise
 
     async def _deferred(self, ids: Sequence[str], op: str) -> tuple[GrantedDevice, ...] | None:
         """Hand out devices whose containers the create gate holds until the proof.
@@ -123,6 +120,5 @@ class Gate:
         A service that does not answer changes nothing in the list here: the kubelet tries the start again.
         """
         within = START_WITHIN if left is None else min(left, START_WITHIN)
-        with self.in_flight.one():
-            ids = [device.uuid for device in devices]
-            await self._asked(lambda left: self._scrubber.start(ids, op=op, timeout=left), within, START_WAITS)
+        ids = [device.uuid for device in devices]
+        await self._asked(lambda left: self._scrubber.start(ids, op=op, timeout=left), within, START_WAITS)

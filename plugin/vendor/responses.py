@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -51,33 +51,33 @@ class VendorResponses:
         self._count = count
         self._unknown: frozenset[str] = frozenset()  # variables that are logged
 
-    async def allocate(
-        self,
-        request: wire.AllocateRequest,
-        groups: Sequence[Sequence[Device]],
-        acquire: Callable[[], Awaitable[None]],
-    ) -> wire.AllocateResponse:
-        """The vendor's answer as it is, or an error and no grant."""
+    async def prepare(self, groups: Sequence[Sequence[Device]]) -> float:
+        """Wait for the vendor's plugin. Returns the seconds that are left for its part."""
         ids = [device.uuid for device in chain(*groups)]
         for name in ids:
             if why := offer.refusal(name, self._listing.on_node()):
                 raise Refused(Reason.VENDOR, why)
-        with self._gate.in_flight.one():
-            _, left = await self._there(ids, ALLOCATE_WITHIN)
-            await acquire()
-            try:
-                plugin, left = await self._there(ids, left)  # it may have registered again meanwhile
-                self._expect_healthy(ids)
-                answer = await plugin.allocate(request, max(left, ANSWERS_WITHIN))
-                on_node = self._listing.on_node()
-                unknown = await asyncio.to_thread(
-                    vendor_answer.check, answer, groups, on_node, self._cdi_dirs, self._variables
-                )
-            except BaseException:  # a call that is cancelled keeps no grant either
-                await aio.finish(self._give_back(ids))
-                raise
-            self._note(unknown)
-            return answer
+        _, left = await self._there(ids, ALLOCATE_WITHIN)
+        return left
+
+    async def complete(
+        self, prepared: float, request: wire.AllocateRequest, groups: Sequence[Sequence[Device]]
+    ) -> wire.AllocateResponse:
+        """The vendor's answer as it is, or an error and no grant."""
+        ids = [device.uuid for device in chain(*groups)]
+        try:
+            plugin, left = await self._there(ids, prepared)  # it may have registered again meanwhile
+            self._expect_healthy(ids)
+            answer = await plugin.allocate(request, max(left, ANSWERS_WITHIN))
+            on_node = self._listing.on_node()
+            unknown = await asyncio.to_thread(
+                vendor_answer.check, answer, groups, on_node, self._cdi_dirs, self._variables
+            )
+        except BaseException:  # a call that is cancelled keeps no grant either
+            await aio.finish(self._give_back(ids))
+            raise
+        self._note(unknown)
+        return answer
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
         """The vendor's part of a start, if its plugin asks for it."""

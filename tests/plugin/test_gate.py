@@ -8,7 +8,6 @@ import pytest
 from ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from plugin import gate as module
 from plugin.gate import Gate
-from plugin.stopping import InFlight
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, hang, no
 
@@ -34,7 +33,7 @@ async def listing(door, followed):
 @pytest.fixture
 def gate(listing):
     """Asks the service of the test."""
-    return Gate(listing._scrubber, listing, InFlight())
+    return Gate(listing._scrubber, listing)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.gate import ALLOCATE_WITHIN, Gate
 from plugin.listing import Listing
-from plugin.stopping import InFlight
 from tests.service.virtual import VirtualLoop
 
 GPU = ReportedDevice("GPU-0000", healthy=True, clean=True, index=0, resource="nvidia.com/gpu", numa_node=0)
@@ -71,7 +70,7 @@ async def took(service) -> float:
     [device] = listing.shown("nvidia.com/gpu")
     assert isinstance(device, Device)
     with nullcontext() if isinstance(service, RestartingService) else pytest.raises(AutoclaveError):
-        await Gate(service, listing, InFlight()).acquire("nvidia.com/gpu", [device])
+        await Gate(service, listing).acquire("nvidia.com/gpu", [device])
     seconds = clock() - began
     following.cancel()
     await reading.aclose()
