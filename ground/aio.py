@@ -78,24 +78,35 @@ class Changed:
     A notification carries no data: each waiting task checks its condition again, so no change can be missed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *sources: Changed) -> None:
+        """Each notification of a source is one of this object, too."""
         self.notifications = 0  # how many there were so far
         self._event = asyncio.Event()
+        self.followers: list[Changed] = []
+        for source in sources:
+            source.followers.append(self)
 
     def notify(self) -> None:
         """Let every waiting task check its condition again."""
         self.notifications += 1
         self._event.set()
         self._event = asyncio.Event()
+        for follower in self.followers:
+            follower.notify()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Return as soon as ``holds()`` is true."""
         while not holds():  # no await between this check and the wait: no notification falls between
             await self._event.wait()
 
-    async def after(self, count: int) -> None:
-        """Return as soon as there are more notifications than ``count``."""
-        await self.until(lambda: self.notifications != count)
+    async def after(self, count: int, within: float | None = None) -> bool:
+        """Wait until there are more notifications than ``count``. False: none came within these seconds."""
+        try:
+            async with asyncio.timeout(within):  # wait_for can lose a cancellation that comes with the event
+                await self.until(lambda: self.notifications != count)
+        except TimeoutError:
+            return False
+        return True
 
 
 class RWLock:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import scrubber
 from ground import boot, log, paths
+from ground.aio import Changed
 from ground.errors import FatalError, LedgerUnavailable
 from policies.model import Evict, Policy
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
@@ -217,7 +218,7 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     return Notary(key, f"autoclave/{node}", program, files, signing)
 
 
-def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGate | None:
+def create_gate(config: ScrubberConfig, news: Changed) -> CreateGate | None:
     """The create gate of the node; None if it is off. Then it also does nothing for containers of earlier answers."""
     socket = paths.gate_socket(config.run_dir)
     try:
@@ -226,7 +227,7 @@ def create_gate(config: ScrubberConfig, notify: Callable[[], None]) -> CreateGat
             installation.open_for_all(config.gate_cdi_dir, socket)
             return None
         places = (config.gate_cdi_dir, config.state_dir, socket, config.host_root)
-        return installation.install(config.create_gate, *places, config.runtime_request_timeout, notify)
+        return installation.install(config.create_gate, *places, config.runtime_request_timeout, news)
     except OSError as error:
         raise FatalError(f"cannot take the create gate off: {error}") from error
 
@@ -278,7 +279,6 @@ def build(
     notary = ledger.witness
     if notary is not None:
         jobs.seal_with(notary.seal)
-    gate = create_gate(config, ledger.notify)
     context = ServiceContext(
         ledger,
         observer,
@@ -289,6 +289,7 @@ def build(
         chance=random.SystemRandom().random,
         clear_obstacle=starter.clear_obstacle,
     )
+    gate = create_gate(config, context.news)
     if gate is not None:
         context.passages, context.covered = gate.passages, gate.covers
         gate.receipts = lambda device: context.receipts(

@@ -102,13 +102,13 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         last: ReportedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
         while not self._service.context.jobs.stopping:
-            news, now = self._service.context.ledger.notifications, self._reporter.reported()
+            count, now = self._service.context.news.notifications, self._reporter.reported()
             if now != last or clock() - sent >= HEARTBEAT:
                 last, sent = now, clock()
                 yield scrub_pb2.WatchResponse(
                     devices=map(_reported, now.devices), silence_seconds=now.silence_seconds, checkpoint=now.checkpoint
                 )  # fmt: skip
-            if await self._service.context.ledger.until_notified(news, WATCH_AT_LEAST_EVERY):
+            if await self._service.context.news.after(count, WATCH_AT_LEAST_EVERY):
                 await asyncio.sleep(WATCH_SETTLES)
 
 
@@ -123,10 +123,9 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """See ``scrub.proto``."""
         async with answered(context, "status", quiet=True):
             gpus = request_limits.devices(request.gpus, needed=False)
-            if request.wait_seconds > 0:
-                await self._service.context.ledger.newer_row(
-                    request.newer_than, min(request.wait_seconds, LONGEST_WAIT)
-                )
+            news = self._service.context.news
+            if request.wait_seconds > 0 and self._service.context.ledger.seq == request.newer_than:
+                await news.after(news.notifications, min(request.wait_seconds, LONGEST_WAIT))
             return scrub_pb2.StatusResponse(**plain(await self._reporter.status(gpus)))
 
     async def Scrub(

@@ -30,6 +30,7 @@ from typing import Any, Never
 from asyncinotify import Inotify, Mask
 
 from ground import log, paths, private_files, public_names
+from ground.aio import Changed
 from ground.documents import strict_json
 from ground.errors import FatalError
 from scrubber.core.model import Passage
@@ -72,21 +73,20 @@ def gates(records: Mapping[str, Record]) -> frozenset[str]:
 class CreateGate:
     """The devices whose containers pass the gate, and the containers that it has let through."""
 
-    def __init__(
-        self, directory: Path, hook: Hook, asked: Path, sockets: Iterable[Path], notify: Callable[[], None]
-    ) -> None:
+    def __init__(self, directory: Path, hook: Hook, asked: Path, sockets: Iterable[Path], news: Changed) -> None:
         """``directory``: where the container runtime reads CDI specifications.
 
         ``asked``: a file that a reboot removes. It keeps what the gate has let through for the next run of the service.
-        ``sockets``: where container runtimes listen, as far as the service can see them. ``notify`` is called when the
-        gate comes into force on a device, or is no longer known to be: Allocate waits until the plugin knows.
+        ``sockets``: where container runtimes listen, as far as the service can see them. ``news`` has each change of
+        the ledger. The gate notifies it when it comes into force on a device, or is no longer known to be: Allocate
+        waits until the plugin knows.
         """
         self.specification = directory / SPECIFICATION
         self.receipts: Callable[[str], str] = lambda _device: ""  # the directory for the claim that has a device
         self._hook = hook
         self._asked = asked
         self._sockets = tuple(sockets)
-        self._notify = notify
+        self._news = news
         self._covered: frozenset[str] = frozenset()
         self._era = 0  # grows with each change of the specification by others, and with each run of the runtime
         self._ours, self._runtimes, self._passages = _remembered(asked)
@@ -140,7 +140,7 @@ class CreateGate:
             logger.info("create gate in force: the container runtime asks", device=device)
         self._passages = {**self._passages, device: Passage(pod, uptime, counts)}
         self._remember()
-        self._notify()
+        self._news.notify()
 
     async def follow(self, ledger: Ledger) -> Never:
         """Cover each new device and claim of the ledger. Until then the container runtime creates nothing with it.
@@ -151,7 +151,7 @@ class CreateGate:
             tasks.create_task(self._watch())
             fault = ""
             while True:
-                news = ledger.notifications
+                count = self._news.notifications
                 self._look()
                 names = gates(ledger.records)
                 news_of_devices = not self._is_ours() or not self._covered >= ledger.records.keys()
@@ -161,12 +161,12 @@ class CreateGate:
                     fault = ""
                     if news_of_devices:
                         logger.info("create gate covers the devices", devices=len(ledger.records))
-                        ledger.notify()
+                        self._news.notify()
                 except OSError as error:
                     if str(error) != fault:
                         fault = str(error)
                         logger.error("new devices are not under the create gate", error=fault)  # noqa: TRY400 - expected
-                await ledger.until_notified(news, TRIED_EVERY)
+                await self._news.after(count, TRIED_EVERY)
 
     def name(self, device: str) -> str:
         """The CDI name of the gate of a device; empty as long as the container runtime was never told of it."""
@@ -183,7 +183,7 @@ class CreateGate:
                         if Mask.IGNORED in event.mask:  # the directory was removed
                             break
                         if not self._is_ours():
-                            self._notify()
+                            self._news.notify()
             except OSError as error:  # such as too many watches on the node
                 if str(error) != fault:
                     fault = str(error)
@@ -211,7 +211,7 @@ class CreateGate:
             logger.warning("create gate not in force until the container runtime asks again", why=why)
             self._passages = {device: replace(it, counts=False) for device, it in self._passages.items()}
             self._remember()
-            self._notify()
+            self._news.notify()
 
     def _remember(self) -> None:
         """Keep what was let through, for the next run of the service."""
@@ -253,7 +253,7 @@ def install(
     socket: Path,
     host_root: Path,
     kubelet_waits: float,
-    notify: Callable[[], None],
+    news: Changed,
 ) -> CreateGate:
     """Put the program on the node, or raise a FatalError. No device is covered yet.
 
@@ -268,7 +268,7 @@ def install(
     logger.info("create gate installed", program=str(installed), specification=str(directory / SPECIFICATION))
     runtimes = [host_root / path for path in RUNTIMES]
     hook = partial(_runs, installed, socket, int(kubelet_waits) - BEFORE_KUBELET)
-    return CreateGate(directory, hook, socket.with_name(ASKED), runtimes, notify)
+    return CreateGate(directory, hook, socket.with_name(ASKED), runtimes, news)
 
 
 def open_for_all(directory: Path, socket: Path) -> None:

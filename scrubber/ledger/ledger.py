@@ -121,7 +121,7 @@ class Ledger:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
-        self._changed = Changed()
+        self.changed = Changed()  # a row was added, or a write has failed
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
@@ -176,10 +176,10 @@ class Ledger:
                         self._unwritten[device] = sighting
                 raise
             if not first.isdisjoint(device for device, _ in events):  # the caller decided without these sightings
-                self.notify()
+                self.changed.notify()
                 why = "cannot record this: an earlier observation of the device had to be recorded first; try again"
                 raise LedgerUnavailable(why)
-        self.notify()
+        self.changed.notify()
 
     async def _catch_up(self, op: str) -> frozenset[str]:
         """After a failed write: load the records again, then record the sightings that were not written.
@@ -269,29 +269,7 @@ class Ledger:
     def _set_fault(self, fault: str) -> None:
         """A service that cannot record offers no device: wake all waiting calls."""
         self.fault = fault
-        self.notify()
-
-    @property
-    def notifications(self) -> int:
-        """How many there were so far."""
-        return self._changed.notifications
-
-    def notify(self) -> None:
-        """Wake all waiting calls: a row was added, or something else that the service shows has changed."""
-        self._changed.notify()
-
-    async def newer_row(self, seq: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
-        """Wait for a notification if this is still the newest row. False: none came before the timeout."""
-        return self.seq != seq or await self.until_notified(self.notifications, timeout)
-
-    async def until_notified(self, count: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
-        """Wait until there are more notifications than ``count``. False: none came before the timeout."""
-        try:
-            async with asyncio.timeout(timeout):  # wait_for can lose a cancellation that comes with the event
-                await self._changed.after(count)
-        except TimeoutError:
-            return False
-        return True
+        self.changed.notify()
 
     async def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
 from policies.model import Policy, Receipts
 from scrubber.core import in_force, ownership, presence, proof, upkeep
@@ -44,8 +45,12 @@ class ServiceContext:
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     holders: dict[str, tuple[Holder, ...]] = field(default_factory=dict)  # of each device, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
+    news: Changed = field(init=False)  # what the service shows has changed: a row, or something that is in no row
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.
     _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.news = Changed(self.ledger.changed)
 
     def record(self, device: str) -> Record:
         """The record of a device; InvalidRequest when no device has this UUID."""
@@ -122,7 +127,7 @@ class ServiceContext:
         """Stop offering devices whose request failed: the kubelet would try them with pod after pod."""
         deadline = self.now().uptime + WITHHOLD_SECONDS
         self._withheld |= {device: (self.record(device).since, deadline) for device in devices}
-        self.ledger.notify()
+        self.news.notify()
 
     def offer_facts(self, record: Record) -> OfferFacts:
         """What an offer of this device depends on beside its record."""

@@ -34,4 +34,4 @@ class Service:
     async def stop(self) -> None:
         """Refuse all requests, cancel what runs, record the end of each job, and wake the calls that wait for news."""
         await self.context.jobs.stop()
-        self.context.ledger.notify()
+        self.context.news.notify()

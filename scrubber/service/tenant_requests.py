@@ -464,7 +464,7 @@ class TenantRequests:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while all(ledger.records.get(device) is record for device, record in before.items()):
-                    await ledger.until_notified(ledger.notifications, within)
+                    await ledger.changed.after(ledger.changed.notifications)
 
 
 @contextlib.asynccontextmanager

@@ -131,7 +131,6 @@ class Upkeep:
                     case answers.RecordFirst(event):
                         await context.ledger.append(op, (device, event))
                         if isinstance(event, ev.PastGate):
-                            context.ledger.notify()  # what waits for the gate on other devices must not wait any more
                             logger.log(
                                 logging.ERROR if event.unproven else logging.WARNING,
                                 "a container started past the create gate: Allocate waits for GPUs again",

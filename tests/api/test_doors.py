@@ -268,14 +268,16 @@ async def test_the_sockets_are_for_their_owner(house):
 
 async def test_a_stop_ends_the_calls_that_wait_for_news(house, monkeypatch):
     """So the next service gets its turn at once."""
-    asked, newer_row = asyncio.Event(), house.built.ledger.newer_row
+    news = house.built.service.context.news
+    asked, after = asyncio.Event(), news.after
 
-    async def waits(*args) -> bool:
-        asked.set()
-        newer: bool = await newer_row(*args)
+    async def waits(count, within) -> bool:
+        if within == server.LONGEST_WAIT:
+            asked.set()
+        newer: bool = await after(count, within)
         return newer
 
-    monkeypatch.setattr(house.built.ledger, "newer_row", waits)
+    monkeypatch.setattr(news, "after", waits)
     async with house.scrubber() as service, house.admin() as admin:
         watch = aiter(service.watch())
         await anext(watch)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ground.aio import Changed
 from ground.errors import FatalError
 from scrubber.core import events as ev
 from scrubber.create_gate import installation
@@ -21,9 +22,9 @@ from tests.plugin.live_plugin import until_files
 
 
 @pytest.fixture
-def notified():
-    """The notifications."""
-    return []
+def news():
+    """What the gate notifies."""
+    return Changed()
 
 
 @pytest.fixture
@@ -36,14 +37,14 @@ def runtime(tmp_path):
 
 
 @pytest.fixture
-def install(tmp_path, program, notified, runtime):
+def install(tmp_path, program, news, runtime):
     """Install the gate of a service."""
     assert runtime.exists()
     for name in ("cdi", "run"):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o700)
     places = (tmp_path / "cdi", tmp_path / "state", tmp_path / "run/gate.sock", tmp_path / "host", 120.0)
-    return lambda notify=lambda: notified.append("news"): installation.install(program, *places, notify)
+    return lambda news=news: installation.install(program, *places, news)
 
 
 def counts(gate):
@@ -51,12 +52,12 @@ def counts(gate):
     return {device: it.counts for device, it in gate.passages().items()}
 
 
-def test_a_passage_counts_for_the_next_run_of_the_service(install, notified):
+def test_a_passage_counts_for_the_next_run_of_the_service(install, news):
     gate = install()
     gate.cover(["GPU-1", "GPU-2"])
     assert counts(gate) == {}
     gate.let_through("GPU-1", "pod", 7.0, gate.era())
-    assert notified == ["news"], "the plugin learns it at once"
+    assert news.notifications == 1, "the plugin learns it at once"
     before = gate.passages()
     restarted = install()
     restarted.cover(["GPU-1", "GPU-2", "GPU-3"])
@@ -123,7 +124,7 @@ def restart(path):
 
 @pytest.mark.parametrize("while_down", [False, True], ids=["while it runs", "while it is down"])
 @pytest.mark.parametrize("change", [another_program, os.unlink])
-def test_another_specification_ends_what_counts(install, notified, tmp_path, change, while_down):
+def test_another_specification_ends_what_counts(install, news, tmp_path, change, while_down):
     gate = install()
     gate.cover(["GPU-1"])
     gate.let_through("GPU-1", "pod", 7.0, gate.era())
@@ -132,7 +133,7 @@ def test_another_specification_ends_what_counts(install, notified, tmp_path, cha
     assert not gate.covers("GPU-1")
     gate = install() if while_down else gate
     assert counts(gate) == {"GPU-1": False}
-    assert len(notified) == 2, "the plugin learns it at once"
+    assert news.notifications == 2, "the plugin learns it at once"
     gate.cover(["GPU-1"])
     assert (gate.covers("GPU-1"), counts(gate)) == (True, {"GPU-1": False})
     gate.let_through("GPU-1", "pod", 8.0, waits)
@@ -156,22 +157,22 @@ async def test_a_changed_specification_is_written_again_at_once(install, tmp_pat
     monkeypatch.setattr(installation, "TRIED_EVERY", 2 * WITHIN)
     ledger = Ledger(memory_store.MemoryStore(), lambda: lives.NOW)
     await ledger.append("op", (lives.DEVICE.uuid, ev.Discovered(lives.DEVICE, lives.HERE)))
-    gate = install(ledger.notify)
+    gate = install(news := Changed(ledger.changed))
     following = asyncio.create_task(gate.follow(ledger))
-    await covered(gate, ledger)
+    await covered(gate, news)
     specification = tmp_path / "cdi" / SPECIFICATION
     written = specification.read_bytes()
     change(specification)
     assert not gate.covers(lives.DEVICE.uuid)
-    await covered(gate, ledger)
+    await covered(gate, news)
     assert specification.read_bytes() == written
     following.cancel()
 
 
-async def covered(gate, ledger):
+async def covered(gate, news):
     """Wait until the gate covers the device."""
     while not gate.covers(lives.DEVICE.uuid):
-        assert await ledger.until_notified(ledger.notifications, WITHIN)
+        assert await news.after(news.notifications, WITHIN)
 
 
 def test_a_run_without_the_gate_ends_what_counts(install, tmp_path):
@@ -224,7 +225,5 @@ def test_a_program_that_does_not_run_is_not_installed(tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(FatalError, match="it does not run: exit code 0"):
-        installation.install(
-            broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock", tmp_path, 120.0, lambda: None
-        )
+        installation.install(broken, tmp_path, tmp_path / "state", tmp_path / "gate.sock", tmp_path, 120.0, Changed())
     assert list((tmp_path / "state/gate").iterdir()) == []

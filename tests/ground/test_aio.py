@@ -80,6 +80,34 @@ async def test_every_waiter_checks_after_each_notification():
         assert [task.done() for task in waiting] == [k <= n for k in range(3)]
 
 
+async def test_a_notification_of_a_source_reaches_its_followers():
+    source, other = Changed(), Changed()
+    both = Changed(source, other)
+    for sender in (source, other, both):
+        waiting = asyncio.create_task(both.after(both.notifications, WITHIN))
+        await asyncio.sleep(0)
+        sender.notify()
+        assert await waiting is True
+    assert (source.notifications, other.notifications) == (1, 1)
+    assert await both.after(both.notifications, 0.001) is False
+    assert await both.after(both.notifications - 1, 0.0) is True
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_cancelled_waiter_gets_no_news(turns):
+    changed = Changed()
+    waiting = asyncio.create_task(changed.after(changed.notifications, 60))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    changed.notify()
+    for _ in range(turns):
+        await asyncio.sleep(0)  # the news is on its way
+    if not waiting.cancel():  # it was there
+        return
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
 PATIENCE = 60.0
 
 

@@ -185,7 +185,7 @@ async def test_the_ledger_reports_a_fault_while_a_write_hangs(ledger, store, mon
     writing = asyncio.create_task(ledger.append("op", discovered("GPU-1")))
     with capture_logs() as lines:
         async with asyncio.timeout(5):
-            await ledger.until_notified(ledger.notifications, 5)
+            await ledger.changed.after(ledger.changed.notifications, 5)
     assert [line["event"] for line in lines if line["log_level"] == "error"] == [
         "the ledger has stopped writing: no device is granted until the disk answers"
     ]
@@ -255,28 +255,10 @@ async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store
 
 
 async def test_a_waiting_listener_gets_the_next_row(ledger):
-    waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
+    waiting = asyncio.create_task(ledger.changed.after(ledger.changed.notifications, 60))
     await asyncio.sleep(0)
     await ledger.append("op", discovered("GPU-1"))
     assert await waiting is True
-    assert await ledger.newer_row(ledger.seq - 1, 60) is True
-    assert await ledger.newer_row(ledger.seq, 0.001) is False
-    ledger.notify()  # without a row
-    assert await ledger.until_notified(ledger.notifications - 1, 0.0)
-
-
-@pytest.mark.parametrize("turns", range(4))
-async def test_a_cancelled_listener_gets_no_row(ledger, turns):
-    waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    ledger.notify()
-    for _ in range(turns):
-        await asyncio.sleep(0)  # the news is on its way
-    if not waiting.cancel():  # it was there
-        return
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
 
 
 async def test_folding_old_rows_changes_no_record(store):

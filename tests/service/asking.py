@@ -28,7 +28,7 @@ def healthy(world, device):
 async def at_step(world, device, step):
     """Return as soon as its job is at a step."""
     while (job := world.record(device).scrubs.job) is None or job.step is not step:
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
+        await world.news()
 
 
 def written_down(world, containers=(), /, **pods):

@@ -33,7 +33,7 @@ def burn_ins(world, *devices):
 async def begun(world):
     """The device whose test has just begun."""
     while not burn_ins(world):
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
+        await world.news()
     return next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
 
 
@@ -91,7 +91,7 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(world):
     world.life.observer.health.vitals = slow
     world.node.gpus[device].computes_wrongly = True
     while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
+        await world.news()
     with pytest.raises(Refused):
         await world.acquire("pod", device)
     await world.reach(device, State.QUARANTINED)

@@ -39,7 +39,7 @@ async def scrubbed(world, kernels):
     await world.tenant_requests.release([device])
     await world.reach(device, State.SCRUBBING)
     while world.state(device) not in (State.CLEAN, State.QUARANTINED):
-        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
+        await world.news()
     return world.record(device)
 
 

@@ -34,11 +34,9 @@ async def test_watchers_learn_of_a_withheld_device_before_the_refusal(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
-    seq = world.life.ledger.seq
     refusal = world.spawn(world.acquire("next", device, announced=True))
     while healthy(world, device):
-        seq = world.life.ledger.seq
-        assert await world.life.ledger.newer_row(seq, 5.0)
+        assert await world.context.news.after(world.context.news.notifications, 5.0)
     with pytest.raises(NotReady):
         await refusal
 
@@ -125,13 +123,13 @@ async def test_a_caller_that_times_out_leaves_the_device_withheld(world):
 async def hand_over(world, device, before, after):
     """One pod ends, and the next one starts on its device; the lists that a watcher received meanwhile."""
     await asyncio.sleep(2)
-    received, notify = [healthy(world, device)], world.life.ledger.notify
+    received, notify = [healthy(world, device)], world.context.news.notify
 
     def hear() -> None:
         notify()
         received.append(healthy(world, device))
 
-    world.life.ledger.notify = hear
+    world.context.news.notify = hear
     world.node.end_container(before)
     await world.clean(device)
     await let_on(world, after, device)

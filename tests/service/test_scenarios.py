@@ -119,7 +119,7 @@ async def test_s16_the_history_follows_the_uuid(world):
     world.node.gpus["GPU-new"] = replace(one, info=new, processes={})
     async with asyncio.timeout(OBSERVED_WITHIN + 1):
         while "GPU-new" not in world.life.ledger.records:
-            await world.life.ledger.newer_row(world.life.ledger.seq, 1.0)
+            await world.news()
     await world.reach("GPU-new", State.SCRUBBING)
     assert world.record("GPU-new").scrubs.last_receipt is None
     await world.reach("GPU-new", State.CLEAN)

@@ -200,6 +200,10 @@ class World:
         """Remove the directory of this world."""
         self._run_dir.cleanup()
 
+    async def news(self) -> None:
+        """Return when the service shows something new, at the latest after a second."""
+        await self.context.news.after(self.context.news.notifications, 1.0)
+
     def spawn(self, work) -> asyncio.Task[Any]:
         """Run a task beside the test."""
         task = self.loop.create_task(work)
@@ -221,7 +225,7 @@ class World:
         """Wait until the service believes a device to be there."""
         async with asyncio.timeout(600):
             while self.state(device) is not state:
-                await self.life.ledger.newer_row(self.life.ledger.seq, 1.0)
+                await self.news()
         for _ in range(3):
             await asyncio.sleep(0)  # the task that recorded it goes on first
         return self.record(device)
