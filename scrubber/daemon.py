@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from ground import aio, http_server, log, paths, private_files, threads, unix_sockets
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, FatalError, LedgerUnavailable
-from scrubber import __version__, app
+from scrubber import __version__, assembly
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.core import events as ev
@@ -96,7 +96,7 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         active_policy = ActivePolicy(config.policy, paths.last_policy(config.state_dir))
     except DocumentError as error:
         raise FatalError(str(error)) from error
-    metrics, pool = _Metrics(), app.build_pool(config)
+    metrics, pool = _Metrics(), assembly.build_pool(config)
     async with _metrics_served(config.metrics_address, metrics):
         if not alone:
             turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, pool, metrics)))
@@ -112,7 +112,7 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         elif alone:  # otherwise the reload has said it
             _say_fault(active_policy)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
-        backend = await asyncio.to_thread(app.build_backend, config)
+        backend = await asyncio.to_thread(assembly.build_backend, config)
         return await _run_service(config, backend, active_policy, metrics, pool)
 
 
@@ -212,7 +212,7 @@ async def _run_service(
             backend.close()  # the next service may open the GPUs before this process has ended
         return 0
     await _note_start(ledger)
-    built = app.build(config, backend, active_policy, ledger, metrics.counters, pool)
+    built = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
     await built.pool.start()  # first, because the zygote loads CuPy while the service recovers
     with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later
@@ -256,7 +256,7 @@ async def _note_start(ledger: Ledger) -> None:
 
 
 async def _shut_down(
-    built: app.App, servers: server.GrpcServers, gate: GateServer, tasks: list[asyncio.Task[None]]
+    built: assembly.Assembly, servers: server.GrpcServers, gate: GateServer, tasks: list[asyncio.Task[None]]
 ) -> None:
     """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
     logger.info("stopping")
@@ -281,7 +281,7 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
     try:
         while not stop.is_set():
             try:
-                return app.open_ledger(config, metrics.counters)
+                return assembly.open_ledger(config, metrics.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
                 if refusing is None:

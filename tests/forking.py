@@ -161,7 +161,7 @@ def _become(words: list[str], env: dict[str, str], cwd: str, streams: list[int],
 
 if __name__ == "__main__":
     verbs = [f"autoclave.cli.verbs.{verb}" for verb in ("plugin", "dra", "scrubber")]
-    for name in ("plugin.app", "plugin.dra.app", "plugin.cluster.apiserver", *verbs):
+    for name in ("plugin.plugin_process", "plugin.dra.driver_process", "plugin.cluster.apiserver", *verbs):
         importlib.import_module(name)
     gc.freeze()  # no fork walks through what all of them share
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -21,7 +21,7 @@ from autoclave.cli import service_call
 from ground import private_files, unix_sockets
 from ground.errors import AutoclaveError, LedgerUnavailable, Reason
 from policies import load
-from scrubber import __version__, app, daemon
+from scrubber import __version__, assembly, daemon
 from scrubber.api import admin_client, client
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.simulated import drills
@@ -431,13 +431,13 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
 
 async def test_a_stop_without_a_ledger_frees_gpus_and_zygote(short_tmp, monkeypatch):
     config = ScrubberConfig(BackendChoice.SIMULATED, state_dir=short_tmp, run_dir=short_tmp, kubelet_dir=short_tmp)
-    pool, backend = WorkerPool(warm_cuda=False), app.build_backend(config)
+    pool, backend = WorkerPool(warm_cuda=False), assembly.build_backend(config)
 
     def stopped_meanwhile(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         raise LedgerUnavailable("the disk is full")
 
-    monkeypatch.setattr(app, "open_ledger", stopped_meanwhile)
+    monkeypatch.setattr(assembly, "open_ledger", stopped_meanwhile)
     others = children()  # of other tests
     await pool.start()
     [zygote] = {*children()} - {*others}
@@ -445,7 +445,7 @@ async def test_a_stop_without_a_ledger_frees_gpus_and_zygote(short_tmp, monkeypa
     assert await daemon._run_service(config, backend, ActivePolicy("fast"), daemon._Metrics(), pool) == 0
     assert gone_within(handle, WITHIN)
     os.close(handle)
-    app.build_backend(config).close()  # as the next service does
+    assembly.build_backend(config).close()  # as the next service does
 
 
 @pytest.mark.usefixtures("executed")

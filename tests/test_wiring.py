@@ -1,4 +1,4 @@
-"""Promises that hold only if ``app`` connects the parts: the whole service as a process."""
+"""Promises that hold only if ``assembly`` connects the parts: the whole service as a process."""
 
 from __future__ import annotations
 

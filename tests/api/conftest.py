@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ground import paths, unix_sockets
-from scrubber import app
+from scrubber import assembly
 from scrubber.api import admin_client, client, server
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.metrics.counters import ServiceCounters
@@ -28,10 +28,10 @@ class House:
             simulated_memory=2**20,
         )
         unix_sockets.lock_run_dir(self.config.run_dir)
-        backend = app.build_backend(self.config)
+        backend = assembly.build_backend(self.config)
         counters = ServiceCounters(CollectorRegistry())
-        ledger, pool = app.open_ledger(self.config, counters), app.build_pool(self.config)
-        self.built = app.build(self.config, backend, ActivePolicy("fast"), ledger, counters, pool)
+        ledger, pool = assembly.open_ledger(self.config, counters), assembly.build_pool(self.config)
+        self.built = assembly.build(self.config, backend, ActivePolicy("fast"), ledger, counters, pool)
         self.doors = server.GrpcServers(self.built.service, self.built.reporter, counters, self.config.run_dir)
 
     async def open(self):

@@ -278,6 +278,7 @@ async def test_a_stop_ends_the_calls_that_wait_for_news(house, monkeypatch):
         return newer
 
     monkeypatch.setattr(news, "after", waits)
+    monkeypatch.setattr(server, "LONGEST_WAIT", 3 * WITHIN)
     async with house.scrubber() as service, house.admin() as admin:
         watch = aiter(service.watch())
         await anext(watch)

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from ground import boot, paths
 from ground.aio import Changed
 from ground.errors import FatalError
-from scrubber import app
+from scrubber import assembly
 from scrubber.api import last_list, scrub_pb2
 from scrubber.config import BackendChoice, ScrubberConfig
 from tests.patience import WITHIN
@@ -96,7 +96,7 @@ def test_a_run_without_the_gate_begins_with_the_removal(file):
     file.with_name("autoclave-gate.json").write_text("damaged")
     config = ScrubberConfig(BackendChoice.SIMULATED, run_dir=file.parent, gate_cdi_dir=file.parent)
     with pytest.raises(FatalError):
-        app.create_gate(config, Changed())
+        assembly.create_gate(config, Changed())
     assert not file.exists()
 
 

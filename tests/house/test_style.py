@@ -10,11 +10,11 @@ from tests.house.sources import FILES, HOUSES, ROOT, WRITTEN, modules, place
 LAZY = "autoclave/cli/"  # the verbs are loaded when they are called
 EXTRAS = (
     "autoclave/doctor/gathering.py",  # the API server's client, for a check that few ask for
-    "scrubber/app.py",  # the NVIDIA backend: a service with simulated GPUs does not wait for its modules
+    "scrubber/assembly.py",  # the NVIDIA backend: a service with simulated GPUs does not wait for its modules
     "scrubber/devices/roster.py",  # the same in a worker
     "scrubber/cuda/",  # CuPy, which a node may lack and the service never has, is loaded when a GPU is opened
     "plugin/cluster/reporter.py",  # the API server's client, where there is one to speak to
-    "plugin/dra/app.py",  # the same: who lacks it gets a line that says what to install
+    "plugin/dra/driver_process.py",  # the same: who lacks it gets a line that says what to install
     "plugin/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
 )
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from ground import paths
-from scrubber import app
+from scrubber import assembly
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Trigger, Vitals, Xid
@@ -36,9 +36,9 @@ class Node:
         config = ScrubberConfig(BackendChoice.SIMULATED, **places, simulated_gpus=1, simulated_memory=2**20)
         self.registry = CollectorRegistry()
         self.counters = counters = ServiceCounters(self.registry)
-        backend = app.build_backend(config)
-        ledger, pool = app.open_ledger(config, counters), app.build_pool(config)
-        self.built = app.build(config, backend, ActivePolicy("default"), ledger, counters, pool)
+        backend = assembly.build_backend(config)
+        ledger, pool = assembly.open_ledger(config, counters), assembly.build_pool(config)
+        self.built = assembly.build(config, backend, ActivePolicy("default"), ledger, counters, pool)
         self.registry.register(self.built.collector)
         self.devices = [
             replace(DEVICE, uuid=f"MIG-{gpu}-{part}", index=gpu, slice=part, parent=f"GPU-{gpu}", mig=True)
@@ -157,11 +157,11 @@ def counted(node: Node) -> dict[str, int]:
 
 async def test_a_replayed_ledger_starts_findings_at_zero(tmp_path):
     config = ScrubberConfig(state_dir=tmp_path, run_dir=tmp_path, kubelet_dir=tmp_path)
-    before = app.open_ledger(config, ServiceCounters(CollectorRegistry()))
+    before = assembly.open_ledger(config, ServiceCounters(CollectorRegistry()))
     await before.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)))
     await before.close()
     registry = CollectorRegistry()
-    after = app.open_ledger(config, ServiceCounters(registry))
+    after = assembly.open_ledger(config, ServiceCounters(registry))
     labels = {"gpu": DEVICE.name, "uuid": DEVICE.uuid}
     shown = [registry.get_sample_value(row.name, labels) for row in (table.RESIDUE, table.UNAUTHORISED)]
     await after.close()
@@ -205,6 +205,6 @@ async def test_receipts_of_a_service_whose_key_is_unusable_count(tmp_path):
     key.open_key(config.state_dir)
     (paths.receipt_key(config.state_dir) / key.KEY).unlink()
     counters = ServiceCounters(CollectorRegistry())
-    ledger = app.open_ledger(config, counters)
+    ledger = assembly.open_ledger(config, counters)
     assert counters.signing == SigningState()
     await ledger.close()

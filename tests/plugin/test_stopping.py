@@ -14,7 +14,7 @@ HUNG = """
 import asyncio, os, signal, sys, threading
 from pathlib import Path
 from functools import partial
-from plugin import app, config, stopping
+from plugin import config, plugin_process, stopping
 
 class Reporter:
     async def run(self, source):
@@ -27,7 +27,7 @@ class Reporter:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
-stopping.run(partial(app._work, config.Config(run_dir=Path(sys.argv[1])), [Reporter()]))
+stopping.run(partial(plugin_process._work, config.Config(run_dir=Path(sys.argv[1])), [Reporter()]))
 print("ended")
 """
 

@@ -11,7 +11,7 @@ import click
 from autoclave.cli import ENVIRONMENT, options
 from ground import log
 from plugin.cluster.choice import NvsentinelAction, ReportChoice, Reports
-from plugin.dra import app, config
+from plugin.dra import config, driver_process
 from scrubber import __version__
 
 
@@ -80,4 +80,4 @@ def dra(
         **flags,
     )
     log.configure(chosen.log_level, json=None if chosen.log_format == "auto" else chosen.log_format == "json")
-    return app.run(chosen)
+    return driver_process.run(chosen)

@@ -13,7 +13,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, Parsed, options
 from ground import log, paths
-from plugin import app, config, response
+from plugin import config, plugin_process, response
 from plugin.cluster.choice import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from scrubber import __version__
@@ -113,4 +113,4 @@ def plugin(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its 
         log_format=flags["log_format"],
     )
     log.configure(chosen.log_level, json=None if chosen.log_format == "auto" else chosen.log_format == "json")
-    return app.run(chosen)
+    return plugin_process.run(chosen)

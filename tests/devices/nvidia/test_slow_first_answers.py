@@ -14,7 +14,7 @@ import pynvml
 import pytest
 from prometheus_client import CollectorRegistry
 
-from scrubber import app
+from scrubber import assembly
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import acquire, answers
 from scrubber.core.model import AilmentKind
@@ -49,9 +49,9 @@ class Service:
         self.library = Library(sets_up_gpus=True)
         assert Nvidia.probe(self.rig.host, self.library) is None
         backend = Nvidia(self.rig.host, Pods(self.rig.host.proc), self.rig.settings, self.library)
-        ledger = app.open_ledger(self._config, counters)
-        pool = app.build_pool(self._config)
-        self.built = app.build(self._config, backend, ActivePolicy("default"), ledger, counters, pool)
+        ledger = assembly.open_ledger(self._config, counters)
+        pool = assembly.build_pool(self._config)
+        self.built = assembly.build(self._config, backend, ActivePolicy("default"), ledger, counters, pool)
 
     async def stop(self) -> None:
         await self.built.service.stop()

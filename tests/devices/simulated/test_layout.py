@@ -14,7 +14,7 @@ import pytest
 
 from autoclave.doctor.facts import container_toolkit
 from ground.errors import FatalError
-from scrubber import app
+from scrubber import assembly
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError
@@ -192,4 +192,4 @@ def test_a_missing_directory_is_named_with_its_flag(tmp_path):
         backend=BackendChoice.SIMULATED, simulated_dir=tmp_path / "gpus", simulated_cdi_dir=tmp_path / "missing"
     )
     with pytest.raises(FatalError, match=r"No such file or directory; give a directory .* with --simulated-cdi-dir"):
-        app.build_backend(config)
+        assembly.build_backend(config)

@@ -1,4 +1,4 @@
-"""The turns of plugins. tests/plugin/test_app.py shows a whole update."""
+"""The turns of plugins. tests/plugin/test_plugin_process.py shows a whole update."""
 
 import asyncio
 

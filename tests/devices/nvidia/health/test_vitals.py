@@ -70,7 +70,9 @@ def test_recovery_action_codes_equal_those_of_nvml() -> None:
     assert {"NONE", "GPU_RESET", "NODE_REBOOT", "DRAIN_P2P", "DRAIN_AND_RESET"} <= known.keys()
 
 
-OLDEST = "import pynvml; [delattr(pynvml, it) for it in {missing!r} if hasattr(pynvml, it)]; import scrubber.app_nvidia"
+OLDEST = (
+    "import pynvml; [delattr(pynvml, it) for it in {missing!r} if hasattr(pynvml, it)]; import scrubber.assembly_nvidia"
+)
 
 
 def test_the_oldest_allowed_pynvml_is_enough_to_import_the_backend() -> None:

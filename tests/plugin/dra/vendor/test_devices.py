@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from plugin.cluster.choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
-from plugin.dra import app, driver
+from plugin.dra import driver, driver_process
 from plugin.dra.config import VENDOR_DRIVER, DraConfig
 from plugin.dra.vendor import devices as vendor
 from plugin.kubelet_api import drahealth_pb2, drahealth_pb2_grpc, pluginregistration_pb2_grpc
@@ -126,7 +126,7 @@ class Cluster:
         return [device.state for device in devices]
 
     def start_gate(self, instance=""):
-        work = app._work(replace(self.chosen, instance=instance), self.folder, InFlight())
+        work = driver_process._work(replace(self.chosen, instance=instance), self.folder, InFlight())
         self.programs.append(asyncio.create_task(work))
 
     async def stop_gates(self):
@@ -141,7 +141,7 @@ async def cluster(service, short_tmp, monkeypatch):
     for name in ("vendor", "plugins", "registry", "cdi", "plugins/autoclave"):
         (short_tmp / name).mkdir()
     cluster = await asyncio.to_thread(Cluster, service, short_tmp)
-    monkeypatch.setattr("plugin.dra.app.connect", lambda *_: cluster)
+    monkeypatch.setattr("plugin.dra.driver_process.connect", lambda *_: cluster)
     monkeypatch.setattr(vendor, "LISTED_WITHIN", 0.0)
     monkeypatch.setattr(sockets, "POLL_EVERY", 6 * WITHIN)
     watching = asyncio.create_task(cluster.watch.run())

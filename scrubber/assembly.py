@@ -65,7 +65,7 @@ WATCH_EVERY = 0.25  # seconds between the observations that look for foreign pro
 
 
 @dataclass(frozen=True, slots=True)
-class App:
+class Assembly:
     """The parts that the daemon starts and stops."""
 
     config: ScrubberConfig
@@ -85,7 +85,7 @@ def build_backend(config: ScrubberConfig) -> Backend:
     if config.backend is BackendChoice.SIMULATED:
         return _simulated(config)
     # Imported here: a service with simulated GPUs starts faster without the modules for NVIDIA.
-    nvidia: Backend = importlib.import_module("scrubber.app_nvidia").build(config, _pid_namespace(config))
+    nvidia: Backend = importlib.import_module("scrubber.assembly_nvidia").build(config, _pid_namespace(config))
     return nvidia
 
 
@@ -244,7 +244,7 @@ def build(
     ledger: Ledger,
     counters: ServiceCounters,
     pool: WorkerPool,
-) -> App:
+) -> Assembly:
     """All parts, not started."""
     # A simulated GPU is a file that only this user can open. For a real one, all processes of the node must be seen.
     whole_node = not isinstance(backend, Simulated)
@@ -316,4 +316,4 @@ def build(
     collector = ServiceCollector(
         context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
     )
-    return App(config, ledger, service, reporter, monitor, active_policy, pool, collector, board_sampler, gate)
+    return Assembly(config, ledger, service, reporter, monitor, active_policy, pool, collector, board_sampler, gate)

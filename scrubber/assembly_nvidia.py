@@ -1,4 +1,4 @@
-"""Builds the backend of a node with NVIDIA GPUs. ``app`` imports this module only when it needs that backend."""
+"""Builds the backend of a node with NVIDIA GPUs. ``assembly`` imports this module only when it needs that backend."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from plugin.cluster.choice import ReportChoice
-from plugin.dra import app, driver
+from plugin.dra import driver, driver_process
 from plugin.dra.config import DraConfig
 from plugin.stopping import InFlight
 from tests.plugin.cluster.devices import out
@@ -29,13 +29,13 @@ class Asked(InFlight):
 
 async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypatch):
     """A Prepare that is cut off is repeated after a minute only."""
-    monkeypatch.setattr("plugin.dra.app.connect", lambda *_: None)
+    monkeypatch.setattr("plugin.dra.driver_process.connect", lambda *_: None)
     chosen = DraConfig(
         plugins_dir=short_tmp, registry_dir=short_tmp, run_dir=service.run_dir, cluster=ReportChoice(node="node-1")
     )
     chosen.service_socket.parent.mkdir()
     calls = Asked()
-    program = asyncio.create_task(app._work(chosen, short_tmp, calls))
+    program = asyncio.create_task(driver_process._work(chosen, short_tmp, calls))
     await until_files(chosen.registry_socket.exists, short_tmp)
     program.cancel()
     await asyncio.wait({program})
