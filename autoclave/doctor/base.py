@@ -125,7 +125,7 @@ class CdiSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateGate:
+class CreateGateFacts:
     """The create gate as the container runtime finds it."""
 
     covered: frozenset[str] | CheckFault  # the devices with a hook in the specification
@@ -171,7 +171,7 @@ class NodeFacts:
     process: Process | CheckFault  # that serves the operators' socket
     receipt_key: str | CheckFault | None  # the id of the key that signs receipts; None: ``cryptography`` is missing
     room: Room | CheckFault | None  # at the ledger; None when its place is not known
-    create_gate: CreateGate | None = None  # None: it is off, or the service does not answer
+    create_gate: CreateGateFacts | None = None  # None: it is off, or the service does not answer
 
     driver: str | CheckFault  # the loaded version
     libraries: tuple[str, ...]  # the installed versions of the driver's library, as far as found

@@ -36,7 +36,7 @@ class InUse(Exception):
 
 
 @dataclass(frozen=True)
-class Idle:
+class IdleObserver:
     """Observes the GPUs of this machine: the driver's lists, the memory in use, the open files."""
 
     host: Host

@@ -15,7 +15,7 @@ from typing import Any
 
 from autoclave.remnant import tenant
 from autoclave.remnant.model import Ending, Look, Medium, Planted, Round
-from autoclave.remnant.tenant import Order
+from autoclave.remnant.tenant import ContainerOrder
 from ground.errors import AutoclaveError, Reason
 from scrubber.devices.nvidia.boards import Board
 
@@ -24,7 +24,7 @@ GONE_WITHIN = 30.0
 LEFT_FREE = 2  # a container that stays fills one part in so many: the next one must be able to begin
 
 
-class Failed(AutoclaveError):
+class ContainerFailed(AutoclaveError):
     """A container did not do its part."""
 
     def __init__(self, why: str) -> None:
@@ -34,7 +34,7 @@ class Failed(AutoclaveError):
 class _Container:
     """One process, which has loaded CUDA's library and waits for its turn."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ContainerOrder) -> None:
         self._process = subprocess.Popen(
             tenant.PROGRAM,
             stdin=subprocess.PIPE,
@@ -61,7 +61,9 @@ class _Container:
             self._tell(ending.value)
         self._wait()
         if ending is Ending.ABORT and self._process.returncode != tenant.ABORTED:
-            raise Failed(f"no kernel of the container trapped: it ended with status {self._process.returncode}")
+            raise ContainerFailed(
+                f"no kernel of the container trapped: it ended with status {self._process.returncode}"
+            )
 
     def clear_away(self) -> None:
         """Leave nothing of it, however far it has come."""
@@ -85,31 +87,31 @@ class _Container:
         with selectors.DefaultSelector() as ready:
             ready.register(self._process.stdout, selectors.EVENT_READ)
             if not ready.select(ANSWERS_WITHIN):
-                raise Failed(f"a container said nothing for {ANSWERS_WITHIN:g} s")
+                raise ContainerFailed(f"a container said nothing for {ANSWERS_WITHIN:g} s")
         line = self._process.stdout.readline()
         if not line:
             raise self._failed()
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _failed(self) -> Failed:
+    def _failed(self) -> ContainerFailed:
         self._process.kill()
         _, said = self._process.communicate()
         last = said.decode(errors="replace").strip().rpartition("\n")[2]
-        return Failed(f"a container ended with status {self._process.returncode}: {last or 'no word'}")
+        return ContainerFailed(f"a container ended with status {self._process.returncode}: {last or 'no word'}")
 
     def _wait(self) -> None:
         try:
             self._process.wait(GONE_WITHIN)
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s") from error
+            raise ContainerFailed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s") from error
 
 
 def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium] = tuple(Medium)) -> Round:
     """One round. No process of it is left afterwards."""
     key, never = secrets.token_hex(16), secrets.token_hex(16)
     chosen = tuple(it.value for it in media)
-    order = Order("fill", board.uuid, board.pci_address, str(host_root), key, never, chosen)
+    order = ContainerOrder("fill", board.uuid, board.pci_address, str(host_root), key, never, chosen)
     if how is Ending.STAYS:
         order = dataclasses.replace(order, share=LEFT_FREE)
     with _container(order) as first, _container(dataclasses.replace(order, deed="look", share=1)) as second:
@@ -117,13 +119,13 @@ def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium
         second.wait_until_ready()
         said = first.go()
         if "refused" in said:
-            raise Failed(said["refused"])
+            raise ContainerFailed(said["refused"])
         if how is not Ending.STAYS:
             first.end(how)
         began = time.monotonic()
         seen = second.go()
         if "refused" in seen and not seen["out_of_memory"]:  # memory that the first one holds refuses so, and no other
-            raise Failed(seen["refused"])
+            raise ContainerFailed(seen["refused"])
         return Round(
             ending=how,
             seconds=time.monotonic() - began,
@@ -141,7 +143,7 @@ def rounds(endings: Sequence[Ending], each: int) -> Iterator[Ending]:
 
 
 @contextmanager
-def _container(order: Order) -> Iterator[_Container]:
+def _container(order: ContainerOrder) -> Iterator[_Container]:
     container = _Container(order)
     try:
         yield container

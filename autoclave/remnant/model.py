@@ -56,7 +56,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuAndDriver:
     """The GPU and its driver: a result is of these only."""
 
     uuid: str
@@ -73,6 +73,6 @@ class Result:
 
     on: str
     began: str  # in UTC
-    gpu: Gpu
+    gpu: GpuAndDriver
     rounds: tuple[Round, ...]
     ended_early: str = ""  # why, if not all rounds were done

@@ -38,7 +38,7 @@ _NO_KIND = 9  # of a pattern: every kernel traps
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ContainerOrder:
     """What a container is to do with which GPU."""
 
     deed: str  # "fill" or "look"
@@ -87,7 +87,7 @@ def recognised(data: bytes, key: str) -> int:
     return 16 * data.count(words(key))
 
 
-def opened(order: Order, driver: CudaDriver) -> Tenant:
+def opened(order: ContainerOrder, driver: CudaDriver) -> Tenant:
     """The GPU, as any program opens it; CudaError if that fails."""
     device.only(order.uuid)
     card = Tenant(driver, order.uuid)
@@ -96,7 +96,7 @@ def opened(order: Order, driver: CudaDriver) -> Tenant:
     return card
 
 
-def fill(order: Order, driver: CudaDriver) -> tuple[dict[str, Any], Callable[[], None]]:
+def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[dict[str, Any], Callable[[], None]]:
     """Fill memory and chip; what was planted, and how this container aborts itself."""
     card = opened(order, driver)
     for plant, listen in order.programs.values():  # the driver loads them now, while there is memory for them
@@ -118,7 +118,7 @@ def fill(order: Order, driver: CudaDriver) -> tuple[dict[str, Any], Callable[[],
     return answer, lambda: card.trap(whole.spans[0])
 
 
-def look(order: Order, driver: CudaDriver) -> dict[str, Any]:
+def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
     """What this container finds, before it writes; then it leaves zeros in the memory."""
     card = opened(order, driver)
     found: dict[str, Look] = {}
@@ -135,7 +135,7 @@ def look(order: Order, driver: CudaDriver) -> dict[str, Any]:
     return {"looks": {name: dataclasses.asdict(it) for name, it in found.items()}}
 
 
-def _in_memory(card: Tenant, whole: GpuMemory, order: Order) -> Look:
+def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
     spans = whole.spans
     dirty = [it for it, found in zip(spans, whole.compare(ZERO, _unheard), strict=True) if found.count]
     pieces = [
@@ -197,7 +197,7 @@ def _say(answer: dict[str, Any]) -> None:
 def main(lines: Iterable[str]) -> NoReturn:
     """Do what the first line says; then what the next ones say. Ends without a handler, as a container does."""
     rest = iter(lines)
-    order = Order(**json.loads(next(rest)))
+    order = ContainerOrder(**json.loads(next(rest)))
     driver = device.driver_of(order.uuid)  # loading CuPy takes longer than all else
     _say({"ready": os.getpid()})
     next(rest, "")

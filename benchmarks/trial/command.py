@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from autoclave.remnant.idle import Idle, InUse
+from autoclave.remnant.idle import IdleObserver, InUse
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial import report
 from benchmarks.trial.card import Where
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     ends = time.monotonic() + options.within
     signal.signal(signal.SIGTERM, _end)
     host, library = Host(options.host_root, pid_namespace=proc.own_namespace(PROC)), Library()
-    idle = Idle(host, library, tuple(options.beside))
+    idle = IdleObserver(host, library, tuple(options.beside))
     held = HeldNode()
     with reads_only():
         try:
@@ -102,7 +102,7 @@ def _records(options: argparse.Namespace, about: dict[str, object]) -> Records:
     return records
 
 
-def _idle_one(idle: Idle, name: str) -> Board:
+def _idle_one(idle: IdleObserver, name: str) -> Board:
     if (lacks := cupy_loading.missing()) is not None:
         raise DeviceError(lacks)
     board = idle.board(name)
@@ -132,7 +132,7 @@ class HeldNode:
 
 
 def _part(
-    name: str, idle: Idle, held: HeldNode, board: Board, where: Where, seconds: float, records: Records
+    name: str, idle: IdleObserver, held: HeldNode, board: Board, where: Where, seconds: float, records: Records
 ) -> Part:  # fmt: skip
     """Run one part, on a GPU that no process uses."""
     try:

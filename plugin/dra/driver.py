@@ -74,7 +74,7 @@ class Devices(Protocol):
         """The devices under the names that the cluster has for them."""
 
 
-class Driver:
+class DraDriver:
     """Prepares the devices of claims, and takes them back."""
 
     def __init__(  # noqa: PLR0913 - its parts
@@ -254,7 +254,7 @@ def _until(left: float | None) -> float:
 
 
 def handlers(
-    driver: Driver, health: grpc.RpcMethodHandler[Any, Any] | None = None
+    driver: DraDriver, health: grpc.RpcMethodHandler[Any, Any] | None = None
 ) -> tuple[grpc.GenericRpcHandler, ...]:
     """The handlers of a server, for all versions of the kubelet's calls. ``health``: instead of the driver's."""
     unary: Any = grpc.unary_unary_rpc_method_handler  # typed for threads

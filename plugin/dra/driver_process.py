@@ -23,7 +23,7 @@ from plugin.dra import config, driver, registration
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
-from plugin.dra.driver import Driver, OwnDevices
+from plugin.dra.driver import DraDriver, OwnDevices
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.publisher import SlicePublisher
 from plugin.dra.vendor import devices as vendor
@@ -79,7 +79,7 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
         if statuses is not None:
             tasks.create_task(statuses.run(), name="status of claims")
         parts = chosen, listing, ClaimGate(scrubber, listing), server, in_flight
-        answer = partial(Driver, *parts, counters=counters, statuses=statuses)
+        answer = partial(DraDriver, *parts, counters=counters, statuses=statuses)
         if chosen.vendor_registry_dir is None:
             await listing.until_known()
             registered = asyncio.Event()

@@ -34,7 +34,7 @@ class BrokenError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ChildEnding:
     """How a child ended."""
 
     status: int | None  # negative: the signal that ended it. None: unknown
@@ -87,7 +87,7 @@ class Child:
         self._running = True
         self.orphaned = False  # whether the zygote was lost before the child ended
         self._zygote_reaped = False
-        self._ended: asyncio.Future[Ending] = loop.create_future()
+        self._ended: asyncio.Future[ChildEnding] = loop.create_future()
         loop.add_reader(handle, self._on_end)
 
     async def connect(self) -> None:
@@ -152,7 +152,7 @@ class Child:
         """Wait until the child has ended and its output is read, at most so long."""
         await asyncio.wait((self._ended, self._complaints.complete), timeout=seconds)
 
-    async def end(self, seconds: float) -> Ending | None:
+    async def end(self, seconds: float) -> ChildEnding | None:
         """How the child ended; None if it has not ended within that time."""
         await self.wait(seconds)
         if not self._running:
@@ -200,7 +200,7 @@ class Child:
 
     def _settle(self, status: int | None) -> None:
         if not self._ended.done():
-            self._ended.set_result(Ending(status, self.orphaned))
+            self._ended.set_result(ChildEnding(status, self.orphaned))
 
 
 class Tail(asyncio.Protocol):
@@ -276,7 +276,7 @@ class Worker:
     async def finish(self, last: StepResult) -> StepResult:
         """Let the child end. Its last result stands only if the child then ends well and in time."""
         self._child.hang_up()
-        ending: Ending | None = None
+        ending: ChildEnding | None = None
         try:
             ending = await self._child.end(_LEAVES_WITHIN)
         finally:
@@ -308,11 +308,11 @@ class Worker:
             if answer.progress is not None:
                 on_progress(*answer.progress)
 
-    async def _kill_and_wait(self) -> Ending | None:
+    async def _kill_and_wait(self) -> ChildEnding | None:
         self._child.kill()
         return await self._child.end(_LEAVES_WITHIN)
 
-    def _describe(self, ending: Ending | None) -> str:
+    def _describe(self, ending: ChildEnding | None) -> str:
         if ending is None:
             why = "its zygote was lost, and it is not gone yet" if self._child.orphaned else "it is stuck in the driver"
             return f"its worker (pid {self.pid}) cannot be killed: {why}"
@@ -321,7 +321,7 @@ class Worker:
             how = "with the zygote that it was forked from"
         return " ".join(filter(None, (f"its worker ended {how}", self._child.complaint)))
 
-    def _blame(self, step: Step, ending: Ending | None) -> Blame:
+    def _blame(self, step: Step, ending: ChildEnding | None) -> Blame:
         """Whose fault it is that a worker ended without a report, or was killed and has not ended."""
         if self._child.orphaned:
             return Blame.SERVICE

@@ -73,7 +73,7 @@ def test_only_a_plain_word_switches_cdi_off(tmp_path, said, off):
     assert found == (str(tmp_path / "etc/containerd/config.toml") if off else "")
 
 
-GATE = base.CreateGate(frozenset({"GPU-1"}), {"/p": None}, {"/s": None})
+GATE = base.CreateGateFacts(frozenset({"GPU-1"}), {"/p": None}, {"/s": None})
 SERVICE = replace(
     STATUS.service, gate_specification="/etc/cdi/autoclave-gate.json", started=GPU.since - 1, gate_in_force=("GPU-1",)
 )

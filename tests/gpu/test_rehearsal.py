@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from autoclave.remnant.idle import Idle, InUse
+from autoclave.remnant.idle import IdleObserver, InUse
 from benchmarks.trial import checks, command, job, needs, report, running, service
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
@@ -166,9 +166,9 @@ def test_time_that_parts_leave_goes_to_the_others() -> None:
 def test_without_lists_of_the_driver_all_processes_are_searched(stage, monkeypatch, everybody) -> None:
     gpu = stage.machine.gpu(0)
     gpu.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_NOT_SUPPORTED)
-    monkeypatch.setattr(Idle, "_look", lambda *_: ((), everybody))
+    monkeypatch.setattr(IdleObserver, "_look", lambda *_: ((), everybody))
     with on_stage(stage):
-        idle = Idle(Host(stage.root.path), Library())
+        idle = IdleObserver(Host(stage.root.path), Library())
         board = idle.board("0")
         with nullcontext() if everybody else pytest.raises(InUse, match="not every process can be searched"):
             idle.expect_no_holder(board)
@@ -182,9 +182,9 @@ def test_a_process_that_begins_between_two_looks_is_seen(stage, monkeypatch) -> 
     """By the second question for the lists, also where not every process can be searched."""
     stage.machine.gpu(0).run(Process(os.getpid()))
     monkeypatch.setattr(holders, "pids", lambda *_: frozenset())
-    monkeypatch.setattr(Idle, "_look", lambda *_: ((), False))
+    monkeypatch.setattr(IdleObserver, "_look", lambda *_: ((), False))
     with on_stage(stage):
-        idle = Idle(Host(stage.root.path), Library())
+        idle = IdleObserver(Host(stage.root.path), Library())
         with pytest.raises(InUse, match="the driver lists a process"):
             idle.expect_no_holder(idle.board("0"))
         idle.library.close()

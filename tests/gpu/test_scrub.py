@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from autoclave.remnant.idle import Idle, InUse
+from autoclave.remnant.idle import IdleObserver, InUse
 from benchmarks.trial.card import Where
 from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceError
@@ -38,9 +38,9 @@ RESERVED_SHARED = 1024  # bytes a block that newer architectures keep for the sy
 
 
 @pytest.fixture
-def idle(host, library) -> Idle:
+def idle(host, library) -> IdleObserver:
     beside = filter(None, os.environ.get("GPU_BESIDE", "").split(os.pathsep))
-    return Idle(host, library, tuple(beside), int(os.environ.get("GPU_HOLDER", "0")))
+    return IdleObserver(host, library, tuple(beside), int(os.environ.get("GPU_HOLDER", "0")))
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_only_a_shortage_of_memory_is_a_finding(monkeypatch, ending, out_of_memo
     """A refusal for another reason, or an abort that was none, says nothing about the memory."""
     refusal = json.dumps({"refused": "no device", "out_of_memory": out_of_memory})
     monkeypatch.setattr(tenant, "PROGRAM", (sys.executable, "-c", ANSWERS, refusal))
-    with pytest.raises(local.Failed, match=why) if why else nullcontext():
+    with pytest.raises(local.ContainerFailed, match=why) if why else nullcontext():
         assert local.run_round(BOARD, Path("/"), ending).refused == "no device"
 
 

@@ -12,7 +12,7 @@ from scrubber.core.model import Blame, Outcome
 from scrubber.node import proc
 from scrubber.workers import worker as workers
 from scrubber.workers.pool import ZygoteLostError
-from scrubber.workers.worker import BrokenError, Child, Ending
+from scrubber.workers.worker import BrokenError, Child, ChildEnding
 from tests.workers.zygotes import (
     ASLEEP,
     ECHO,
@@ -39,7 +39,7 @@ from tests.workers.zygotes import (
     ],
 )
 async def test_the_exit_status_of_a_child_is_reported(make: MakePool, life: str, status: int) -> None:
-    assert await ending(await make(life).spawn()) == Ending(status, orphaned=False)
+    assert await ending(await make(life).spawn()) == ChildEnding(status, orphaned=False)
 
 
 async def test_the_traceback_of_a_child_arrives(make: MakePool) -> None:
@@ -55,7 +55,7 @@ async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakePo
     child = await pool.spawn()
     os.kill(zygote, signal.SIGSTOP)
     child.kill()
-    assert await ending(child) == Ending(None, orphaned=False)
+    assert await ending(child) == ChildEnding(None, orphaned=False)
     assert proc.status(f"/proc/{child.pid}").state == "Z"
     os.kill(zygote, signal.SIGCONT)
 
@@ -78,7 +78,7 @@ async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakePool, m
 async def test_a_worker_stuck_in_the_kernel_is_lost(bank, make: MakePool, monkeypatch) -> None:
     """All GPUs of a node at once may keep the kernel busy for longer than anybody waits."""
 
-    async def not_yet(_child: Child, _seconds: float) -> Ending | None:
+    async def not_yet(_child: Child, _seconds: float) -> ChildEnding | None:
         return None
 
     monkeypatch.setattr(Child, "end", not_yet)
@@ -95,7 +95,7 @@ async def test_a_worker_stuck_in_the_kernel_is_lost(bank, make: MakePool, monkey
 async def test_a_killed_worker_has_time_to_leave_the_kernel(bank, make: MakePool, monkeypatch) -> None:
     end = Child.end
 
-    async def five_seconds(child: Child, seconds: float) -> Ending | None:
+    async def five_seconds(child: Child, seconds: float) -> ChildEnding | None:
         return await end(child, LONG) if seconds > 5 else None
 
     monkeypatch.setattr(Child, "end", five_seconds)

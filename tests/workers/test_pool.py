@@ -18,7 +18,7 @@ from scrubber.node import proc
 from scrubber.steps.base import Order
 from scrubber.workers import pool as pools
 from scrubber.workers.pool import WorkerPool, ZygoteLostError
-from scrubber.workers.worker import BrokenError, Child, Ending
+from scrubber.workers.worker import BrokenError, Child, ChildEnding
 from tests.cli.on_machine import needs_namespace
 from tests.descriptors import opened
 from tests.patience import WITHIN
@@ -73,7 +73,7 @@ async def test_a_deaf_child_ends_with_its_zygote(make: MakePool) -> None:
     os.kill(zygote, signal.SIGKILL)
     assert gone_within(handle, 10)  # this holds the loop: the service had no part in it
     os.close(handle)
-    assert await ending(child) == Ending(None, orphaned=True)
+    assert await ending(child) == ChildEnding(None, orphaned=True)
 
 
 async def test_a_stopped_zygote_is_replaced_after_its_deadline(bank, make: MakePool, monkeypatch) -> None:
@@ -182,7 +182,7 @@ async def test_no_child_is_spawned_after_the_end(make: MakePool) -> None:
     child = await pool.spawn()
     await pool.close()
     assert children() == []
-    assert await ending(child) == Ending(None, orphaned=True)
+    assert await ending(child) == ChildEnding(None, orphaned=True)
     with pytest.raises(BrokenError, match="the service is stopping"):
         await pool.spawn()
 
@@ -205,7 +205,7 @@ async def test_fifty_at_once_get_a_child_each(make: MakePool) -> None:
     assert len({child.pid for child in born}) == 50
     for child in born:
         child.hang_up()
-    assert {await ending(child) for child in born} == {Ending(0, orphaned=False)}
+    assert {await ending(child) for child in born} == {ChildEnding(0, orphaned=False)}
 
 
 async def test_a_worker_descends_from_the_service(make: MakePool) -> None:

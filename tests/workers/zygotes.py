@@ -20,7 +20,7 @@ from scrubber.steps.base import Order
 from scrubber.workers import pool as pools
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment
-from scrubber.workers.worker import Child, Ending, Worker
+from scrubber.workers.worker import Child, ChildEnding, Worker
 from tests import forking
 from tests.descriptors import opened
 from tests.patience import WITHIN
@@ -108,7 +108,7 @@ async def zygote_of(pool: WorkerPool) -> int:
     return pid
 
 
-async def ending(child: Child) -> Ending:
+async def ending(child: Child) -> ChildEnding:
     how = await child.end(LONG)
     assert how is not None
     return how

@@ -23,7 +23,7 @@ HEADERS = ("LEVEL", "CHECK", "FINDING")
 AGAIN = 2.0  # seconds between two checks with --wait
 
 
-class Chosen(TypedDict):
+class DoctorOptions(TypedDict):
     """The flags that select findings."""
 
     only: tuple[str, ...]
@@ -93,7 +93,7 @@ def doctor(
     cdi_kind: str,
     driver_name: str,
     wait: float,
-    **chosen: Unpack[Chosen],
+    **chosen: Unpack[DoctorOptions],
 ) -> int:
     """Check whether this node can prove GPUs clean; each finding has a remedy.
 

@@ -12,9 +12,9 @@ import pynvml
 
 from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, human, options
 from autoclave.remnant import judge, local, report
-from autoclave.remnant.idle import Idle, InUse
+from autoclave.remnant.idle import IdleObserver, InUse
 from autoclave.remnant.judge import Verdict
-from autoclave.remnant.model import Ending, Gpu, Medium, Result, Round
+from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Result, Round
 from ground import calendar_time
 from ground.errors import FatalError
 from scrubber.devices.base import DeviceError
@@ -28,7 +28,7 @@ FREED_WITHIN = 30.0  # seconds until nobody has the GPU after a round
 BAD = frozenset({Verdict.REMNANT, Verdict.NO_ANSWER})
 
 
-class Chosen(TypedDict):
+class RemnantOptions(TypedDict):
     """What is tried, and who may watch."""
 
     ending: tuple[Ending, ...]
@@ -82,7 +82,7 @@ def remnant() -> None:
 @click.option(
     "--host-root", type=options.DIRECTORY, default="/", help="Where this process sees the host's root directory."
 )
-def run(on: str, gpu: str, rounds: int, to: Path | None, host_root: Path, **chosen: Unpack[Chosen]) -> int:
+def run(on: str, gpu: str, rounds: int, to: Path | None, host_root: Path, **chosen: Unpack[RemnantOptions]) -> int:
     """Plant words on a GPU, hand it over, look for them, and write a report.
 
     Overwrites all memory of the GPU, leaves zeros there, and changes no setting. Refuses a GPU that a process uses.
@@ -90,7 +90,7 @@ def run(on: str, gpu: str, rounds: int, to: Path | None, host_root: Path, **chos
     then counts. Exit code 1 if words of the first container were found, or if the test gives no answer.
     """
     host, library = Host(host_root, pid_namespace=proc.own_namespace(PROC)), Library()
-    idle = Idle(host, library, tuple(map(str, chosen["beside"])))
+    idle = IdleObserver(host, library, tuple(map(str, chosen["beside"])))
     began = calendar_time.utc(clock.now().wall)
     try:
         board = idle.board(gpu)
@@ -124,7 +124,7 @@ _INTERRUPTED = "it was interrupted"
 
 
 def _rounds(
-    idle: Idle, plan: Sequence[Ending], ending: Callable[[Ending], Round], board: Board
+    idle: IdleObserver, plan: Sequence[Ending], ending: Callable[[Ending], Round], board: Board
 ) -> tuple[list[Round], str]:
     """The rounds that were done, and why they are not all."""
     done: list[Round] = []
@@ -139,13 +139,13 @@ def _rounds(
             idle.library.close()
     except KeyboardInterrupt:
         return done, _INTERRUPTED
-    except (local.Failed, InUse, DeviceError) as error:
+    except (local.ContainerFailed, InUse, DeviceError) as error:
         return done, str(error)
     return done, ""
 
 
-def _about(board: Board, host: Host, library: Library) -> Gpu:
+def _about(board: Board, host: Host, library: Library) -> GpuAndDriver:
     with library.session() as nvml:
         mode = nvml.ask_optional(pynvml.nvmlDeviceGetPersistenceMode, nvml.handle(board.uuid))
     persistence = None if mode is None else mode == pynvml.NVML_FEATURE_ENABLED
-    return Gpu(board.uuid, board.model, host.driver_version(), board.memory_bytes, board.ecc, persistence)
+    return GpuAndDriver(board.uuid, board.model, host.driver_version(), board.memory_bytes, board.ecc, persistence)

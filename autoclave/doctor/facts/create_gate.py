@@ -8,7 +8,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from autoclave.doctor.base import CheckFault, CreateGate
+from autoclave.doctor.base import CheckFault, CreateGateFacts
 from autoclave.doctor.facts import safe_read
 from scrubber.create_gate import installation
 
@@ -17,11 +17,11 @@ ANSWERS_WITHIN = 5.0  # seconds
 Hook = tuple[str, str, str]  # its device, its program, and where the program asks
 
 
-def look(specification: Path, root: Path) -> CreateGate:
+def look(specification: Path, root: Path) -> CreateGateFacts:
     """The gate of this specification. ``root``: where the root directory of the host is."""
     hooks = _hooks(specification)
     readable = () if isinstance(hooks, CheckFault) else hooks
-    return CreateGate(
+    return CreateGateFacts(
         covered=hooks if isinstance(hooks, CheckFault) else frozenset(device for device, _, _ in hooks),
         programs={program: _program(Path(program)) for program in {program for _, program, _ in readable}},
         sockets={path: _socket(path) for path in {path for _, _, path in readable}},

@@ -43,7 +43,7 @@ def create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield from faults or (_in_force(facts.status, facts.now),)
 
 
-def _faults(gate: base.CreateGate, status: views.Status) -> Iterator[base.Finding]:
+def _faults(gate: base.CreateGateFacts, status: views.Status) -> Iterator[base.Finding]:
     """Why containers with GPUs are not created, or are created without a question."""
     file = status.service.gate_specification
     if isinstance(gate.covered, base.CheckFault):

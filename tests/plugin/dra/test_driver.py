@@ -16,7 +16,7 @@ from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import driver as dra
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DraConfig
-from plugin.dra.driver import Driver, OwnDevices
+from plugin.dra.driver import DraDriver, OwnDevices
 from plugin.dra.metrics import DraCounters
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2
@@ -76,7 +76,7 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
             server = grpc.aio.server()
             counters = DraCounters(CollectorRegistry())
             gate = ClaimGate(scrubber, listing)
-            driver = Driver(chosen, listing, gate, cast(Any, cluster), InFlight(), OwnDevices(chosen), counters)
+            driver = DraDriver(chosen, listing, gate, cast(Any, cluster), InFlight(), OwnDevices(chosen), counters)
             server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
             server.add_insecure_port(f"unix:{folder}/dra.sock")
             await server.start()
