@@ -59,9 +59,13 @@ class ContainerRunner(Runtime):
     ) -> None:
         """Start a container; for an init container, wait until it has ended."""
         if self.cdi is not None:  # nothing is mounted: a simulated GPU is a file that every process can open
-            await hooks.run([it.name for it in response.cdi_devices], self.cdi, pod, container)
+            await hooks.run([device.name for device in response.cdi_devices], self.cdi, pod, container)
         self.look(pod, container, devices)
-        folders = (Path(it.host_path) for it in response.mounts if it.container_path.startswith(RECEIPTS_IN_CONTAINERS))
+        folders = (
+            Path(mount.host_path)
+            for mount in response.mounts
+            if mount.container_path.startswith(RECEIPTS_IN_CONTAINERS)
+        )
         self.receipts.setdefault(pod.uid, {folder: sorted(map(str, folder.glob("*"))) for folder in folders})
         running = self._running.setdefault((pod.uid, container.name), [])
         for uuid in (one.rpartition("=")[2] for ids in devices.values() for one in ids):  # of a claim: CDI names

@@ -21,7 +21,11 @@ async def run(names: Collection[str], directory: Path, pod: Pod, container: Cont
     for hook in _hooks(names, directory):
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            hook["path"], *hook["args"][1:], stdin=pipe, stderr=pipe, env=dict(it.split("=", 1) for it in hook["env"])
+            hook["path"],
+            *hook["args"][1:],
+            stdin=pipe,
+            stderr=pipe,
+            env=dict(variable.split("=", 1) for variable in hook["env"]),
         )
         _, said = await process.communicate(state.encode())
         if process.returncode != 0:
@@ -32,7 +36,9 @@ def _hooks(names: Collection[str], directory: Path) -> Iterator[dict[str, Any]]:
     """The hooks of each device, which a specification of the directory must describe if it has its kind."""
     for file in sorted(directory.glob("*.json")):
         specification = json.loads(file.read_bytes())
-        devices = {f"{specification['kind']}={it['name']}": it["containerEdits"] for it in specification["devices"]}
+        devices = {
+            f"{specification['kind']}={device['name']}": device["containerEdits"] for device in specification["devices"]
+        }
         for name in names:
             if name.startswith(f"{specification['kind']}=") and name not in devices:
                 raise CannotCreate(f"unresolvable CDI devices {name}")

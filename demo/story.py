@@ -102,8 +102,8 @@ class Play:
         """Check which GPU a pod got, and what was in its memory before its first container ran."""
         self.check(self.gpus_of(pod) == (self.stage.uuids[gpu],), f"pod {pod.upper()} gets GPU {gpu}", detail)
         assert isinstance(self.stage.containers, containers.ReadingRunner)  # noqa: S101 - narrows the type
-        found = self.stage.containers.found[self.pods[pod].uid]
-        self.check(found == 0, f"pod {pod.upper()} finds only zeros", f"{found} other bytes" if found else "")
+        dirty = self.stage.containers.found[self.pods[pod].uid]
+        self.check(dirty == 0, f"pod {pod.upper()} finds only zeros", f"{dirty} other bytes" if dirty else "")
 
     @property
     def held(self) -> bool:
@@ -195,7 +195,7 @@ async def _hand_over(play: Play) -> None:
         " > ".join(ladder),
     )
     # In the history, because a scrub that fails after its clear leaves nothing to find for the next one.
-    residue = sum(int(found) for text in story for found in re.findall(r"(\d+) bytes were not zero before", text))
+    residue = sum(int(count) for text in story for count in re.findall(r"(\d+) bytes were not zero before", text))
     play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
     proven = receipt is not None and _whole(receipt)
     play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")
@@ -215,12 +215,12 @@ def _verify(play: Play, uuid: str, history: Sequence[views.HistoryEntry]) -> Non
         play.check(True, "receipts are not signed: the package cryptography is not installed")
         return
     stage = play.stage
-    found = stage.containers.receipts[play.pods["b"].uid]
-    there = [len(files) for files in found.values()] == [2]
+    folders = stage.containers.receipts[play.pods["b"].uid]
+    there = [len(files) for files in folders.values()] == [2]
     play.check(there, "pod B finds a signed receipt before its container runs")
     if not there:
         return
-    [folder] = found
+    [folder] = folders
     trusted = stage.root / "node.pem"
     trusted.write_text(key.public_pem(key.read_key(stage.ledger.parent).public_key))
     for gpu, right in ((uuid, True), (stage.uuids[BAD], False)):

@@ -116,7 +116,7 @@ class SettingsPolicy(Model):
     @model_validator(mode="after")
     def is_left_or_set(self) -> Self:
         """A setting cannot be left as it is and set."""
-        for name in (it.value for it in self.leave or ()):
+        for name in (change.value for change in self.leave or ()):
             if getattr(self, name) not in (None, LockedClocks()):
                 raise ImpossibleError(f"a value for {name}, which leave lists", "one of the two", name, "leave")
         return self

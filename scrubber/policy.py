@@ -132,7 +132,7 @@ class ActivePolicy:
         if kept is not None and (kept[0] is device or kept[0] == device):  # identity first: equality is slow
             return kept[1]
         subject = match.Subject(device.uuid, device.index, device.model, device.mig, device.resource)
-        found = match.resolve(policies, subject)
-        device_policy = replace(found, rule=f"{policies.name}/{found.rule}")
+        resolved = match.resolve(policies, subject)
+        device_policy = replace(resolved, rule=f"{policies.name}/{resolved.rule}")
         known[device.uuid] = (device, device_policy)
         return device_policy

@@ -48,14 +48,14 @@ def gpu(device: views.DeviceStatus) -> dict[str, object]:
     return {"device": device.device, "index": device.index, "slice": device.slice}
 
 
-def entry(it: views.HistoryEntry) -> dict[str, object]:
+def entry(row: views.HistoryEntry) -> dict[str, object]:
     """A row of the ledger, with the event as data instead of JSON text."""
-    return {**fields(it), "body": json.loads(it.body)}
+    return {**fields(row), "body": json.loads(row.body)}
 
 
-def explanation(it: views.Explanation) -> dict[str, object]:
+def explanation(explained: views.Explanation) -> dict[str, object]:
     """An explanation, with its entries in the form of ``entry``."""
-    return {**fields(it), "entries": [entry(row) for row in it.entries]}
+    return {**fields(explained), "entries": [entry(row) for row in explained.entries]}
 
 
 def emit(document: Mapping[str, object], output: str) -> None:
@@ -77,7 +77,7 @@ def emit_line(document: Mapping[str, object]) -> None:
 def emit_csv(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows as csv on stdout. Without headers, only the rows."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    cells = ([human.printable(it) if isinstance(it, str) else it for it in row] for row in rows)
+    cells = ([human.printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     writer.writerows([headers, *cells] if headers else cells)
 
 
@@ -97,9 +97,9 @@ def show_table(headers: Sequence[str], rows: table.Rows, output: str = "table") 
 def _plain(name: str, value: object) -> object:
     match value:
         case dict():
-            return {key: _plain(key, it) for key, it in value.items()}
+            return {key: _plain(key, each) for key, each in value.items()}
         case list() | tuple():
-            return [_plain(name, it) for it in value]
+            return [_plain(name, each) for each in value]
         case float() if name in TIMES:
             return human.iso(value)
     return value

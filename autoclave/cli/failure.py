@@ -78,7 +78,9 @@ def _side(error: click.UsageError) -> str:
     root = error.ctx.find_root()
     if error.ctx is root:
         return ": options of a verb stand after it"
-    return ": it stands before the verb" if any(error.option_name in it.opts for it in root.command.params) else ""
+    return (
+        ": it stands before the verb" if any(error.option_name in option.opts for option in root.command.params) else ""
+    )
 
 
 def _variable(error: click.UsageError) -> str:

@@ -45,7 +45,7 @@ def read(file: Path | None, run_dir: Path, state_dir: Path, gpu: str, since: flo
 
         status = await admin.status()
         _warn(since, status.service.history_since, status.service.set_aside)
-        return await _rows(history, gpu, since, {it.device: it.model for it in status.devices})
+        return await _rows(history, gpu, since, {device.device: device.model for device in status.devices})
 
     try:
         if file is None:
@@ -66,7 +66,7 @@ async def _rows(history: History, gpu: str, since: float, models: Mapping[str, s
         for seq, row in sorted(rows.items())
     )
     places = {row.device: row for row in rows.values()}
-    return [(it, places[it.device], models.get(it.device, "")) for it in tenancies.tenancies(events)]
+    return [(row, places[row.device], models.get(row.device, "")) for row in tenancies.tenancies(events)]
 
 
 def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
@@ -76,11 +76,11 @@ def _warn(since: float, kept: float, set_aside: Sequence[str]) -> None:
         human.warn(f"earlier hand-overs may be in {name}, a damaged ledger: `autoclave ledger export` prints its rows")
 
 
-def show(found: Rows, node: str, output: str, *, since: float, until: float) -> None:
+def show(listed: Rows, node: str, output: str, *, since: float, until: float) -> None:
     """Print the hand-overs that began in this time. ``until`` 0: until now."""
-    rows = [row for row in found if since <= row[0].began <= (until or row[0].began)]
+    rows = [row for row in listed if since <= row[0].began <= (until or row[0].began)]
     if output == "table":
-        document.show_table(TABLE, [_cells(it, place.name) for it, place, _ in rows])
+        document.show_table(TABLE, [_cells(row, place.name) for row, place, _ in rows])
         return
     items = [_item(*row, node) for row in rows]
     if output == "csv":
@@ -92,38 +92,39 @@ def show(found: Rows, node: str, output: str, *, since: float, until: float) -> 
             document.emit_line(item)
 
 
-def _item(it: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
-    wipe = it.wipe
+def _item(row: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> dict[str, object]:
+    wipe = row.wipe
     about = {
-        "node": node, "began": human.iso(it.began), "ended": None if it.ended is None else human.iso(it.ended),
-        "index": place.index, "slice": place.slice, "model": model, "result": _result(it), "signature": _signature(it),
+        "node": node, "began": human.iso(row.began), "ended": None if row.ended is None else human.iso(row.ended),
+        "index": place.index, "slice": place.slice, "model": model, "result": _result(row),
+        "signature": _signature(row),
         "wipe": wipe.id if wipe else "", "wiped": human.iso(wipe.finished.wall) if wipe else None,
         "wiped_bytes": wipe.covered_bytes if wipe else None,
         "allocatable_bytes": wipe.allocatable_bytes if wipe else None,
         "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _signer(wipe) if wipe else "",
     }  # fmt: skip
-    return {name: about[name] if name in about else getattr(it, name) for name in FIELDS}
+    return {name: about[name] if name in about else getattr(row, name) for name in FIELDS}
 
 
-def _cells(it: TenancyRow, gpu: str) -> list[str]:
-    ended = "" if it.ended is None else human.local(it.ended)
-    cells = [human.local(it.began), ended, gpu, it.tenant, it.actor, _result(it), it.receipt, _signature(it)]
-    if it.wipe is None:
+def _cells(row: TenancyRow, gpu: str) -> list[str]:
+    ended = "" if row.ended is None else human.local(row.ended)
+    cells = [human.local(row.began), ended, gpu, row.tenant, row.actor, _result(row), row.receipt, _signature(row)]
+    if row.wipe is None:
         return [*cells, "", "", "", "", ""]
-    residue = _residue(it.wipe)
-    found = "unknown" if residue is None else human.size(residue)
-    done = human.local(it.wipe.finished.wall)
-    return [*cells, done, it.wipe.id, table.coverage(it.wipe), found, _signer(it.wipe)]
+    residue = _residue(row.wipe)
+    shown = "unknown" if residue is None else human.size(residue)
+    done = human.local(row.wipe.finished.wall)
+    return [*cells, done, row.wipe.id, table.coverage(row.wipe), shown, _signer(row.wipe)]
 
 
-def _result(it: TenancyRow) -> str:
-    return "proven" if it.proven else "unproven"
+def _result(row: TenancyRow) -> str:
+    return "proven" if row.proven else "unproven"
 
 
-def _signature(it: TenancyRow) -> str:
-    if not it.receipt:
+def _signature(row: TenancyRow) -> str:
+    if not row.receipt:
         return ""
-    return "unknown" if it.signed_by is None else it.signed_by or "unsigned"
+    return "unknown" if row.signed_by is None else row.signed_by or "unsigned"
 
 
 def _signer(wipe: Receipt) -> str:

@@ -28,7 +28,7 @@ def warn(text: str) -> None:
 
 def printable(text: str) -> str:
     """The text with control characters escaped: a process name can hold codes that a terminal obeys."""
-    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def size(count: int) -> str:

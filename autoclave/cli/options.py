@@ -128,7 +128,10 @@ def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: st
     del ctx, param
     names = importlib.import_module("policies.load").shipped()
     # Files first: the script for bash forgets what came before them.
-    return [CompletionItem(incomplete, type="file"), *(CompletionItem(it) for it in names if it.startswith(incomplete))]
+    return [
+        CompletionItem(incomplete, type="file"),
+        *(CompletionItem(name) for name in names if name.startswith(incomplete)),
+    ]
 
 
 def _read_file(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:

@@ -177,7 +177,7 @@ def _checked(
 def _words(statement: dict[str, Any]) -> Iterator[str]:
     """The statement in plain words."""
     predicate = statement["predicate"]
-    device, claim, found = predicate["device"], predicate["sanitization"], predicate["found"]
+    device, claim, evidence = predicate["device"], predicate["sanitization"], predicate["found"]
     about = f"{predicate['finished']}, for {device['model']} {device['uuid']}"
     yield f"receipt     {predicate['receipt']['id']} of {about}"
     parts = ", ".join(f"{human.size(part['bytes'])} {part['cause']}" for part in claim["uncovered"])
@@ -187,9 +187,9 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     yield f"claim       {what} {covered}{rest}"
     if "left" in claim:  # otherwise zeros
         yield f"left        {claim['left']}: {PATTERN_LEFT}"
-    ended = f"{quantity(found['processes'], 'process', 'processes')}, {found['processesEnded']} of them ended"
-    residue = f"{quantity(found['residueBytes'], 'byte')} not zero of {found['searchedBytes']} searched"
-    yield f"found       {residue if found['searchedBytes'] else UNSEARCHED}; {ended}"
+    ended = f"{quantity(evidence['processes'], 'process', 'processes')}, {evidence['processesEnded']} of them ended"
+    residue = f"{quantity(evidence['residueBytes'], 'byte')} not zero of {evidence['searchedBytes']} searched"
+    yield f"found       {residue if evidence['searchedBytes'] else UNSEARCHED}; {ended}"
     steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
     yield f"done        {steps} ({predicate['path']})"
     program, policy = predicate["program"], predicate["policy"]
@@ -270,12 +270,12 @@ def export(name: str, folder: Path, state_dir: Path, node: str) -> int:
     predicate, subjects = signed.statement["predicate"], signed.statement["subject"]
     device, boot = predicate["device"]["uuid"], predicate["boot"]["id"]
     digests = {each["digest"]["sha256"] for each in subjects if each["name"] == SUBJECT}
-    found = handover.found_handover(
-        key.secret, device, ledger.tenancy(device) + 1, lambda it: handover_digest(device, boot, it) in digests
+    handover_id = handover.found_handover(
+        key.secret, device, ledger.tenancy(device) + 1, lambda number: handover_digest(device, boot, number) in digests
     )
     included, row_hash = ledger.prove(signed.row)
     checkpoint = note.sign(note.Checkpoint(f"autoclave/{node}", included.size, included.root), key)
-    place = folder / (found or signed.id)
+    place = folder / (handover_id or signed.id)
     files = {ENVELOPE: signed.envelope, PROOF: note.prove(included, row_hash, checkpoint).text}
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def export(name: str, folder: Path, state_dir: Path, node: str) -> int:
         raise FatalError(f"cannot write the receipt into {place}: {error.strerror}") from error
     if key.key_id not in signed.keys:
         human.warn(f"an earlier key has signed the receipt ({', '.join(signed.keys)}): verify it with both keys")
-    if not found:
+    if not handover_id:
         human.warn(f"its hand-over is not known any more: verify the file {place / ENVELOPE} alone")
     human.say(str(place))
     return DONE

@@ -131,7 +131,9 @@ def results(progress: Sequence[views.ScrubProgress], devices: Mapping[str, views
     """One row for each device: the result of its scrub."""
     short = human.shortened(list(devices))
     return [
-        [devices[it.device].name, short[it.device], *_result(it.result)] for it in progress if it.result is not None
+        [devices[message.device].name, short[message.device], *_result(message.result)]
+        for message in progress
+        if message.result is not None
     ]
 
 

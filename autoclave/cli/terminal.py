@@ -163,7 +163,8 @@ class Bars:
         self._devices = devices
         self._steps: dict[str, str] = {}
         self._tasks = {
-            it: progress.add_task(self._said(it, "waiting"), total=None, amount="", phase="waiting") for it in devices
+            device: progress.add_task(self._said(device, "waiting"), total=None, amount="", phase="waiting")
+            for device in devices
         }
 
     def __call__(self, message: views.ScrubProgress) -> None:

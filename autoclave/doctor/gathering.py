@@ -69,7 +69,7 @@ def gather(
         persistenced=posture.persistenced(host_root),
         persistence_kept=status is not None
         and posture.persistence_kept(
-            Path(status.service.state_dir) / "settings", [it.device for it in guarded if not it.mig]
+            Path(status.service.state_dir) / "settings", [device.device for device in guarded if not device.mig]
         ),
         toolkit=container_toolkit.toolkit(host_root),
         cdi=container_toolkit.cdi(host_root),
@@ -189,7 +189,7 @@ def _in_front(kubelet_dir: Path) -> str:
 
 def _checkpoint(kubelet_dir: Path) -> Mapping[str, frozenset[str]] | CheckFault:
     try:
-        return {device: it.pods for device, it in assignments.by_device(kubelet_dir).items()}
+        return {device: assigned.pods for device, assigned in assignments.by_device(kubelet_dir).items()}
     except assignments.AssignmentsError as error:
         cause = error.__cause__
         fault = safe_read.fault(cause) if isinstance(cause, OSError) else CheckFault("")

@@ -59,7 +59,7 @@ class Cell:
 
 def cells(result: Result) -> tuple[Cell, ...]:
     """All cells that have a round, in the order of the enums."""
-    chosen = {ending: [it for it in result.rounds if it.ending is ending] for ending in Ending}
+    chosen = {ending: [each for each in result.rounds if each.ending is ending] for ending in Ending}
     return tuple(
         cell(medium, rounds) for rounds in chosen.values() if rounds for medium in Medium if medium in rounds[0].planted
     )
@@ -68,8 +68,8 @@ def cells(result: Result) -> tuple[Cell, ...]:
 def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
     """The cell of these rounds, which have one ending."""
     ending = rounds[0].ending
-    looks = [it.looks[medium] for it in rounds if medium in it.looks]
-    held = max((_held(medium, it) for it in rounds), default=0)
+    looks = [each.looks[medium] for each in rounds if medium in each.looks]
+    held = max((_held(medium, each) for each in rounds), default=0)
     verdict, why = _verdict(medium, rounds, looks, held)
     return Cell(
         medium=medium,
@@ -77,10 +77,10 @@ def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
         expected=EXPECTED[ending][medium],
         verdict=verdict,
         rounds=len(rounds),
-        read=sum(it.read for it in looks),
-        not_zero=None if any(it.not_zero is None for it in looks) else sum(it.not_zero or 0 for it in looks),
-        searched=sum(it.searched for it in looks),
-        recognised=sum(it.recognised for it in looks),
+        read=sum(look.read for look in looks),
+        not_zero=None if any(look.not_zero is None for look in looks) else sum(look.not_zero or 0 for look in looks),
+        searched=sum(look.searched for look in looks),
+        recognised=sum(look.recognised for look in looks),
         held=held,
         why=why,
     )
@@ -92,18 +92,18 @@ def bound(rounds: int) -> float:
 
 
 def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], held: int) -> tuple[Verdict, str]:
-    if any(it.never_written for it in looks):
+    if any(look.never_written for look in looks):
         return Verdict.NO_ANSWER, "words were recognised that nobody has written"
-    if (found := sum(it.recognised for it in looks)) > 0:
-        hits = sum(it.recognised > 0 for it in looks)
-        return Verdict.REMNANT, f"{found} bytes of the first container, in {hits} of {quantity(len(rounds), 'round')}"
-    if not all(_controlled(medium, it.planted[medium]) for it in rounds):
+    if (total := sum(look.recognised for look in looks)) > 0:
+        hits = sum(look.recognised > 0 for look in looks)
+        return Verdict.REMNANT, f"{total} bytes of the first container, in {hits} of {quantity(len(rounds), 'round')}"
+    if not all(_controlled(medium, each.planted[medium]) for each in rounds):
         return Verdict.NO_ANSWER, "the first container does not recognise its own words"
-    if held or any(it.refused for it in rounds):
-        return Verdict.HELD, next((it.refused for it in rounds if it.refused), f"{held} bytes could not be had")
+    if held or any(each.refused for each in rounds):
+        return Verdict.HELD, next((each.refused for each in rounds if each.refused), f"{held} bytes could not be had")
     if not looks:
         return Verdict.NO_ANSWER, "nobody has looked"
-    if (strange := sum(it.not_zero or 0 for it in looks)) > 0:
+    if (strange := sum(look.not_zero or 0 for look in looks)) > 0:
         return Verdict.NOT_ZERO, f"{strange} bytes that are not zero, and no word of the first container"
     return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.3g} % of cases, at 95 %"
 

@@ -110,7 +110,7 @@ class _Container:
 def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium] = tuple(Medium)) -> Round:
     """One round. No process of it is left afterwards."""
     key, never = secrets.token_hex(16), secrets.token_hex(16)
-    chosen = tuple(it.value for it in media)
+    chosen = tuple(medium.value for medium in media)
     order = ContainerOrder("fill", board.uuid, board.pci_address, str(host_root), key, never, chosen)
     if how is Ending.STAYS:
         order = dataclasses.replace(order, share=LEFT_FREE)
@@ -130,8 +130,8 @@ def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium
             ending=how,
             seconds=time.monotonic() - began,
             available=said["available"],
-            planted={Medium(name): Planted(**it) for name, it in said["planted"].items()},
-            looks={Medium(name): Look(**it) for name, it in seen.get("looks", {}).items()},
+            planted={Medium(name): Planted(**fields) for name, fields in said["planted"].items()},
+            looks={Medium(name): Look(**fields) for name, fields in seen.get("looks", {}).items()},
             refused=seen.get("refused", ""),
         )
 

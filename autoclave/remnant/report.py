@@ -59,26 +59,26 @@ _HEADERS = (
 
 def write(directory: Path, result: Result) -> tuple[Path, ...]:
     """Write all files; returns their paths."""
-    found = cells(result)
-    texts = {"result.json": document(result, found), "report.md": page(result, found), "report.svg": picture(found)}
+    grid = cells(result)
+    texts = {"result.json": document(result, grid), "report.md": page(result, grid), "report.svg": picture(grid)}
     for name, text in texts.items():
         (directory / name).write_text(text)
     return tuple(directory / name for name in texts)
 
 
-def document(result: Result, found: Sequence[Cell]) -> str:
+def document(result: Result, grid: Sequence[Cell]) -> str:
     """Everything, for programs. Sizes are in bytes, times in seconds."""
     whole = {
         "format": FORMAT,
         "tool": f"autoclave {__version__}",
         **_plain(dataclasses.asdict(result)),
-        "cells": [_plain(dataclasses.asdict(it)) | {"as_expected": it.as_expected} for it in found],
+        "cells": [_plain(dataclasses.asdict(cell)) | {"as_expected": cell.as_expected} for cell in grid],
     }
     whole["gpu"]["uuid"] = whole["gpu"]["uuid"][:SHOWN]
     return "{\n" + ",\n".join(f'"{name}": {_lines(value)}' for name, value in whole.items()) + "\n}\n"
 
 
-def page(result: Result, found: Sequence[Cell]) -> str:
+def page(result: Result, grid: Sequence[Cell]) -> str:
     """One page with one table."""
     gpu = result.gpu
     taken = (
@@ -86,33 +86,33 @@ def page(result: Result, found: Sequence[Cell]) -> str:
         f" {gpu.uuid[:SHOWN]}, {_size(gpu.memory)}, driver {gpu.driver}, ECC {_switch(gpu.ecc)}, persistence mode"
         f" {_switch(gpu.persistence)}. {_METHOD}"
     )
-    table = "\n".join("| " + " | ".join(row) + " |" for row in (_HEADERS, ("---",) * len(_HEADERS), *map(_row, found)))
-    points = "\n".join(_wrapped(f"* {line}", "  ") for line in summary(result, found))
+    table = "\n".join("| " + " | ".join(row) + " |" for row in (_HEADERS, ("---",) * len(_HEADERS), *map(_row, grid)))
+    points = "\n".join(_wrapped(f"* {line}", "  ") for line in summary(result, grid))
     title = f"# What the next container sees: {gpu.model}"
     return "\n\n".join((title, _wrapped(taken), points, table, _wrapped(_LEGEND))) + "\n"
 
 
-def summary(result: Result, found: Sequence[Cell]) -> list[str]:
+def summary(result: Result, grid: Sequence[Cell]) -> list[str]:
     """The result in a few sentences, the worst first."""
     lines = [
-        f"{it.verdict.value}: {it.medium.value}, when {WORDS[it.ending]}: {it.why}"
+        f"{cell.verdict.value}: {cell.medium.value}, when {WORDS[cell.ending]}: {cell.why}"
         for verdict in Verdict
-        for it in found
-        if it.verdict is verdict is not Verdict.NONE
+        for cell in grid
+        if cell.verdict is verdict is not Verdict.NONE
     ]
     lines.append(
-        f"{Verdict.NONE.value}: {sum(it.verdict is Verdict.NONE for it in found)} of {quantity(len(found), 'cell')}"
+        f"{Verdict.NONE.value}: {sum(cell.verdict is Verdict.NONE for cell in grid)} of {quantity(len(grid), 'cell')}"
     )
-    unexpected = [it for it in found if not it.as_expected]
-    lines.append(f"not as expected: {len(unexpected)} of {quantity(len(found), 'cell')}")
+    unexpected = [cell for cell in grid if not cell.as_expected]
+    lines.append(f"not as expected: {len(unexpected)} of {quantity(len(grid), 'cell')}")
     if result.ended_early:
         lines.append(f"ended early: {result.ended_early}")
     return lines
 
 
-def picture(found: Sequence[Cell]) -> str:
+def picture(grid: Sequence[Cell]) -> str:
     """A grid: media across, endings down."""
-    endings = list(dict.fromkeys(it.ending for it in found))
+    endings = list(dict.fromkeys(cell.ending for cell in grid))
     left, wide, high, top = 210, 150, 34, 40
     parts = [
         f'<text x="{left + wide * column + wide / 2}" y="{top - 12}" text-anchor="middle">{medium.value}</text>'
@@ -121,13 +121,13 @@ def picture(found: Sequence[Cell]) -> str:
     for row, ending in enumerate(endings):
         y = top + high * row
         parts.append(f'<text x="{left - 10}" y="{y + 22}" text-anchor="end">{escape(WORDS[ending])}</text>')
-        for it in found:
-            if it.ending is ending:
-                x = left + wide * list(Medium).index(it.medium)
+        for cell in grid:
+            if cell.ending is ending:
+                x = left + wide * list(Medium).index(cell.medium)
                 parts.append(
                     f'<rect x="{x + 2}" y="{y + 2}" width="{wide - 4}" height="{high - 4}" rx="4"'
-                    f' fill="{COLOURS[it.verdict]}"/><text x="{x + wide / 2}" y="{y + 22}" text-anchor="middle"'
-                    f' fill="white">{it.verdict.value}</text>'
+                    f' fill="{COLOURS[cell.verdict]}"/><text x="{x + wide / 2}" y="{y + 22}" text-anchor="middle"'
+                    f' fill="white">{cell.verdict.value}</text>'
                 )
     size = f'width="{left + wide * len(Medium) + 10}" height="{top + high * len(endings) + 10}"'
     style = 'font-family="sans-serif" font-size="13"'
@@ -138,17 +138,17 @@ def _wrapped(text: str, after: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
 
 
-def _row(it: Cell) -> tuple[str, ...]:
+def _row(cell: Cell) -> tuple[str, ...]:
     return (
-        WORDS[it.ending],
-        it.medium.value,
-        it.expected.value,
-        it.verdict.value if it.as_expected else f"**{it.verdict.value}**",
-        str(it.rounds),
-        _size(it.read),
-        "-" if it.not_zero is None else _size(it.not_zero),
-        _size(it.recognised),
-        it.why,
+        WORDS[cell.ending],
+        cell.medium.value,
+        cell.expected.value,
+        cell.verdict.value if cell.as_expected else f"**{cell.verdict.value}**",
+        str(cell.rounds),
+        _size(cell.read),
+        "-" if cell.not_zero is None else _size(cell.not_zero),
+        _size(cell.recognised),
+        cell.why,
     )
 
 
@@ -162,9 +162,9 @@ def _lines(value: object) -> str:
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- any value of a document
     """Enums by their words, keys too."""
     if isinstance(value, dict):
-        return {_plain(name): _plain(it) for name, it in value.items()}
+        return {_plain(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(it) for it in value]
+        return [_plain(each) for each in value]
     return value.value if isinstance(value, Medium | Ending | Verdict) else value
 
 

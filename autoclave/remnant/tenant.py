@@ -47,7 +47,7 @@ class ContainerOrder:
     host_root: str
     key: str  # 32 hexadecimal digits, of the words that are planted
     never: str  # the same, of words that nobody plants
-    media: tuple[str, ...] = tuple(it.value for it in Medium)
+    media: tuple[str, ...] = tuple(medium.value for medium in Medium)
     share: int = 1  # one part of the memory in so many is filled
 
     @property
@@ -114,36 +114,36 @@ def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[dict[str, Any], Cal
         recognised_here = sum(unit.wrong for unit in card.everywhere(listen, _word(order.key)))
         planted[medium.value] = Planted(_WORD * card.words_of(plant), _WORD * recognised_here)
         card.everywhere(plant, _word(order.key))  # what listened may have overwritten a part
-    answer = {"available": available, "planted": {name: dataclasses.asdict(it) for name, it in planted.items()}}
+    answer = {"available": available, "planted": {name: dataclasses.asdict(each) for name, each in planted.items()}}
     return answer, lambda: card.trap(whole.spans[0])
 
 
 def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
     """What this container finds, before it writes; then it leaves zeros in the memory."""
     card = opened(order, driver)
-    found: dict[str, Look] = {}
+    looks: dict[str, Look] = {}
     for medium, (_, listen) in order.programs.items():
         own, never = (
             _WORD * sum(unit.wrong for unit in card.everywhere(listen, _word(key))) for key in (order.key, order.never)
         )
         read = _WORD * card.words_of(listen)
-        found[medium.value] = Look(read, read, own, never)
+        looks[medium.value] = Look(read, read, own, never)
     whole = memory.take(card)
     if Medium.MEMORY.value in order.media:
-        found[Medium.MEMORY.value] = _in_memory(card, whole, order)
+        looks[Medium.MEMORY.value] = _in_memory(card, whole, order)
     whole.write(ZERO, _unheard)
-    return {"looks": {name: dataclasses.asdict(it) for name, it in found.items()}}
+    return {"looks": {name: dataclasses.asdict(each) for name, each in looks.items()}}
 
 
 def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
     spans = whole.spans
-    dirty = [it for it, found in zip(spans, whole.compare(ZERO, _unheard), strict=True) if found.count]
+    dirty = [span for span, compared in zip(spans, whole.compare(ZERO, _unheard), strict=True) if compared.count]
     pieces = [
-        Span(it.address + at, min(PIECE, it.size - at), it.start + at)
-        for it in dirty
-        for at in range(0, it.size, PIECE)
+        Span(span.address + at, min(PIECE, span.size - at), span.start + at)
+        for span in dirty
+        for at in range(0, span.size, PIECE)
     ]
-    counts = [it.count for it in GpuMemory(card, pieces).compare(ZERO, _unheard)] if pieces else []
+    counts = [compared.count for compared in GpuMemory(card, pieces).compare(ZERO, _unheard)] if pieces else []
     wanted = [piece for piece, count in zip(pieces, counts, strict=True) if count]
     step = max(1, -(-len(wanted) * PIECE // SEARCHED_AT_MOST))
     searched = planted = never = 0
@@ -159,9 +159,9 @@ def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
 
 def _own_words(card: Tenant, whole: GpuMemory, pattern: Pattern, key: str) -> int:
     """The bytes that are as they were written; none if those who look later would not recognise the words."""
-    wrong = sum(it.count for it in whole.compare(pattern, _unheard))
-    pieces = [Span(it.address, min(PIECE, it.size), it.start) for it in whole.spans]
-    return whole.size - wrong if all(recognised(card.read(it), key) == it.size for it in pieces) else 0
+    wrong = sum(compared.count for compared in whole.compare(pattern, _unheard))
+    pieces = [Span(span.address, min(PIECE, span.size), span.start) for span in whole.spans]
+    return whole.size - wrong if all(recognised(card.read(piece), key) == piece.size for piece in pieces) else 0
 
 
 def _part(card: Tenant, size: int) -> GpuMemory:

@@ -85,7 +85,9 @@ class Prometheus:
 
     def firing(self) -> set[str]:
         """The alerts that fire now."""
-        return {it["metric"]["alertname"] for it in self.ask("query", query='ALERTS{alertstate="firing"}')["result"]}
+        return {
+            alert["metric"]["alertname"] for alert in self.ask("query", query='ALERTS{alertstate="firing"}')["result"]
+        }
 
     def _configure(self, node: TrialNode) -> None:
         for name in RULES:

@@ -170,9 +170,9 @@ class ApiServer(HttpApi):
                 return self._apply_claim_status(request, before)
         return status(405, "MethodNotAllowed", request.about)
 
-    def _drop_fields(self, found: Object) -> None:
+    def _drop_fields(self, resource_slice: Object) -> None:
         """Drop what needs a feature gate, as the API server does."""
-        for device in found["spec"].get("devices") or ():
+        for device in resource_slice["spec"].get("devices") or ():
             if not self.keeps_taints:
                 device.pop("taints", None)
 
@@ -292,10 +292,10 @@ def _selected(thing: Mapping[str, Any], request: Request) -> bool:
             return False
     for selector in filter(None, request.query.get("fieldSelector", "").split(",")):
         path, _, wanted = selector.partition("=")
-        found: Any = thing
+        value: Any = thing
         for part in path.split("."):
-            found = (found or {}).get(part)
-        if found != wanted.lstrip("="):
+            value = (value or {}).get(part)
+        if value != wanted.lstrip("="):
             return False
     return True
 

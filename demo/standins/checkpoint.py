@@ -51,9 +51,9 @@ def read(directory: Path) -> tuple[dict[Key, DeviceHolding], list[str]]:
         raise CorruptCheckpoint(f"cannot read {directory / NAME}: {error!r}") from error
 
 
-def _demand(found: Any, expected: int) -> None:  # noqa: ANN401 - from a file that may hold anything
-    if found != expected:
-        raise CorruptCheckpoint(f"the checkpoint has checksum {found}, its data has {expected}")
+def _demand(checksum: Any, expected: int) -> None:  # noqa: ANN401 - from a file that may hold anything
+    if checksum != expected:
+        raise CorruptCheckpoint(f"the checkpoint has checksum {checksum}, its data has {expected}")
 
 
 def _entry(key: Key, holding: DeviceHolding) -> DeviceEntry:

@@ -47,11 +47,11 @@ class Claims:
             for driver in info.drivers:
                 plugins[driver] = self._plugin(driver)
         batches: dict[str, list[ClaimInfo]] = {}
-        for found in read:
-            info = self._known.setdefault((found.namespace, found.name), found)
-            if info.uid != found.uid:
+        for claim in read:
+            info = self._known.setdefault((claim.namespace, claim.name), claim)
+            if info.uid != claim.uid:
                 raise ClaimError(
-                    f"old ResourceClaim with same name {found.name} and different UID {info.uid} still exists"
+                    f"old ResourceClaim with same name {claim.name} and different UID {info.uid} still exists"
                     " (previous pod force-deleted?!)"
                 )
             info.pods.add(pod.uid)

@@ -49,9 +49,9 @@ class Cluster:
 
     def place(self, pod: Pod) -> str:
         """Allocate the claims of a pod, and reserve them for it. Returns why that is impossible; then does nothing."""
-        found = {name: self.server.find(CLAIMS, name, pod.namespace) for name in pod.claims}
+        claims = {name: self.server.find(CLAIMS, name, pod.namespace) for name in pod.claims}
         taken = set(self._taken())
-        for name, claim in found.items():
+        for name, claim in claims.items():
             if claim is None:
                 return f'resourceclaim "{name}" not found'
             if claim["metadata"].get("deletionTimestamp"):
@@ -65,14 +65,14 @@ class Cluster:
             reserved = status.setdefault("reservedFor", [])
             if pod.uid not in [entry["uid"] for entry in reserved]:
                 reserved.append({"resource": "pods", "name": pod.name, "uid": pod.uid})
-        for claim in filter(None, found.values()):
+        for claim in filter(None, claims.values()):
             self.server.put(CLAIMS, claim)
         return ""
 
     def devices(self, claim: str, namespace: str = "default") -> list[str]:
         """The names of the devices that a claim has."""
-        found = self.server.find(CLAIMS, claim, namespace) or {}
-        allocation = (found.get("status") or {}).get("allocation") or {"devices": {"results": ()}}
+        stored = self.server.find(CLAIMS, claim, namespace) or {}
+        allocation = (stored.get("status") or {}).get("allocation") or {"devices": {"results": ()}}
         return [result["device"] for result in allocation["devices"]["results"]]
 
     def offered(self, driver: str) -> dict[str, bool]:
@@ -115,9 +115,9 @@ class Cluster:
 
     def _listed(self) -> Iterator[tuple[Object, Object]]:
         """Each device, with the specification of its slice."""
-        for found in self.server.objects(SLICES):
-            for device in found["spec"].get("devices") or ():
-                yield found["spec"], device
+        for resource_slice in self.server.objects(SLICES):
+            for device in resource_slice["spec"].get("devices") or ():
+                yield resource_slice["spec"], device
 
     def _taken(self) -> Iterator[tuple[str, str, str]]:
         """Devices of claims. Admin access takes none."""

@@ -104,7 +104,7 @@ class DoNothingDriver(
         """Yes."""
         claims = await self._called("Prepare", request)
         refused = pb.NodePrepareResourceResponse(error=self.fail.get("Prepare", ""))
-        answers = {it.uid: refused if refused.error else await self.prepared(it) for it in claims}
+        answers = {claim.uid: refused if refused.error else await self.prepared(claim) for claim in claims}
         return pb.NodePrepareResourcesResponse(claims=answers)
 
     async def NodeUnprepareResources(
@@ -113,7 +113,7 @@ class DoNothingDriver(
         """Yes."""
         claims = await self._called("Unprepare", request)
         answer = pb.NodeUnprepareResourceResponse(error=self.fail.get("Unprepare", ""))
-        return pb.NodeUnprepareResourcesResponse(claims={it.uid: answer for it in claims})
+        return pb.NodeUnprepareResourcesResponse(claims={claim.uid: answer for claim in claims})
 
     async def NodeWatchResources(
         self, request: drahealth_pb2.NodeWatchResourcesRequest, context: Context

@@ -32,7 +32,7 @@ Answer = Callable[[Sequence[str]], pb.ContainerAllocateResponse]
 
 def cdi_devices(ids: Sequence[str]) -> pb.ContainerAllocateResponse:
     """A container gets each device by its CDI name."""
-    return pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"nvidia.com/gpu={it}") for it in ids])
+    return pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"nvidia.com/gpu={name}") for name in ids])
 
 
 def variable(ids: Sequence[str]) -> pb.ContainerAllocateResponse:
@@ -147,7 +147,7 @@ class DoNothingPlugin(wire.DevicePluginServicer, pluginregistration_pb2_grpc.Reg
         """The devices of ``prefer``, or the first of its list that are available."""
         await self._called("GetPreferredAllocation", context)
         asked = request.container_requests[0]
-        available = [it for it in self.devices if it in asked.available_deviceIDs]
+        available = [name for name in self.devices if name in asked.available_deviceIDs]
         ids = available[: asked.allocation_size] if self.prefer is None else self.prefer
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=ids)]

@@ -147,8 +147,8 @@ class Kubelet:
     def held(self, pod: Pod) -> dict[str, dict[str, tuple[str, ...]]]:
         """Container to resource to devices, as the kubelet has recorded."""
         holdings = self._alive().holdings
-        found = {container.name: holdings.of_container(pod.uid, container.name) for container in pod.containers}
-        return {name: {one: holding.ids for one, holding in of.items()} for name, of in found.items() if of}
+        held = {container.name: holdings.of_container(pod.uid, container.name) for container in pod.containers}
+        return {name: {one: holding.ids for one, holding in of.items()} for name, of in held.items() if of}
 
     async def until(self, predicate: Callable[[], object], within: float | None = 10.0) -> None:
         """Return as soon as the predicate is true, or raise TimeoutError. It is checked after every change."""

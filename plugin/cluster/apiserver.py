@@ -121,33 +121,33 @@ class ApiServer:
         wanted = {"metadata.name": name}
         async with self._call("list", "resourceslices"):
             listed = self._client.list(_Slice, fields=wanted)
-            found = [_plain(it) async for it in listed]
-        yield found[0] if found else None
+            slices = [_plain(resource_slice) async for resource_slice in listed]
+        yield slices[0] if slices else None
         watch = self._client.watch(_Slice, fields=wanted, resource_version=listed.resourceVersion)
         while True:
             try:
                 async with call("watch", "resourceslices", None):
-                    change, it = await anext(watch)
+                    change, resource_slice = await anext(watch)
             except StopAsyncIteration:
                 return
             except Failure as failure:
                 if failure.kind is FailureKind.STALE:  # normal after some hours without a change
                     return
                 raise
-            yield _plain(it) if change != "DELETED" else None
+            yield _plain(resource_slice) if change != "DELETED" else None
 
     async def slices_of(self, driver: str) -> list[Mapping[str, Any]]:
         """All slices of a driver for this node."""
         async with self._call("list", "resourceslices"):
             wanted = {"spec.driver": driver, "spec.nodeName": self._node}
-            return [_plain(it) async for it in self._client.list(_Slice, fields=wanted)]
+            return [_plain(resource_slice) async for resource_slice in self._client.list(_Slice, fields=wanted)]
 
     # -- rules that taint the devices of another driver
 
     async def taint_rules(self, labels: Mapping[str, str]) -> list[Mapping[str, Any]]:
         """The rules of the cluster that have these labels."""
         async with self._call("list", "devicetaintrules"):
-            return [_plain(it) async for it in self._client.list(_TaintRule, labels=dict(labels))]
+            return [_plain(rule) async for rule in self._client.list(_TaintRule, labels=dict(labels))]
 
     async def apply_taint_rule(self, wanted: Mapping[str, Any]) -> None:
         """Create or replace a rule."""
@@ -237,15 +237,15 @@ def _node(node: NodeModel) -> ClusterNode:
     )
 
 
-def _condition(found: NodeCondition) -> Condition:
-    status = ConditionStatus(found.status) if found.status in _KNOWN else ConditionStatus.UNKNOWN
-    content = ConditionContent(status, found.reason or "", found.message or "")
-    return Condition(content, _seconds(found.lastHeartbeatTime), _seconds(found.lastTransitionTime))
+def _condition(condition: NodeCondition) -> Condition:
+    status = ConditionStatus(condition.status) if condition.status in _KNOWN else ConditionStatus.UNKNOWN
+    content = ConditionContent(status, condition.reason or "", condition.message or "")
+    return Condition(content, _seconds(condition.lastHeartbeatTime), _seconds(condition.lastTransitionTime))
 
 
 def _seconds(at: datetime | None) -> float:
     return at.timestamp() if at is not None else 0.0
 
 
-def _plain(found: Any) -> dict[str, Any]:  # noqa: ANN401 - plain objects have no types
-    return dict(found.to_dict())
+def _plain(model: Any) -> dict[str, Any]:  # noqa: ANN401 - plain objects have no types
+    return dict(model.to_dict())

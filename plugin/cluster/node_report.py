@@ -125,11 +125,11 @@ def report(before: DeviceReports, devices: Iterable[Device], now: float) -> dict
     # Only a device that is new since the last report replaces another one: a known device may have changed its index.
     # The first report cannot know which devices are new.
     taken = {(device.index, device.mig) for uuid, device in present.items() if before and uuid not in before}
-    found = [
+    reports = [
         replace(_report(before.get(uuid), device, now, taken), past_gate=device.past_gate)
         for uuid, device in present.items()
     ]
-    return {it.uuid: it for it in sorted(found, key=lambda it: (it.index, it.uuid))}
+    return {each.uuid: each for each in sorted(reports, key=lambda each: (each.index, each.uuid))}
 
 
 def _report(
@@ -156,18 +156,18 @@ def _report(
 
 def after_silence(reports: DeviceReports) -> dict[str, DeviceReport]:
     """The reports after a time without observations: failures stay, and no device counts as found healthy."""
-    return {uuid: replace(it, found_healthy=False, unhealthy_since=None) for uuid, it in reports.items()}
+    return {uuid: replace(each, found_healthy=False, unhealthy_since=None) for uuid, each in reports.items()}
 
 
 def next_change(reports: DeviceReports, now: float) -> float | None:
     """Seconds until a report may change by time alone."""
-    starts = (it.unhealthy_since for it in reports.values() if it.failure is None)
+    starts = (each.unhealthy_since for each in reports.values() if each.failure is None)
     return min((max(0.0, since + NOT_READY_AFTER - now) for since in starts if since is not None), default=None)
 
 
 def node_events(before: DeviceReports, after: DeviceReports) -> tuple[NodeEvent, ...]:
     """The changes between two reports; for the first report, its failures and what came past the create gate."""
-    changes = (find(before.get(uuid), it) for uuid, it in after.items() for find in (_past_gate, _node_event))
+    changes = (find(before.get(uuid), each) for uuid, each in after.items() for find in (_past_gate, _node_event))
     return tuple(event for event in changes if event is not None)
 
 
@@ -203,22 +203,22 @@ def condition_content(reports: DeviceReports | None) -> ConditionContent:
     counted = _counted(reports)
     if not counted:
         return NONE_OFFERED
-    found = _content(counted)
-    replaced = [it.name for it in reports.values() if it.replaced]
+    content = _content(counted)
+    replaced = [each.name for each in reports.values() if each.replaced]
     also = f"; not counted, because they were replaced: {_named(replaced)}" if replaced else ""
-    return replace(found, message=bounded(f"{found.message}{also}"))
+    return replace(content, message=bounded(f"{content.message}{also}"))
 
 
 def _content(counted: Sequence[DeviceReport]) -> ConditionContent:
-    failed = [it for it in counted if it.failure is not None]
+    failed = [each for each in counted if each.failure is not None]
     of = f"of {quantity(len(counted), 'device')}"
     if failed:
         reason = "AllDevicesOut" if len(failed) == len(counted) else "SomeDevicesOut"
-        named = _named([f"{it.name} ({_state(it)})" for it in failed])
+        named = _named([f"{each.name} ({_state(each)})" for each in failed])
         return ConditionContent(
             ConditionStatus.FALSE, reason, f"{quantity(len(failed), f'{of} is', f'{of} are')} out: {named}"
         )
-    unknown = [it.name for it in counted if not it.found_healthy]
+    unknown = [each.name for each in counted if not each.found_healthy]
     if unknown:
         message = f"{quantity(len(unknown), f'{of} was', f'{of} were')} not found healthy yet: {_named(unknown)}"
         return ConditionContent(ConditionStatus.UNKNOWN, "DevicesNotReady", message)
@@ -245,7 +245,7 @@ def bounded(text: str) -> str:
 
 
 def _counted(reports: DeviceReports) -> list[DeviceReport]:
-    return [it for it in reports.values() if not it.replaced]
+    return [each for each in reports.values() if not each.replaced]
 
 
 def _named(names: Sequence[str]) -> str:

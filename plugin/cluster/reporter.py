@@ -194,7 +194,7 @@ def _steady() -> float:
     return asyncio.get_running_loop().time()
 
 
-def connect(found: Path, node: str, within: float) -> ApiServer:
+def connect(path: Path, node: str, within: float) -> ApiServer:
     """A client that has sent nothing yet, or Unusable. ``within``: the time limit of a call, in seconds.
 
     The client library is imported here: it is optional, and a plugin without reports stays small without it.
@@ -203,7 +203,7 @@ def connect(found: Path, node: str, within: float) -> ApiServer:
         module = importlib.import_module(_CLIENT)
     except Exception as error:  # a broken library must not stop the plugin
         raise Unusable(f"the client library cannot be loaded ({error}): install autoclave[cluster]") from error
-    server: ApiServer = module.ApiServer(found, node, within)
+    server: ApiServer = module.ApiServer(path, node, within)
     return server
 
 
@@ -211,11 +211,11 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
     """A reporter that is ready to run; None without reports or without credentials."""
     if choice.reports is Reports.OFF:
         return None
-    found = credentials.find(choice, os.environ)
+    path = credentials.find(choice, os.environ)
     why = credentials.missing(choice, os.environ)
     try:
         # Before the plugin serves: to load the library takes longer than a call of the kubelet should wait.
-        server = connect(found, choice.node, CALL_WITHIN) if found is not None and not why else None
+        server = connect(path, choice.node, CALL_WITHIN) if path is not None and not why else None
     except Unusable as error:
         server, why = None, str(error)
     if server is not None:
@@ -223,7 +223,7 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
         return ClusterReporter(server, choice.node, pace=Pace(), annotates=choice.checkpoint)
     if choice.reports is Reports.ON:
         raise FatalError(f"cannot report to the cluster: {why}")
-    if found is not None:  # otherwise nothing asks for reports
+    if path is not None:  # otherwise nothing asks for reports
         logger.warning("nothing is reported to the cluster", why=why)
     return None
 

@@ -138,7 +138,7 @@ class ClaimGate:
 
 def _not_of_another(devices: Iterable[Device], claim: str) -> list[str]:
     """The UUIDs, or NotReady if another claim has one of the devices. The text does not name that claim."""
-    found = list(devices)
-    if taken := [device.uuid for device in found if device.owner not in ("", claim)]:
+    listed = list(devices)
+    if taken := [device.uuid for device in listed if device.owner not in ("", claim)]:
         raise NotReady(Reason.IN_USE, f"{taken[0]} still belongs to another claim")
-    return [device.uuid for device in found]
+    return [device.uuid for device in listed]

@@ -87,10 +87,10 @@ def check(config: DraConfig) -> Path:
     plugin_config.check_nvsentinel(config.cluster)
     if why := credentials.missing(config.cluster, os.environ):
         raise FatalError(f"cannot read claims: {why}")
-    found = credentials.find(config.cluster, os.environ)
-    if found is None:
+    path = credentials.find(config.cluster, os.environ)
+    if path is None:
         raise FatalError("cannot read claims: there are no credentials")
-    return found
+    return path
 
 
 def _check_vendor(config: DraConfig, directory: Path) -> None:

@@ -133,15 +133,17 @@ class DraDriver:
             raise InvalidRequest(f"the claim {claim.namespace}/{claim.name} is another one now, with another UID")
         uuids = await self._devices.uuids(list(claims.allocated(resource_claim, self._chosen.driver)), until)
         # Admin access takes nothing: the device may belong to another claim.
-        wanted = {uuid for it, uuid in uuids.items() if not it.admin}
+        wanted = {uuid for asked, uuid in uuids.items() if not asked.admin}
         devices, granted = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
-        devices |= self._gate.known({uuid for it, uuid in uuids.items() if it.admin})
-        answer = await self._devices.prepare(claim, {it: devices[uuid] for it, uuid in uuids.items()}, until)
-        _add_gates(answer, claim.uid, {it: devices[uuid] for it, uuid in uuids.items() if not it.admin})
+        devices |= self._gate.known({uuid for asked, uuid in uuids.items() if asked.admin})
+        answer = await self._devices.prepare(claim, {asked: devices[uuid] for asked, uuid in uuids.items()}, until)
+        _add_gates(answer, claim.uid, {asked: devices[uuid] for asked, uuid in uuids.items() if not asked.admin})
         if self._statuses is not None and not answer.error:
-            got = {it: granted[devices[uuid].uuid] for it, uuid in uuids.items() if devices[uuid].uuid in granted}
+            got = {asked: granted[devices[uuid].uuid] for asked, uuid in uuids.items() if devices[uuid].uuid in granted}
             if not any(grant.receipt and grant.proof is None for grant in got.values()):  # used since: it is written
-                self._statuses.prepared(resource_claim, {it: grant for it, grant in got.items() if not it.admin})
+                self._statuses.prepared(
+                    resource_claim, {asked: grant for asked, grant in got.items() if not asked.admin}
+                )
         return answer
 
     async def _read(self, claim: wire.Claim, until: float) -> Mapping[str, Any]:

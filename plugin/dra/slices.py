@@ -101,7 +101,7 @@ def has_taint(resource_slice: Mapping[str, Any]) -> bool:
     return any(device.get("taints") for device in resource_slice["spec"].get("devices") or ())
 
 
-def covers(found: object, wanted: object) -> bool:
+def covers(present: object, wanted: object) -> bool:
     """Whether an object has all fields of the wanted one, and none that the wanted one leaves out.
 
     The API server adds fields of its own: they do not count.
@@ -109,18 +109,18 @@ def covers(found: object, wanted: object) -> bool:
     match wanted:
         case Mapping():
             return (
-                isinstance(found, Mapping)
-                and all(covers(found.get(key), value) for key, value in wanted.items())
-                and not any(found.get(key) for key in _OPTIONAL - wanted.keys())
+                isinstance(present, Mapping)
+                and all(covers(present.get(key), value) for key, value in wanted.items())
+                and not any(present.get(key) for key in _OPTIONAL - wanted.keys())
             )
         case list():
             return (
-                isinstance(found, list)
-                and len(found) == len(wanted)
-                and all(covers(one, other) for one, other in zip(found, wanted, strict=True))
+                isinstance(present, list)
+                and len(present) == len(wanted)
+                and all(covers(one, other) for one, other in zip(present, wanted, strict=True))
             )
         case _:
-            return found == wanted
+            return present == wanted
 
 
 def _device(device: Device, driver: str) -> dict[str, Any]:
@@ -178,13 +178,13 @@ class ListedDevice:
     pci_bus_id: str
 
 
-def listed(found: Iterable[Mapping[str, Any]]) -> dict[Key, ListedDevice]:
+def listed(resource_slices: Iterable[Mapping[str, Any]]) -> dict[Key, ListedDevice]:
     """The devices of these ResourceSlices. Of each pool only the newest generation counts.
 
     A device that is listed twice, as different GPUs, has no UUID.
     """
     pools: dict[str, list[Mapping[str, Any]]] = {}
-    for resource_slice in found:
+    for resource_slice in resource_slices:
         pools.setdefault(resource_slice["spec"]["pool"]["name"], []).append(resource_slice["spec"])
     devices: dict[Key, ListedDevice] = {}
     for pool, specs in pools.items():

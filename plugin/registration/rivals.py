@@ -27,9 +27,9 @@ async def watch(kubelet_dir: Path, resource_prefix: str, report: Callable[[str],
     """Until cancelled, report the socket of another plugin, or an empty text."""
     before = ""
     while True:
-        found = min(map(str, serving(kubelet_dir, resource_prefix)), default="")
-        if found not in ("", before):
-            logger.error(NOT_PROVEN, socket=found)
-        before = found
-        report(found)
+        socket = min(map(str, serving(kubelet_dir, resource_prefix)), default="")
+        if socket not in ("", before):
+            logger.error(NOT_PROVEN, socket=socket)
+        before = socket
+        report(socket)
         await asyncio.sleep(EVERY)

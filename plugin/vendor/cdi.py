@@ -68,8 +68,8 @@ def fault(edits: Edits, taken: Collection[ReportedDevice], known: Collection[Rep
     for text in _texts(edits):
         if len(text) > LONGEST:
             return f"has a text of {len(text)} characters, and the longest allowed has {LONGEST}"
-        if found := _foreign(text, taken, words) or _foreign(device_nodes.shortest(text), taken, words):
-            return f"names {found}, which was not granted"
+        if foreign := _foreign(text, taken, words) or _foreign(device_nodes.shortest(text), taken, words):
+            return f"names {foreign}, which was not granted"
     for node in edits.get("devicenodes") or ():
         if why := device_nodes.fault(node, taken):
             return why
@@ -96,11 +96,11 @@ def _of_driver(path: str) -> bool:
 def _foreign(text: str, taken: Collection[ReportedDevice], words: re.Pattern[str]) -> str:
     """The first name in a text that belongs to another device than those taken. ``words``: UUIDs and PCI addresses."""
     low = text.lower()
-    if found := words.search(low):
-        return found[0]
+    if name := words.search(low):
+        return name[0]
     own = {node for device in taken for node in device.nodes}
-    if found := next((match for match in _NODE.finditer(text) if match[0] not in own), None):
-        return found[0]
+    if name := next((match for match in _NODE.finditer(text) if match[0] not in own), None):
+        return name[0]
     if not text.startswith(_VARIABLE):
         return ""
     uuids = {device.uuid.lower() for device in taken}
@@ -123,14 +123,14 @@ def _texts(value: object) -> Iterator[str]:
 
 def _edits(cdi_ids: Collection[str], directories: Iterable[Path]) -> list[Edits]:
     """All that these CDI devices do to a container, in every specification that has one of them."""
-    found: list[Edits] = []
+    edits: list[Edits] = []
     missing, wanted = set(cdi_ids), frozenset(cdi_ids)
     for file in sorted(file for directory in directories for file in _files(directory)) if cdi_ids else ():
         try:
             document = _read(file, cdi_ids)
             devices = [(f"{document['kind']}={_name(device)}", device) for device in document.get("devices") or ()]
             asked = [(name, _form(device)) for name, device in devices if name in wanted]
-            found += [_form(document), *(edits for _, edits in asked)] if asked else []
+            edits += [_form(document), *(form for _, form in asked)] if asked else []
         except FileNotFoundError:
             continue  # of a claim that has just ended
         except Exception as error:  # a parser fails in many ways on a broken file
@@ -139,7 +139,7 @@ def _edits(cdi_ids: Collection[str], directories: Iterable[Path]) -> list[Edits]
         missing -= {name for name, _ in asked}
     if missing:
         raise InvalidRequest(f"no CDI specification of this node has the device {min(missing)}; see --cdi-dir")
-    return found
+    return edits
 
 
 def _files(directory: Path) -> list[Path]:

@@ -72,17 +72,17 @@ class AdminClient(client.Client):
 
         ``warn`` is called with a sentence if older rows may be missing, because the ledger's disk does not answer.
         """
-        found: tuple[views.HistoryEntry, ...] = ()
-        while len(found) < limit:
+        rows: tuple[views.HistoryEntry, ...] = ()
+        while len(rows) < limit:
             request = scrub_pb2.HistoryRequest(
-                gpu=gpu, since=since, limit=min(limit - len(found), PAGE), before=found[0].seq if found else 0,
+                gpu=gpu, since=since, limit=min(limit - len(rows), PAGE), before=rows[0].seq if rows else 0,
                 **which,
             )  # fmt: skip
             answer = await self.ask(self._stub.History(request, timeout=client.SHORT))
             page = client.view(views.History, answer)
-            found = (*page.entries, *found)
+            rows = (*page.entries, *rows)
             if page.partial:
                 warn(PARTIAL)
             if len(page.entries) < request.limit:
                 break
-        return found
+        return rows

@@ -130,10 +130,9 @@ class Screening(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The handler of a method, behind the screening."""
-        found = await continuation(handler_call_details)
-        if found is None:  # there is no such method
+        handler: Any = await continuation(handler_call_details)  # the stubs of gRPC describe handlers of threads
+        if handler is None:  # there is no such method
             return None
-        handler: Any = found  # the stubs of gRPC describe handlers of threads
         name = handler_call_details.method.rpartition("/")[2].lower()
 
         async def request(raw: bytes, context: Context) -> object:

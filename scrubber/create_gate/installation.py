@@ -136,7 +136,7 @@ class CreateGate:
     def let_through(self, device: str, pod: str, uptime: float, era: int) -> None:
         """A container of this pod is created with the device. ``era``: that of the question."""
         counts = era == self.era()
-        if counts and not any(it.counts for it in self._passages.values()):
+        if counts and not any(passage.counts for passage in self._passages.values()):
             logger.info("create gate in force: the container runtime asks", device=device)
         self._passages = {**self._passages, device: Passage(pod, uptime, counts)}
         self._remember()
@@ -206,19 +206,21 @@ class CreateGate:
             return
         self._era += 1
         self._runtimes = runtimes
-        if any(it.counts for it in self._passages.values()):
+        if any(passage.counts for passage in self._passages.values()):
             why = "the container runtime was restarted" if ours else "another program changed the specification"
             logger.warning("create gate not in force until the container runtime asks again", why=why)
-            self._passages = {device: replace(it, counts=False) for device, it in self._passages.items()}
+            self._passages = {device: replace(passage, counts=False) for device, passage in self._passages.items()}
             self._remember()
             self._news.notify()
 
     def _remember(self) -> None:
         """Keep what was let through, for the next run of the service."""
         kept = {
-            "specification": sorted(it for it in self._ours if it is not None),
+            "specification": sorted(mark for mark in self._ours if mark is not None),
             "runtimes": self._runtimes,
-            "passages": {device: [it.pod, it.at, it.counts] for device, it in self._passages.items()},
+            "passages": {
+                device: [passage.pod, passage.at, passage.counts] for device, passage in self._passages.items()
+            },
         }
         try:
             private_files.replace(self._asked, json.dumps(kept).encode())
@@ -234,8 +236,8 @@ def _remembered(
     try:
         kept: Any = strict_json.parse(private_files.content(asked))
         return (
-            frozenset(tuple(map(int, it)) for it in kept["specification"]),
-            {str(path): it and tuple(map(int, it)) for path, it in kept["runtimes"].items()},
+            frozenset(tuple(map(int, mark)) for mark in kept["specification"]),
+            {str(path): mark and tuple(map(int, mark)) for path, mark in kept["runtimes"].items()},
             {str(name): Passage(str(pod), float(at), counts is True)
              for name, (pod, at, counts) in kept["passages"].items()},
         )  # fmt: skip
@@ -326,7 +328,7 @@ def _specification(devices: Iterable[str], hook: Hook) -> bytes:
 def _mark(path: Path) -> Mark | None:
     """The mark of a file, which a new name does not change; None if it cannot be seen."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

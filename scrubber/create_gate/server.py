@@ -188,11 +188,11 @@ class GateServer:
 async def _question(reader: asyncio.StreamReader) -> Creation:
     """The question, or InvalidRequest."""
     line = await reader.readuntil(b"\n")
-    found = QUESTION.fullmatch(line.decode("ascii", "replace"))
-    if found is None or int(found[3]) > MOST_STATE:
+    question = QUESTION.fullmatch(line.decode("ascii", "replace"))
+    if question is None or int(question[3]) > MOST_STATE:
         raise InvalidRequest("the question of the create gate cannot be read")
-    device, _, claim = found[2].partition(OF_CLAIM)
-    asked = Creation(int(found[1]), device, claim, *names(await reader.readexactly(int(found[3]))))
+    device, _, claim = question[2].partition(OF_CLAIM)
+    asked = Creation(int(question[1]), device, claim, *names(await reader.readexactly(int(question[3]))))
     request_limits.devices([asked.device])
     if claim:
         request_limits.owner(claim)
@@ -205,15 +205,15 @@ def names(state: bytes) -> list[str]:
     try:
         whole: Any = strict_json.parse(state.decode())
         annotations = whole.get("annotations", {})
-        found = [annotations.get(key) for key in CONTAINERD]
+        values = [annotations.get(key) for key in CONTAINERD]
         if CRIO in annotations:
             labels: Any = strict_json.parse(annotations[CRIO])
-            if found != [None] * len(found):
+            if values != [None] * len(values):
                 raise InvalidRequest("the state of the container names its pod in the words of two container runtimes")
-            found = [labels.get(key) for key in LABELS]
-        found.append(whole.get("id"))
+            values = [labels.get(key) for key in LABELS]
+        values.append(whole.get("id"))
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidRequest("the container runtime's state of the container cannot be read") from error
-    if not all(isinstance(name, str) and NAME.fullmatch(name) for name in found):
+    if not all(isinstance(name, str) and NAME.fullmatch(name) for name in values):
         raise InvalidRequest("the container runtime names no container of a pod")
-    return found
+    return values

@@ -37,14 +37,14 @@ def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progres
         memory.write(pattern, step, look if number == 0 else lambda _span: None)
         covered = memory.size
         if number < len(chosen) - 1:
-            found = memory.compare(pattern, step)
-            wrong, covered = joined(wrong, mismatch(found, pattern)), _covered(found)
-    old = [found for found in residue if found.count]
+            compared = memory.compare(pattern, step)
+            wrong, covered = joined(wrong, mismatch(compared, pattern)), _covered(compared)
+    old = [part for part in residue if part.count]
     return Findings(
         covered,
-        residue_bytes=sum(found.count for found in old),
+        residue_bytes=sum(part.count for part in old),
         mismatch=wrong,
-        residue_at=tuple(found.offset for found in old[:PLACES]),
+        residue_at=tuple(part.offset for part in old[:PLACES]),
         searched_bytes=_covered(residue),
     )
 
@@ -53,8 +53,8 @@ def verify(memory: GpuMemory, progress: Progress) -> Findings:
     """Read all memory: each byte must be as it was last written, which only the worker that wrote it knows."""
     if (pattern := memory.holds) is None:
         raise CardBusyError(f"cannot read back the memory of {memory.card.name}: this worker has not written all of it")
-    found = memory.compare(pattern, counted(progress, memory.size))
-    return Findings(_covered(found), mismatch=mismatch(found, pattern), patterns=(pattern.name,))
+    compared = memory.compare(pattern, counted(progress, memory.size))
+    return Findings(_covered(compared), mismatch=mismatch(compared, pattern), patterns=(pattern.name,))
 
 
 def scratch(card: Card, key: bytes) -> Scratched:
@@ -66,5 +66,5 @@ def scratch(card: Card, key: bytes) -> Scratched:
     return Scratched(card.units, len(reached), len(faulty), card.units * card.ungranted)
 
 
-def _covered(found: Sequence[Found]) -> int:
-    return sum(it.compared for it in found)
+def _covered(parts: Sequence[Found]) -> int:
+    return sum(part.compared for part in parts)

@@ -68,12 +68,12 @@ def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...
         "left free in pieces too small to take": account.after.free,
         OWN_BOOKS: rest,
     }
-    found = []
+    uncovered = []
     for cause, size in causes.items():
         part = max(0, min(size, rest))
         rest -= part
-        found.append(Uncovered(cause, part))
-    return tuple(it for it in found if it.bytes)
+        uncovered.append(Uncovered(cause, part))
+    return tuple(gap for gap in uncovered if gap.bytes)
 
 
 def disturbance(account: Account, covered: int) -> str | None:

@@ -48,8 +48,10 @@ def _with_extra(version: str) -> str:
     """By the folders of packages beside CuPy. To ask for the metadata of packages takes longer than to load them."""
     spec = importlib.util.find_spec(_CUPY)
     folders = Path(spec.origin).parents[:2] if spec is not None and spec.origin is not None else ()
-    found = [extra for extra in nvidia_advice.SINCE for it in folders if any(it.glob(f"cupy_{extra}x-*.dist-info"))]
-    return f"{version} ({found[0]})" if len(found) == 1 else version
+    extras = [
+        extra for extra in nvidia_advice.SINCE for folder in folders if any(folder.glob(f"cupy_{extra}x-*.dist-info"))
+    ]
+    return f"{version} ({extras[0]})" if len(extras) == 1 else version
 
 
 def load() -> ModuleType:

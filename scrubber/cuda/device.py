@@ -70,7 +70,8 @@ _WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
 KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
 _IN_REGISTERS = {
-    it.value for it in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
+    program.value
+    for program in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
 }
 
 _FITTING = f"{nvidia_advice.INSTALL}; and {LIBRARY} of the loaded driver"
@@ -219,11 +220,11 @@ class CudaCard:
         with self._translated(f"{kind.value} memory of"):
             if kind is Sweep.WRITE:
                 return self._written(pattern, spans, step)
-            found: list[Found] = []
+            results: list[Found] = []
             rest = iter(spans)
             while part := tuple(islice(rest, _MOST_SPANS)):
-                found += self._swept(kind, pattern, part, step)
-            return tuple(found)
+                results += self._swept(kind, pattern, part, step)
+            return tuple(results)
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         """Launch blocks that fill a multiprocessor each, until each multiprocessor ran one."""
@@ -297,7 +298,7 @@ class CudaCard:
             raise CudaError(f"cannot {kind.value} memory of {self.name}: {error}") from error
 
     def _begin(self, kind: Sweep, pattern: Pattern, span: Span, place: int) -> None:
-        words: list[Word] = [c_uint64(it) for it in (span.address, span.size // VECTOR, span.start // VECTOR)]
+        words: list[Word] = [c_uint64(number) for number in (span.address, span.size // VECTOR, span.start // VECTOR)]
         words += [c_uint32(pattern.kind), c_uint64(pattern.first), c_uint64(pattern.second)]
         if kind in (Sweep.INVERT, Sweep.INVERT_DOWN):
             words.append(c_uint32(kind is Sweep.INVERT_DOWN))

@@ -60,8 +60,8 @@ class GpuMemory:
         if span.size < STRETCH * one_in or one_in == 1:
             return self._compared(Sweep.CHECK, pattern, (span,), lambda _size: None)
         starts = range(span.start // STRETCH * STRETCH, span.start + span.size, STRETCH)
-        chosen = [it for it in starts if it // STRETCH % one_in == first % one_in]
-        edges = [(max(it, span.start), min(it + STRETCH, span.start + span.size)) for it in chosen]
+        chosen = [start for start in starts if start // STRETCH % one_in == first % one_in]
+        edges = [(max(start, span.start), min(start + STRETCH, span.start + span.size)) for start in chosen]
         parts = [Span(span.address + low - span.start, high - low, low) for low, high in edges]
         return self._compared(Sweep.CHECK, pattern, parts, lambda _size: None)
 
@@ -90,12 +90,12 @@ class GpuMemory:
 
     def _compared(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         """Run the operation; CudaError unless the device compared each byte of each span."""
-        found = self.card.sweep(kind, pattern, spans, step)
-        for span, it in zip(spans, found, strict=True):
-            if it.compared != span.size:
-                counted = f"{it.compared} of the {span.size} bytes from {span.start} on were compared, as it counts"
+        results = self.card.sweep(kind, pattern, spans, step)
+        for span, result in zip(spans, results, strict=True):
+            if result.compared != span.size:
+                counted = f"{result.compared} of the {span.size} bytes from {span.start} on were compared, as it counts"
                 raise CudaError(f"cannot {kind.value} memory of {self.card.name}: {counted}")
-        return found
+        return results
 
 
 def all_free(card: Card) -> GpuMemory:
@@ -125,13 +125,13 @@ def _allocated(card: Card) -> Iterator[Span]:
             start += size
 
 
-def mismatch(found: Iterable[Found], pattern: Pattern) -> Mismatch | None:
+def mismatch(results: Iterable[Found], pattern: Pattern) -> Mismatch | None:
     """The differences of all spans as one finding."""
-    wrong = [it for it in found if it.count]
+    wrong = [result for result in results if result.count]
     if not wrong:
         return None
-    first = min(wrong, key=lambda it: it.offset)
-    return Mismatch(first.offset, pattern.byte(first.offset), first.got, sum(it.count for it in wrong))
+    first = min(wrong, key=lambda result: result.offset)
+    return Mismatch(first.offset, pattern.byte(first.offset), first.got, sum(result.count for result in wrong))
 
 
 def counted(progress: Progress, total: int) -> Step:

@@ -869,12 +869,12 @@ class LedgerFile:
         with _reading(paths) as connection:
             stands = tree_of(connection)
             head = noted or Head.of(stands)
-            found = (*_evidence(connection, seq, seq), *rows(connection, seq, seq))
-            if not found or seq > head.size or not tree.contains(connection, stands.size, head):
+            candidates = (*_evidence(connection, seq, seq), *rows(connection, seq, seq))
+            if not candidates or seq > head.size or not tree.contains(connection, stands.size, head):
                 raise FatalError(
                     f"cannot prove row {seq} of the ledger {self.path}: `autoclave ledger verify` checks it"
                 )
-            return tree.include(connection, seq, head.size), found[0].hash
+            return tree.include(connection, seq, head.size), candidates[0].hash
 
 
 def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:

@@ -78,13 +78,13 @@ class ServiceCollector(Collector):
         ended = self._round_ended()
         silent = ended is None or self._context.now().uptime - ended.uptime > SILENT
         about = self._reporter.about()
-        found = {
+        obstacles = {
             "the ledger cannot be written": bool(about.ledger_fault),
             f"no memory can be cleared: {about.lacks}": bool(about.lacks),
             f"the monitor has not finished a round for {SILENT:g} s": silent,
             "the service has no device": not self._context.ledger.records,
         }
-        return tuple(why for why, so in found.items() if so)
+        return tuple(why for why, so in obstacles.items() if so)
 
     def notes(self) -> tuple[str, ...]:
         """What people should know although the service hands devices out: that their policy file is not in force."""
@@ -108,9 +108,15 @@ class ServiceCollector(Collector):
         signing = self._counters.signing
         if signing is not None and signing.last_checkpoint is not None:
             yield table.SIGNED_CHECKPOINT, (), signing.last_checkpoint
-        proofs = [it for it in map(self._last_receipt, self._context.ledger.records.values()) if it is not None]
+        proofs = [
+            receipt for receipt in map(self._last_receipt, self._context.ledger.records.values()) if receipt is not None
+        ]
         if proofs:
-            yield table.UNCOVERED, (), float(max(it.allocatable_bytes - it.covered_bytes for it in proofs))
+            yield (
+                table.UNCOVERED,
+                (),
+                float(max(receipt.allocatable_bytes - receipt.covered_bytes for receipt in proofs)),
+            )
         if ended is not None:
             yield table.ROUND, (), ended.wall
 

@@ -130,21 +130,23 @@ class ServiceCounters:
             self._instruments.observe(table.TIME_TO_CLEAN, value=entry.at.uptime - since, receipt=receipt.id)
 
     def _step(self, result: StepResult, before: Record) -> None:
-        step, found = result.step, result.findings
+        step, findings = result.step, result.findings
         self._instruments.observe(table.STEP_TIME, step.value, value=result.seconds)
         if result.outcome is not Outcome.PASSED:
             self._instruments.count(table.STEP_FAILURES, step.value, result.outcome.value, result.blame.value)
         if step is Step.RESET:
             self._instruments.count(table.RESETS, result.outcome.value)
         if step is Step.CLEAR and result.outcome is Outcome.PASSED:
-            self._instruments.count(table.SCRUBBED, by=found.covered_bytes or 0)
-        if found.residue_bytes:
+            self._instruments.count(table.SCRUBBED, by=findings.covered_bytes or 0)
+        if findings.residue_bytes:
             self._instruments.count(table.RESIDUE, before.device.name, before.device.uuid)
-            self._instruments.count(table.RESIDUE_BYTES, before.device.name, before.device.uuid, by=found.residue_bytes)
-        for holder in found.holders:
+            self._instruments.count(
+                table.RESIDUE_BYTES, before.device.name, before.device.uuid, by=findings.residue_bytes
+            )
+        for holder in findings.holders:
             self._instruments.count(table.PROCESSES, _kind(holder))
-        if found.terminated:
-            self._instruments.count(table.TERMINATED, by=len(found.terminated))
+        if findings.terminated:
+            self._instruments.count(table.TERMINATED, by=len(findings.terminated))
 
     # -- what the ledger does not hold, or not at once
 

@@ -41,12 +41,12 @@ class AssignmentEntry:
 
 def by_device(directory: Path) -> dict[str, KubeletAssignment]:
     """What the file says about each device, for all resources."""
-    found: dict[str, KubeletAssignment] = {}
+    assigned: dict[str, KubeletAssignment] = {}
     all_entries, written = _read(directory)
     for entry in all_entries:
-        known = found.get(entry.device, KubeletAssignment())
-        found[entry.device] = KubeletAssignment(known.pods | {entry.pod}, known.containers + 1, written)
-    return found
+        known = assigned.get(entry.device, KubeletAssignment())
+        assigned[entry.device] = KubeletAssignment(known.pods | {entry.pod}, known.containers + 1, written)
+    return assigned
 
 
 def entries(directory: Path) -> tuple[AssignmentEntry, ...]:

@@ -56,7 +56,7 @@ class Bystanders:
         ``elsewhere`` is called for a program in a pod that would be a bystander in another place.
         """
         self._known = frozenset(known)
-        self._programs = frozenset(it.exe for it in known)
+        self._programs = frozenset(program.exe for program in known)
         self._proc = proc
         self._logs = logs
         self._elsewhere = elsewhere
@@ -66,15 +66,15 @@ class Bystanders:
         process = f"{self._proc}/{holder.pid}"
         try:
             exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- the raw text, with " (deleted)"
-            found = self._named(exe, holder, process) if exe in self._programs else None
+            program = self._named(exe, holder, process) if exe in self._programs else None
             # Check the start time last: it proves that all answers are about this process, not a later one.
-            if found is None or status(process).started != holder.started:
+            if program is None or status(process).started != holder.started:
                 return False
         except OSError:
             return False
-        if found not in self._known and found.namespace is not None:
-            self._elsewhere(found)
-        return found in self._known
+        if program not in self._known and program.namespace is not None:
+            self._elsewhere(program)
+        return program in self._known
 
     def runs(self, name: str, container_of: Callable[[int], str | None]) -> bool:
         """Whether a bystander with that program name runs; the name alone proves nothing."""

@@ -62,8 +62,8 @@ def paths(text: str) -> Iterator[str]:
     """The groups in /proc/PID/cgroup. No ``splitlines``: names may hold other characters that it splits at."""
     for line in text.split("\n"):
         _hierarchy, _, rest = line.partition(":")
-        _controllers, found, path = rest.partition(":")
-        if found:
+        _controllers, separator, path = rest.partition(":")
+        if separator:
             yield path.removesuffix(_REMOVED)
 
 
@@ -84,7 +84,7 @@ def _place(path: str) -> str | None:
 
 
 def _containers(path: str) -> list[str]:
-    return [it["id"] for it in _CONTAINER.finditer(path) if not (it["runtime"] or "").endswith(_MONITOR)]
+    return [match["id"] for match in _CONTAINER.finditer(path) if not (match["runtime"] or "").endswith(_MONITOR)]
 
 
 class Containers:
@@ -122,15 +122,15 @@ class Containers:
         """All pods and containers that have a live process, each with one of its processes; or BlindError."""
         if not sees_all(self._proc, self._namespace):
             raise BlindError("cannot list the running pods: run the service in the host's pid namespace")
-        found: dict[str, int] = {}
+        running: dict[str, int] = {}
         for pid in pids(self._proc):
             try:
                 name = self.of(pid)
             except _EndingError:
                 continue
-            if name is not None and name not in found and runs(f"{self._proc}/{pid}"):
-                found[name] = pid
-        return found
+            if name is not None and name not in running and runs(f"{self._proc}/{pid}"):
+                running[name] = pid
+        return running
 
     def member(self, pod: str) -> int | None:
         """The oldest live process of the pod, found in the pod's control group: the sandbox, which also ends last.

@@ -77,10 +77,10 @@ class KernelLog:
 
 def of_the_kernel(line: bytes) -> tuple[int, str] | None:
     """Microseconds and text of a kernel message; None for other lines and for messages of programs."""
-    found = _RECORD.fullmatch(line)
-    if found is None or int(found[1]) >> _FACILITY_SHIFT != _KERNEL:
+    record = _RECORD.fullmatch(line)
+    if record is None or int(record[1]) >> _FACILITY_SHIFT != _KERNEL:
         return None
-    return int(found[2]), found[3].decode(errors="replace")
+    return int(record[2]), record[3].decode(errors="replace")
 
 
 def check_readable(path: Path) -> None:

@@ -81,19 +81,19 @@ class Search:
         self._places: dict[bytes, frozenset[str]] = {}  # the devices of mapped files, by their lines in maps
         for device, path in ((device, path) for device, paths in {**beside, **files}.items() for path in paths):
             try:
-                found = os.stat(path)  # noqa: PTH116 -- backends return paths as text
+                status = os.stat(path)  # noqa: PTH116 -- backends return paths as text
             except OSError as error:
                 self.unknown |= {device}  # holders of a file without a known identity cannot be found
                 self.missing[device] = _lack(path, error)
                 continue
             name = frozenset({device})
-            identity = _identity(found)
+            identity = _identity(status)
             self._opened[identity] = self._opened.get(identity, _NONE) | name
-            if stat.S_ISCHR(found.st_mode):
+            if stat.S_ISCHR(status.st_mode):
                 self._nodes = True
                 continue
             # By path too: overlayfs and btrfs show another device number in maps than stat does.
-            place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino}".encode()
+            place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino}".encode()
             for key in (place, os.fsencode(os.path.realpath(path))):
                 self._mapped[key] = self._mapped.get(key, _NONE) | name
         self.files = frozenset((device, file) for file, devices in self._opened.items() for device in devices)
@@ -127,13 +127,13 @@ class Search:
             for name in names - seen:
                 timer.count()
                 try:
-                    found = os.stat(name, dir_fd=directory)
+                    status = os.stat(name, dir_fd=directory)
                 except OSError as error:
                     if error.errno not in _NOT_OURS:
                         raise
                     closed |= {name}
                     continue
-                devices |= self._opened.get(_identity(found), _NONE)
+                devices |= self._opened.get(_identity(status), _NONE)
             if not closed:
                 break
             seen |= names - closed  # the process may have the closed file open under another number by now
@@ -160,23 +160,23 @@ class Search:
             number, _, file = place.partition(b" ")
             inode, _, path = file.partition(b" ")
             named = (b"%s %s" % (number, inode), path.lstrip(b" "))
-            found = _NONE.union(*(self._mapped.get(name, _NONE) for name in named))
+            devices = _NONE.union(*(self._mapped.get(name, _NONE) for name in named))
             # The path of a node is the choice of its pod: map_files leads to the node itself.
-            self._places[place] = found | self._behind(task, spans[place]) if self._nodes else found
+            self._places[place] = devices | self._behind(task, spans[place]) if self._nodes else devices
 
     def _behind(self, task: str, span: str) -> frozenset[str]:
         proc, _, number = task.partition("/task/")
         # A thread has map_files only under /proc/TID, not under /proc/PID/task/TID.
         directory = f"{os.path.dirname(proc)}/{number}" if number else task  # noqa: PTH120 -- paths are text here
         try:
-            found = os.stat(f"{directory}/map_files/{span}")  # noqa: PTH116 -- same
+            status = os.stat(f"{directory}/map_files/{span}")  # noqa: PTH116 -- same
         except FileNotFoundError:
             raise
         except OSError as error:
             if error.errno not in _NOT_OURS:
                 raise
             return _NONE
-        return self._opened.get(_identity(found), _NONE)
+        return self._opened.get(_identity(status), _NONE)
 
 
 def _lack(path: str, error: OSError) -> str:
@@ -185,10 +185,10 @@ def _lack(path: str, error: OSError) -> str:
     return f"{path} cannot be read: {(error.strerror or str(error)).lower()}"
 
 
-def _identity(found: os.stat_result) -> Identity:
-    if stat.S_ISCHR(found.st_mode):
-        return ("character", found.st_rdev, 0)
-    return ("file", found.st_dev, found.st_ino)
+def _identity(status: os.stat_result) -> Identity:
+    if stat.S_ISCHR(status.st_mode):
+        return ("character", status.st_rdev, 0)
+    return ("file", status.st_dev, status.st_ino)
 
 
 def _maps(task: str, timer: Timer) -> bytes:

@@ -29,11 +29,11 @@ class Tenants:
 
     def of(self, device: str) -> dict[str, frozenset[str]]:
         """The UIDs of the pods that own a device, and their containers that have the device."""
-        found: dict[str, frozenset[str]] = {}
+        containers: dict[str, frozenset[str]] = {}
         for entry in self.entries:
             if entry.device == device:
-                found[entry.pod] = found.get(entry.pod, frozenset()) | ({entry.container} - {""})
-        return found
+                containers[entry.pod] = containers.get(entry.pod, frozenset()) | ({entry.container} - {""})
+        return containers
 
 
 def look(kubelet_dir: Path, logs: Path) -> Tenants:
@@ -50,7 +50,7 @@ def look(kubelet_dir: Path, logs: Path) -> Tenants:
 
 def read_names(directory: Path) -> dict[str, str]:
     """NAMESPACE/NAME of each pod by its UID. A UID with two names is left out: either name may be wrong."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     unclear: set[str] = set()
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -58,6 +58,6 @@ def read_names(directory: Path) -> dict[str, str]:
             if parts is None or not entry.is_dir(follow_symlinks=False):
                 continue
             namespace, name, uid = parts.groups()
-            if found.setdefault(uid, f"{namespace}/{name}") != f"{namespace}/{name}":
+            if names.setdefault(uid, f"{namespace}/{name}") != f"{namespace}/{name}":
                 unclear.add(uid)
-    return {uid: name for uid, name in found.items() if uid not in unclear}
+    return {uid: name for uid, name in names.items() if uid not in unclear}

@@ -130,7 +130,7 @@ class Processes:
             self._looked_for, self._earlier = search.files, {}
         earlier, seen = self._earlier, {os.getpid(), *exclude}
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
-        found: dict[str, list[Holder]] = {device: [] for device in files}
+        by_device: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
         named: dict[int, frozenset[str]] = {}
         for device in files:
@@ -154,11 +154,11 @@ class Processes:
             if read.unsure:
                 unknown |= read.devices
             for device in read.devices:
-                found[device] += read.holder
+                by_device[device] += read.holder
         for pid in earlier.keys() - seen:
             del earlier[pid]
         unproven = files.keys() if blind else unknown
-        return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}
+        return {device: None if device in unproven else tuple(holders) for device, holders in by_device.items()}
 
     def _read_timed(
         self,
@@ -259,13 +259,13 @@ class Processes:
         for task in tasks:
             timer.count()
             try:
-                found = search.held_by(task, timer)
+                of_task = search.held_by(task, timer)
             except PermissionError as error:
                 blind = _why(error)
                 continue
-            if found & search.devices and not holding:
+            if of_task & search.devices and not holding:
                 holding = task
-            held |= found
+            held |= of_task
         return _ProcessReading(held & search.devices | named, holding, blind, held=held, complete=not blind)
 
     def _describe(self, pid: int, task: str) -> Holder:

@@ -35,7 +35,9 @@ def parsed(text: str) -> Envelope:
     """A document without verification, such as one of our own ledger; ReceiptError if it is no such document."""
     try:
         document = json.loads(text)
-        signatures = tuple((str(it.get("keyid", "")), _bytes(it["sig"])) for it in document["signatures"])
+        signatures = tuple(
+            (str(signature.get("keyid", "")), _bytes(signature["sig"])) for signature in document["signatures"]
+        )
         return Envelope(str(document["payloadType"]), _bytes(document["payload"]), signatures)
     except KeyError as error:
         raise ReceiptError(f"the envelope is no signed document (DSSE): it has no field {error.args[0]}") from error

@@ -137,9 +137,9 @@ def public_key_of(text: str) -> bytes:
     """The public key in a PEM, in base64, or in a key of signed notes; ReceiptError if it is none of these."""
     text = text.strip()
     try:
-        if found := _PEM.fullmatch(text):
-            content = base64.b64decode("".join(found["body"].split()), validate=True)
-            key = content.removeprefix(PUBLIC) if found["kind"] == "PUBLIC KEY" and content.startswith(PUBLIC) else b""
+        if pem := _PEM.fullmatch(text):
+            content = base64.b64decode("".join(pem["body"].split()), validate=True)
+            key = content.removeprefix(PUBLIC) if pem["kind"] == "PUBLIC KEY" and content.startswith(PUBLIC) else b""
         elif (parts := text.split("+", 2))[2:] and re.fullmatch(r"[0-9a-f]{8}", parts[1]):
             content = base64.b64decode(parts[2], validate=True)
             key = content.removeprefix(NOTE_TYPE)
@@ -168,9 +168,9 @@ def _make(folder: Path) -> None:
 def _file_key(path: Path, secret: bytes, following: FileKey | None = None) -> FileKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - will sign
 
-    found = _PEM.fullmatch(_read(path).decode("ascii", errors="replace"))
+    pem = _PEM.fullmatch(_read(path).decode("ascii", errors="replace"))
     try:
-        content = base64.b64decode("".join(found["body"].split())) if found else b""
+        content = base64.b64decode("".join(pem["body"].split())) if pem else b""
     except ValueError:  # no base64
         content = b""
     seed = content.removeprefix(PRIVATE)

@@ -82,10 +82,10 @@ def opened(note: str, keys: Collection[bytes]) -> Checkpoint:
     checkpoint = Checkpoint(lines[0], int(lines[1]), _decoded(lines[2], "the root of a checkpoint", HASH_BYTES))
     signed: dict[bytes, bytes] = {}  # of each key the first signature
     for line in signatures.split("\n"):
-        if (found := _SIGNATURE.fullmatch(line)) is None:
+        if (parts := _SIGNATURE.fullmatch(line)) is None:
             raise ReceiptError("this is not a checkpoint: a line below its text is no signature")
-        if found[1] == checkpoint.origin:
-            signature = _decoded(found[2], "a signature of a checkpoint")
+        if parts[1] == checkpoint.origin:
+            signature = _decoded(parts[2], "a signature of a checkpoint")
             signed.setdefault(signature[:4], signature[4:])
     ours = {by: signed[each] for by in keys if (each := key.note_id(checkpoint.origin, by)) in signed}
     if not ours:
@@ -114,10 +114,10 @@ def notes_in(text: str) -> list[str]:
     lines = [line[line.index("{") :] for line in text.split("\n") if "{" in line]
     if not lines:
         return [text]
-    found = [noted for line in lines if isinstance(noted := _fields(line).get("checkpoint"), str)]
-    if not found:
+    checkpoints = [noted for line in lines if isinstance(noted := _fields(line).get("checkpoint"), str)]
+    if not checkpoints:
         raise ReceiptError("no line of the log has a checkpoint")
-    return found
+    return checkpoints
 
 
 def _fields(line: str) -> dict[str, object]:

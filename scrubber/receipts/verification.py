@@ -95,12 +95,12 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
 
 def _of_log(origin: str, held: Sequence[str], keys: Collection[bytes]) -> list[Checkpoint]:
     """Those of one log. Of several, those of other nodes, by other keys, or that are no checkpoints do not count."""
-    found: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     for each in held:
         with suppress(*([ReceiptError] if len(held) > 1 else [])):
-            found.append(note.opened(each, keys))
-    ours = [each for each in found if each.origin == origin]
+            checkpoints.append(note.opened(each, keys))
+    ours = [each for each in checkpoints if each.origin == origin]
     if held and not ours:
-        others = ", ".join(sorted({each.origin for each in found})) or "no log that a given key has signed"
+        others = ", ".join(sorted({each.origin for each in checkpoints})) or "no log that a given key has signed"
         raise ReceiptError(f"the checkpoint that you hold is of {others}, not of {origin}")
     return ours

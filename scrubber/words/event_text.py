@@ -170,6 +170,6 @@ def _quarantine(quarantine: Quarantine) -> str:
     kept = "until an operator reinstates it" if quarantine.next_probe is None else "Autoclave will test it again"
     again = quarantine.last_try not in ("", ailment.detail)
     tried = f"last probation: {quarantine.last_try}; " if again else ""
-    others = tuple(it for it in quarantine.errors if it != (ailment.xid, 1))  # the detail names that one
+    others = tuple(error for error in quarantine.errors if error != (ailment.xid, 1))  # the detail names that one
     errors = f"; the driver reported {_xids(others)}" if others else ""
     return f"{tried}quarantined by {quarantine.by} ({ailment.kind.value}): {ailment.detail}{errors}; {kept}"

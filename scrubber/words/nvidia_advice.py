@@ -34,7 +34,7 @@ def extras(driver: str) -> tuple[str, ...]:
 
 def how_to_stop(holders: Iterable[Holder]) -> str:
     """The commands that stop these processes, as a sentence. Start the programs again afterwards."""
-    known = [command for it in holders if (command := _command(it)) is not None]
+    known = [command for holder in holders if (command := _command(holder)) is not None]
     return f"stop that first ({'; '.join(dict.fromkeys(known))})" if known else "stop that first"
 
 

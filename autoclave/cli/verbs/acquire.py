@@ -87,12 +87,14 @@ def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, 
     if not devices and not quiet:
         human.warn(f"no GPU was acquired for {owner}, so nothing was given back")
     if output != "text":
-        items = ({**document.gpu(it), "released": uuid in released} for uuid, it in devices.items())
+        items = ({**document.gpu(device), "released": uuid in released} for uuid, device in devices.items())
         document.emit(document.listing("Release", items), output)
         return
-    for uuid, it in devices.items():
-        result = "is given back" if uuid in released else f"was not held, so nothing was given back; it is {it.state}"
-        human.say(f"GPU {it.name} ({uuid}) {result}")
+    for uuid, device in devices.items():
+        result = (
+            "is given back" if uuid in released else f"was not held, so nothing was given back; it is {device.state}"
+        )
+        human.say(f"GPU {device.name} ({uuid}) {result}")
 
 
 def _in_the_way(refused: views.Explanation) -> str:

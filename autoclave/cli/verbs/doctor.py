@@ -140,7 +140,10 @@ def _print(findings: Sequence[Finding], output: str) -> None:
     if output == "table":
         document.show_table(HEADERS, rows(findings))
     elif output == "csv":
-        lines = ((it.level.value, it.name, "; ".join(it.text.splitlines()), it.remedy) for it in findings)
+        lines = (
+            (finding.level.value, finding.name, "; ".join(finding.text.splitlines()), finding.remedy)
+            for finding in findings
+        )
         document.emit_csv(("level", "name", "text", "remedy"), lines)
     else:
         document.emit(report(findings), output)

@@ -36,7 +36,7 @@ def _strategies(text: str) -> tuple[response.Strategy, ...]:
     type=Parsed("strategy", _strategies),
     multiple=True,
     default=["cdi-cri"],
-    metavar="|".join(it.value for it in response.Strategy),
+    metavar="|".join(strategy.value for strategy in response.Strategy),
     help="How containers get their devices; several are separated by commas.",
 )
 @options.cdi_kind

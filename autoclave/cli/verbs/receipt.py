@@ -50,9 +50,9 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so.
     """
     handovers = importlib.import_module("autoclave.cli.handovers")  # late: it decodes events
-    found = handovers.read(file, run_dir, state_dir, gpu, since)
+    rows = handovers.read(file, run_dir, state_dir, gpu, since)
     node = node_name or ("" if file else platform.node())  # a copy may be of any node
-    handovers.show(found, node, output, since=since, until=until)
+    handovers.show(rows, node, output, since=since, until=until)
 
 
 def _not_empty(_context: click.Context, _option: click.Parameter, value: str | None) -> str:

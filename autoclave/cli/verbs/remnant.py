@@ -113,11 +113,11 @@ def run(on: str, gpu: str, rounds: int, to: Path | None, host_root: Path, **chos
         place.rmdir()
         raise FatalError(f"cannot test GPU {gpu}: {why}")
     files = report.write(place, result)
-    found = judge.cells(result)
-    human.say(*report.summary(result, found), *map(str, files))
+    cells = judge.cells(result)
+    human.say(*report.summary(result, cells), *map(str, files))
     if why == _INTERRUPTED:
         return INTERRUPTED
-    return NOT_CLEAN if why or any(it.verdict in BAD for it in found) else DONE
+    return NOT_CLEAN if why or any(cell.verdict in BAD for cell in cells) else DONE
 
 
 _INTERRUPTED = "it was interrupted"

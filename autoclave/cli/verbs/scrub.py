@@ -90,19 +90,19 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
     async def quarantine(admin: admin_client.AdminClient) -> int:
         named = (await admin.status(gpus)).devices  # first, so that a wrong name quarantines no GPU
         done, codes = [], []
-        for it in named:
+        for device in named:
             try:
-                done.append(await admin.quarantine(it.device, reason, service_call.asker()))
+                done.append(await admin.quarantine(device.device, reason, service_call.asker()))
             except InvalidRequest:  # the reason: it is wrong for each of them
                 raise
             except AutoclaveError as error:
-                human.warn(f"cannot quarantine GPU {it.name}: {error.message}")
+                human.warn(f"cannot quarantine GPU {device.name}: {error.message}")
                 codes.append(UNREACHABLE if isinstance(error, Unreachable) else NOT_CLEAN)
         if output != "text":
             document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
         else:
-            for it in done:
-                human.say(f"GPU {it.name} ({it.device}) is {state_words(it.state)}: {table.note(it)}")
+            for device in done:
+                human.say(f"GPU {device.name} ({device.device}) is {state_words(device.state)}: {table.note(device)}")
         return worst(codes)
 
     return service_call.ask(run_dir, quarantine)
@@ -189,7 +189,10 @@ async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices, *
     except NotReady as error:
         if error.reason is not Reason.TIMED_OUT:
             raise
-        return {uuid: replace(it, result=OVERDUE) if it.result is MISSING else it for uuid, it in results.items()}
+        return {
+            uuid: replace(progress, result=OVERDUE) if progress.result is MISSING else progress
+            for uuid, progress in results.items()
+        }
     return results
 
 
@@ -197,17 +200,18 @@ def report(results: Results, devices: Devices, output: str) -> int:
     """Print the results and return the exit code."""
     ordered = [(results[uuid], results[uuid].result or MISSING) for uuid in devices if uuid in results]
     if output in {"table", "csv"}:
-        document.show_table(table.RESULTS, table.results([it for it, _ in ordered], devices), output)
+        document.show_table(table.RESULTS, table.results([progress for progress, _ in ordered], devices), output)
     else:
         items = (
-            {**document.gpu(devices[it.device]), "job": it.job, **document.fields(result)} for it, result in ordered
+            {**document.gpu(devices[progress.device]), "job": progress.job, **document.fields(result)}
+            for progress, result in ordered
         )
         document.emit(document.listing("ScrubResult", items), output)
-    for uuid, it in results.items():  # also of a device that the service found after it was asked for all
-        result = it.result or MISSING
+    for uuid, progress in results.items():  # also of a device that the service found after it was asked for all
+        result = progress.result or MISSING
         if _code(result) != DONE or result.withdrawn:
             human.warn(_refusal(result, devices[uuid].argument if uuid in devices else uuid))
-    return worst(_code(it.result or MISSING) for it in results.values())
+    return worst(_code(progress.result or MISSING) for progress in results.values())
 
 
 def _code(result: views.ScrubResult) -> int:

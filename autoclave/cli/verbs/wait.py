@@ -93,7 +93,9 @@ async def _reached(socket: Path, uuids: Collection[str], goal: str) -> None:
                 async for reported in scrubber.watch():
                     reachable = True
                     if set(uuids) <= {
-                        it.uuid for it in reported.devices if (it.healthy if goal == "healthy" else it.clean)
+                        device.uuid
+                        for device in reported.devices
+                        if (device.healthy if goal == "healthy" else device.clean)
                     }:
                         return
         except (Unreachable, NotReady):

@@ -29,7 +29,7 @@ def mps(proc: Path) -> tuple[str, ...] | CheckFault:
     entries = safe_read.names(proc)
     if isinstance(entries, CheckFault):
         return entries
-    found: list[str] = []
+    processes: list[str] = []
     hidden: CheckFault | None = None
     for pid in filter(str.isdecimal, entries):
         try:
@@ -41,8 +41,8 @@ def mps(proc: Path) -> tuple[str, ...] | CheckFault:
             hidden = hidden or replace(fault, text=f"process {pid} cannot be read: {fault.text}")
             continue
         if program.rpartition("/")[2] in MPS:
-            found.append(f"process {pid}")
-    return hidden if hidden is not None and not found else tuple(found)
+            processes.append(f"process {pid}")
+    return hidden if hidden is not None and not processes else tuple(processes)
 
 
 def unreadable(proc: Path) -> CheckFault | None:

@@ -21,8 +21,8 @@ DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded
 def service(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The scrub service answers."""
     match facts.answer:
-        case views.Status(service=it):
-            about = f"version {it.version}, backend {it.backend}, policy {it.policy}"
+        case views.Status(service=running):
+            about = f"version {running.version}, backend {running.backend}, policy {running.policy}"
             yield base.ok("service", f"the scrub service answers: {about}")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
             yield base.ok("service", "the scrub service answers, but cannot use its ledger")
@@ -72,13 +72,13 @@ def run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The last write to the ledger succeeded."""
     match facts.answer:
-        case views.Status(service=it) if it.ledger_fault:
-            why, _, remedy = it.ledger_fault.partition("; ")
+        case views.Status(service=running) if running.ledger_fault:
+            why, _, remedy = running.ledger_fault.partition("; ")
             text = f"the ledger cannot be written, so nothing is handed out: {why}"
-            yield base.broken("ledger", text, remedy or f"make room in {it.state_dir}, or repair its disk")
-        case views.Status(service=it):
-            rows = quantity(it.ledger_rows, "row")
-            yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {rows}")
+            yield base.broken("ledger", text, remedy or f"make room in {running.state_dir}, or repair its disk")
+        case views.Status(service=running):
+            rows = quantity(running.ledger_rows, "row")
+            yield base.ok("ledger", f"the last write to the ledger in {running.state_dir} succeeded: {rows}")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
             remedy = "repair what the message names; the service then tries again by itself"
             yield base.broken("ledger", f"there is no ledger, so {message}", remedy)

@@ -44,7 +44,7 @@ class VendorService:
         """``versions``: of the calls, as the vendor's driver names them; one of them is in ``SERVED``."""
         self._driver = driver
         self._channel = channel
-        self._service = f"/k8s.io.kubelet.pkg.apis.dra.{next(it for it in versions if it in SERVED)}"
+        self._service = f"/k8s.io.kubelet.pkg.apis.dra.{next(version for version in versions if version in SERVED)}"
 
     async def prepare(self, claim: wire.Claim, until: float) -> wire.NodePrepareResourceResponse:
         """What the vendor's driver answers for this claim; NotReady without an answer."""
@@ -64,14 +64,14 @@ class VendorService:
         )
         left = max(until - asyncio.get_running_loop().time(), 0.0)
         try:
-            found = await call(request, timeout=left)
+            answered = await call(request, timeout=left)
         except grpc.aio.AioRpcError as error:
             logger.warning("the vendor's driver did not answer", code=error.code().name, error=error.details())
             text = f"the driver {self._driver} did not answer: {error.code().name}"
             raise NotReady(Reason.NOT_READY, text) from error
-        if request.claims[0].uid not in found.claims:
+        if request.claims[0].uid not in answered.claims:
             raise NotReady(Reason.NOT_READY, f"the driver {self._driver} answered without this claim")
-        return found
+        return answered
 
 
 class VendorDevices:
@@ -95,26 +95,26 @@ class VendorDevices:
         last = min(until, clock() + LISTED_WITHIN)
         while True:
             listed = await self._read()
-            missing = [it for it in allocated if (it.pool, it.name) not in listed]
+            missing = [device for device in allocated if (device.pool, device.name) not in listed]
             if not missing:
                 break
             if clock() >= last:
                 text = f"no ResourceSlice of {self._driver} on this node has the device {missing[0].name}"
                 raise InvalidRequest(f"{text} of the pool {missing[0].pool}")
             await asyncio.sleep(min(PAUSE, last - clock()))
-        for it in allocated:
-            if why := slices.refusal(listed[it.pool, it.name]):
+        for device in allocated:
+            if why := slices.refusal(listed[device.pool, device.name]):
                 raise InvalidRequest(why)
-        return {it: slices.device_name(listed[it.pool, it.name].uuid) for it in allocated}
+        return {device: slices.device_name(listed[device.pool, device.name].uuid) for device in allocated}
 
     async def prepare(
         self, claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], until: float
     ) -> wire.NodePrepareResourceResponse:
         """The vendor's answer as it is, if it gives away no other device."""
-        for it, device in devices.items():
-            listed = self._listed.get((it.pool, it.name))
+        for allocated, device in devices.items():
+            listed = self._listed.get((allocated.pool, allocated.name))
             if listed is None or (why := slices.disagreement(listed, device)):
-                raise InvalidRequest(why if listed else f"no ResourceSlice has {it.name} any more")
+                raise InvalidRequest(why if listed else f"no ResourceSlice has {allocated.name} any more")
         answer = await self._service.prepare(claim, until)
         known = self._listing.current()
         if known is None:
@@ -136,8 +136,10 @@ class VendorDevices:
             except Failure as failure:
                 logger.warning("cannot read the slices of the vendor's driver", error=failure.message)
         devices = {slices.device_name(device.uuid): device for device in shown}
-        found = ((pool, it.name, devices.get(slices.device_name(it.uuid))) for (pool, _), it in self._listed.items())
-        return [NamedDevice(pool, name, device) for pool, name, device in found if device is not None]
+        named = (
+            (pool, entry.name, devices.get(slices.device_name(entry.uuid))) for (pool, _), entry in self._listed.items()
+        )
+        return [NamedDevice(pool, name, device) for pool, name, device in named if device is not None]
 
     async def _read(self) -> Mapping[Key, ListedDevice]:
         self._listed = slices.listed(await self._source.slices_of(self._driver))
@@ -146,7 +148,7 @@ class VendorDevices:
 
 def health_handler(channel: grpc.aio.Channel, versions: Collection[str]) -> grpc.RpcMethodHandler[Any, Any] | None:
     """Hands on the health that the vendor's driver reports, as it is; None if it reports none."""
-    service = next((it for it in HEALTHS if it in versions), None)
+    service = next((health for health in HEALTHS if health in versions), None)
     if service is None:
         return None
     watch = channel.unary_stream(f"/{service}/NodeWatchResources", bytes, bytes)

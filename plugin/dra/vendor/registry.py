@@ -72,7 +72,7 @@ class VendorRegistry:
                     shown[path] = present[path], tasks.create_task(self._follow(path), name=f"driver at {path.name}")
                 await self._watch.until(
                     lambda: (
-                        _found(self._directory) != {it: shown[it][0] for it in shown}
+                        _found(self._directory) != {path: shown[path][0] for path in shown}
                         or bypass(self._chosen) != self._counters.bypass
                     )
                 )

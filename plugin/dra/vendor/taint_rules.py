@@ -95,10 +95,10 @@ class TaintRules:
             applied = not slices.covers(present.get(device), rule)
             if applied and await self._change(device, self._server.apply_taint_rule(rule), refused):
                 logger.info("device tainted", device=device, reason=rule["spec"]["taint"]["value"])
-        for device, found in present.items():
+        for device, existing in present.items():
             # A device that is not listed keeps its rule: after a restart of the kubelet the vendor's driver lists anew.
             deleted = device not in wanted and (device in listed or not taints)
-            name = found["metadata"]["name"]
+            name = existing["metadata"]["name"]
             if deleted and await self._change(device, self._server.delete_taint_rule(name), refused):
                 logger.info("taint removed", device=device)
         # Once more after the last taint: another process of a rolling update may have written a rule at the same time.
@@ -125,7 +125,7 @@ class TaintRules:
     async def _listed(self) -> dict[str, str]:
         """The UUIDs of the devices that the vendor's driver lists in the pool of the node, by name."""
         listed = slices.listed(await self._server.slices_of(self._driver))
-        return {it.name: slices.device_name(it.uuid) for (pool, _), it in listed.items() if pool == self._node}
+        return {entry.name: slices.device_name(entry.uuid) for (pool, _), entry in listed.items() if pool == self._node}
 
     def _is_own(self, rule: Mapping[str, Any]) -> bool:
         selector = rule["spec"].get("deviceSelector") or {}
