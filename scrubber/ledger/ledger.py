@@ -153,7 +153,7 @@ class Ledger:
     async def note(self, event: Event) -> None:
         """Record an event of the node, which changes no record."""
         await aio.finish(self._note([LedgerEntry(0, ev.NODE, self._now(), "", event)]))
-        self.notify()
+        self.changed.notify()
 
     async def _note(self, drafts: Sequence[LedgerEntry]) -> None:
         async with self._lock:
