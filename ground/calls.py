@@ -33,6 +33,7 @@ class LoggedCall:
     reason: str = ""  # of a refusal or a fault
     error: str = ""  # of a refusal
     seconds: float = 0.0
+    receipt: str = ""  # that the call led to
     quiet: bool = False  # log at level debug, unless it is a fault
 
     @property

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -41,13 +40,6 @@ P = TypeVar("P")
 
 FAULT = "a fault inside the device plugin"
 _FINAL, _RETRIED = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
-
-
-@dataclass(slots=True)
-class _HookCall(LoggedCall):
-    """A call for devices."""
-
-    receipt: str = ""  # that the call led to
 
 
 class Responses(Protocol[P]):
@@ -183,9 +175,9 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     @asynccontextmanager
     async def _answered(
         self, hook: Hook, groups: Sequence[Sequence[str]], context: Context, no: grpc.StatusCode
-    ) -> AsyncIterator[_HookCall]:
+    ) -> AsyncIterator[LoggedCall]:
         """Log and count one call, and turn an error into a status code; ``no`` is the code for a refusal."""
-        call = _HookCall()
+        call = LoggedCall()
         log = logger.bind(hook=hook.value, resource=self._resource, devices=list(chain(*groups)))
 
         def count() -> dict[str, object]:

@@ -43,12 +43,6 @@ class LoggedRequest(LoggedCall):
     devices: Sequence[str] = ()
     job: str = ""
 
-    @property
-    def fields(self) -> dict[str, object]:
-        """The fields of its log line."""
-        job = {"job": self.job} if self.job else {}
-        return {"request": self.request, "devices": list(self.devices), **job, **self.ending}
-
 
 @asynccontextmanager
 async def answered(
@@ -67,7 +61,8 @@ def logged(asked: LoggedRequest, count: Count | None = None) -> AbstractContextM
     def counted() -> dict[str, object]:
         if count is not None:
             count(asked.request, asked.outcome.value, asked.reason, asked.seconds)
-        return asked.fields
+        job = {"job": asked.job} if asked.job else {}
+        return {"request": asked.request, "devices": list(asked.devices), **job, **asked.ending}
 
     return calls.logged(asked, logger, counted, cancelled="the caller cancelled the request", fault=FAULT)
 
