@@ -12,7 +12,7 @@ from ground.errors import FatalError
 from ground.request_limits import is_subdomain
 from plugin import response
 from plugin.cluster import credentials
-from plugin.cluster.choice import ReportChoice, Reports
+from plugin.cluster.options import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
 

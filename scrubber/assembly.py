@@ -50,8 +50,8 @@ from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
-from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
+from scrubber.service.service import Service
 from scrubber.words import views
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment, Prepare

@@ -18,8 +18,8 @@ from autoclave.doctor.facts import container_toolkit, create_gate, posture, proc
 from ground import paths, unix_sockets
 from ground.errors import AutoclaveError, Unreachable
 from plugin.cluster import credentials, reporter
-from plugin.cluster.choice import ReportChoice, Reports
 from plugin.cluster.credentials import Unusable
+from plugin.cluster.options import ReportChoice, Reports
 from plugin.cluster.retry_loop import Failure
 from plugin.dra import slices
 from plugin.dra.slices import Pool

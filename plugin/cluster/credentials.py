@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ground.request_limits import is_subdomain
-from plugin.cluster.choice import ReportChoice, Reports
+from plugin.cluster.options import ReportChoice, Reports
 
 
 class Unusable(Exception):

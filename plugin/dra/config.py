@@ -12,7 +12,7 @@ from ground.request_limits import is_subdomain
 from plugin import config as plugin_config
 from plugin import response
 from plugin.cluster import credentials
-from plugin.cluster.choice import ReportChoice
+from plugin.cluster.options import ReportChoice
 
 DRIVER = public_names.DRIVER
 VENDOR_DRIVER = "gpu.nvidia.com"

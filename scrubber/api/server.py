@@ -23,8 +23,8 @@ from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.file import Window
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.service.parts import Service
 from scrubber.service.report import StatusReporter
+from scrubber.service.service import Service
 from scrubber.words import device_status, views
 
 logger = log.get("api")
@@ -138,7 +138,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             uuids = [presence.find(records, name) for name in names] or sorted(self._reporter.listed())
             path = _path(request.path)
             asked.quiet = True  # each device has its own line
-        scrub = partial(self._service.operations.scrub, path=path, op=asked.op)
+        scrub = partial(self._service.operator_requests.scrub, path=path, op=asked.op)
         async for progress in self._jobs(asked, uuids, scrub, no_wait=request.no_wait):
             yield progress
 
@@ -151,7 +151,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             asked.devices = [uuid]
             reason = request_limits.one_line(request.reason, "the reason", needed=True)
             by = request_limits.one_line(request.by, "the name of the caller")
-            await self._service.operations.quarantine(uuid, reason, by, op=asked.op)
+            await self._service.operator_requests.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
             return scrub_pb2.QuarantineResponse(device=scrub_pb2.DeviceStatus(**plain(device)))
 
@@ -165,8 +165,8 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             reason = request_limits.one_line(request.reason, "the reason")
             by = request_limits.one_line(request.by, "the name of the caller") or "an operator"
             asked.quiet = True  # each device has its own line
-        operations = self._service.operations
-        use_case = operations.reinstate_without_proof if request.without_evidence else operations.reinstate
+        requests = self._service.operator_requests
+        use_case = requests.reinstate_without_proof if request.without_evidence else requests.reinstate
         async for progress in self._jobs(asked, uuids, partial(use_case, reason=reason, by=by, op=asked.op)):
             yield progress
 

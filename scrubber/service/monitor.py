@@ -19,7 +19,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.observe.observer import Observer
-from scrubber.service.parts import Service
+from scrubber.service.service import Service
 
 logger = log.get("monitor")
 

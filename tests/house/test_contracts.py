@@ -53,7 +53,7 @@ PLANTED = [
     ("ground/documents/units.py", "import os", PURE),  # the model sees it through units
     ("scrubber/core/acquire.py", "from scrubber.ledger import ledger", FLOORS),
     ("ground/log.py", "from scrubber.core import model", HOUSES),
-    ("scrubber/service/parts.py", "from scrubber.service import monitor", CYCLE),
+    ("scrubber/service/service.py", "from scrubber.service import monitor", CYCLE),
     ("scrubber/cuda/cupy_loading.py", "from scrubber import devices", FLOORS),
     ("scrubber/utils.py", "import re", FLOORS),  # an unplanned package
     ("scrubber/steps/on_device.py", "from scrubber import ledger", MEMORY),

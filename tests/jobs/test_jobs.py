@@ -73,8 +73,8 @@ async def test_twenty_callers_for_a_dirty_device_share_one_job(world):
 
 
 async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
-    running = await world.operations.scrub(world.uuids[0], ScrubPath.RESET)
-    assert await world.operations.scrub(world.uuids[0], ScrubPath.FAST) is running
+    running = await world.operator_requests.scrub(world.uuids[0], ScrubPath.RESET)
+    assert await world.operator_requests.scrub(world.uuids[0], ScrubPath.FAST) is running
 
     async def watch() -> list[tuple[int, int]]:
         return [(running.bytes_done, running.bytes_total) async for _ in running.updates()]
@@ -101,7 +101,7 @@ async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkey
         await append(op, *events)
 
     monkeypatch.setattr(world.life.ledger, "append", note)
-    running = await world.operations.scrub(world.uuids[0], ScrubPath.RESET)
+    running = await world.operator_requests.scrub(world.uuids[0], ScrubPath.RESET)
     await running.finished.wait()
     assert running.receipt is not None
     for alone in ("evict ends", "reset begins", "reset ends", "clear begins"):
@@ -120,7 +120,7 @@ async def test_a_fast_scrub_is_six_transactions(begin, monkeypatch):
         return append(drafts)
 
     monkeypatch.setattr(world.life.disk, "append", note)
-    running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
+    running = await world.operator_requests.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
     assert running.receipt is not None
     assert [re.findall(r"scrub|evict|clear|verify|settings|health|proven", text) for text in written] == [
@@ -139,7 +139,7 @@ async def test_a_job_that_may_wait_records_its_first_step_later(build, monkeypat
     await world.clean()
     monkeypatch.setattr(slots, "MAX_WORKERS", 1)
     world.context.jobs.slots.workers = asyncio.Semaphore(1)
-    one, other = [await world.operations.scrub(device, ScrubPath.FAST) for device in world.uuids]
+    one, other = [await world.operator_requests.scrub(device, ScrubPath.FAST) for device in world.uuids]
     assert (world.record(one.device).scrubs.job.step, world.record(other.device).scrubs.job.step) == (Step.EVICT, None)
     await asyncio.gather(one.finished.wait(), other.finished.wait())
     assert None not in (one.receipt, other.receipt)
@@ -185,10 +185,10 @@ async def test_a_start_waits_longer_than_an_acquire(build):
 
 async def test_an_operator_who_quarantines_cancels_the_job(world):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, None)
+    running = await world.operator_requests.scrub(device, None)
     await asyncio.sleep(0.3)
     began = world.loop.time()
-    await world.operations.quarantine(device, "smells", "ops")
+    await world.operator_requests.quarantine(device, "smells", "ops")
     assert world.loop.time() == began
     assert running.finished.is_set()
     assert running.receipt is None
@@ -201,7 +201,7 @@ async def test_an_operator_who_quarantines_cancels_the_job(world):
 
 async def test_a_stop_cancels_a_job_and_blames_no_device(world):
     device = world.uuids[0]
-    await world.operations.scrub(device, None)
+    await world.operator_requests.scrub(device, None)
     await asyncio.sleep(0.3)
     await world.stop()
     record = world.truth.records[device]
@@ -227,7 +227,7 @@ async def test_a_stop_during_probation_leaves_the_device_in_quarantine(world):
 
 async def test_the_next_round_closes_a_job_without_a_ledger(world):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, None)
+    running = await world.operator_requests.scrub(device, None)
     await asyncio.sleep(0.3)
     world.life.disk.full = True
     await running.finished.wait()
@@ -241,7 +241,7 @@ async def test_the_next_round_closes_a_job_without_a_ledger(world):
 
 
 async def test_no_device_is_granted_when_one_of_two_is_refused(world):
-    await world.operations.quarantine(world.uuids[1], "smells", "ops")
+    await world.operator_requests.quarantine(world.uuids[1], "smells", "ops")
     with pytest.raises(Refused) as refused:
         await world.acquire("pod", *world.uuids)
     assert refused.value.reason is Reason.QUARANTINED
@@ -268,7 +268,7 @@ async def test_two_devices_are_granted_in_one_write(world):
 
 async def test_a_foreign_process_during_a_clear_ends_the_worker(world):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, None)
+    running = await world.operator_requests.scrub(device, None)
     await asyncio.sleep(0.35)
     unexpected_holder = world.intrude(device, container=True)
     await asyncio.sleep(0.3)
@@ -305,7 +305,7 @@ async def test_unknown_holders_end_no_evict(world, monkeypatch):
     """A process that it has just ended may still be on the driver's list."""
     device = world.uuids[0]
     monkeypatch.setitem(pretend_worker.TAKES, Step.EVICT, 2.0)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await asyncio.sleep(0.5)
     world.node.gpus[device].blind = True
     await asyncio.sleep(1.0)
@@ -318,7 +318,7 @@ async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
     device = world.uuids[0]
     world.node.gpus[device].stalls = True
     began = world.loop.time()
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert [(it.step, it.path, it.outcome) for it in results(world, device)[-2:]] == [
         (Step.EVICT, ScrubPath.FAST, Outcome.TIMED_OUT),
@@ -332,7 +332,7 @@ async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
 async def test_a_worker_that_dies_ends_the_path(world):
     device = world.uuids[0]
     world.node.gpus[device].crashes = True
-    running = await world.operations.scrub(device, ScrubPath.RESET)
+    running = await world.operator_requests.scrub(device, ScrubPath.RESET)
     await running.finished.wait()
     assert [it.step for it in results(world, device)[-3:]] == [Step.EVICT, Step.RESET, Step.CLEAR]
     assert results(world, device)[-1].outcome is Outcome.DIED
@@ -343,7 +343,7 @@ async def test_a_worker_that_dies_ends_the_path(world):
 async def test_a_fault_in_a_report_ends_the_path(world):
     device = world.uuids[0]
     world.node.gpus[device].bad_memory = True
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     on_memory = [(it.step, it.path, it.outcome) for it in results(world, device) if it.step is not Step.EVICT]
     assert on_memory[-3:] == [
@@ -377,7 +377,7 @@ async def test_a_job_without_a_worker_leaves_its_device_dirty(build, error, why)
 
     world = build(worker=NoMore, gpus=1)
     await world.start(watching=False)
-    running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
+    running = await world.operator_requests.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
     assert world.state(world.uuids[0]) is State.DIRTY
     assert rows(world, ev.ScrubFailed)[-1].why == running.why == why
@@ -413,7 +413,7 @@ async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
     await world.clean()
     one, other = world.uuids[1:]
     await world.tenancy(other)
-    running = await world.operations.scrub(one, ScrubPath.RESET)
+    running = await world.operator_requests.scrub(one, ScrubPath.RESET)
     await running.finished.wait()
     assert "a device of the same reset domain is in use" in world.record(one).scrubs.setback.detail
     assert Step.RESET not in world.node.gpus[one].deeds
@@ -428,11 +428,14 @@ async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     await world.clean()
     zero, one, other = world.uuids
     world.context.jobs.slots.workers = asyncio.Semaphore(room)
-    jobs = [await world.operations.scrub(zero, ScrubPath.FAST), await world.operations.scrub(one, ScrubPath.RESET)]
+    jobs = [
+        await world.operator_requests.scrub(zero, ScrubPath.FAST),
+        await world.operator_requests.scrub(one, ScrubPath.RESET),
+    ]
     if room > len(jobs):
         while (job := world.record(one).scrubs.job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
-    jobs.append(await world.operations.scrub(other, ScrubPath.FAST))
+    jobs.append(await world.operator_requests.scrub(other, ScrubPath.FAST))
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [it.receipt is not None for it in jobs] == [True, True, True]
     assert [it.device for it in rows(world, ev.ScrubFailed)] == []
@@ -447,7 +450,7 @@ async def test_a_job_that_waits_for_a_slot_shows_its_place(build):
     def places() -> list[int | None]:
         return [status.job and status.job.queue_place for status in map(world.life.reporter.device, world.uuids)]
 
-    jobs = [await world.operations.scrub(device, ScrubPath.FAST) for device in world.uuids]
+    jobs = [await world.operator_requests.scrub(device, ScrubPath.FAST) for device in world.uuids]
     while places() != [None, 1, 2, 3]:
         await anext(jobs[0].updates())
     moved = asyncio.create_task(anext(jobs[3].updates()))
@@ -462,7 +465,7 @@ async def test_a_job_that_waits_for_a_slot_shows_its_place(build):
 
 async def test_a_job_cancelled_before_it_runs_leaves_nothing_behind(world):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, None)
+    running = await world.operator_requests.scrub(device, None)
     await world.context.jobs.cancel(device)
     assert running.finished.is_set()
     assert world.context.jobs.of(device) is None
@@ -482,15 +485,15 @@ async def cut_in_the_middle(world, work):
 
 async def test_the_next_caller_joins_a_scrub_whose_caller_left(world):
     device = world.uuids[0]
-    await cut_in_the_middle(world, world.operations.scrub(device, ScrubPath.FAST))
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    await cut_in_the_middle(world, world.operator_requests.scrub(device, ScrubPath.FAST))
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
 
 
 async def test_a_job_exists_as_soon_as_its_row(world):
     device = world.uuids[0]
-    await cut_in_the_middle(world, world.operations.scrub(device, ScrubPath.FAST))
+    await cut_in_the_middle(world, world.operator_requests.scrub(device, ScrubPath.FAST))
     assert world.state(device) is State.SCRUBBING
     assert world.life.jobs.of(device) is not None
 

@@ -48,19 +48,19 @@ async def story(world: World) -> None:
     world.node.end_container("ann", leaving=True)
     world.node.gpus[two].crashes = True
     await insist(lambda: world.tenant_requests.release([two]))
-    await insist(lambda: world.operations.scrub(two, None))
+    await insist(lambda: world.operator_requests.scrub(two, None))
     await insist(lambda: world.acquire("bob", one))
     world.run("bob", one)
     await world.reach(one, State.IN_USE)
     await world.reach(two, State.QUARANTINED)
     world.node.heal()
     world.node.gpus[one].bad_memory = True
-    await insist(lambda: world.operations.reinstate(two, "mended", "ops"))
+    await insist(lambda: world.operator_requests.reinstate(two, "mended", "ops"))
     await world.reach(two, State.CLEAN)
     await world.reach(one, State.QUARANTINED)
     world.node.heal()
     await insist(
-        lambda: world.operations.reinstate_without_proof(one, "another memory", "ops")
+        lambda: world.operator_requests.reinstate_without_proof(one, "another memory", "ops")
     )  # it waits for a person
     await world.reach(one, State.CLEAN)
 

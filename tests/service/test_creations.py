@@ -124,7 +124,7 @@ async def test_no_container_is_created_on_a_claims_bad_gpu(world, xid):
     device = world.uuids[0]
     await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner=CLAIM)
     if xid is None:
-        await world.operations.quarantine(device, "a drill", "the test")
+        await world.operator_requests.quarantine(device, "a drill", "the test")
     else:
         world.node.report(device, (xid,))
         await asyncio.sleep(60)
@@ -226,7 +226,7 @@ async def test_a_claim_gives_back_a_device_kept_for_it(world, state):
         world.node.gpus[device].stalls = False
         await world.clean(device)
     elif state is State.QUARANTINED:
-        await world.operations.quarantine(device, "a drill", "the test")
+        await world.operator_requests.quarantine(device, "a drill", "the test")
     assert world.state(device) is state
     assert await world.tenant_requests.release(owner=CLAIM) == (device,)
     assert world.state(device) is state

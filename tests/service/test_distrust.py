@@ -56,7 +56,7 @@ async def test_a_grant_whose_user_may_run_unseen_is_left_alone(world, exclusive)
 
 async def test_a_scrub_that_runs_ends_before_its_proof_does(world):
     device = world.uuids[0]
-    job = await world.operations.scrub(device, None)
+    job = await world.operator_requests.scrub(device, None)
     with pytest.raises(NotReady, match="it is being scrubbed; try again after the scrub") as refused:
         await world.tenant_requests.distrust(device, WHY)
     assert refused.value.reason is Reason.SCRUBBING
@@ -67,7 +67,7 @@ async def test_a_scrub_that_runs_ends_before_its_proof_does(world):
 
 async def test_a_quarantine_stays_as_it_is(world):
     device = world.uuids[0]
-    await world.operations.quarantine(device, "looks odd", "ops")
+    await world.operator_requests.quarantine(device, "looks odd", "ops")
     before = world.record(device)
     await world.tenant_requests.distrust(device, WHY)
     assert world.record(device) is before

@@ -27,7 +27,7 @@ async def test_a_driver_without_release_blames_no_device(world):
         raise DeviceError("an earlier question has not been answered")
 
     world.node.release_driver = stuck
-    await world.operations.scrub(device, ScrubPath.RESET)
+    await world.operator_requests.scrub(device, ScrubPath.RESET)
     results: list[StepResult] = []
     async with asyncio.timeout(60):
         while not results:
@@ -94,7 +94,7 @@ async def test_a_device_under_reset_by_a_tool_is_not_free(world):
     world.node.reset_by_tools.add(device)
     with pytest.raises(NotReady):
         await world.acquire("pod", device)
-    running = await world.operations.scrub(world.uuids[1], None)
+    running = await world.operator_requests.scrub(world.uuids[1], None)
     await running.finished.wait()
     await asyncio.sleep(30)
     assert world.state(device) is not State.GRANTED
@@ -126,7 +126,7 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
             on_driver.remove(step)
 
     monkeypatch.setattr(PretendWorker, "perform", counted)
-    jobs = [await world.operations.scrub(device, ScrubPath.RESET) for device in world.uuids]
+    jobs = [await world.operator_requests.scrub(device, ScrubPath.RESET) for device in world.uuids]
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.receipt is not None for job in jobs] == [True, True]
     resets = {step for steps in beside if Step.RESET in steps for step in steps}
@@ -156,9 +156,9 @@ async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     """It keeps its device open between two steps."""
     monkeypatch.setitem(pretend_worker.TAKES, Step.VERIFY, 5.0)
     one, other = world.uuids
-    first = await world.operations.scrub(one, ScrubPath.FAST)
+    first = await world.operator_requests.scrub(one, ScrubPath.FAST)
     await asyncio.sleep(1)
-    second = await world.operations.scrub(other, ScrubPath.RESET)
+    second = await world.operator_requests.scrub(other, ScrubPath.RESET)
     await asyncio.gather(first.finished.wait(), second.finished.wait())
     ended = {
         (it.device, it.event.result.step): place
@@ -172,9 +172,9 @@ async def test_a_reset_waits_for_no_evict_of_another_device(world):
     """Its worker does the steps on memory later, and uses the driver only then."""
     one, other = world.uuids
     world.node.gpus[one].stalls = True
-    first = await world.operations.scrub(one, ScrubPath.FAST)
+    first = await world.operator_requests.scrub(one, ScrubPath.FAST)
     await at_step(world, one, Step.EVICT)
-    second = await world.operations.scrub(other, ScrubPath.RESET)
+    second = await world.operator_requests.scrub(other, ScrubPath.RESET)
     await second.finished.wait()
     assert second.receipt is not None
     assert (first.step, first.finished.is_set()) == (Step.EVICT, False)
@@ -209,14 +209,14 @@ def blinding(monkeypatch):
 async def test_a_reset_that_removes_device_files_completes(begin):
     """Slices come back only at its end: cut off there, all of them would be lost."""
     world = await begin(gpus=3)
-    running = await world.operations.scrub(world.uuids[-1], ScrubPath.RESET)  # it has a sibling
+    running = await world.operator_requests.scrub(world.uuids[-1], ScrubPath.RESET)  # it has a sibling
     await running.finished.wait()
     assert running.receipt is not None
 
 
 async def test_a_holder_found_during_a_reset_aborts_it(world, blinding):
     device = world.uuids[0]
-    running = await world.operations.scrub(device, ScrubPath.RESET)
+    running = await world.operator_requests.scrub(device, ScrubPath.RESET)
     await blinding.wait()
     world.node.gpus[device].blind = False
     world.intrude(device, container=True)
@@ -237,7 +237,7 @@ async def test_no_step_uses_the_driver_beside_a_running_reset_tool(world, monkey
     first, second = world.uuids
     async with world.life.jobs.slots.driver_release.during_reset(first):
         world.node.reset_by_tools.add(first)
-    running = await world.operations.scrub(second, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(second, ScrubPath.FAST)
     await asyncio.sleep(20)
     assert set(begun) == {Step.EVICT}
     world.node.reset_by_tools.clear()
@@ -290,7 +290,7 @@ async def test_a_stopping_service_starts_no_restore(world):
 async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world):
     device = world.uuids[0]
     async with world.context.jobs.slots.driver.shared():
-        running = await world.operations.scrub(device, ScrubPath.RESET)
+        running = await world.operator_requests.scrub(device, ScrubPath.RESET)
         await asyncio.sleep(3)  # the reset has no holder to end, and waits
         assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
         world.intrude(device, container=True)
@@ -309,14 +309,14 @@ async def test_an_unclearable_device_is_refused_before_any_job(world, monkeypatc
     with pytest.raises(NotReady, match="cannot clear its memory: CuPy is not installed"):
         await world.acquire("next", device)
     with pytest.raises(NotReady, match=f"cannot scrub {device}: cannot clear its memory: CuPy is not installed"):
-        await world.operations.scrub(device, ScrubPath.RESET)
+        await world.operator_requests.scrub(device, ScrubPath.RESET)
     await asyncio.sleep(30)
     assert len(rows(world, ev.ScrubStarted, device)) == before
     assert world.state(device) is State.DIRTY
-    await world.operations.quarantine(device, "test", "ann")
+    await world.operator_requests.quarantine(device, "test", "ann")
     with pytest.raises(NotReady, match=f"cannot reinstate {device}: cannot clear its memory: CuPy is not installed"):
-        await world.operations.reinstate(device, "test", "ann")
+        await world.operator_requests.reinstate(device, "test", "ann")
     with pytest.raises(NotReady, match="CuPy is not installed"):
-        await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
+        await world.operator_requests.reinstate_without_proof(device, "it was the cable", "ann")
     assert not rows(world, ev.ProbationStarted, device)
     assert world.state(device) is State.QUARANTINED

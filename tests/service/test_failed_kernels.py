@@ -70,7 +70,7 @@ async def test_a_gpu_is_not_handed_out_after_a_failed_kernel(begin):
     world = await begin(policy=NO_RESET)
     device = world.uuids[0]
     world.node.gpus[device].traps = 10**6
-    job = await world.operations.scrub(device, None)
+    job = await world.operator_requests.scrub(device, None)
     await job.finished.wait()
     assert (world.state(device), job.receipt) == (State.DIRTY, None)
     with pytest.raises((NotReady, Refused)):

@@ -97,7 +97,7 @@ async def intrusion(world):
     """A process opens a device in the middle of its clear, and keeps it open."""
     await world.clean()
     device = world.uuids[0]
-    await world.operations.scrub(device, None)
+    await world.operator_requests.scrub(device, None)
     await asyncio.sleep(0.3)
     assert world.record(device).scrubs.job.step is Step.CLEAR
     world.intrude(device, container=True)
@@ -109,7 +109,7 @@ async def ailment(world):
     await world.clean()
     device = world.uuids[0]
     world.node.gpus[device].remap_failed = True
-    await world.operations.scrub(device, None)
+    await world.operator_requests.scrub(device, None)
     await asyncio.sleep(10)
 
 
@@ -117,7 +117,7 @@ async def squatter(world):
     """A live container sits on a device that is to be evicted."""
     await world.clean()
     device = world.uuids[0]
-    await world.operations.scrub(device, None)
+    await world.operator_requests.scrub(device, None)
     world.node.enter(device, Kind.TENANT, "pod-x", container="pod-x")
     await asyncio.sleep(10)
 

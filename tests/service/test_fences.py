@@ -89,7 +89,7 @@ async def seen(begin, monkeypatch):
 
 
 async def scrubbed(world, path):
-    running = await world.operations.scrub(world.uuids[0], path)
+    running = await world.operator_requests.scrub(world.uuids[0], path)
     await running.finished.wait()
     return running
 
@@ -105,7 +105,7 @@ async def test_each_changing_step_follows_an_observation_of_its_own(seen):
 
 
 async def test_evict_searches_again_after_a_holder_was_seen(seen):
-    running = await seen.operations.scrub(seen.uuids[0], ScrubPath.FAST)
+    running = await seen.operator_requests.scrub(seen.uuids[0], ScrubPath.FAST)
     foreign = seen.intrude(seen.uuids[0])
     foreign.secret = True
     await running.finished.wait()
@@ -132,7 +132,7 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     world, device = seen, seen.uuids[0]
     guests = []
     monkeypatch.setattr(Traced, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await until("did verify")
     assert "step-finished verify" not in Traced.trace
     for guest in guests:
@@ -177,7 +177,7 @@ async def test_a_scrub_searches_until_it_is_alone_and_last(world, monkeypatch, p
 
 async def test_the_last_search_finds_whom_the_driver_does_not_list(seen):
     world, device = seen, seen.uuids[0]
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await until("step-finished scratch")
     world.intrude(device, container=True).secret = True
     await running.finished.wait()
@@ -218,7 +218,7 @@ async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
 
     monkeypatch.setattr(world.life.jobs, "_context", replace(world.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Traced, "takes", A_WHILE)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     world.intrude(device, container=True)
     began = world.loop.time()
     await running.finished.wait()
@@ -246,7 +246,7 @@ async def test_a_holder_during_a_wait_voids_the_clear(world, monkeypatch, step, 
 
     monkeypatch.setattr(slots, "at_driver", late)
     device = world.uuids[0]
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await waits.wait()
     unannounced = world.intrude(device, container=True)
     await asyncio.sleep(A_WHILE)
@@ -272,7 +272,7 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
         return await ask(uuid, parent)
 
     monkeypatch.setattr(observer.health, "vitals", late)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (len(came), running.receipt) == (1, None)
     await world.clean(device)
@@ -299,7 +299,7 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     monkeypatch.setattr(ledger, "append", hang)
     monkeypatch.setattr(world.life.monitor, "round", later)
     await asyncio.sleep(A_WHILE)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert running.receipt is None
     assert re.fullmatch(
@@ -330,7 +330,7 @@ async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkey
         return facts
 
     monkeypatch.setattr(observer, "listed", leaving)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (len(left), running.receipt is not None) == (1, passes)
     assert running.why.endswith("" if passes else "s after its clear began, the service noticed: somebody left")
@@ -341,7 +341,7 @@ async def test_a_holder_seen_by_a_siblings_scrub_ends_the_proof(begin):
     world = await begin(gpus=3, interval=60.0)
     _, device, sibling = world.uuids
     await asyncio.sleep(1)
-    job = await world.operations.scrub(sibling, ScrubPath.FAST)
+    job = await world.operator_requests.scrub(sibling, ScrubPath.FAST)
     unexpected = world.intrude(device, container=True)
     await asyncio.sleep(0.6)
     world.node.end_container(unexpected.container)

@@ -269,7 +269,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(up)
     @rule(device=DEVICE, deed=st.sampled_from(DEEDS), pause=PAUSE)
     def an_operator(self, device, deed, pause):
-        operations, uuid = self.world.operations, self.world.uuids[device]
+        operations, uuid = self.world.operator_requests, self.world.uuids[device]
         work = {
             "scrub": lambda: operations.scrub(uuid, None),
             "scrub fast": lambda: operations.scrub(uuid, ScrubPath.FAST),

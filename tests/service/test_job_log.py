@@ -72,7 +72,7 @@ async def test_each_job_logs_one_line_at_its_end(
     await asyncio.sleep(100)  # what the first look begins is over
     device = world.uuids[0]
     with capture_logs() as lines:
-        running = await world.operations.scrub(device, ScrubPath.SLOW, op="0b0b0b0b")
+        running = await world.operator_requests.scrub(device, ScrubPath.SLOW, op="0b0b0b0b")
         await injects(world, running)
         await running.finished.wait()
     shown: list[Any] = [line for line in lines if line["log_level"] != "debug"]

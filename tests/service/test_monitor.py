@@ -149,7 +149,7 @@ async def test_a_device_in_use_is_never_quiet(begin, monkeypatch):
 async def test_a_device_with_a_new_record_is_reconciled_again(begin, monkeypatch):
     world = await settled(begin, MANY)
     await asyncio.sleep(0.5)
-    await world.operations.quarantine(world.uuids[0], "to be looked at", "a person")
+    await world.operator_requests.quarantine(world.uuids[0], "to be looked at", "a person")
     observed = counting(monkeypatch, world.node, "quick_observation")
     await asyncio.sleep(1)
     assert world.uuids[0] in observed

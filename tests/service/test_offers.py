@@ -43,7 +43,7 @@ async def test_watchers_learn_of_a_withheld_device_before_the_refusal(world):
 
 async def test_a_refused_request_withholds_only_the_refused_devices(world):
     free, out = world.uuids
-    await world.operations.quarantine(out, "a drill", "the test")
+    await world.operator_requests.quarantine(out, "a drill", "the test")
     with pytest.raises(Refused):
         await world.tenant_requests.acquire([free, out], announced=True)
     assert (healthy(world, free), world.context.is_withheld(world.record(out))) == (True, True)

@@ -25,14 +25,14 @@ from tests.service.pretend_worker import AMinuteOfTests, PretendWorker
 
 
 async def out(world, device):
-    await world.operations.quarantine(device, "suspect", "ops")
+    await world.operator_requests.quarantine(device, "suspect", "ops")
     await world.reach(device, State.QUARANTINED)
 
 
 async def test_reinstate_without_proof_still_scrubs_the_device(world):
     device = world.uuids[0]
     await out(world, device)
-    running = await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
+    running = await world.operator_requests.reinstate_without_proof(device, "it was the cable", "ann")
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
     assert rows(world, ev.Reinstated, device) == [ev.Reinstated("ann: it was the cable")]
@@ -44,16 +44,16 @@ async def test_reinstate_without_proof_proves_nothing(world):
     await out(world, device)
     world.intrude(device)
     with pytest.raises(Refused, match="it is used by"):
-        await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
+        await world.operator_requests.reinstate_without_proof(device, "it was the cable", "ann")
     assert world.state(device) is State.QUARANTINED
 
 
 async def test_reinstate_without_proof_cancels_a_probation(world):
     device = world.uuids[0]
     await out(world, device)
-    trial = await world.operations.reinstate(device, "", "ops")
+    trial = await world.operator_requests.reinstate(device, "", "ops")
     await asyncio.sleep(0.05)
-    running = await world.operations.reinstate_without_proof(device, "no time", "ann")
+    running = await world.operator_requests.reinstate_without_proof(device, "no time", "ann")
     await running.finished.wait()
     assert trial.finished.is_set()
     assert trial.receipt is None
@@ -90,7 +90,7 @@ class WithoutErrorLog(PretendWorker):
 async def test_an_error_during_a_job_is_judged_after_the_job(begin):
     world = await begin(gpus=1, worker=WithoutErrorLog, policy="fast")
     [device] = world.uuids
-    running = await world.operations.scrub(device, ScrubPath.RESET)
+    running = await world.operator_requests.scrub(device, ScrubPath.RESET)
     world.node.gpus[device].xids.append(Xid(900, 79))
     await running.finished.wait()
     assert running.receipt is None
@@ -104,7 +104,7 @@ async def test_errors_before_a_reinstatement_do_not_count_against_it(begin):
     [device] = world.uuids
     await out(world, device)
     world.node.report(device, (74,))  # what moving its cables does
-    running = await world.operations.reinstate(device, "seated anew", "ann")
+    running = await world.operator_requests.reinstate(device, "seated anew", "ann")
     await running.finished.wait()
     assert running.receipt is not None
 
@@ -124,20 +124,20 @@ async def test_a_forbidden_reset_waits_for_a_person(begin):
     device, other = world.uuids
     world.node.report(device, (79,))
     with pytest.raises(Refused, match=r"cannot scrub .*: the policy forbids resets \(reset.when: never\); choose"):
-        await world.operations.scrub(other, ScrubPath.RESET)
+        await world.operator_requests.scrub(other, ScrubPath.RESET)
     await world.reach(device, State.QUARANTINED)
     await asyncio.sleep(7200)
     assert rows(world, ev.ProbationStarted, device) == []
     with pytest.raises(Refused, match=r"cannot scrub .*: it needs a reset, and the policy forbids"):
-        await world.operations.scrub(device, None)
+        await world.operator_requests.scrub(device, None)
     with pytest.raises(
         Refused, match=r"cannot reinstate .*: it needs a reset, and the policy forbids .*: reboot the node"
     ):
-        await world.operations.reinstate(device, "again", "ann")
+        await world.operator_requests.reinstate(device, "again", "ann")
     explained = await world.life.reporter.explain(device)
     assert explained.device.quarantine.next_probe_seconds is None
     assert "reboot the node" in explained.advice[0]
-    await (await world.operations.reinstate_without_proof(device, "reset by hand", "ann")).finished.wait()
+    await (await world.operator_requests.reinstate_without_proof(device, "reset by hand", "ann")).finished.wait()
     assert world.state(device) is State.CLEAN
     assert [it.step for it in rows(world, ev.StepStarted, device) if it.step is Step.RESET] == []
 
@@ -217,7 +217,7 @@ class HangsInTheEnd(PretendWorker):
 
 async def test_a_driver_that_hangs_at_the_end_proves_nothing(begin):
     world, device = await left_alone(begin, HangsInTheEnd)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert running.receipt is None
     monitor_asked_first = running.why.startswith("the driver does not answer for this device")
@@ -241,7 +241,7 @@ async def test_one_late_last_answer_makes_no_device_sick(begin):
             return report
 
     world, device = await left_alone(begin, OneLateAnswer)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert late == 1
     assert running.receipt is not None
@@ -260,7 +260,7 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     jobs = world.context.jobs
     monkeypatch.setattr(jobs, "_context", replace(jobs._context, spawn=none_for_the_slow_path))
     world.node.gpus[device].bad_memory = True
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     world.node.heal()
     quarantine = world.record(device).health.quarantine
@@ -270,14 +270,14 @@ async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
 async def test_a_reset_waiting_for_a_self_test_delays_no_pod(begin):
     world = await begin(gpus=4, worker=AMinuteOfTests, policy="fast")
     tested, reset, tenants, _ = world.uuids
-    first = await world.operations.scrub(tested, ScrubPath.RESET)
+    first = await world.operator_requests.scrub(tested, ScrubPath.RESET)
     await at_step(world, tested, Step.SELFTEST)
-    second = await world.operations.scrub(reset, ScrubPath.RESET)
+    second = await world.operator_requests.scrub(reset, ScrubPath.RESET)
     await asyncio.sleep(5)
     assert world.record(reset).scrubs.job.step is None
     assert not first.finished.is_set()
     began = world.loop.time()
-    running = await world.operations.scrub(tenants, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(tenants, ScrubPath.FAST)
     await running.finished.wait()
     assert running.receipt is not None
     assert world.loop.time() - began < 3
@@ -288,7 +288,7 @@ async def test_a_reset_waiting_for_a_self_test_delays_no_pod(begin):
 @pytest.mark.parametrize("ask", ["acquire", "start"])
 async def test_a_scrub_that_ends_meanwhile_causes_no_refusal(world, monkeypatch, ask):
     device = world.uuids[0]
-    await world.operations.scrub(device, ScrubPath.FAST)
+    await world.operator_requests.scrub(device, ScrubPath.FAST)
     await at_step(world, device, Step.EVICT)
     method = "quick" if ask == "acquire" else "full"
     look = getattr(world.life.observer, method)
@@ -312,10 +312,10 @@ async def test_an_operator_cannot_cancel_a_reset(world):
     device = world.uuids[0]
     world.node.report(device, (79,))
     await world.reach(device, State.QUARANTINED)
-    running = await world.operations.reinstate(device, "", "ops")
+    running = await world.operator_requests.reinstate(device, "", "ops")
     await at_step(world, device, Step.RESET)
     with pytest.raises(NotReady, match="it is being reset; try again"):
-        await world.operations.reinstate_without_proof(device, "no time", "ann")
+        await world.operator_requests.reinstate_without_proof(device, "no time", "ann")
     await running.finished.wait()
     assert running.receipt is not None
 
@@ -328,8 +328,8 @@ async def test_a_reinstatement_replaces_a_running_probation(begin):
     await world.reach(device, State.QUARANTINED)
     gpu.signs = ()
     await at_step(world, device, Step.CLEAR)
-    running = await world.operations.reinstate(device, "looked after", "ann")
-    assert await world.operations.reinstate(device, "me too", "bob") is running
+    running = await world.operator_requests.reinstate(device, "looked after", "ann")
+    assert await world.operator_requests.reinstate(device, "me too", "bob") is running
     await running.finished.wait()
     assert running.receipt.path is ScrubPath.SLOW
     assert [it.by for it in rows(world, ev.ProbationStarted, device)][-1] == "ann: looked after"

@@ -73,7 +73,7 @@ async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
 
 
 async def test_status_shows_the_progress_of_a_job(world, reporter):
-    running = await world.operations.scrub("GPU-0000", ScrubPath.SLOW)
+    running = await world.operator_requests.scrub("GPU-0000", ScrubPath.SLOW)
     while running.bytes_total == 0:
         await anext(running.updates())
     job = reporter.device("GPU-0000").job
@@ -88,7 +88,7 @@ async def test_status_shows_the_progress_of_a_job(world, reporter):
 async def test_an_explanation_names_the_processes_that_are_in_the_way(world, reporter, sick):
     device = world.uuids[0]
     if sick:
-        await world.operations.quarantine(device, "it smells", "ann")
+        await world.operator_requests.quarantine(device, "it smells", "ann")
         process = world.intrude(device)
     else:
         tenant = await world.tenancy(device)
@@ -190,7 +190,7 @@ async def test_pod_names_are_read_only_for_devices_with_an_owner(world, naming, 
 
 async def test_a_status_shows_one_moment(world, reporter, register):
     async def meanwhile() -> Tenants:
-        await world.operations.quarantine(world.uuids[1], "it smells of smoke", "ann")
+        await world.operator_requests.quarantine(world.uuids[1], "it smells of smoke", "ann")
         tenants: Tenants = register.tenants
         return tenants
 

@@ -61,8 +61,8 @@ async def test_a_person_may_replace_a_running_job_with_more(world):
     pod = world.spawn(world.acquire("pod", device))
     await world.reach(device, State.SCRUBBING)
     less = world.life.jobs.of(device)
-    assert await world.operations.scrub(device, ScrubPath.FAST) is less
-    more = await world.operations.scrub(device, ScrubPath.SLOW)
+    assert await world.operator_requests.scrub(device, ScrubPath.FAST) is less
+    more = await world.operator_requests.scrub(device, ScrubPath.SLOW)
     assert (less.path, less.finished.is_set(), more.path) == (ScrubPath.FAST, True, ScrubPath.SLOW)
     await pod
     assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is ScrubPath.SLOW

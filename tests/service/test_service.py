@@ -31,7 +31,7 @@ async def test_a_clean_device_is_granted_at_once_in_one_row(world):
     "ask", ["acquire", "start", "release", "distrust", "scrub", "quarantine", "reinstate", "reconcile"]
 )
 async def test_an_unknown_device_is_refused_by_name(world, ask):
-    handover, operations = world.tenant_requests, world.operations
+    handover, operations = world.tenant_requests, world.operator_requests
     work = {
         "acquire": lambda: handover.acquire([world.uuids[0], "GPU-no"], announced=False),
         "start": lambda: handover.start(["GPU-no"], "pod"),
@@ -156,7 +156,7 @@ async def test_no_request_scrubs_a_device_in_use(world):
     await world.tenancy(device)
     said = r"it is granted, open in .*; let its owner end first"
     with pytest.raises(Refused, match=said) as refused:
-        await world.operations.scrub(device, ScrubPath.FAST)
+        await world.operator_requests.scrub(device, ScrubPath.FAST)
     assert refused.value.reason is Reason.IN_USE
 
 
@@ -164,7 +164,7 @@ async def test_an_operator_learns_which_holder_prevents_a_scrub(world):
     device = world.uuids[0]
     unexpected_holder = world.intrude(device)
     with pytest.raises(Refused, match=f"pid {unexpected_holder.pid}"):
-        await world.operations.scrub(device, None)
+        await world.operator_requests.scrub(device, None)
 
 
 async def test_a_refusal_names_no_process_or_pod(world):
@@ -184,11 +184,11 @@ async def test_a_refusal_names_no_process_or_pod(world):
 
 async def test_only_reinstate_scrubs_a_quarantined_device(world):
     device = world.uuids[0]
-    await world.operations.quarantine(device, "smells", "ops")
+    await world.operator_requests.quarantine(device, "smells", "ops")
     with pytest.raises(Refused, match="it is quarantined"):
-        await world.operations.scrub(device, None)
-    running = await world.operations.reinstate(device, "mended", "ann")
-    assert await world.operations.reinstate(device, "mended", "bob") is running
+        await world.operator_requests.scrub(device, None)
+    running = await world.operator_requests.reinstate(device, "mended", "ann")
+    assert await world.operator_requests.reinstate(device, "mended", "bob") is running
     await running.finished.wait()
     assert running.receipt.path is ScrubPath.SLOW
     assert rows(world, ev.ProbationStarted, device)[-1].by == "ann: mended"
@@ -198,7 +198,7 @@ async def test_only_reinstate_scrubs_a_quarantined_device(world):
 @pytest.mark.parametrize("how", ["reinstate", "reinstate_without_proof"])
 async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world, how):
     with pytest.raises(Refused) as refused:
-        await getattr(world.operations, how)(world.uuids[0], "", "ops")
+        await getattr(world.operator_requests, how)(world.uuids[0], "", "ops")
     assert refused.value.reason is Reason.NOT_QUARANTINED
 
 
@@ -208,14 +208,14 @@ async def test_a_quarantine_of_a_device_in_use_can_be_withdrawn(world, how):
     await world.tenancy(device)
     await world.reach(device, State.IN_USE)
     for reason in ("smells", "hums"):
-        await world.operations.quarantine(device, reason, "ann")
+        await world.operator_requests.quarantine(device, reason, "ann")
     assert world.record(device).health.ailment.detail == "hums (asked by ann)"
-    assert await getattr(world.operations, how)(device, "wrong node", "bob") is None
+    assert await getattr(world.operator_requests, how)(device, "wrong node", "bob") is None
     assert rows(world, ev.QuarantineWithdrawn, device) == [ev.QuarantineWithdrawn("bob: wrong node")]
     assert (world.state(device), world.record(device).scrubs.due_path) == (State.IN_USE, None)
     assert world.life.reporter.device(device).healthy
     with pytest.raises(Refused, match="it is not quarantined"):
-        await getattr(world.operations, how)(device, "", "bob")
+        await getattr(world.operator_requests, how)(device, "", "bob")
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -227,10 +227,10 @@ async def test_an_ailment_of_the_hardware_cannot_be_withdrawn(world, asked):
     world.node.report(device, (79,))
     await world.upkeep.reconcile(device)
     if asked:
-        await world.operations.quarantine(device, "smells", "ann")
+        await world.operator_requests.quarantine(device, "smells", "ann")
     due = world.record(device).scrubs.due_path
     with pytest.raises(Refused, match=r"yet: it is sick \(xid\), which cannot be withdrawn") as refused:
-        await world.operations.reinstate(device, "", "bob")
+        await world.operator_requests.reinstate(device, "", "bob")
     assert refused.value.reason is Reason.NOT_QUARANTINED
     assert (world.record(device).health.ailment.kind, world.record(device).scrubs.due_path) == (AilmentKind.XID, due)
 
@@ -238,7 +238,7 @@ async def test_an_ailment_of_the_hardware_cannot_be_withdrawn(world, asked):
 async def test_a_repeated_quarantine_replaces_its_reason(world):
     device = world.uuids[0]
     for reason in ("smells", "hums"):
-        await world.operations.quarantine(device, reason, "ann")
+        await world.operator_requests.quarantine(device, reason, "ann")
     assert world.record(device).health.quarantine.ailment.detail == "hums"
 
 
@@ -277,7 +277,7 @@ async def test_a_request_gets_no_lesser_path_than_is_due(build):
     await world.start()
     await asyncio.sleep(10)
     world.node.leave(before_us)
-    running = await world.operations.scrub(device, ScrubPath.FAST)
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (running.receipt.path, world.node.gpus[device].chip) == (ScrubPath.RESET, None)
 
@@ -337,7 +337,7 @@ async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch
 async def test_a_late_scrub_is_named_without_another_observation(world, monkeypatch):
     device, hangs_from = world.uuids[0], world.loop.time() + 3.0
     world.node.gpus[device].stalls = True
-    await world.operations.scrub(device, ScrubPath.FAST)
+    await world.operator_requests.scrub(device, ScrubPath.FAST)
     hang_from(world, monkeypatch, hangs_from)
     with pytest.raises(NotReady, match="it is being scrubbed"):
         await world.tenant_requests.start([device], "another pod", within=4)

@@ -136,7 +136,7 @@ async def test_a_signal_keeps_an_idle_device_out_until_it_ends(world, signal):
     if signal.tried is None:
         await asyncio.sleep(LONG)
         assert (trials(world, device), world.state(device)) == ([], State.QUARANTINED)
-        await world.operations.reinstate(device, "looked after", "ops")
+        await world.operator_requests.reinstate(device, "looked after", "ops")
     await world.clean(device)
     assert trials(world, device)[len(in_vain) :] == ([ScrubPath.RESET] if in_vain else path)
     assert healthy(world, device)

@@ -13,7 +13,7 @@ from ground.errors import AutoclaveError
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
 from scrubber.service.monitor import Monitor
-from scrubber.service.operations import Operations
+from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
 from tests.service.asking import at_step, rows, scrubs
@@ -27,13 +27,14 @@ OBSERVE: dict[str, Ask] = {
     ),
     "TenantRequests.start": lambda world, device: world.tenant_requests.start([device], "pod"),
     "TenantRequests.release": lambda world, device: world.tenant_requests.release([device]),
-    "Operations.scrub": lambda world, device: world.operations.scrub(device, None),
+    "OperatorRequests.scrub": lambda world, device: world.operator_requests.scrub(device, None),
     "Upkeep.reconcile": lambda world, device: world.upkeep.reconcile(device),
     "Monitor.round": lambda world, _device: world.life.monitor.round(),
 }
 # They do not observe holders, or ask about devices that are not clean.
 OTHERS = {
-    "TenantRequests.distrust", "Operations.quarantine", "Operations.reinstate", "Operations.reinstate_without_proof",
+    "TenantRequests.distrust", "OperatorRequests.quarantine", "OperatorRequests.reinstate",
+    "OperatorRequests.reinstate_without_proof",
     "Upkeep.recover", "Upkeep.register", "Upkeep.try_ledger", "Monitor.run",
 }  # fmt: skip
 
@@ -41,7 +42,7 @@ OTHERS = {
 def test_every_request_and_every_round_is_known_here():
     methods = {
         f"{room.__name__}.{name}"
-        for room in (TenantRequests, Operations, Upkeep, Monitor)
+        for room in (TenantRequests, OperatorRequests, Upkeep, Monitor)
         for name, method in vars(room).items()
         if not name.startswith("_") and (inspect.iscoroutinefunction(method) or name == "reinstate_without_proof")
     }
@@ -110,7 +111,7 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
     """It is tried again, as after any other use."""
     world = await unobserved(begin)
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
-    job = await world.operations.scrub(device, ScrubPath.FAST)
+    job = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await at_step(world, device, step)
     await asyncio.sleep(0.02)
     world.node.leave(world.intrude(device))
@@ -118,7 +119,7 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
     assert (job.receipt, scrubs(world, device)) == (None, passed)
     assert "another process has used the device since its clear began" in job.why
     assert world.record(device).scrubs.setback is not None
-    job = await world.operations.scrub(device, None)
+    job = await world.operator_requests.scrub(device, None)
     await job.finished.wait()
     assert job.receipt is not None
 
@@ -126,7 +127,7 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
 async def test_a_short_use_before_the_clear_is_overwritten(begin):
     world = await unobserved(begin)
     device = world.uuids[0]
-    job = await world.operations.scrub(device, ScrubPath.FAST)
+    job = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await at_step(world, device, Step.EVICT)
     world.node.leave(world.intrude(device))
     await job.finished.wait()
@@ -137,7 +138,7 @@ async def test_a_look_of_the_monitor_disturbs_no_scrub(begin):
     """It finds the worker on the device."""
     world = await unobserved(begin)
     device = world.uuids[0]
-    job = await world.operations.scrub(device, ScrubPath.FAST)
+    job = await world.operator_requests.scrub(device, ScrubPath.FAST)
     while not job.finished.is_set():
         await world.life.monitor.round()
         await asyncio.sleep(0.05)

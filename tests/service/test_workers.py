@@ -48,7 +48,7 @@ async def test_a_jobs_slow_path_has_its_own_key(begin):
     world = await begin(gpus=1, worker=Keyed)
     Keyed.keys.clear()
     world.node.gpus[world.uuids[0]].bad_memory = True
-    running = await world.operations.scrub(world.uuids[0], ScrubPath.FAST)
+    running = await world.operator_requests.scrub(world.uuids[0], ScrubPath.FAST)
     await running.finished.wait()
     fast, slow = Keyed.keys
     assert fast != slow
@@ -64,7 +64,7 @@ async def test_each_slow_step_gets_its_deadline_from_the_policy(begin):
 
     world = await begin(worker=Noting)
     device = world.uuids[0]
-    running = await world.operations.scrub(device, ScrubPath.RESET)
+    running = await world.operator_requests.scrub(device, ScrubPath.RESET)
     await running.finished.wait()
     wanted = load.load("default").defaults
     for step in Step:

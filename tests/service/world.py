@@ -34,9 +34,9 @@ from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
-from scrubber.service.operations import Operations
-from scrubber.service.parts import Service
+from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.report import StatusReporter
+from scrubber.service.service import Service
 from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
 from scrubber.words import event_text, views
@@ -142,9 +142,9 @@ class World:
         return self.service.tenant_requests
 
     @property
-    def operations(self) -> Operations:
+    def operator_requests(self) -> OperatorRequests:
         """The part of the service that answers people."""
-        return self.service.operations
+        return self.service.operator_requests
 
     @property
     def upkeep(self) -> Upkeep:
@@ -253,7 +253,7 @@ class World:
             await self.tenant_requests.release(self.uuids)  # grants that were never used
         for device in self.uuids:
             if self.state(device) is State.QUARANTINED:
-                await self.operations.reinstate(device, "healed", "ops")
+                await self.operator_requests.reinstate(device, "healed", "ops")
 
     # -- callers
 

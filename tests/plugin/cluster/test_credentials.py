@@ -7,7 +7,7 @@ import pytest
 
 from ground.request_limits import is_subdomain
 from plugin.cluster import credentials
-from plugin.cluster.choice import ReportChoice, Reports
+from plugin.cluster.options import ReportChoice, Reports
 
 SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 NAMED = {"KUBECONFIG": "/etc/kubeconfig"}

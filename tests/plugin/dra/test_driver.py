@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ground import paths
-from plugin.cluster.choice import ReportChoice
+from plugin.cluster.options import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import driver as dra

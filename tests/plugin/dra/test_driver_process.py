@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from plugin.cluster.choice import ReportChoice
+from plugin.cluster.options import ReportChoice
 from plugin.dra import driver, driver_process
 from plugin.dra.config import DraConfig
 from plugin.stopping import InFlight

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.cluster.choice import ReportChoice
+from plugin.cluster.options import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.dra import driver, driver_process
 from plugin.dra.config import VENDOR_DRIVER, DraConfig

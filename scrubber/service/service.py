@@ -9,7 +9,7 @@ from typing import Self
 from scrubber.core.model import Vitals
 from scrubber.core.record import Record
 from scrubber.service.context import ServiceContext
-from scrubber.service.operations import Operations
+from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
 
@@ -20,7 +20,7 @@ class Service:
 
     context: ServiceContext
     tenant_requests: TenantRequests  # for the program that hands devices out
-    operations: Operations  # for people
+    operator_requests: OperatorRequests  # for people
     upkeep: Upkeep  # for the monitor
 
     @classmethod
@@ -29,7 +29,7 @@ class Service:
     ) -> Self:
         """All parts over one context. Call ``upkeep.recover`` before anything else."""
         upkeep = Upkeep(context, on_vitals)
-        return cls(context, TenantRequests(context, upkeep), Operations(context), upkeep)
+        return cls(context, TenantRequests(context, upkeep), OperatorRequests(context), upkeep)
 
     async def stop(self) -> None:
         """Refuse all requests, cancel what runs, record the end of each job, and wake the calls that wait for news."""

@@ -19,8 +19,8 @@ from scrubber.service.context import ServiceContext
 RESET_REFUSED = "the policy forbids resets (reset.when: never); choose the path slow"
 
 
-class Operations:
-    """The operations on one device that a person can ask for."""
+class OperatorRequests:
+    """What a person can ask for one device."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
