@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.hardware import DeviceSign, QuarantinePolicy
-from policies.model import Clear, OnChip, Policy
+from policies.model import STEP_SECONDS, Clear, OnChip, Policy
 from policies.xids import PROGRAM_FAULTS, Treatment, Xids
 from scrubber.core import ailments, plans, step_results, verdict
 from scrubber.core import events as ev
@@ -376,8 +376,13 @@ def test_changing_any_field_of_a_receipt_changes_its_digest(field):
     assert verdict.digest_of(forged) != said.digest
 
 
+def test_each_step_has_a_time_limit_in_the_policy():
+    assert list(STEP_SECONDS) == [step.value for step in plans.STEPS]
+
+
 def test_the_digest_of_a_receipt_never_changes_between_versions():
-    steps = tuple((step, 0.25) for step in plans.PLANS[ScrubPath.RESET])
+    ran = ("evict", "reset", "clear", "verify", "scratch", "selftest", "settings", "health")  # also after a new step
+    steps = tuple((Step(step), 0.25) for step in ran)
     digest = verdict.digest_of(replace(receipt_of(finished(ScrubPath.SLOW)), patterns=(), steps=steps))
     assert digest == "2df9147411488cf83c24d11798b5f6831786f1d444a54a5141c51417b8717db0"
 
