@@ -22,15 +22,24 @@ FOLDER = ROOT / "build/machine"
 IMAGE, KERNEL, INITRD, KEY = (FOLDER / name for name in ("disk.img", "vmlinuz", "initrd", "key"))
 INSIDE = "/srv/autoclave"  # this checkout, in the machine
 SUITE = "trixie"
+PAGE = ROOT / "docs/without-kubernetes.md"
+LOCK = "deploy/requirements/none.lock"
 SIZE = 12 << 30  # bytes of the disk; what is not used takes no space here
 PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "udev", "libpam-systemd", "linux-image-cloud-amd64", "openssh-server",
     "iproute2", "kmod", "procps", "ca-certificates", "git", "make", "gcc", "libc6-dev", "python3", "python3-venv",
-    "runc", "strace", "busybox-static", "cpio",
+    "runc", "strace", "busybox-static", "cpio", "docker.io", "docker-cli", "podman", "crun", "netavark",
+    "aardvark-dns", "iptables", "sudo", "munge", "slurmctld", "slurmd", "slurm-client",
+)  # fmt: skip
+# Each is started where it is tried: a boot is slow enough.
+QUIET = (
+    "docker.service", "docker.socket", "containerd", "podman", "podman-restart", "podman.socket", "munge", "slurmctld",
+    "slurmd", "apt-daily.timer", "apt-daily-upgrade.timer", "podman-auto-update.timer", "fstrim.timer",
+    "e2scrub_all.timer", "dpkg-db-backup.timer",
 )  # fmt: skip
 PROGRAMS = {  # what this machine needs: program to package of Debian
     "qemu-system-x86_64": "qemu-system-x86", "debootstrap": "debootstrap", "mkfs.ext4": "e2fsprogs",
-    "ssh": "openssh-client",
+    "qemu-img": "qemu-utils", "ssh": "openssh-client",
 }  # fmt: skip
 _INSIDE = "--inside"
 _NAMESPACES = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -56,9 +65,8 @@ def demand() -> None:
     """Build the image unless it is there; a NoMachineError says what this machine lacks."""
     if absent := sorted({package for name, package in PROGRAMS.items() if shutil.which(name) is None}):
         raise NoMachineError(f"not installed: {', '.join(absent)} (names of Debian's packages)")
-    made_of = hashlib.sha256(
-        (Path(__file__).read_text() + (ROOT / "requirements.lock").read_text()).encode()
-    ).hexdigest()
+    sources = (Path(__file__), ROOT / "requirements.lock", ROOT / LOCK)
+    made_of = hashlib.sha256("".join(path.read_text() for path in sources).encode()).hexdigest()
     mark = FOLDER / "made-of"
     if mark.exists() and mark.read_text() == made_of:
         return
@@ -121,6 +129,16 @@ def _environment(root: Path) -> None:
         shutil.copy(_CERTIFICATES, root / _CERTIFICATES.relative_to("/"))
     _run("git", "clone", "-q", ROOT, f"{root}{INSIDE}")
     _inside(root, "make", "-s", "-C", INSIDE, ".venv/.ready")
+    say("installing Autoclave's dependencies as the page for machines without Kubernetes says")
+    for line in installing()[:2]:
+        _inside(root, "sh", "-ec", f"cd {INSIDE} && {line}")
+
+
+def installing() -> list[str]:
+    """The lines of the page that install Autoclave: without CUDA. The first two need a network."""
+    text = PAGE.read_text().split("## Install")[1].split("```")[1]
+    lines = [line.split(" #")[0].strip() for line in text.splitlines() if line]
+    return [line.replace("deploy/requirements/cuda12.lock", LOCK) for line in lines]
 
 
 def _settings(root: Path) -> None:
@@ -137,7 +155,10 @@ def _settings(root: Path) -> None:
     (root / "root/.ssh").mkdir(mode=0o700, exist_ok=True)
     shutil.copy(KEY.with_suffix(".pub"), root / "root/.ssh/authorized_keys")
     _inside(root, "useradd", "--create-home", "--shell", "/bin/bash", "ordinary")
+    _inside(root, "git", "config", "--system", "safe.directory", "*")
+    _inside(root, "chown", "-R", "ordinary:", INSIDE)
     _inside(root, "systemctl", "enable", "-q", "systemd-networkd", "ssh")
+    _inside(root, "systemctl", "disable", "-q", *QUIET)
     _inside(root, "systemctl", "mask", "-q", "systemd-networkd-wait-online", "systemd-firstboot")
 
 

@@ -1,15 +1,16 @@
 """The machine while it runs: one process of QEMU, whose end takes everything along. It needs no root.
 
-Its disk is the image, and what is written goes to a file that ends with it. Its network has this machine alone, on one
-port of the loopback.
+What is written goes to an overlay of the image, which begins anew with each machine. The network has this machine
+alone, on one port of the loopback.
 """
 
 from __future__ import annotations
 
+import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,21 @@ EMULATED, KVM = ("tcg,thread=multi,tb-size=1024", "max"), ("kvm", "host")  # acc
 BOOTS_WITHIN = 900.0  # seconds; 30 to 240 where the processor is emulated, by what else runs
 STOPS_WITHIN = 180.0
 CONSOLE = building.FOLDER / "console.log"
+OVERLAY = building.FOLDER / "overlay.qcow2"
+# Not committed, and no program inside can compile them again.
+KERNELS = "scrubber/cuda/kernels"
+_SETTINGS = """AUTOCLAVE_BACKEND=simulated
+AUTOCLAVE_SIMULATED_GPUS={gpus}
+AUTOCLAVE_SIMULATED_MEMORY=4MiB
+AUTOCLAVE_POLICY=/etc/autoclave/policy.yaml
+"""
+# Times are real, and the processor is emulated.
+_POLICY = """name: machine
+defaults:
+  paths: {first_look: fast}
+  clear: {passes: zero}
+  timeouts: 10
+"""
 _APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off"
 
 
@@ -28,56 +44,124 @@ class Machine:
     """A machine that has booted."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self._process = process
-        options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=60")
-        self._ssh = ("ssh", "-i", str(building.KEY), "-p", str(port), *(f"-o{each}" for each in options))
+        self.process = process
+        options = (
+            "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=60",
+            "ServerAliveInterval=60", "ControlMaster=auto", f"ControlPath=/tmp/autoclave-machine-{port}",
+            "ControlPersist=60",
+        )  # fmt: skip
+        self.ssh = (
+            "ssh", "-i", str(building.KEY), "-p", str(port), *(f"-o{each}" for each in options), "root@127.0.0.1",
+        )  # fmt: skip
 
     def run(self, command: str, given: IO[bytes] | int = subprocess.DEVNULL, *, quiet: bool = False) -> int:
         """Run a command of the shell as root; its exit code."""
         where = subprocess.DEVNULL if quiet else None
-        whole = [*self._ssh, "root@127.0.0.1", command]
+        whole = [*self.ssh, command]
         return subprocess.run(whole, stdin=given, stdout=where, stderr=where, check=False).returncode
+
+    def output(self, command: str) -> str:
+        """What the command prints. Raises CalledProcessError if it fails."""
+        return subprocess.run(
+            [*self.ssh, command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, text=True
+        ).stdout
 
     def bring_checkout(self) -> None:
         """Replace the checkout inside by the files of this one, those that are not committed included."""
-        files = subprocess.run(
+        listed = subprocess.run(
             ["git", "ls-files", "-coz", "--exclude-standard"], cwd=building.ROOT, capture_output=True, check=True
+        ).stdout.decode()
+        compiled = [str(path.relative_to(building.ROOT)) for path in (building.ROOT / KERNELS).glob("*.[cp]*")]
+        names = sorted({name for name in (*listed.split("\0"), *compiled) if (building.ROOT / name).is_file()})
+        # What make compares by time is as new as what it was made of.
+        unpack = (
+            f"cd {building.INSIDE} && git ls-files -z | xargs -0 rm -f && runuser -u ordinary -- tar -x "
+            f"&& touch .venv/.ready {KERNELS}/scrub.ptx"
         )
-        names = [name for name in files.stdout.decode().split("\0") if name and (building.ROOT / name).is_file()]
-        unpack = f"cd {building.INSIDE} && git ls-files -z | xargs -0 rm -f && tar -x"
         with subprocess.Popen(["tar", "-c", "--", *names], cwd=building.ROOT, stdout=subprocess.PIPE) as packing:
             if packing.stdout is None or self.run(unpack, packing.stdout) != 0:
                 raise building.NoMachineError("cannot bring the checkout into the machine")
+
+    def install(self, gpus: int) -> None:
+        """Install Autoclave by the lines of the page; what they take from the network is in the image already."""
+        wheels = building.FOLDER / "wheel"
+        pip = (
+            str(building.ROOT / ".venv/bin/python"),
+            "-m",
+            "pip",
+            "wheel",
+            "-qq",
+            "--no-deps",
+            "--no-build-isolation",
+        )
+        subprocess.run([*pip, "-w", wheels, building.ROOT], check=True)
+        [wheel] = wheels.glob("*.whl")
+        with wheel.open("rb") as content:
+            self.run(f"cat > /tmp/{wheel.name}", content)
+        wheel.unlink()
+        lines = [line.replace(" .", f" /tmp/{wheel.name}") for line in building.installing()[2:]]
+        lines.insert(-3, f"printf %s {shlex.quote(_POLICY)} > /etc/autoclave/policy.yaml")
+        lines.insert(-3, f"printf %s {shlex.quote(_SETTINGS.format(gpus=gpus))} > /etc/autoclave/scrubber.env")
+        if self.run(f"set -e; cd {building.INSIDE}; " + "; ".join(lines)) != 0:
+            raise building.NoMachineError("cannot install Autoclave by the page's lines")
 
     def wait(self) -> None:
         """Return when it answers."""
         end = time.monotonic() + BOOTS_WITHIN
         while self.run("true", quiet=True) != 0:
-            if self._process.poll() is not None or time.monotonic() > end:
+            if self.process.poll() is not None or time.monotonic() > end:
                 raise building.NoMachineError(f"it does not boot: see {CONSOLE}")
             time.sleep(1)
+
+    def reboot(self) -> None:
+        """Return when it answers after a reboot."""
+        boot = self.output("cat /proc/sys/kernel/random/boot_id")
+        self.run("systemctl reboot", quiet=True)
+        subprocess.run([*self.ssh[:-1], "-O", "exit", self.ssh[-1]], stderr=subprocess.DEVNULL, check=False)
+        end = time.monotonic() + BOOTS_WITHIN
+        while time.monotonic() < end:
+            with suppress(subprocess.CalledProcessError):
+                if self.output("cat /proc/sys/kernel/random/boot_id 2>/dev/null") != boot:
+                    return
+            time.sleep(1)
+        raise building.NoMachineError(f"it does not boot again: see {CONSOLE}")
 
     def stop(self) -> None:
         """Shut it down, as a person would. If it does not end in time, the end of the context ends it."""
         self.run("systemctl poweroff", quiet=True)
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOPS_WITHIN)
+            self.process.wait(STOPS_WITHIN)
 
 
 @contextmanager
-def booted(accelerator: tuple[str, str]) -> Iterator[Machine]:
-    """A machine, within the context."""
+def booted(accelerator: tuple[str, str], more: Sequence[str] = (), *, anew: bool = True) -> Iterator[Machine]:
+    """A machine, within the context. ``more`` goes to QEMU; without ``anew`` it has the disk of the last one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    if anew:
+        create: list[str | Path] = [
+            "qemu-img",
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-F",
+            "raw",
+            "-b",
+            building.IMAGE,
+            OVERLAY,
+        ]
+        subprocess.run(create, check=True)
     accel, processor = accelerator
     command: list[str | Path] = [
         "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", processor,
-        "-smp", "2", "-m", "3072", "-display", "none", "-no-reboot", "-serial", f"file:{CONSOLE}",
+        "-smp", "2", "-m", "3072", "-display", "none", "-serial", f"file:{CONSOLE}",
         "-kernel", building.KERNEL, "-initrd", building.INITRD, "-append", _APPEND,
-        "-drive", f"file={building.IMAGE},if=virtio,format=raw,snapshot=on",
+        "-drive", f"file={OVERLAY},if=none,id=root,format=qcow2", "-device", "virtio-blk-pci,drive=root",
         "-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random",
         "-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net-pci,netdev=net",
+        *more,
     ]  # fmt: skip
     say("booting")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:

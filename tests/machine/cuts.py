@@ -1,0 +1,308 @@
+"""``make machine ARGS=--cuts``: the power is cut while the service writes its ledger.
+
+The directory of the service is on a disk of its own, and QEMU logs each write and flush of that disk. The log up to
+some place is what the disk was told when the power went. Of the writes after the last flush, each block is lost or not,
+by chance, as in a disk with a cache. So one life of the service gives many cuts. After the last life QEMU itself is
+killed, and the machine boots on that disk.
+
+The judge is outside: it knows which answers had come by then, repairs the file system as a boot would, and starts the
+service on what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ground.errors import AutoclaveError
+from scrubber.ledger import file as ledger_file
+from tests.machine import building, vm
+from tests.machine.progress import say
+
+LIVES = 4
+GPUS = 4
+PLACES = ("first start",) * 2 + ("after an answer",) * 2 + ("anywhere",) * 2  # in each life
+WRITES_FOR = 60.0  # seconds of a life after its first answer, about
+STARTS_WITHIN = 300.0
+BLOCK = 4096
+_DISK_BYTES = 96 << 20
+_FLUSH, _FUA, _DISCARD = 1, 2, 4  # in the log
+_GPUS, _STATE, _UNIT = "/run/autoclave/gpus", "/var/lib/autoclave", "autoclave-scrubber"
+_IMAGE, _JUDGED = building.FOLDER / "cut.img", building.FOLDER / "judged"
+_LEFT = _JUDGED / "state"
+
+
+class Life:
+    """What is known outside about one life of the service, which begins on an empty disk."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"state{number}"
+        self.first, self.disk, self.log, self.gpus = (
+            building.FOLDER / f"{self.name}.{kind}" for kind in ("first", "img", "log", "gpus")
+        )
+        self.began = self.answered = 0  # bytes of the log then
+        self.answers: list[tuple[int, dict[str, Any]]] = []  # each with the bytes that the log had when it came
+        self.checkpoints: list[tuple[int, str]] = []
+        self.log.write_bytes(b"")
+        with self.first.open("wb") as disk:
+            disk.truncate(_DISK_BYTES)
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-L", self.name, self.first], check=True)
+        shutil.copy(self.first, self.disk)
+
+    def drive(self) -> tuple[str, ...]:
+        """What tells QEMU of the disk and the log."""
+        disk, log = f"file.driver=file,file.filename={self.disk}", f"log.driver=file,log.filename={self.log}"
+        node = f"driver=blklogwrites,node-name={self.name},{disk},{log}"
+        return "-blockdev", node, "-device", f"virtio-blk-pci,drive={self.name},write-cache=on"
+
+    def size(self) -> int:
+        """How much of the log is written."""
+        return self.log.stat().st_size
+
+    def take_answer(self, line: str) -> None:
+        """An answer of the service."""
+        self.answers.append((self.size(), json.loads(line)))
+
+    def take_log(self, line: str) -> None:
+        """A line of the log of the service, which has left the machine."""
+        if '"checkpoint"' in line:
+            self.checkpoints.append((self.size(), line))
+
+
+def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int]:
+    """An exit code for each cut: 0 if the judge has found nothing. The argument is the seed."""
+    seed = arguments[0] if arguments else str(time.time_ns() % 10**6)
+    say(f"the seed is {seed}")
+    chance = random.Random(seed)  # noqa: S311 - to be repeated
+    lives = [Life(number) for number in range(LIVES)]
+    with vm.booted(accelerator, [word for life in lives for word in life.drive()]) as machine:
+        machine.bring_checkout()
+        machine.install(GPUS)
+        machine.run(
+            f"systemctl stop {_UNIT};"
+            f"printf 'AUTOCLAVE_SIMULATED_%s\\n' DIR={_GPUS} MEMORY=1MiB >> /etc/autoclave/scrubber.env"
+        )
+        for life in lives:
+            say(f"{life.name}: the first start, and {WRITES_FOR:g} s of writing")
+            _live(machine, life, chance.uniform(0.8, 1.2) * WRITES_FOR, killed=life is lives[-1])
+    codes = [_judge(life, place, name, chance) for life in lives for name, place in _places(life, chance)]
+    last = lives[-1]
+    codes.append(_judge(last, last.size(), "QEMU killed", chance))
+    return [*codes, _boots(accelerator)]
+
+
+def _live(machine: vm.Machine, life: Life, seconds: float, *, killed: bool) -> None:
+    machine.run(
+        f"systemctl kill -s KILL {_UNIT} 2>/dev/null; systemctl stop {_UNIT}; umount {_STATE} 2>/dev/null;"
+        f"rm -rf /run/autoclave; sed -i /autoclave/d /etc/fstab; mkdir -p {_STATE};"
+        f"echo LABEL={life.name} {_STATE} ext4 defaults 0 2 >> /etc/fstab; systemctl daemon-reload;"
+        f"mount {_STATE}; sync"
+    )
+    life.began = life.size()
+    since = machine.output("date +%s").strip()
+    writer = f"cd /tmp && /opt/autoclave/bin/python {building.INSIDE}/tests/machine/writer.py {life.name}"
+    journal = f"journalctl -q -f -n all -o cat -u {_UNIT} --since @{since}"
+    with _listening([*machine.ssh, writer], life.take_answer), _listening([*machine.ssh, journal], life.take_log):
+        machine.run(f"systemctl start {_UNIT}")
+        end = time.monotonic() + STARTS_WITHIN
+        while not life.answers:
+            if time.monotonic() > end:
+                raise building.NoMachineError("the service has given no answer")
+            time.sleep(0.1)
+        life.answered = life.size()
+        with life.gpus.open("wb") as file:
+            command = f"tar -C {_GPUS} --exclude=service.lock -c ."
+            subprocess.run([*machine.ssh, command], stdin=subprocess.DEVNULL, stdout=file, check=False)
+        time.sleep(seconds)
+        if killed:
+            machine.process.kill()
+            machine.process.wait()
+
+
+@contextmanager
+def _listening(command: Sequence[str], take: Callable[[str], None]) -> Iterator[None]:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+
+        def listen() -> None:
+            for line in process.stdout or ():
+                take(line)
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            yield
+        finally:
+            process.kill()
+            listener.join()
+
+
+def _places(life: Life, chance: random.Random) -> Iterator[tuple[str, int]]:
+    """Where the log is cut."""
+    answers = [size for size, _ in life.answers if size > life.answered]
+    for name in PLACES:
+        match name:
+            case "first start":
+                yield name, chance.randint(life.began, life.answered)
+            case "after an answer":  # the bytes that the log had when it came
+                yield name, chance.choice(answers)
+            case _:
+                yield name, chance.randint(life.answered, answers[-1])
+
+
+def cut(life: Life, place: int, chance: random.Random) -> tuple[int, int]:
+    """Write the disk as it may be if the power goes then. How many blocks were lost, and of how many."""
+    shutil.copy(life.first, _IMAGE)
+    log = life.log.read_bytes()[:place]
+    sector = struct.unpack_from("<QQQI", log)[-1]
+    waiting: list[tuple[int, bytes]] = []
+    with _IMAGE.open("r+b") as disk:
+
+        def write(blocks: list[tuple[int, bytes]]) -> None:
+            for at, block in blocks:
+                disk.seek(at)
+                disk.write(block)
+
+        position = sector
+        while position + sector <= len(log):
+            start, sectors, flags, _ = struct.unpack_from("<QQQQ", log, position)
+            content = bytes(sectors * sector)
+            position += sector
+            if not flags & _DISCARD:
+                content = log[position : position + len(content)]
+                position += sectors * sector
+            if position > len(log):
+                break  # of this write the disk was not told all
+            if flags & _FLUSH:
+                write(waiting)
+                waiting = []
+            blocks = [(start * sector + each, content[each : each + BLOCK]) for each in range(0, len(content), BLOCK)]
+            if flags & _FUA:
+                write(blocks)
+            else:
+                waiting += blocks
+        share = chance.choice((0.0, 0.5, 1.0))
+        kept = [each for each in waiting if chance.random() < share]
+        write(kept)
+    return len(waiting) - len(kept), len(waiting)
+
+
+def _judge(life: Life, place: int, name: str, chance: random.Random) -> int:
+    lost, unflushed = cut(life, place, chance)
+    shutil.rmtree(_JUDGED, ignore_errors=True)
+    _LEFT.mkdir(mode=0o700, parents=True)
+    repaired = subprocess.run(["e2fsck", "-fy", _IMAGE], capture_output=True, check=False).returncode
+    faults = [f"e2fsck ends with {repaired}"] if repaired > 1 else []
+    subprocess.run(["debugfs", "-R", f"rdump / {_LEFT}", _IMAGE], capture_output=True, check=True)
+    _LEFT.chmod(0o700)
+    shutil.rmtree(_LEFT / "lost+found")
+    answers = [answer for size, answer in life.answers if size <= place]
+    rows = _rows()
+    if len(rows) < (acknowledged := max((answer.get("rows", 0) for answer in answers), default=0)):
+        faults.append(f"{acknowledged - len(rows)} acknowledged rows are lost")
+    there = [(row["kind"], row["device"], json.dumps(row["body"])) for row in rows]
+    quarantined = set[str]()
+    for answer in answers:
+        kind, device, body = (answer.get(word, "") for word in ("kind", "device", "body"))
+        if kind and not any((kind, device) == (row[0], row[1]) and body in row[2] for row in there):
+            faults.append(f"no row {answer}")
+        if kind == "quarantined":
+            quarantined.add(device)
+        quarantined.discard(answer.get("reinstating", ""))
+    checkpoints = _JUDGED / "checkpoints"
+    checkpoints.write_text("".join(line for size, line in life.checkpoints if size <= place))
+    if rows:
+        faults += _said("ledger", "verify", *(["--checkpoint", str(checkpoints)] if checkpoints.stat().st_size else []))
+    faults += _served(life, rows, quarantined)
+    say(
+        f"{life.name}, {name}, {place} bytes: {lost} of {unflushed} unflushed blocks lost; {len(answers)} answers, "
+        f"{acknowledged} rows acknowledged, {len(rows)} found: {'; '.join(faults) or 'nothing wrong'}"
+    )
+    if faults:
+        shutil.copytree(_JUDGED, building.FOLDER / f"faulty-{life.name}-{place}", dirs_exist_ok=True)
+    return int(bool(faults))
+
+
+def _served(life: Life, before: list[dict[str, Any]], quarantined: set[str]) -> Iterator[str]:
+    """What is wrong after a start of the service on what is left."""
+    (_JUDGED / "gpus").mkdir(mode=0o700)
+    subprocess.run(["tar", "-x", "-f", life.gpus, "-C", _JUDGED / "gpus"], check=True)
+    flags = ("--backend", "simulated", "--simulated-gpus", "4", "--simulated-memory", "4MiB")
+    with (
+        (_JUDGED / "service.log").open("wb") as log,
+        subprocess.Popen([*_CLI, "scrubber", *flags], cwd=building.ROOT, env=_environment(), stderr=log) as service,
+    ):
+        try:
+            devices = json.loads(_run("--service-wait", "60s", "status", "-o", "json").stdout)["items"]
+            kept = [device for device in devices if device["state"] == "quarantined"]
+            if lacking := quarantined - {device["device"] for device in kept}:
+                yield f"no longer quarantined: {lacking}"
+            asked = [str(device["index"]) for device in devices if device not in kept]
+            if _said("acquire", *asked, "--owner", "judge"):  # a scrub may take longer
+                yield from _said("scrub", *asked)
+                yield from _said("acquire", *asked, "--owner", "judge")
+        finally:
+            service.terminate()
+            service.wait()
+    if before and any(_LEFT.glob("*.corrupt-*")):
+        yield "the ledger was set aside"
+    after = _rows()
+    if before != after[: len(before)]:
+        yield "earlier rows have changed"
+    proven = Counter[str]()
+    for row in after[len(before) :]:
+        proven[row["device"]] += row["kind"] == "scrub-passed"
+        if row["kind"] == "granted" and not proven[row["device"]]:
+            yield f"a proof from before the cut was believed: row {row['seq']}"
+    if (broken := ledger_file.verify(_LEFT / "ledger.db").broken) is not None:
+        yield broken.why
+    key = _JUDGED / "key.pub"
+    key.write_text(_run("receipt", "key").stdout)
+    for folder in [path.parent for path in (_LEFT / "receipts").glob("*/receipt.tlog-proof")][-1:]:
+        yield from _said("receipt", "verify", str(folder), "--key", str(key), good=(0, 6))  # 6: of a simulated GPU
+
+
+def _boots(accelerator: tuple[str, str]) -> int:
+    """Whether the machine itself starts the service on the disk of the last cut."""
+    with vm.booted(accelerator, ("-drive", f"file={_IMAGE},if=virtio,format=raw"), anew=False) as machine:
+        code = machine.run(f"cd {building.INSIDE} && findmnt {_STATE} && tests/machine/checks.sh after_cut")
+    say(f"the machine boots after the cut: {'passed' if code == 0 else 'failed'}")
+    return code
+
+
+_CLI = (str(building.ROOT / ".venv/bin/python"), "-P", "-m", "autoclave")
+
+
+def _environment() -> dict[str, str]:
+    places = {"STATE_DIR": _LEFT, "RUN_DIR": _JUDGED / "run", "SIMULATED_DIR": _JUDGED / "gpus"}
+    none = dict.fromkeys(("KUBELET_DIR", "POD_LOGS_DIR", "GATE_CDI_DIR"), _JUDGED / "none")
+    return os.environ | {f"AUTOCLAVE_{name}": str(path) for name, path in (places | none).items()}
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_CLI, *arguments], cwd=building.ROOT, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def _said(*arguments: str, good: tuple[int, ...] = (0,)) -> list[str]:
+    """What a command says that fails."""
+    done = _run(*arguments)
+    return [] if done.returncode in good else [f"{' '.join(arguments[:2])}: {done.stderr.strip()}"]
+
+
+def _rows() -> list[dict[str, Any]]:
+    try:
+        return list(ledger_file.export(_LEFT / "ledger.db"))
+    except AutoclaveError:  # the first start was not far enough
+        return []
