@@ -11,6 +11,7 @@ service on what is left.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -24,14 +25,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ground.errors import AutoclaveError
+from ground import paths
+from ground.errors import AutoclaveError, FatalError
+from scrubber.api.admin_client import AdminClient
+from scrubber.api.client import ScrubberClient
 from scrubber.ledger import file as ledger_file
 from tests.machine import building, vm
 from tests.machine.progress import say
 
-LIVES = 4
+LIVES = 3
 GPUS = 4
-PLACES = ("first start",) * 2 + ("after an answer",) * 2 + ("anywhere",) * 2  # in each life
+OF_EACH_KIND = 3  # cuts in each life
 WRITES_FOR = 60.0  # seconds of a life after its first answer, about
 STARTS_WITHIN = 300.0
 BLOCK = 4096
@@ -146,17 +150,14 @@ def _listening(command: Sequence[str], take: Callable[[str], None]) -> Iterator[
             listener.join()
 
 
-def _places(life: Life, chance: random.Random) -> Iterator[tuple[str, int]]:
-    """Where the log is cut."""
+def _places(life: Life, chance: random.Random) -> list[tuple[str, int]]:
+    """Where the log is cut: in the first start, when an answer has just come, and anywhere."""
     answers = [size for size, _ in life.answers if size > life.answered]
-    for name in PLACES:
-        match name:
-            case "first start":
-                yield name, chance.randint(life.began, life.answered)
-            case "after an answer":  # the bytes that the log had when it came
-                yield name, chance.choice(answers)
-            case _:
-                yield name, chance.randint(life.answered, answers[-1])
+    return [
+        *(("first start", chance.randint(life.began, life.answered)) for _ in range(OF_EACH_KIND)),
+        *(("after an answer", chance.choice(answers)) for _ in range(OF_EACH_KIND)),
+        *(("anywhere", chance.randint(life.answered, answers[-1])) for _ in range(OF_EACH_KIND)),
+    ]
 
 
 def cut(life: Life, place: int, chance: random.Random) -> tuple[int, int]:
@@ -242,14 +243,7 @@ def _served(life: Life, before: list[dict[str, Any]], quarantined: set[str]) -> 
         subprocess.Popen([*_CLI, "scrubber", *flags], cwd=building.ROOT, env=_environment(), stderr=log) as service,
     ):
         try:
-            devices = json.loads(_run("--service-wait", "60s", "status", "-o", "json").stdout)["items"]
-            kept = [device for device in devices if device["state"] == "quarantined"]
-            if lacking := quarantined - {device["device"] for device in kept}:
-                yield f"no longer quarantined: {lacking}"
-            asked = [str(device["index"]) for device in devices if device not in kept]
-            if _said("acquire", *asked, "--owner", "judge"):  # a scrub may take longer
-                yield from _said("scrub", *asked)
-                yield from _said("acquire", *asked, "--owner", "judge")
+            yield from asyncio.run(_asked(quarantined))
         finally:
             service.terminate()
             service.wait()
@@ -269,6 +263,23 @@ def _served(life: Life, before: list[dict[str, Any]], quarantined: set[str]) -> 
     key.write_text(_run("receipt", "key").stdout)
     for folder in [path.parent for path in (_LEFT / "receipts").glob("*/receipt.tlog-proof")][-1:]:
         yield from _said("receipt", "verify", str(folder), "--key", str(key), good=(0, 6))  # 6: of a simulated GPU
+
+
+async def _asked(quarantined: set[str]) -> list[str]:
+    """What is wrong with the answers of the service when it is asked for all GPUs at once."""
+    run = _JUDGED / "run"
+    async with ScrubberClient(paths.scrubber_socket(run)) as scrubber, AdminClient(paths.admin_socket(run)) as admin:
+        if not await admin.reachable(STARTS_WITHIN):
+            return ["the service does not start"]
+        devices = (await admin.status(timeout=STARTS_WITHIN)).devices
+        free = [each.device for each in devices if each.state != "quarantined"]
+        try:
+            await scrubber.acquire(free, exclusive=True, owner="judge", timeout=STARTS_WITHIN)
+        except AutoclaveError:  # they are not clean yet
+            async for _ in admin.scrub(free):
+                pass
+            await scrubber.acquire(free, exclusive=True, owner="judge", timeout=STARTS_WITHIN)
+    return [f"no longer quarantined: {device}" for device in quarantined & set(free)]
 
 
 def _boots(accelerator: tuple[str, str]) -> int:
@@ -304,5 +315,5 @@ def _said(*arguments: str, good: tuple[int, ...] = (0,)) -> list[str]:
 def _rows() -> list[dict[str, Any]]:
     try:
         return list(ledger_file.export(_LEFT / "ledger.db"))
-    except AutoclaveError:  # the first start was not far enough
+    except (AutoclaveError, FatalError):  # the first start was not far enough
         return []

@@ -17,9 +17,9 @@ until_true() { # for longer than the emulated processor needs
 }
 refused() { if "$@"; then echo "not refused: $*" >&2; return 1; fi; }
 no_jobs() { [ -z "$(squeue -h)" ]; }
-pending() { squeue -h -j "$1" -o %T | grep -q PENDING; }
+pending() { squeue -h -j "$1" -o %T | grep PENDING > /dev/null; }
 gone() { [ -z "$(squeue -h -j "$1" 2> /dev/null)" ]; }
-drained() { sinfo -R -h -o %E | grep -q -- "$1"; } # REASON
+drained() { sinfo -R -h -o %E | grep -- "$1" > /dev/null; } # REASON
 free() { case $(sinfo -h -o %T) in idle | mixed | allocated) ;; *) sinfo -R >&2; return 1 ;; esac; }
 ready() { autoclave status | awk 'NR > 1 && $3 != "clean" && $3 != "quarantined" { exit 1 }'; }
 resume() { scontrol update nodename=machine state=resume && until_true free; }

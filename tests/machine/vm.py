@@ -20,7 +20,6 @@ from tests.machine.progress import say
 
 EMULATED, KVM = ("tcg,thread=multi,tb-size=1024", "max"), ("kvm", "host")  # accelerator and processor
 BOOTS_WITHIN = 900.0  # seconds; 30 to 240 where the processor is emulated, by what else runs
-STOPS_WITHIN = 180.0
 CONSOLE = building.FOLDER / "console.log"
 OVERLAY = building.FOLDER / "overlay.qcow2"
 # Not committed, and no program inside can compile them again.
@@ -125,12 +124,6 @@ class Machine:
                     return
             time.sleep(1)
         raise building.NoMachineError(f"it does not boot again: see {CONSOLE}")
-
-    def stop(self) -> None:
-        """Shut it down, as a person would. If it does not end in time, the end of the context ends it."""
-        self.run("systemctl poweroff", quiet=True)
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOPS_WITHIN)
 
 
 @contextmanager

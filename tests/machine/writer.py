@@ -18,7 +18,7 @@ from scrubber.api.admin_client import AdminClient
 from scrubber.api.client import ScrubberClient
 
 RUN_DIR = Path(paths.RUN_DIR)
-QUARANTINED_EVERY = 5
+QUARANTINED_EVERY = 2
 
 
 def say(**words: object) -> None:
@@ -31,6 +31,7 @@ async def use(life: str, device: str, scrubber: ScrubberClient, admin: AdminClie
     for turn in count():
         owner = f"{life}.{turn}."  # no owner is the beginning of another
         try:
+            await until_clean(device, admin)
             await scrubber.acquire([device], exclusive=True, owner=owner)
             say(kind="granted", device=device, body=owner)
             await scrubber.release([device], owner=owner)
@@ -44,7 +45,6 @@ async def use(life: str, device: str, scrubber: ScrubberClient, admin: AdminClie
                 say(kind="reinstated", device=device)
         except AutoclaveError as error:
             print(error, file=sys.stderr)  # noqa: T201 - for the one who looks
-        await until_clean(device, admin)
 
 
 async def until_clean(device: str, admin: AdminClient) -> None:
