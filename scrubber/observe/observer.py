@@ -218,12 +218,10 @@ class Observer:
         """
         uuid = record.device.uuid
         try:
-            listed, (alive, starting_pod_alive) = await asyncio.gather(
-                self.holders.none_listed(
-                    [uuid, *(sibling.device.uuid for sibling in siblings)], idle=starting_pod is not None
-                ),
-                self._owners.are_alive(record, starting_pod),
-            )
+            alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
+            # Last: a use during the question before it is among the uses that the driver tells.
+            uuids = [uuid, *(sibling.device.uuid for sibling in siblings)]
+            listed = await self.holders.none_listed(uuids, idle=starting_pod is not None)
         except (DeviceError, BlindError):
             return await self.full(record, siblings, starting_pod)
         if listed is None or self._observed_since.needs_search(uuid):
