@@ -109,6 +109,13 @@ job_gpus() {
   numbered "$numbers"
 }
 
+# The GPUs of the job that runs this. If Slurm restricts it to its devices, CUDA_VISIBLE_DEVICES counts them from 0.
+own_gpus() {
+  numbers=$(listed "${SLURM_JOB_GPUS:-}") || return 1
+  [ "${CUDA_VISIBLE_DEVICES:-}" != "$(seq -s , 0 $(($(count "$numbers") - 1)))" ] || CUDA_VISIBLE_DEVICES=
+  job_gpus
+}
+
 # Slurm's number of a GPU is its place in gres.conf. If that leaves out a GPU, print the /dev/nvidiaN at this place of GRES.
 placed() {
   [ -n "$GRES" ] && [ -n "$1" ] || { printf '%s\n' "$1"; return; }
@@ -267,7 +274,7 @@ for word in "${1:-}" "${0##*/}" "${CHECKS_CONTEXT:-}" "${SLURM_SCRIPT_CONTEXT:-}
     *prolog*) prolog ;;
     *epilog*) epilog ;;
     *health* | hc_program) health ;;
-    gpus) job_gpus ;; # for people, in a job: what the job's GPUs are
+    gpus) own_gpus ;; # for people, in a job: what the job's GPUs are
     *) continue ;;
   esac
   exit

@@ -459,6 +459,15 @@ def test_a_number_that_could_be_two_gpus_is_refused(driver, minors, numbering, f
     assert gpus(driver(*minors), SLURM_JOB_GPUS="1", AUTOCLAVE_SLURM_NUMBERING=numbering) == found
 
 
+def test_a_restricted_job_counts_its_visible_gpus_from_zero(tmp_path, slurmd):
+    """With ConstrainDevices=yes a job sees CUDA_VISIBLE_DEVICES so, the prolog does not."""
+    words = {"SLURM_JOB_GPUS": "1,3", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert gpus(tmp_path / "none", **words) == ["1", "3"]
+    assert gpus(tmp_path / "none", **words | {"CUDA_VISIBLE_DEVICES": "0"}) is None
+    assert gpus(tmp_path / "none", **words | {"CUDA_VISIBLE_DEVICES": "1,0"}) is None
+    assert "differ" in ended(slurmd.run("prolog.sh", 52, **words), 2)
+
+
 def test_a_gpu_left_out_of_gres_moves_the_numbers(driver):
     """The place in gres.conf is the number of Slurm: /dev/nvidia1 is its GPU 0 if /dev/nvidia0 is left out."""
     assert gpus(driver(0, 1), SLURM_JOB_GPUS="0", AUTOCLAVE_SLURM_GRES="1") == [SECOND]
