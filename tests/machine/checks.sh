@@ -93,15 +93,6 @@ reload() {
   until_true 60 explains 'policy *machine'
 }
 
-tiny_image() { # PROGRAM
-  local folder
-  folder=$(mktemp -d)
-  mkdir "$folder/bin"
-  cp /bin/busybox "$folder/bin"
-  ln -s busybox "$folder/bin/sh"
-  tar -C "$folder" -c . | "$1" import - tiny > /dev/null
-}
-
 ci_hooks() {
   install -m 755 -D -t $HOOKS deploy/ci/gpu-job.sh deploy/ci/started.sh deploy/ci/completed.sh
   echo "ordinary ALL=(root) NOPASSWD: $HOOKS/gpu-job.sh begin ordinary 0 1, $HOOKS/gpu-job.sh end ordinary" \
@@ -120,7 +111,8 @@ ci_hooks() {
 containers() { # PROGRAM
   local program=$1 pid
   [ "$program" = podman ] || systemctl start docker
-  tiny_image "$program"
+  mkdir -p /srv/tiny/bin && cp /bin/busybox /srv/tiny/bin && ln -sf busybox /srv/tiny/bin/sh
+  tar -C /srv/tiny -c . | "$program" import - tiny > /dev/null
   $HOOKS/gpu-job.sh begin runner 1
   "$program" run -d --network none --name job -e AUTOCLAVE_SIMULATED_CONTAINER=job -v $GPUS/gpu1/memory:/gpu tiny \
     /bin/sh -c 'exec 3<> /gpu; echo secret >&3; exec busybox sleep 1000' > /tmp/container
@@ -140,14 +132,6 @@ print(Containers(Path('/proc')).of($pid))")"
   refused grep -q secret $GPUS/gpu1/memory
   [ "$program" = podman ] || systemctl stop docker docker.socket containerd
 }
-
-after_cut() {
-  until_true 300 systemctl is-active -q $UNIT
-  autoclave ledger verify
-  autoclave status
-  until_true 300 proven
-}
-proven() { autoclave status --no-headers | awk '$3 != "clean" && $3 != "quarantined" { exit 1 }'; }
 
 before_reboot() {
   autoclave acquire 0 1 --owner before-reboot

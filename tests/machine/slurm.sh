@@ -6,7 +6,7 @@ export PATH=/opt/autoclave/bin:$PATH
 UNIT=autoclave-scrubber
 ETC=/etc/slurm
 JOBS=/srv/jobs # what the jobs say
-LINKS=/srv/gpus # gpuN, the memory of GPU N
+NODES=/srv/gpus # gpuN, a device node that stands for GPU N: Slurm takes no regular file, and restricts jobs by nodes
 
 until_true() { # for longer than the emulated processor needs
   local end=$((SECONDS + 600))
@@ -19,8 +19,8 @@ refused() { if "$@"; then echo "not refused: $*" >&2; return 1; fi; }
 no_jobs() { [ -z "$(squeue -h)" ]; }
 pending() { squeue -h -j "$1" -o %T | grep PENDING > /dev/null; }
 gone() { [ -z "$(squeue -h -j "$1" 2> /dev/null)" ]; }
-drained() { sinfo -R -h -o %E | grep -- "$1" > /dev/null; } # REASON
-free() { case $(sinfo -h -o %T) in idle | mixed | allocated) ;; *) sinfo -R >&2; return 1 ;; esac; }
+drained() { sinfo -R -h -o %200E | grep -- "$1" > /dev/null; } # REASON
+free() { case $(sinfo -h -o %T) in idle | mixed | allocated) ;; *) return 1 ;; esac; }
 ready() { autoclave status | awk 'NR > 1 && $3 != "clean" && $3 != "quarantined" { exit 1 }'; }
 resume() { scontrol update nodename=machine state=resume && until_true free; }
 said() { grep -q " $1 $2" $JOBS/said; } # JOB RESTARTS WHAT
@@ -36,18 +36,19 @@ over() { # the last job has gone, its GPUs are clean again, and the node was not
 }
 
 gres() { # PLACES COUNT [GRES]: the GPUs that Slurm may hand out
-  echo "NodeName=machine AutoDetect=off Name=gpu File=$LINKS/gpu[$1]" > $ETC/gres.conf
+  echo "NodeName=machine AutoDetect=off Name=gpu File=$NODES/gpu[$1]" > $ETC/gres.conf
   sed -i "s/Gres=gpu:[0-9]/Gres=gpu:$2/" $ETC/slurm.conf
   sed -i "s/^GRES=.*/GRES=${3:-}/" $ETC/autoclave.sh
 }
 
 prepare() {
-  mkdir -p $JOBS $LINKS /var/lib/slurm/slurmd
+  mkdir -p $JOBS $NODES /var/lib/slurm/slurmd
   install -d -o slurm /var/lib/slurm/slurmctld
-  for gpu in 0 1 2 3; do ln -sf /var/lib/autoclave/simulated/gpu$gpu/memory $LINKS/gpu$gpu; done
+  for gpu in 0 1 2 3; do mknod $NODES/gpu$gpu c 240 $gpu; done # no driver has this number
   install -m 755 deploy/slurm/autoclave.sh $ETC/autoclave.sh
   ln -sf autoclave.sh $ETC/autoclave-health.sh
-  sed -i "s/^LIMIT=.*/LIMIT=240/" $ETC/autoclave.sh # longer than the page's: the processor is emulated
+  # Longer than on the page: the processor is emulated.
+  sed -i "s/^LIMIT=.*/LIMIT=240/; s/SERVICE_WAIT:-1500ms/SERVICE_WAIT:-20s/" $ETC/autoclave.sh
   cat > $ETC/slurm.conf << 'END'
 ClusterName=machine
 SlurmctldHost=machine
@@ -57,6 +58,7 @@ SlurmdSpoolDir=/var/lib/slurm/slurmd
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
 GresTypes=gpu
 Prolog=/etc/slurm/autoclave.sh
 Epilog=/etc/slurm/autoclave.sh
@@ -79,17 +81,24 @@ END
 # What a job sees: its GPUs hold only zeros when it begins, and its own bytes until it ends.
 say() { echo "$(date +%s.%N) $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0} $*" >> /srv/jobs/said; }
 gpus=$(/etc/slurm/autoclave.sh gpus) || exit 1
+gpus=$(echo $gpus)
 say begins $gpus
+memory() { echo "/var/lib/autoclave/simulated/gpu$1/memory"; }
+for gpu in 0 1 2 3; do
+  expected="not permitted"
+  case " $gpus " in *" $gpu "*) expected="No such device" ;; esac
+  case $(cat /srv/gpus/gpu$gpu 2>&1) in *"$expected"*) ;; *) say "is not restricted to its GPUs" ;; esac
+done
 for gpu in $gpus; do
-  [ "$(tr -d '\0' < /srv/gpus/gpu$gpu | wc -c)" = 0 ] || say "finds bytes on $gpu"
-  exec {file}<> /srv/gpus/gpu$gpu
+  [ "$(tr -d '\0' < "$(memory $gpu)" | wc -c)" = 0 ] || say "finds bytes on $gpu"
+  exec {file}<> "$(memory $gpu)"
   echo "bytes of $SLURM_JOB_ID" >&$file
 done
 # It leaves the group of the job, so that Slurm does not end it.
 [ -z "${LEAVES:-}" ] || { setsid sh -c 'echo $$ > /sys/fs/cgroup/cgroup.procs; exec sleep 5000' & sleep 1; }
 [ "$SLURM_RESTART_COUNT" ] || sleep "$1"
 for gpu in $gpus; do
-  grep -q "bytes of $SLURM_JOB_ID" /srv/gpus/gpu$gpu || say "has lost its bytes on $gpu"
+  grep -q "bytes of $SLURM_JOB_ID" "$(memory $gpu)" || say "has lost its bytes on $gpu"
 done
 say ends
 END
@@ -120,7 +129,7 @@ leaves_a_process() { # the scrub of the epilog ends it
 # The prolog drains the node and says why; Slurm holds the job, and runs it when an operator has decided.
 requeued() { # JOB REASON
   until_true drained "$2"
-  sinfo -R -h -o %E
+  sinfo -R -h -o %200E
   until_true pending "$1"
   refused said "$1" "0 begins"
 }
@@ -162,7 +171,7 @@ health_check() {
   sed -i 's/HealthCheckInterval=.*/HealthCheckInterval=60/' $ETC/slurm.conf
   scontrol reconfigure
   until_true drained 'doctor: '
-  sinfo -R -h -o %E
+  sinfo -R -h -o %200E
   sed -i 's/HealthCheckInterval=.*/HealthCheckInterval=3600/' $ETC/slurm.conf
   scontrol reconfigure
   systemctl start $UNIT

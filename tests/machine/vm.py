@@ -84,16 +84,8 @@ class Machine:
     def install(self, gpus: int) -> None:
         """Install Autoclave by the lines of the page; what they take from the network is in the image already."""
         wheels = building.FOLDER / "wheel"
-        pip = (
-            str(building.ROOT / ".venv/bin/python"),
-            "-m",
-            "pip",
-            "wheel",
-            "-qq",
-            "--no-deps",
-            "--no-build-isolation",
-        )
-        subprocess.run([*pip, "-w", wheels, building.ROOT], check=True)
+        pip = f"{building.ROOT}/.venv/bin/python -m pip wheel -qq --no-deps --no-build-isolation"
+        subprocess.run([*shlex.split(pip), "-w", wheels, building.ROOT], check=True)
         [wheel] = wheels.glob("*.whl")
         with wheel.open("rb") as content:
             self.run(f"cat > /tmp/{wheel.name}", content)
@@ -127,25 +119,13 @@ class Machine:
 
 
 @contextmanager
-def booted(accelerator: tuple[str, str], more: Sequence[str] = (), *, anew: bool = True) -> Iterator[Machine]:
-    """A machine, within the context. ``more`` goes to QEMU; without ``anew`` it has the disk of the last one."""
+def booted(accelerator: tuple[str, str], more: Sequence[str] = ()) -> Iterator[Machine]:
+    """A machine, within the context. ``more`` goes to QEMU."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    if anew:
-        create: list[str | Path] = [
-            "qemu-img",
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-F",
-            "raw",
-            "-b",
-            building.IMAGE,
-            OVERLAY,
-        ]
-        subprocess.run(create, check=True)
+    create = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b")
+    subprocess.run([*create, building.IMAGE, OVERLAY], check=True)
     accel, processor = accelerator
     command: list[str | Path] = [
         "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", processor,
