@@ -148,7 +148,7 @@ def notes(changelog: str, tag: str | None) -> str:
     part = named.get(version) or (None if tag else named.get("Unreleased"))
     if part is None:
         raise CannotReleaseError(f"cannot find the section [{version}] in CHANGELOG.md; write it, and tag again")
-    if tag and not _precedes(tag) and "unreleased" in part.partition("\n")[0]:
+    if tag and not _precedes(tag) and "unreleased" in part.partition("\n")[0].lower():
         raise CannotReleaseError(
             f"cannot release {tag}: CHANGELOG.md calls it unreleased; write its date, and tag again"
         )

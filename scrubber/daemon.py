@@ -249,9 +249,9 @@ async def _run_service(
 async def _note_start(ledger: Ledger) -> None:
     """Record the start, and whether the last run was cut off."""
     runs = frozenset({stored.KINDS[ev.ServiceStarted], stored.KINDS[ev.ServiceStopped]})
-    last = (await ledger.history(None, None, 1, Window(kinds=runs))).entries
-    cut_off = any(isinstance(entry.event, ev.ServiceStarted) for entry in last)
-    with suppress(LedgerUnavailable):  # the ledger has logged it
+    with suppress(LedgerUnavailable):  # a service without this row is better than none
+        last = (await ledger.history(None, None, 1, Window(kinds=runs))).entries
+        cut_off = any(isinstance(entry.event, ev.ServiceStarted) for entry in last)
         await ledger.note(ev.ServiceStarted(__version__, cut_off))
 
 
@@ -268,9 +268,11 @@ async def _shut_down(
     await built.service.stop()
     await built.pool.close()
     await servers.close()
-    with suppress(LedgerUnavailable):  # then the next start says that this run was cut off
-        await built.ledger.note(ev.ServiceStopped())
-    await built.ledger.close()
+    try:
+        with suppress(LedgerUnavailable):  # then the next start says that this run was cut off
+            await built.ledger.note(ev.ServiceStopped())
+    finally:
+        await built.ledger.close()
     logger.info("stopped", ledger_row=built.ledger.seq)
 
 

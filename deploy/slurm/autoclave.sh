@@ -109,7 +109,8 @@ job_gpus() {
   numbered "$numbers"
 }
 
-# The GPUs of the job that runs this. If Slurm restricts it to its devices, CUDA_VISIBLE_DEVICES counts them from 0.
+# The GPUs of the job that runs this, for people. In a job that Slurm restricts to its devices, CUDA_VISIBLE_DEVICES
+# counts them from 0; 0,1,... is taken for that, also where Slurm restricts nothing.
 own_gpus() {
   numbers=$(listed "${SLURM_JOB_GPUS:-}") || return 1
   [ "${CUDA_VISIBLE_DEVICES:-}" != "$(seq -s , 0 $(($(count "$numbers") - 1)))" ] || CUDA_VISIBLE_DEVICES=

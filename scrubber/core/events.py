@@ -216,7 +216,7 @@ class ServiceStarted:
     """The service began to look after this node."""
 
     version: str
-    cut_off: bool = False  # its last run did not end with ``ServiceStopped``: a kill, or the node lost power
+    cut_off: bool = False  # its last run did not end with ``ServiceStopped``: a kill, a power cut, an error
 
 
 @dataclass(frozen=True, slots=True)

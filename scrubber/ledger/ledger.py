@@ -160,6 +160,7 @@ class Ledger:
             if self._stale:
                 await self._catch_up("")
             self._recent.extend(await self._write(lambda: self._store.append(drafts)))
+            self.fault = None
             self._rows += len(drafts)
             self.head = self._store.head
 

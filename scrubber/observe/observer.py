@@ -222,6 +222,8 @@ class Observer:
             # Last: a use during the question before it is among the uses that the driver tells.
             uuids = [uuid, *(sibling.device.uuid for sibling in siblings)]
             listed = await self.holders.none_listed(uuids, idle=starting_pod is not None)
+            if alive is False:  # one may have started during the question
+                alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
         except (DeviceError, BlindError):
             return await self.full(record, siblings, starting_pod)
         if listed is None or self._observed_since.needs_search(uuid):
