@@ -15,7 +15,6 @@ from pathlib import Path
 
 from scrubber.core.model import is_pod
 from scrubber.devices import shortage
-from scrubber.devices.base import DeviceError
 from scrubber.node.cgroups import Containers, runs, threads
 from scrubber.node.proc import ENDED, BlindError, of_kernel, pids
 
@@ -27,10 +26,7 @@ PODS = Containers(PROC)
 
 def node_of(root: Path) -> str:
     """The node that has its GPUs in this directory. Its path may be another one in a container."""
-    try:
-        directory = root.stat()
-    except OSError as error:
-        raise DeviceError(f"cannot read the directory of the simulated GPUs, {root}: {error.strerror}") from error
+    directory = root.stat()
     return f"{directory.st_dev}:{directory.st_ino}"
 
 
