@@ -254,6 +254,7 @@ Event = (
 
 NODE = ""
 """The device of an entry that concerns the whole node."""
+NodeEvent = ServiceStarted | ServiceStopped
 OF_NODE = (ServiceStarted, ServiceStopped)
 """The events of the node: they change no record."""
 

@@ -84,7 +84,7 @@ def _differ(mismatch: Mismatch) -> str:
 
 
 def _not_measured(findings: Findings, done: str) -> Fault | None:
-    """Clear and verify must report their coverage, and it must be possible. Coverage without a number is none."""
+    """Clear and verify must report their coverage, and it must be possible. Coverage that was not measured is zero."""
     covered, own = findings.covered_bytes, findings.allocatable_bytes
     if not covered or not own:
         return Fault(f"nothing was {done}")

@@ -23,7 +23,7 @@ from typing import Any
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.model import Policy
-from scrubber.core import answers, ownership, plans, proof, scrubs
+from scrubber.core import answers, ownership, plans, proof, scrubs, step_results
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measurements import Measurements, Uncovered, forgiven_memory, own_memory
 from scrubber.core.model import (
@@ -45,7 +45,6 @@ from scrubber.core.model import (
     holder_names,
 )
 from scrubber.core.record import Record
-from scrubber.core.step_results import hardware_fault, judged
 
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
@@ -248,7 +247,7 @@ def failed(step: Step, blame: Blame, detail: str, ailment: Ailment | None = None
 def _from_result(result: StepResult) -> Failed:
     """The failure of a step that did not pass."""
     detail = f"{result.step.value} {result.outcome.value}" + (f": {result.detail}" if result.detail else "")
-    kind = hardware_fault(result.findings)
+    kind = step_results.hardware_fault(result.findings)
     if kind is not None:
         return failed(result.step, Blame.DEVICE, detail, Ailment(kind, detail))
     if result.findings.vitals is not None and result.findings.vitals.lost:
@@ -262,13 +261,13 @@ def _from_result(result: StepResult) -> Failed:
 
 def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
     for result in results:
-        if hardware_fault(result.findings) is not None:
+        if step_results.hardware_fault(result.findings) is not None:
             return _from_result(result)
     return None
 
 
 def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:
-    for result in map(judged, ran):
+    for result in map(step_results.judged, ran):
         if result.outcome is not Outcome.PASSED:
             return _from_result(result)
     return None

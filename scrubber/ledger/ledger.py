@@ -150,7 +150,7 @@ class Ledger:
         """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
         await aio.finish(self._append(op, events))
 
-    async def note(self, event: Event) -> None:
+    async def note(self, event: ev.NodeEvent) -> None:
         """Record an event of the node, which changes no record."""
         await aio.finish(self._note([LedgerEntry(0, ev.NODE, self._now(), "", event)]))
         self.changed.notify()

@@ -219,7 +219,7 @@ class Observer:
         uuid = record.device.uuid
         try:
             alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
-            # Last: a use during the question before it is among the uses that the driver tells.
+            # Last, so that the driver also tells of a use during the question before.
             uuids = [uuid, *(sibling.device.uuid for sibling in siblings)]
             listed = await self.holders.none_listed(uuids, idle=starting_pod is not None)
             if alive is False:  # one may have started during the question
