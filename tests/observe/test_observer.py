@@ -332,6 +332,36 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
     assert (facts.holders, facts.owner_alive) == ((), True)
 
 
+async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    last_use = bank.backend.last_use
+
+    def starts_meanwhile(uuid: str, own: tuple[int, ...]) -> float:
+        launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
+        used: float = last_use(uuid, own)
+        return used
+
+    monkeypatch.setattr(bank.backend, "last_use", starts_meanwhile)
+    facts = await observer.listed(owned)
+    assert (facts.holders, facts.owner_alive) == ((), True)
+
+
+async def test_a_use_during_the_question_for_the_owner_is_told(bank, processes, tmp_path, monkeypatch):
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    bank.backend.last_use(bank.first, ())  # from now on it notices
+    before, living = clock.now().uptime, bank.backend.living
+
+    def used_meanwhile() -> dict[str, int]:
+        os.close(os.open(bank.place(bank.first).memory, os.O_RDWR))
+        running: dict[str, int] = living()
+        return running
+
+    monkeypatch.setattr(bank.backend, "living", used_meanwhile)
+    assert (await observer.listed(owned)).used_at >= before
+
+
 async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch):
     """For a person whose release is refused, although no process has the GPU open."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
