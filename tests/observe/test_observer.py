@@ -347,7 +347,7 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
     assert (facts.holders, facts.owner_alive) == ((), True)
 
 
-async def test_a_use_during_the_question_for_the_owner_is_told(bank, processes, tmp_path, monkeypatch):
+async def test_a_use_while_the_owner_is_looked_for_counts(bank, processes, tmp_path, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     bank.backend.last_use(bank.first, ())  # from now on it notices
