@@ -36,7 +36,7 @@ class Turn:
         self._name = secrets.token_hex(8).encode()
         self._held: dict[str, int] = {}
         self._changing = threading.Lock()
-        self._over = False
+        self._over = self._leaving = False
         self.follows = False  # another plugin had the turn until this one got it
 
     async def begin(self, waits: Callable[[], None]) -> None:
@@ -52,7 +52,9 @@ class Turn:
                 await asyncio.to_thread(self._await, name)
 
     def registered(self) -> None:
-        """The kubelet knows this plugin: the last one may stop."""
+        """The kubelet knows this plugin: the last one may stop. If this one stops itself, the last one waits on."""
+        if self._leaving:
+            return
         if sockets.PRESENT in self._held:
             os.pwrite(self._held[sockets.PRESENT], self._name, 0)
         for name in (NEXT, STANDBY):
@@ -60,6 +62,7 @@ class Turn:
 
     async def hand_over(self) -> None:
         """Let a plugin on standby register, if there is one. This one goes on serving meanwhile."""
+        self._leaving = True
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN):
                 while self._registered_last() and self._stood_by():

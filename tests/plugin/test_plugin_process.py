@@ -29,6 +29,15 @@ HEAVY = {
 }  # fmt: skip
 
 
+@pytest.fixture
+async def newer(short_tmp):
+    """A kubelet that knows plugins by their sockets, as those from 1.37 on."""
+    newer = NewerKubelet(short_tmp)
+    await newer.start()
+    yield newer
+    await newer.stop()
+
+
 async def test_a_hangup_during_the_start_is_answered_after_it(service, plugin, short_tmp):  # noqa: ARG001 - it answers
     """The start waits for its configuration when the signal comes."""
     config = short_tmp / "config.yaml"
@@ -119,10 +128,8 @@ async def test_a_stop_does_not_wait_for_ever_for_a_call(scrub_server, kubelet, p
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_a_plugin_beside_another_one_is_not_ready(plugin, short_tmp):
+async def test_a_plugin_beside_another_one_is_not_ready(newer, plugin, short_tmp):
     """This kubelet keeps both, as those from 1.37 on: it tells neither."""
-    newer = NewerKubelet(short_tmp)
-    await newer.start()
     rival = await VendorPlugin(short_tmp, short_tmp, ["GPU-0000"]).begin()
     await newer.knows(1)
     it = await plugin("--metrics-address", "127.0.0.1:0")
@@ -133,7 +140,6 @@ async def test_a_plugin_beside_another_one_is_not_ready(plugin, short_tmp):
     why = f"another plugin serves at {rival.path}: remove it; what it hands out is not proven"
     assert (code, text.splitlines()[0]) == (503, f"not ready: {why}")  # ours may not know yet that it is registered
     await rival.stop()
-    await newer.stop()
 
 
 @pytest.mark.usefixtures("scrub_server")
@@ -158,10 +164,8 @@ async def test_a_plugin_on_standby_registers_when_the_other_one_stops(kubelet, p
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_in_an_update_the_kubelet_always_has_a_plugin(plugin, short_tmp):
+async def test_in_an_update_the_kubelet_always_has_a_plugin(newer, plugin):
     """This kubelet knows plugins by their sockets, as those from 1.37 on."""
-    newer = NewerKubelet(short_tmp)
-    await newer.start()
     last = await plugin("--standby")
     for count in (2, 3):
         await newer.knows(count - 1)
@@ -174,7 +178,6 @@ async def test_in_an_update_the_kubelet_always_has_a_plugin(plugin, short_tmp):
     assert newer.gaps == 0
     assert await last.stop() == 0
     await newer.until(lambda: newer.gaps == 1)
-    await newer.stop()
 
 
 def await_locks() -> set[str]:
@@ -183,10 +186,8 @@ def await_locks() -> set[str]:
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_an_update_of_pods_of_two_leaves_no_gap(plugin, short_tmp):
+async def test_an_update_of_pods_of_two_leaves_no_gap(newer, plugin):
     """Both containers of the old pod stop at the same time, while those of the new pod stand by."""
-    newer = NewerKubelet(short_tmp)
-    await newer.start()
     old = [await plugin("--standby")]
     await old[0].hear("the kubelet follows this plugin")
     old.append(await plugin("--standby"))
@@ -200,14 +201,11 @@ async def test_an_update_of_pods_of_two_leaves_no_gap(plugin, short_tmp):
     await asyncio.gather(*(each.stop() for each in old))
     await newer.until(lambda: newer.listening)
     assert newer.gaps == 0
-    await newer.stop()
 
 
 @pytest.mark.usefixtures("scrub_server")
-async def test_after_each_kill_the_standby_registers(plugin, short_tmp):
+async def test_after_each_kill_the_standby_registers(newer, plugin):
     """Whichever was killed is started again as the standby."""
-    newer = NewerKubelet(short_tmp)
-    await newer.start()
     present = await plugin("--standby")
     await newer.knows()
     standby = await plugin("--standby")
@@ -216,7 +214,6 @@ async def test_after_each_kill_the_standby_registers(plugin, short_tmp):
         present.process.kill()
         await newer.knows(count)
         present, standby = standby, await plugin("--standby")
-    await newer.stop()
 
 
 @pytest.mark.usefixtures("scrub_server")
