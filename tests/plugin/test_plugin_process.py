@@ -22,7 +22,7 @@ from tests.plugin.scraping import get, scrape
 from tests.plugin.scrub_server import gpu, hang
 
 GPU = "nvidia.com/gpu"
-MEMORY = 50 * 1024  # KiB
+MEMORY = 28 * 1024  # KiB
 HEAVY = {
     "pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube", "rich", "pygments", "scrubber.core",
     "plugin.cluster.nvsentinel",
@@ -308,7 +308,8 @@ async def test_the_plugin_uses_little_memory(scrub_server, kubelet, plugin):
     it = await plugin("--metrics-address", "127.0.0.1:0")
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 8})
     await scrape((await it.hear("showing metrics"))["address"])
-    assert int(it.status()["VmRSS"].split()[0]) <= MEMORY
+    # Its own pages. How many pages of libraries are mapped depends on how the kernel has read these files.
+    assert int(it.status()["RssAnon"].split()[0]) <= MEMORY
 
 
 def test_the_plugin_loads_no_driver_library():
