@@ -7,7 +7,6 @@ import faulthandler
 import logging
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from ground import aio, http_server, log, paths, private_files, threads, unix_sockets
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, FatalError, LedgerUnavailable
-from scrubber import __version__, assembly
+from scrubber import __version__, assembly, systemd
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.core import events as ev
@@ -39,7 +38,6 @@ STANDBY_TRIES_EVERY = 0.02  # seconds: until the next service has the lock, no d
 STANDBY_REPORTS_EVERY = 60.0  # seconds between two lines of the log
 STANDBY_READY_FOR = 600.0  # seconds on standby that count as ready: by then an update has ended the other service
 STARTING = "the service is starting"
-READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"  # lines of systemd's protocol sd_notify
 CHECKPOINT_EVERY = 600.0  # seconds; each receipt has one, too
 LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to open the ledger; the last one repeats
 POLICY_EVERY = 5.0  # seconds between two looks at the policy file while it cannot be watched
@@ -203,7 +201,7 @@ async def _run_service(
         loop.add_signal_handler(number, stop.set)
     policy_changed = asyncio.Event()
     aio.on_hangup(policy_changed.set)
-    life = asyncio.create_task(_show_life(), name="signs of life")
+    life = asyncio.create_task(systemd.show_life(), name="signs of life")
     ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
         try:
@@ -224,7 +222,7 @@ async def _run_service(
     await gate.open(paths.gate_socket(config.run_dir))
     metrics.register(built.collector)
     paths.last_error(config.run_dir).unlink(missing_ok=True)
-    _tell_systemd(READY, _status(f"serving, devices: {len(ledger.records)}"))
+    systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
@@ -260,7 +258,7 @@ async def _shut_down(
 ) -> None:
     """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
     logger.info("stopping")
-    _tell_systemd(STOPPING)
+    systemd.tell(systemd.STOPPING)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -290,7 +288,7 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
                     refusing = server.RefusingServers(config.run_dir)
                     await refusing.open()
                 refusing.message = metrics.start_obstacle = error.message
-                _tell_systemd(READY, _status(f"grants nothing: {error.message}"))
+                systemd.tell(systemd.READY, systemd.status(f"grants nothing: {error.message}"))
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
             attempt += 1
             with suppress(TimeoutError):
@@ -371,30 +369,3 @@ async def _sign_checkpoints(ledger: Ledger) -> None:
         with suppress(LedgerUnavailable):  # the ledger has logged it
             await ledger.checkpoint()
         await asyncio.sleep(CHECKPOINT_EVERY)
-
-
-def _tell_systemd(*lines: str) -> None:
-    """Tell systemd these lines, where it started the service. If it takes none, the GPUs are not affected."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
-        try:
-            sender.sendto("\n".join(lines).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
-        except OSError as error:
-            logger.warning("systemd cannot be told", lines=lines, error=str(error))
-
-
-def _status(text: str) -> str:
-    """A line that ``systemctl status`` shows."""
-    return "STATUS=" + " ".join(text.split())
-
-
-async def _show_life() -> None:
-    """Tell systemd twice in each time of its watchdog that the event loop runs. Without a watchdog, return."""
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return
-    within = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6  # seconds
-    while within:
-        _tell_systemd(ALIVE)
-        await asyncio.sleep(within / 2)
