@@ -111,6 +111,7 @@ $(KERNELS): scrubber/cuda/kernels/scrub.cu scrubber/cuda/kernels/machine.cuh scr
 
 docs: $(READY) ## write the generated pages anew: commands, metrics, policy schema and tables, figures of GPUs
 	@$(BIN)/python -m deploy.manual > docs/cli.md
+	@$(BIN)/python -m deploy.manual man > docs/autoclave.1
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
 	@$(BIN)/python -m deploy.policy_schema docs/policies.md

@@ -1,8 +1,13 @@
-"""The manual: what ``--help`` says of the programs of a node. ``python -m deploy.manual > docs/cli.md`` writes it."""
+"""The manual: what ``--help`` says, as a page for readers of docs/ and as a page for ``man``.
+
+``python -m deploy.manual > docs/cli.md`` writes the first one, ``python -m deploy.manual man > docs/autoclave.1`` the
+other one, which a wheel installs.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 
 import click
@@ -17,7 +22,7 @@ TITLE = """\
 # The command line
 
 This page is made from `autoclave --help` (`make docs`); change that, not this. `autoclave VERB --help` shows the flags
-of a verb; here are only those of the programs of a node.
+of a verb, and `man autoclave` those of all verbs; here are only those of the programs of a node.
 """
 
 
@@ -31,6 +36,47 @@ def text() -> str:
         f"## For programs\n\n{inspect.cleandoc(document.__doc__ or '')}\n",
     ]
     return "\n".join(sections)
+
+
+def man() -> str:
+    """The same and all other verbs, in the language of ``man``."""
+    root, *verbs = commands()
+    lines = [
+        '.TH AUTOCLAVE 1 "" Autoclave',
+        *(".SH NAME", f"autoclave \\- {(root.command.help or '').rstrip('.')}"),
+        *(".SH SYNOPSIS", _synopsis(root)),
+        *(".SH DESCRIPTION", *_paragraphs(root.command.epilog or "")),
+        *(".SH OPTIONS", *_options(root)),
+    ]
+    for verb in verbs:
+        lines += [f".SH {_plain(verb.command_path)}", _synopsis(verb), ".PP", *_paragraphs(verb.command.help or "")]
+        lines += _options(verb)
+    return "\n".join(lines) + "\n"
+
+
+def _synopsis(ctx: click.Context) -> str:
+    return f"\\fB{_plain(ctx.command_path)}\\fR {_plain(' '.join(ctx.command.collect_usage_pieces(ctx)))}"
+
+
+def _paragraphs(text: str) -> list[str]:
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n.PP\n".join(_plain(" ".join(paragraph.split())) for paragraph in paragraphs).split("\n")
+
+
+def _options(ctx: click.Context) -> list[str]:
+    """What each flag does; ``--help`` is said once."""
+    lines = []
+    for param in ctx.command.get_params(ctx):
+        names, about = param.get_help_record(ctx) or ("", "")
+        if about and (ctx.parent is None or param.name != "help"):
+            lines += [".TP", f"\\fB{_plain(names)}\\fR", _plain(about)]
+    return lines
+
+
+def _plain(text: str) -> str:
+    """A text that means nothing to ``man`` but itself."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
 def commands() -> Iterator[click.Context]:
@@ -55,4 +101,4 @@ def _section(ctx: click.Context) -> str:
 
 
 if __name__ == "__main__":
-    click.echo(text(), nl=False)
+    click.echo(man() if sys.argv[1:] == ["man"] else text(), nl=False)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from scrubber import __version__
+
 ROOT = Path(__file__).parents[2]
 HOUSES = ("autoclave", "scrubber", "plugin", "policies", "ground")
 
@@ -39,7 +41,8 @@ def test_the_wheel_holds_only_the_product(wheel):
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     written = {path.relative_to(ROOT).as_posix() for house in HOUSES for path in (ROOT / house).rglob("*.*")}
     made = ("__pycache__", ".pyi")  # by the interpreter, and by `make` for mypy
-    assert packed == {name for name in written if not any(mark in name for mark in made)}
+    page = f"autoclave-{__version__}.data/data/share/man/man1/autoclave.1"
+    assert packed == {page, *(name for name in written if not any(mark in name for mark in made))}
 
 
 def test_the_wheel_holds_the_kernels_compiled_and_as_source(wheel):
