@@ -101,16 +101,33 @@ def test_selectors_do_not_change_with_what_things_are_called():
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_common_labels_are_on_all_objects_and_pods(case):
-    """And in no selector, which could not be changed in a cluster."""
-    docs = manifests.loaded(MATRIX[case] | {"commonLabels": {"cost": "gpus", "team": "all"}})
-    for doc in docs:
+def test_common_labels_and_annotations_are_on_all_objects(case):
+    """The labels also on pods, but in no selector, which could not be changed in a cluster."""
+    common = {"commonLabels": {"cost": "gpus", "team": "all"}, "commonAnnotations": {"owner": "gpus", "folder": "all"}}
+    for doc in manifests.loaded(MATRIX[case] | common):
         assert doc["metadata"]["labels"]["cost"] == "gpus"
+        annotations = doc["metadata"]["annotations"]
+        assert (annotations["owner"], annotations["folder"] in {"all", "GPUs"}) == ("gpus", True)
         if doc["kind"] in {"DaemonSet", "Job"}:
             labels = doc["spec"]["template"]["metadata"]["labels"]
             assert labels["cost"] == "gpus"
             assert labels["team"] in ({"gpu"} if case == "more" else {"gpu", "all"}), "podLabels come first"
             assert "cost" not in json.dumps(doc["spec"].get("selector", {}))
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_own_service_accounts_take_the_place_of_the_charts(case):
+    accounts = {"scrubber": {"serviceAccount": "ours"}, "plugin": {"serviceAccount": "theirs"}}
+    docs = manifests.loaded(MATRIX[case] | {side: MATRIX[case].get(side, {}) | own for side, own in accounts.items()})
+    assert "ServiceAccount" not in {doc["kind"] for doc in docs}
+    pods = [doc["spec"]["template"]["spec"] for doc in docs if doc["kind"] == "DaemonSet"]
+    assert {pod["serviceAccountName"] for pod in pods} == {"ours", "theirs"}
+    charts = {doc["metadata"]["name"] for doc in manifests.objects(case) if doc["kind"] == "ServiceAccount"}
+    for doc in docs:
+        for subject in doc.get("subjects", ()):
+            assert subject["name"] == "theirs"
+        for name in charts:
+            assert f"serviceaccount:autoclave:{name}" not in json.dumps(doc)
 
 
 def test_every_alert_is_given_the_labels_that_were_asked_for():

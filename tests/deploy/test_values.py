@@ -26,6 +26,8 @@ WRONG = [
     ),
     ("commonLabels: {a: b}, podMonitor: {labels: {a: c}}", "commonLabels: podMonitor.labels also sets the label a"),
     ("commonLabels: {app.kubernetes.io/name: a}", "invalid propertyName 'app.kubernetes.io/name'"),
+    ("commonAnnotations: {helm.sh/hook: test}", "invalid propertyName 'helm.sh/hook'"),
+    ("plugin: {serviceAccount: Big}", "/plugin/serviceAccount.*does not match"),
     ("privileged: true", "additional properties 'privileged' not allowed"),
     ("backend: amd", "/backend.*must be one of"),
     ("scrubber: {metricsPort: '9475'}", "/scrubber/metricsPort.*want integer"),

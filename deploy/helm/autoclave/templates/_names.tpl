@@ -54,6 +54,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- with merge (dict) (last .) (first .).Values.commonLabels }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
+{{- /* After the labels of an object that has no annotations of its own. */ -}}
+{{- define "autoclave.annotations" -}}
+{{- with .Values.commonAnnotations }}{{ printf "\n  annotations: %s" (toJson .) }}{{ end -}}
+{{- end -}}
+
+{{- /* What a program is for the API server: called with (list $ "scrubber"). The DRA driver takes the plugin's place. */ -}}
+{{- define "autoclave.account" -}}
+{{- $side := ternary "scrubber" "plugin" (eq (last .) "scrubber") -}}
+{{- (index (first .).Values $side).serviceAccount | default (printf "%s-%s" (include "autoclave.fullname" (first .)) (last .)) -}}
+{{- end -}}
+
 {{- define "autoclave.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
