@@ -63,8 +63,12 @@ def _should_be_zero() -> Section:
     ))  # fmt: skip
 
 
+def _alerts() -> Section:
+    return Section("Alerts", 14, ((24, firing_alerts(SCOPE)),))
+
+
 def _out() -> Section:
-    return Section("Out of service", 12, ((24, firing_alerts(SCOPE)), (24, quarantined_gpus(SCOPE))))
+    return Section("Out of service", 8, ((24, quarantined_gpus(SCOPE)),))
 
 
 def _trends() -> Section:
@@ -186,5 +190,15 @@ FLEET = Page(
     "Autoclave / Fleet",
     "Is the fleet healthy, and if not, where?",
     SCOPE,
-    (group_counts(SCOPE, DEVICES), _should_be_zero(), _out(), _trends(), _hooks(), _work(), _nodes(), _proofs()),
+    (
+        group_counts(SCOPE, DEVICES),
+        _should_be_zero(),
+        _alerts(),
+        _out(),
+        _trends(),
+        _hooks(),
+        _work(),
+        _nodes(),
+        _proofs(),
+    ),
 )

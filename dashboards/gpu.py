@@ -54,7 +54,7 @@ def _status() -> Section:
 def _history() -> Section:
     state = timeline(
         "State over time", "The state of the GPU. A gap: Prometheus got no answer.", STATE_WORDS,
-        Query(f'label_replace({SCOPE.states(*DEVICE_ID)}, "short", "$1", "uuid", "(.{{12}}).*")', "{{short}}"),
+        Query(f'label_replace({SCOPE.states(*DEVICE_ID)}, "short", "$1", "uuid", "(.{{1,12}}).*")', "{{short}}"),
     )  # fmt: skip
     steps = timeline(
         "Scrub steps",
@@ -73,7 +73,7 @@ def _reasons() -> Section:
                f"{largest(SCOPE.of(service.HEALTHY), *DEVICE_ID)} * on ({', '.join(DEVICE_ID)}) group_right () "
                + largest(SCOPE.of(service.DEVICE), *DEVICE_ID, "model", "pci", "driver", "resource", "parent"),
                words=yes_or_no("yes", "no")),
-        widths={**WIDTHS, "UUID": 310, "Driver": 270},
+        widths={**WIDTHS, "UUID": 345, "Driver": 270},
     )  # fmt: skip
     return Section("Reasons", 5, ((24, quarantined_gpus(SCOPE)), (24, problems(SCOPE)), (24, what)))
 

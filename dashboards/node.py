@@ -104,7 +104,7 @@ def _gpus() -> Section:
         links={"GPU": TO_GPU},
         sorted_by=("Node", "GPU"),
         rising=True,
-        widths={**WIDTHS, "UUID": 310},
+        widths={**WIDTHS, "UUID": 345},
     )
     course = timeline(
         "State of each GPU",

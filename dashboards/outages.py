@@ -7,18 +7,21 @@ from grafana_foundation_sdk.models import units
 
 from dashboards import runbooks
 from dashboards.page import Section, link
-from dashboards.panels import Column, Query, stat, table, timeline
+from dashboards.panels import WIDTHS, Column, Query, stat, table, timeline
 from dashboards.query import (
+    ALERT,
+    ALERT_DETAILS,
     ALERTS,
     ALERTS_BEGAN,
     DEVICE_ID,
-    PLACE,
     QueryScope,
     RecordedSeries,
     age,
     largest,
+    smallest,
     sum_of,
     with_device,
+    with_labels,
 )
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NEUTRAL, NO_ROW, PLAIN, value_words
 from scrubber.core.model import Availability, State
@@ -52,7 +55,7 @@ NEXT_TEST = value_words(
         RUNS: ("runs now", PLAIN),
     }
 )
-HOLDS = value_words({1: ("reported", BAD), 0: ("no problem", GOOD)})
+HOLDS = value_words({1: ("problem", BAD), 0: ("no problem", GOOD)})
 
 GROUPS = {
     Availability.AVAILABLE: ("Available", "GPUs that the kubelet may give to a pod now."),
@@ -112,32 +115,29 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
 
 def firing_alerts(scope: QueryScope) -> grafana.Panel:
     """Every firing alert with its summary and a link: to its runbook, or to Grafana's list of alerts."""
-    alerts = scope.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing")
-    caused = f'label_join({alerts}, "cause", "", "reason", "sign", "xid")'
-    labels = (*PLACE, "gpu", "alertname", "severity", "cause")
-    firing = largest(caused, *labels)
+    firing = scope.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing")
     began = scope.of(ALERTS_BEGAN, alertname=("Autoclave.*",))
-    began = largest(f'label_join({began}, "cause", "", "reason", "sign", "xid")', *labels)
-    since = age(f"({began} and on ({', '.join(labels)}) {firing})")
+    same = f"on ({', '.join((*ALERT, *ALERT_DETAILS))})"
+    joined = with_labels(f"({began} and {same} {firing})", *ALERT_DETAILS, to="details")
+    trimmed = f'label_replace({joined}, "details", "$1", "details", " *(.*?) *")'
+    since = age(smallest(trimmed, *ALERT, "details"))
     summarised = f'label_replace({since}, "summary", "$1", "alertname", "(.*)")'
     return table(
         "Firing alerts",
         "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. The runbook of an alert, "
-        "docs/runbooks/ALERT.md, says what to do. The cause is the reason, the sign or the XID of the alert, if "
-        "it has one.",
-        {"alertname": "Alert", "severity": "Severity", "summary": "Summary", "cause": "Cause", **NODE, "gpu": "GPU"},
-        Column(
-            "True for",
-            scope.or_not_scraped(summarised, "alertname", NO_ROW),
-            units.Seconds,
-            words=MISSING,
-        ),
+        "docs/runbooks/ALERT.md, says what to do. The details are what the summary leaves out, for example the "
+        "reason of a quarantine, the code of an XID, or the resource that the kubelet does not read.",
+        {"alertname": "Alert", "severity": "Severity", "summary": "Summary", "details": "Details", **NODE,
+         "gpu": "GPU"},
+        Column("True for", scope.or_not_scraped(summarised, "alertname", NO_ROW), units.Seconds, words=MISSING),
         links={"Alert": runbooks.NO_PAGE, "Node": TO_NODE},
         label_words={"Summary": runbooks.summaries()},
         empty="No alert fires, if the alert rules are loaded",
         sorted_by="Severity",  # critical, warning
         rising=True,
-    )
+        widths={**WIDTHS, "Node": 260},
+        paged=True,
+    )  # fmt: skip
 
 
 def problems(scope: QueryScope) -> grafana.Panel:

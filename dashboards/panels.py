@@ -27,8 +27,8 @@ NO_EVENT = "No event in this time, or fewer than two scrapes"
 NO_EVENT_RECORDED = "No event in this time, fewer than two scrapes, or no recording rules"
 
 # Widths of table columns in pixels. The other columns share the rest.
-WIDTHS = {"Cluster": 80, "GPU": 60, "Severity": 85, "Alert": 225, "Cause": 130, "Version": 80, "Devices": 90, "By": 90,
-          "Reason": 130}  # fmt: skip
+WIDTHS = {"Cluster": 80, "GPU": 60, "Severity": 85, "Alert": 225, "Details": 190, "Version": 80, "Devices": 90,
+          "Digest": 155, "By": 90, "Reason": 130}  # fmt: skip
 LEAST_WIDTH = 60
 
 # The distance of two bars. With a scrape every 30 s, each bar counts 2 minutes and overlaps the bar before by one
@@ -157,18 +157,20 @@ def table(  # noqa: PLR0913 - what is shown is told by name
     title: str, description: str, heads: Mapping[str, str], *columns: Column,
     links: Mapping[str, str] | None = None, empty: str = NO_SERVICE, sorted_by: str | tuple[str, ...] = "",
     rising: bool = False, label_words: Mapping[str, Mapping[str, str]] | None = None,
-    widths: Mapping[str, int] = WIDTHS,
+    widths: Mapping[str, int] = WIDTHS, paged: bool = False,
 ) -> grafana.Panel:  # fmt: skip
     """A table: the labels, then the columns. Rows with equal labels become one row.
 
     ``label_words``: for the head of a label, the text that is shown instead of each of its values.
+    ``paged``: say how many rows there are. Other tables scroll, and do not show that rows are out of sight.
     """
     values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in ascii_uppercase[: len(columns)]]
     renamed = {**heads, **dict(zip(values, (column.head for column in columns), strict=True))}
     order = {name: place for place, name in enumerate(renamed)}
     sorts = (sorted_by,) if isinstance(sorted_by, str) else sorted_by
     sort = [common.TableSortByFieldState(display_name=head, desc=not rising) for head in sorts if head]
-    shape = tables.Options(show_header=True, cell_height=common.TableCellHeight.SM, sort_by=sort or None)
+    options = _PagedTable if paged else tables.Options
+    shape = options(show_header=True, cell_height=common.TableCellHeight.SM, sort_by=sort or None)
     field = _field(
         units.NoUnit, NEUTRAL, (), empty, _coloured(grafana.FieldColorModeId.THRESHOLDS),
         common.TableFieldOptions(min_width=LEAST_WIDTH, cell_options=common.TableAutoCellOptions(wrap_text=True)),
@@ -188,6 +190,14 @@ def table(  # noqa: PLR0913 - what is shown is told by name
         grafana.DataTransformerConfig(id_val="organize", options=arrange),
     ]
     return panel
+
+
+class _PagedTable(tables.Options):
+    """A table with pages. Grafana 12.0 reads this in the footer, newer ones in a field that the library lacks."""
+
+    def to_json(self) -> dict[str, object]:
+        footer = common.TableFooterOptions(show=False, enable_pagination=True)
+        return {**super().to_json(), "footer": footer, "enablePagination": True}
 
 
 def _panel(

@@ -61,13 +61,12 @@ TARGET = (*PLACE, "instance")
 CPU = ForeignSeries("process_cpu_seconds_total", Kind.COUNTER, TARGET)
 RESIDENT = ForeignSeries("process_resident_memory_bytes", Kind.GAUGE, TARGET)
 STARTED = ForeignSeries("process_start_time_seconds", Kind.GAUGE, (*TARGET, "job"))
-ALERTS = ForeignSeries(
-    "ALERTS", Kind.GAUGE, (*PLACE, "gpu", "alertname", "alertstate", "severity", "reason", "sign", "xid")
-)
+ALERT = (*PLACE, "gpu", "alertname", "severity")
+# The other labels that the summary of an alert names. Where two of them are set, they are set in this order.
+ALERT_DETAILS = ("reason", "sign", "xid", "resource", "outcome", "job", "policy")
+ALERTS = ForeignSeries("ALERTS", Kind.GAUGE, (*ALERT, *ALERT_DETAILS, "alertstate"))
 # When the condition of an alert became true. Prometheus writes it beside ALERTS, without the state.
-ALERTS_BEGAN = ForeignSeries(
-    "ALERTS_FOR_STATE", Kind.GAUGE, (*PLACE, "gpu", "alertname", "severity", "reason", "sign", "xid")
-)
+ALERTS_BEGAN = ForeignSeries("ALERTS_FOR_STATE", Kind.GAUGE, (*ALERT, *ALERT_DETAILS))
 UP = ForeignSeries("up", Kind.GAUGE, (*TARGET, "job"))
 FOREIGN = (CPU, RESIDENT, STARTED, UP, ALERTS, ALERTS_BEGAN)
 
@@ -218,10 +217,10 @@ def with_device(expression: str, *more: str) -> str:
     return said
 
 
-def with_labels(expression: str, *labels: str) -> str:
-    """Add a label ``at`` that joins the values of these labels, so that one word can replace all of them."""
+def with_labels(expression: str, *labels: str, to: str = "at") -> str:
+    """Add a label that joins the values of these labels, so that one word can replace all of them."""
     names = ", ".join(f'"{label}"' for label in labels)
-    return f'label_join({expression}, "at", " ", {names})'
+    return f'label_join({expression}, "{to}", " ", {names})'
 
 
 def age(expression: str) -> str:

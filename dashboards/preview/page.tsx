@@ -78,7 +78,9 @@ async function framesOf(panel: any): Promise<DataFrame[]> {
   cacheFieldDisplayNames(frames);
   for (const frame of frames) {
     for (const field of frame.fields) {
-      field.config = { ...structuredClone(defaults), ...field.config, custom: { ...defaults.custom } };
+      // Grafana moves wrapText out of the options of the cell when it loads a page.
+      const custom = { ...defaults.custom, wrapText: defaults.custom?.cellOptions?.wrapText };
+      field.config = { ...structuredClone(defaults), ...field.config, custom };
       if (field.type === FieldType.string) field.config.mappings = [];
       for (const { matcher, properties } of overrides ?? []) {
         if (getFieldMatcher(matcher)(field, frame, frames)) properties.forEach(({ id, value }: any) => put(field.config, id.split('.'), value));
@@ -124,7 +126,7 @@ function Stat({ panel, frames, width, height }: Drawn) {
 function Table({ panel, frames, width, height }: Drawn) {
   return (
     <TableNG data={frames[0]} width={width} height={height} cellHeight={panel.options.cellHeight} sortBy={panel.options.sortBy}
-      fieldConfig={panel.fieldConfig} structureRev={1} enableVirtualization={false} />
+      enablePagination={panel.options.enablePagination} fieldConfig={panel.fieldConfig} structureRev={1} enableVirtualization={false} />
   );
 }
 
@@ -139,10 +141,11 @@ function StateTimeline({ panel, frames, width, height }: Drawn) {
   const x = (at: number) => left + ((at / 1000 - from) / (to - from)) * (width - left - 12);
   const tall = (height - 22) / lanes.length;
   const step = [5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 21600].find((seconds) => x(seconds * 1000) - x(0) > 70) ?? 86400;
-  const ticks = Array.from({ length: Math.floor(to / step) - Math.ceil(from / step) + 1 }, (_, index) => (Math.ceil(from / step) + index) * step * 1000);
+  const ticks = Array.from({ length: Math.floor(to / step) - Math.ceil(from / step) + 1 }, (_, index) => (Math.ceil(from / step) + index) * step * 1000)
+    .filter((at) => x(at) < width - 30); // the time beneath it has room
   const text = { fontSize: FONT, fill: colors.text.primary };
   return (
-    <svg width={width} height={height}>
+    <svg width={width} height={height} letterSpacing={0}>
       {ticks.map((at) => (
         <g key={at}>
           <line x1={x(at)} x2={x(at)} y1={0} y2={height - 22} stroke={colors.border.weak} />

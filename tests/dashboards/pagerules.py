@@ -24,7 +24,7 @@ WINDOW = re.compile(r"\[([^\]]*)\]")
 EMPTY_CELL = [{"matcher": {"id": "byRegexp", "options": "/.*/"}, "properties": [{"id": "noValue", "value": "-"}]}]
 COUNTING = {"rate", "increase"}
 NO_EVENT = "No event in this time, "
-PAGE_WIDTH, COLUMNS, UUID_WIDTH = 1600, 24, 300  # pixels; columns of the grid; pixels of 40 letters
+PAGE_WIDTH, COLUMNS, UUID_WIDTH = 1600, 24, 340  # pixels; columns of the grid; pixels of 40 letters
 COUNTERS = {
     series for row in TABLE.values() for series in row.series if row.kind is Kind.COUNTER or row.kind is Kind.HISTOGRAM
 } | {"process_cpu_seconds_total"}

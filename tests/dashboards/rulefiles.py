@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 import plugin.metrics.table
 import scrubber.metrics.table
+from dashboards import query
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dashboards"
@@ -25,8 +26,8 @@ FOREIGN = {
     "process_cpu_seconds_total": frozenset({"instance"}),
     "process_resident_memory_bytes": frozenset({"instance"}),
     "process_start_time_seconds": frozenset({"instance"}),
-    "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu", "reason", "sign", "xid"}),
-    "ALERTS_FOR_STATE": frozenset({"alertname", "severity", "gpu", "reason", "sign", "xid"}),
+    "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu", *query.ALERT_DETAILS}),
+    "ALERTS_FOR_STATE": frozenset({"alertname", "severity", "gpu", *query.ALERT_DETAILS}),
 }
 TABLE = {
     row.name: row

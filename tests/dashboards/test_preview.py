@@ -30,3 +30,8 @@ def test_browser_and_page_use_the_same_sizes():
 def test_npm_packages_are_pinned():
     versions = json.loads((preview.HERE / "package.json").read_text())["dependencies"].values()
     assert [version for version in versions if not re.fullmatch(r"\d+\.\d+\.\d+", version)] == []
+
+
+def test_labels_of_lanes_are_as_wide_as_measured():
+    """Text of the page has letters further apart than a measured text, and a long label lost its first letters."""
+    assert re.findall(r"<svg [^>]*>", PAGE) == ["<svg width={width} height={height} letterSpacing={0}>"]

@@ -1,7 +1,10 @@
 """What the queries of the pages mean: promtool evaluates them with invented series."""
 
+import pytest
+
 from dashboards import outages, query, shipped, style
 from plugin.metrics import table as plugin
+from scrubber.core.model import State
 from scrubber.metrics import table
 from tests.dashboards import promtool
 from tests.dashboards.panel_queries import panel_queries
@@ -256,6 +259,65 @@ def test_a_probation_without_a_holder_has_no_time(tmp_path):
             series,
             {f'{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}", reason="x"}}': value for gpu, value in shown.items()},
         )
+
+
+def asked_by(uid, title):
+    """The only query of a panel."""
+    [expression] = [it.expression for it in panel_queries() if (it.page, it.panel) == (uid, title)]
+    return expression
+
+
+@pytest.mark.parametrize("uid", ["autoclave-gpu", "autoclave-node"])
+def test_a_quarantined_gpu_is_a_problem(tmp_path, uid):
+    """It has its lane, and no lane says that there is no problem."""
+    out = {f'autoclave_quarantined{{{GPU}, reason="memory-fault"}}': "1x60"}
+    what = "quarantined: memory-fault"
+    lane = f'{{{GPU}, reason="memory-fault", what="{what}", at="n1 GPU 0: {what}"}}'
+    answers(tmp_path, asked_by(uid, "Problems over time"), ALIVE | out, {lane: 1})
+    answers(tmp_path, asked_by(uid, "Problems over time"), ALIVE, {'{at="none"}': 0})
+
+
+def test_the_lane_of_a_state_has_a_short_label(tmp_path):
+    """A label takes the room of its lane. A short UUID is its own label."""
+    uuids = {"GPU-f46214a2-799e-410c-96a5-17b18a62b03c": "GPU-f46214a2", "GPU-a": "GPU-a"}
+    series = {f'autoclave_device_state{{node="n1", gpu="0", uuid="{uuid}", state="clean"}}': "1x60" for uuid in uuids}
+    shown = {
+        f'{{node="n1", gpu="0", uuid="{uuid}", short="{short}"}}': style.NUMBER_OF[State.CLEAN]
+        for uuid, short in uuids.items()
+    }
+    answers(tmp_path, asked_by("autoclave-gpu", "State over time"), series, shown)
+
+
+# Firing alerts: labels, for how many seconds each is true, and the cell of its details in the table.
+FIRING = (
+    ({"alertname": "AutoclaveGpuQuarantined", "gpu": "1", "uuid": "GPU-b", "reason": "memory-fault"}, 900,
+     "memory-fault"),
+    ({"alertname": "AutoclaveGpuFatalXid", "gpu": "0", "uuid": "GPU-a", "xid": "79"}, 600, "79"),
+    ({"alertname": "AutoclaveRegistrationsFailing", "resource": "nvidia.com/gpu", "outcome": "refused"}, 300,
+     "nvidia.com/gpu refused"),
+    ({"alertname": "AutoclaveTargetDown", "job": "autoclave-plugin"}, 60, "autoclave-plugin"),
+    ({"alertname": "AutoclaveLedgerFault"}, 30, ""),
+)  # fmt: skip
+
+
+def test_firing_alerts_show_their_details_and_their_age(tmp_path):
+    """An alert without further labels has no details. Of two alerts that share a row, the older one counts."""
+    twin = ({**FIRING[0][0], "uuid": "GPU-c"}, 300)
+    series, rows, now = dict(ALIVE), [], 120  # early, because promtool evaluates all rules up to this time
+    for labels, seconds, *details in (*FIRING, twin):
+        place = 'node="n1", severity="warning", ' + ", ".join(f'{name}="{value}"' for name, value in labels.items())
+        series |= {
+            f'ALERTS{{{place}, alertstate="firing"}}': "1x10",
+            f"ALERTS_FOR_STATE{{{place}}}": f"{now - seconds}x10",
+        }
+        row = {name: labels[name] for name in ("alertname", "gpu") if name in labels} | {"summary": labels["alertname"]}
+        row |= {"node": "n1", "severity": "warning", "details": "".join(details)}
+        shown = ", ".join(f'{name}="{value}"' for name, value in row.items() if value)
+        rows += [{"labels": f"{{{shown}}}", "value": seconds}] if details else []
+    series['ALERTS{alertname="AutoclaveNodeOut", node="n1", alertstate="pending"}'] = "1x10"
+    series['ALERTS_FOR_STATE{alertname="AutoclaveNodeOut", node="n1"}'] = "0x10"
+    question = {"expr": asked_by("autoclave-fleet", "Firing alerts"), "eval_time": f"{now}s", "exp_samples": rows}
+    promtool.run_unit_tests(tmp_path, {"alerts": promtool.unit_test("30s", series, [question])})
 
 
 def test_a_plugin_that_is_down_makes_the_fleet_unhealthy(tmp_path):
