@@ -28,7 +28,10 @@ class Verdict(Enum):
 
 
 EXPECTED: dict[Ending, dict[Medium, Verdict]] = {
-    **{ending: dict.fromkeys(Medium, Verdict.NONE) for ending in (Ending.EXIT, Ending.KILL, Ending.ABORT)},
+    **{
+        ending: dict.fromkeys(Medium, Verdict.NONE)
+        for ending in (Ending.EXIT, Ending.KILL, Ending.DELETE, Ending.ABORT)
+    },
     Ending.STAYS: {Medium.MEMORY: Verdict.HELD, Medium.SHARED: Verdict.NONE, Medium.REGISTERS: Verdict.NONE},
 }
 """Of NVIDIA's driver without a scrub, from Turing on: it clears memory that is freed, by its published source. What it

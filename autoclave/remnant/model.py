@@ -20,6 +20,7 @@ class Ending(Enum):
 
     EXIT = "exit"
     KILL = "kill"  # by SIGKILL
+    DELETE = "delete"  # its pod is deleted
     ABORT = "abort"  # a kernel of it traps
     STAYS = "stays"  # it does not: a process of it is left behind
 

@@ -22,6 +22,7 @@ WIDTH = 120  # columns of a page
 WORDS = {
     Ending.EXIT: "it exits",
     Ending.KILL: "it is killed (SIGKILL)",
+    Ending.DELETE: "its pod is deleted",
     Ending.ABORT: "a kernel of it traps",
     Ending.STAYS: "a process of it is left behind",
 }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from autoclave.remnant import gpu
 from autoclave.remnant.model import Look, Medium, Planted
 from scrubber.cuda import device, memory
 from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
@@ -23,9 +24,9 @@ from scrubber.cuda.device import CudaCard
 from scrubber.cuda.driver import CudaDriver, status_of
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind
+from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 
-PROGRAM = (sys.executable, "-P", "-m", "autoclave.remnant.tenant")
 SEARCHED_AT_MOST = 2**28  # bytes that are copied to the host and searched
 ABORTED = 1  # the status of a container whose kernel has trapped
 PIECE = 2**21  # bytes that are copied at once
@@ -42,7 +43,7 @@ class ContainerOrder:
     """What a container is to do with which GPU."""
 
     deed: str  # "fill" or "look"
-    uuid: str
+    uuid: str  # empty: the container has one GPU, and says which
     pci_address: str
     host_root: str
     key: str  # 32 hexadecimal digits, of the words that are planted
@@ -198,8 +199,16 @@ def main(lines: Iterable[str]) -> NoReturn:
     """Do what the first line says; then what the next ones say. Ends without a handler, as a container does."""
     rest = iter(lines)
     order = ContainerOrder(**json.loads(next(rest)))
+    ready: dict[str, Any] = {"ready": os.getpid()}
+    if not order.uuid:
+        try:
+            board, about = gpu.of_container(Path(order.host_root))
+        except DeviceError as error:
+            sys.exit(str(error))
+        order = dataclasses.replace(order, uuid=board.uuid, pci_address=board.pci_address)
+        ready["gpu"] = dataclasses.asdict(about)
     driver = device.driver_of(order.uuid)  # loading CuPy takes longer than all else
-    _say({"ready": os.getpid()})
+    _say(ready)
     next(rest, "")
     abort: Callable[[], None] = lambda: None  # noqa: E731 -- replaced where there is something to abort
     try:

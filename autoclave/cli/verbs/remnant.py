@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 import click
-import pynvml
 
 from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, human, options
-from autoclave.remnant import judge, local, report
+from autoclave.remnant import judge, launchers, report
+from autoclave.remnant.gpu import about
 from autoclave.remnant.idle import IdleObserver, InUse
 from autoclave.remnant.judge import Verdict
+from autoclave.remnant.launchers import Place
 from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Result, Round
+from autoclave.remnant.rounds import AnotherGpu, ContainerFailed, Subject, in_turn, run_round
 from ground import calendar_time
 from ground.errors import FatalError
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node import clock, proc
 
 PROC = Path("/proc")
+TRIES = 10  # of a round, until both containers have the same GPU
 FREED_WITHIN = 30.0  # seconds until nobody has the GPU after a round
+HERE = frozenset({Place.LOCAL, Place.DOCKER})  # where the containers use a GPU of this machine
+PROGRAMS = {Place.DOCKER: "docker", Place.KUBERNETES: "kubectl", Place.SLURM: "srun"}
 BAD = frozenset({Verdict.REMNANT, Verdict.NO_ANSWER})
 
 
 class RemnantOptions(TypedDict):
-    """What is tried, and who may watch."""
+    """What is tried, who may watch, and where the containers run."""
 
     ending: tuple[Ending, ...]
     medium: tuple[Medium, ...]
     beside: tuple[Path, ...]
+    image: str
+    node: str
+    namespace: str
+    resource: str
+    runtime_class: str
+
+
+IN_PODS = ("node", "namespace", "resource", "runtime_class")
+TAKES: dict[Place, tuple[str, ...]] = {
+    Place.LOCAL: (),
+    Place.DOCKER: ("image",),
+    Place.KUBERNETES: ("image", *IN_PODS),
+    Place.SLURM: ("node",),
+}
+"""Flags that say something where the containers run there."""
 
 
 @click.group(context_settings=ENVIRONMENT)
@@ -48,19 +70,22 @@ def remnant() -> None:
 
 
 @remnant.command(context_settings=ENVIRONMENT)
+@click.option("--on", type=options.Words(Place), default=Place.LOCAL.value, help="Where the containers run.")
 @click.option(
-    "--on",
-    type=click.Choice(["local"]),
-    default="local",
-    help="Where the containers run. local: two processes of this machine.",
-)
-@click.option("--gpu", default="0", metavar="INDEX_OR_UUID", help="The GPU. No process may use it.")
+    "--gpu", metavar="INDEX_OR_UUID", show_default="0",
+    help="The GPU, with local and docker. No process may use it. Elsewhere it is the one that the scheduler gives.",
+)  # fmt: skip
+@click.option("--image", default="", help="An image of Autoclave for NVIDIA GPUs, with docker and kubernetes.")
+@click.option("--node", default="", help="The node, with kubernetes and slurm  [default: any].")
+@click.option("--namespace", default="", help="The namespace of the pods  [default: kubectl's].")
+@click.option("--resource", default="", help="The resource that a pod asks for  [default: nvidia.com/gpu].")
+@click.option("--runtime-class", default="", help="The RuntimeClass of the pods  [default: none].")
 @click.option("--rounds", type=options.IntRange(1, 1000), default=20, help="How often each ending is tried.")
 @click.option(
     "--ending",
     type=options.Words(Ending),
     multiple=True,
-    help="How the first container ends; can be repeated. Default: all.",
+    help="How the first container ends; can be repeated. Default: all that there are.",
 )
 @click.option(
     "--medium",
@@ -82,70 +107,131 @@ def remnant() -> None:
 @click.option(
     "--host-root", type=options.DIRECTORY, default="/", help="Where this process sees the host's root directory."
 )
-def run(on: str, gpu: str, rounds: int, to: Path | None, host_root: Path, **chosen: Unpack[RemnantOptions]) -> int:
+def run(
+    on: Place, gpu: str | None, rounds: int, to: Path | None, host_root: Path, **chosen: Unpack[RemnantOptions]
+) -> int:
     """Plant words on a GPU, hand it over, look for them, and write a report.
 
-    Overwrites all memory of the GPU, leaves zeros there, and changes no setting. Refuses a GPU that a process uses.
-    Needs root, to see all processes. Writes report.md, report.svg and result.json, also after Ctrl-C: what was done by
-    then counts. Exit code 1 if words of the first container were found, or if the test gives no answer.
+    --on local takes two processes of this machine, docker two containers of it, kubernetes two pods, by kubectl, and
+    slurm two jobs. Overwrites all memory of the GPU, leaves zeros there, and changes no setting. local and docker
+    refuse a GPU that a process uses, and need root, to see all processes. Writes report.md, report.svg and result.json,
+    also after Ctrl-C: what was done by then counts. Exit code 1 if words of the first container were found, or if the
+    test gives no answer.
     """
-    host, library = Host(host_root, pid_namespace=proc.own_namespace(PROC)), Library()
-    idle = IdleObserver(host, library, tuple(map(str, chosen["beside"])))
+    _check(on, gpu, chosen)
     began = calendar_time.utc(clock.now().wall)
-    try:
-        board = idle.board(gpu)
-        idle.expect_no_holder(board)
-        about = _about(board, host, library)
-    except (InUse, DeviceError) as error:
-        raise FatalError(f"cannot use GPU {gpu}: {error}") from error
-    finally:
-        library.close()
+    if on in HERE:
+        subject, facts, wait_until_free = _of_this_machine(on, gpu or "0", host_root, chosen)
+    else:
+        subject, facts, wait_until_free = _elsewhere(on, chosen), None, lambda: None
+    plan = tuple(in_turn(chosen["ending"] or subject.launcher.endings, rounds))
     place = to or Path(f"remnant-{began:%Y%m%d-%H%M%S}")
     try:
         place.mkdir()
     except OSError as error:
         raise FatalError(f"cannot write to {place}: {error.strerror}") from error
-    plan = tuple(local.rounds(chosen["ending"] or tuple(Ending), rounds))
-    media = chosen["medium"] or tuple(Medium)
-    done, why = _rounds(idle, plan, lambda how: local.run_round(board, host_root, how, media), board)
-    result = Result(on, f"{began:%Y-%m-%d %H:%M:%S} UTC", about, tuple(done), why)
-    if not done:
+    done = _Done([], facts)
+    _do(done, plan, lambda how: run_round(subject, how, chosen["medium"] or tuple(Medium)), wait_until_free)
+    if not done.rounds or done.about is None:
         place.rmdir()
-        raise FatalError(f"cannot test GPU {gpu}: {why}")
-    files = report.write(place, result)
+        raise FatalError(f"cannot test {f'GPU {gpu or 0}' if on in HERE else on.value}: {done.why}")
+    result = Result(on.value, f"{began:%Y-%m-%d %H:%M:%S} UTC", done.about, tuple(done.rounds), done.why)
     cells = judge.cells(result)
+    files = report.write(place, result)
     human.say(*report.summary(result, cells), *map(str, files))
-    if why == _INTERRUPTED:
+    if done.why == _INTERRUPTED:
         return INTERRUPTED
-    return NOT_CLEAN if why or any(cell.verdict in BAD for cell in cells) else DONE
+    return NOT_CLEAN if done.why or any(cell.verdict in BAD for cell in cells) else DONE
 
 
 _INTERRUPTED = "it was interrupted"
 
 
-def _rounds(
-    idle: IdleObserver, plan: Sequence[Ending], ending: Callable[[Ending], Round], board: Board
-) -> tuple[list[Round], str]:
+@dataclass
+class _Done:
     """The rounds that were done, and why they are not all."""
-    done: list[Round] = []
+
+    rounds: list[Round]
+    about: GpuAndDriver | None
+    why: str = ""
+
+
+def _do(
+    done: _Done,
+    plan: Sequence[Ending],
+    one: Callable[[Ending], tuple[Round, GpuAndDriver | None]],
+    wait_until_free: Callable[[], None],
+) -> None:
     began = time.monotonic()
     try:
         for number, how in enumerate(plan):
             left = (time.monotonic() - began) / number * (len(plan) - number) if number else None
-            about = "" if left is None else f", about {human.span(left)} left"
-            click.echo(f"round {number + 1} of {len(plan)}: {how.value}{about}", err=True)
-            done.append(ending(how))
-            idle.wait_until_free(board, FREED_WITHIN)
-            idle.library.close()
+            rest = "" if left is None else f", about {human.span(left)} left"
+            click.echo(f"round {number + 1} of {len(plan)}: {how.value}{rest}", err=True)
+            shown, gpu = _on_the_same_gpu(partial(one, how))
+            done.rounds.append(shown)
+            done.about = done.about or gpu
+            wait_until_free()
     except KeyboardInterrupt:
-        return done, _INTERRUPTED
-    except (local.ContainerFailed, InUse, DeviceError) as error:
-        return done, str(error)
-    return done, ""
+        done.why = _INTERRUPTED
+    except (ContainerFailed, InUse, DeviceError) as error:
+        done.why = str(error)
 
 
-def _about(board: Board, host: Host, library: Library) -> GpuAndDriver:
-    with library.session() as nvml:
-        mode = nvml.ask_optional(pynvml.nvmlDeviceGetPersistenceMode, nvml.handle(board.uuid))
-    persistence = None if mode is None else mode == pynvml.NVML_FEATURE_ENABLED
-    return GpuAndDriver(board.uuid, board.model, host.driver_version(), board.memory_bytes, board.ecc, persistence)
+def _on_the_same_gpu(one: Callable[[], tuple[Round, GpuAndDriver | None]]) -> tuple[Round, GpuAndDriver | None]:
+    """A round in which both containers had the same GPU: the scheduler chooses it each time."""
+    for _ in range(TRIES - 1):
+        try:
+            return one()
+        except AnotherGpu as error:
+            click.echo(f"again: {error.message}", err=True)
+    return one()
+
+
+def _check(on: Place, gpu: str | None, chosen: RemnantOptions) -> None:
+    """UsageError for a flag that says nothing there."""
+    given = {name for name in ("image", *IN_PODS) if dict(chosen)[name]}
+    for name in sorted(given - set(TAKES[on])):
+        raise click.UsageError(f"--{name.replace('_', '-')} says nothing with --on {on.value}")
+    if gpu is not None and on not in HERE:
+        raise click.UsageError(f"--gpu says nothing with --on {on.value}: its scheduler chooses the GPU")
+    if "image" in TAKES[on] and not chosen["image"]:
+        raise click.UsageError(f"--on {on.value} needs --image")
+    if (program := PROGRAMS.get(on)) and shutil.which(program) is None:
+        raise FatalError(f"cannot start containers: there is no program {program} here")
+    launcher = launchers.local() if on in HERE else _elsewhere(on, chosen).launcher
+    for how in set(chosen["ending"]) - set(launcher.endings):
+        possible = ", ".join(each.value for each in launcher.endings)
+        raise click.UsageError(f"--ending {how.value} is not possible with --on {on.value}; possible are {possible}")
+
+
+def _elsewhere(on: Place, chosen: RemnantOptions) -> Subject:
+    if on is Place.SLURM:
+        return Subject(launchers.slurm(chosen["node"]))
+    resource = chosen["resource"] or "nvidia.com/gpu"
+    pod = launchers.Pod(chosen["image"], resource, chosen["namespace"], chosen["node"], chosen["runtime_class"])
+    return Subject(launchers.kubernetes(pod))
+
+
+def _of_this_machine(
+    on: Place, name: str, host_root: Path, chosen: RemnantOptions
+) -> tuple[Subject, GpuAndDriver, Callable[[], None]]:
+    """The GPU, which nobody uses, and what waits until that is so again."""
+    host, library = Host(host_root, pid_namespace=proc.own_namespace(PROC)), Library()
+    idle = IdleObserver(host, library, tuple(map(str, chosen["beside"])))
+    try:
+        board = idle.board(name)
+        idle.expect_no_holder(board)
+        facts = about(board, host, library)
+    except (InUse, DeviceError) as error:
+        raise FatalError(f"cannot use GPU {name}: {error}") from error
+    finally:
+        library.close()
+    launcher = launchers.local() if on is Place.LOCAL else launchers.docker(chosen["image"], board.uuid)
+    root = host_root if on is Place.LOCAL else Path("/")
+
+    def wait_until_free() -> None:
+        idle.wait_until_free(board, FREED_WITHIN)
+        library.close()
+
+    return Subject(launcher, board.uuid, board.pci_address, root), facts, wait_until_free

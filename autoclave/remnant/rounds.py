@@ -1,4 +1,4 @@
-"""Two processes of this machine, one after the other, stand for the two containers."""
+"""One round: a container fills a GPU and ends, and the next one looks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import dataclasses
 import json
 import secrets
 import selectors
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoclave.remnant import tenant
-from autoclave.remnant.model import Ending, Look, Medium, Planted, Round
+from autoclave.remnant import launchers, tenant
+from autoclave.remnant.launchers import Launcher
+from autoclave.remnant.model import Ending, GpuAndDriver, Look, Medium, Planted, Round
 from autoclave.remnant.tenant import ContainerOrder
 from ground.errors import AutoclaveError, Reason
-from scrubber.devices.nvidia.boards import Board
 
 ANSWERS_WITHIN = 120.0  # seconds
 GONE_WITHIN = 30.0
@@ -31,22 +33,30 @@ class ContainerFailed(AutoclaveError):
         super().__init__(Reason.INTERNAL, f"cannot go on: {why}")
 
 
-class _Container:
-    """One process, which has loaded CUDA's library and waits for its turn."""
+class AnotherGpu(ContainerFailed):
+    """The next container got another GPU than the first one, so that the round shows nothing."""
 
-    def __init__(self, order: ContainerOrder) -> None:
+
+class _Container:
+    """One container, which has loaded CUDA's library and waits for its turn."""
+
+    def __init__(self, launcher: Launcher, order: ContainerOrder) -> None:
+        self._launcher = launcher
+        self._name = f"autoclave-remnant-{secrets.token_hex(4)}"
         self._process = subprocess.Popen(
-            tenant.PROGRAM,
+            launcher.start(self._name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        self._cleared = False
         self._tell(json.dumps(dataclasses.asdict(order)))
 
-    def wait_until_ready(self) -> None:
-        """It has loaded CUDA's library, and has not called it."""
-        self._hear()
+    def wait_until_ready(self) -> GpuAndDriver | None:
+        """It has loaded CUDA's library, and has not called it. Its GPU, if it was not told which one to use."""
+        gpu = self._hear(launchers.SECONDS).get("gpu")
+        return GpuAndDriver(**gpu) if gpu else None
 
     def go(self) -> dict[str, Any]:
         """Let it do its part; what it says."""
@@ -56,7 +66,9 @@ class _Container:
     def end(self, ending: Ending) -> None:
         """Let it end so, and wait until it has."""
         if ending is Ending.KILL:
-            self._process.kill()
+            self._kill()
+        elif ending is Ending.DELETE and self._launcher.delete is not None:
+            _run(self._launcher.delete(self._name))
         else:
             self._tell(ending.value)
         self._wait()
@@ -67,12 +79,23 @@ class _Container:
 
     def clear_away(self) -> None:
         """Leave nothing of it, however far it has come."""
+        if self._cleared:
+            return
         if self._process.poll() is None:
             self._process.kill()
         self._wait()
+        if self._launcher.remove is not None:
+            _run(self._launcher.remove(self._name))
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+        self._cleared = True
+
+    def _kill(self) -> None:
+        if self._launcher.kill is None:
+            self._process.kill()
+        else:
+            _run(self._launcher.kill(self._name))
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None  # noqa: S101 -- a pipe, see above
@@ -82,12 +105,12 @@ class _Container:
         except BrokenPipeError as error:
             raise self._failed() from error
 
-    def _hear(self) -> dict[str, Any]:
+    def _hear(self, within: float = ANSWERS_WITHIN) -> dict[str, Any]:
         assert self._process.stdout is not None  # noqa: S101 -- a pipe, see above
         with selectors.DefaultSelector() as ready:
             ready.register(self._process.stdout, selectors.EVENT_READ)
-            if not ready.select(ANSWERS_WITHIN):
-                raise ContainerFailed(f"a container said nothing for {ANSWERS_WITHIN:g} s")
+            if not ready.select(within):
+                raise ContainerFailed(f"a container said nothing for {within:g} s")
         line = self._process.stdout.readline()
         if not line:
             raise self._failed()
@@ -107,22 +130,45 @@ class _Container:
             raise ContainerFailed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s") from error
 
 
-def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium] = tuple(Medium)) -> Round:
-    """One round. No process of it is left afterwards."""
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is tested, and how containers get there."""
+
+    launcher: Launcher
+    uuid: str = ""  # empty: a container says which GPU it got
+    pci_address: str = ""
+    host_root: Path = Path("/")
+
+
+def run_round(
+    subject: Subject, how: Ending, media: Sequence[Medium] = tuple(Medium)
+) -> tuple[Round, GpuAndDriver | None]:
+    """One round, and the GPU if the subject names none. No container of it is left afterwards."""
     key, never = secrets.token_hex(16), secrets.token_hex(16)
     chosen = tuple(medium.value for medium in media)
-    order = ContainerOrder("fill", board.uuid, board.pci_address, str(host_root), key, never, chosen)
+    order = ContainerOrder("fill", subject.uuid, subject.pci_address, str(subject.host_root), key, never, chosen)
     if how is Ending.STAYS:
         order = dataclasses.replace(order, share=LEFT_FREE)
-    with _container(order) as first, _container(dataclasses.replace(order, deed="look", share=1)) as second:
-        first.wait_until_ready()
-        second.wait_until_ready()
+    looks = dataclasses.replace(order, deed="look", share=1)
+    with ExitStack() as containers:
+
+        def begun(order: ContainerOrder) -> tuple[_Container, GpuAndDriver | None]:
+            container = containers.enter_context(_container(subject.launcher, order))
+            return container, container.wait_until_ready()
+
+        first, gpu = begun(order)
+        second = begun(looks)[0] if subject.launcher.together else None
         said = first.go()
         if "refused" in said:
             raise ContainerFailed(said["refused"])
         if how is not Ending.STAYS:
             first.end(how)
         began = time.monotonic()
+        if second is None:
+            first.clear_away()
+            second, other = begun(looks)
+            if other != gpu:
+                raise AnotherGpu(f"the next container got GPU {other and other.uuid} instead of {gpu and gpu.uuid}")
         seen = second.go()
         if "refused" in seen and not seen["out_of_memory"]:  # memory that the first one holds refuses so, and no other
             raise ContainerFailed(seen["refused"])
@@ -133,19 +179,27 @@ def run_round(board: Board, host_root: Path, how: Ending, media: Sequence[Medium
             planted={Medium(name): Planted(**fields) for name, fields in said["planted"].items()},
             looks={Medium(name): Look(**fields) for name, fields in seen.get("looks", {}).items()},
             refused=seen.get("refused", ""),
-        )
+        ), gpu
 
 
-def rounds(endings: Sequence[Ending], each: int) -> Iterator[Ending]:
+def in_turn(endings: Sequence[Ending], each: int) -> Iterator[Ending]:
     """The endings in turn, so that a run that is ended early has some of all."""
     for _ in range(each):
         yield from endings
 
 
 @contextmanager
-def _container(order: ContainerOrder) -> Iterator[_Container]:
-    container = _Container(order)
+def _container(launcher: Launcher, order: ContainerOrder) -> Iterator[_Container]:
+    container = _Container(launcher, order)
     try:
         yield container
     finally:
         container.clear_away()
+
+
+def _run(command: Sequence[str]) -> None:
+    """Run a command of the place; ContainerFailed if it fails. Ctrl-C does not end it: it clears away."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise ContainerFailed(f"`{shlex.join(command)}` ended with status {done.returncode}: {last or 'no word'}")

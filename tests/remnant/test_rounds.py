@@ -1,4 +1,4 @@
-"""``autoclave remnant run --on local`` on the stand-in for the driver, which clears what it is told to clear."""
+"""``autoclave remnant run`` on the stand-in for the driver, which clears what it is told to clear."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autoclave.remnant import judge, local, tenant
+from autoclave.remnant import judge, launchers, rounds
 from autoclave.remnant.judge import Verdict
+from autoclave.remnant.launchers import Launcher
 from autoclave.remnant.model import Ending, Medium
+from autoclave.remnant.rounds import Subject
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
@@ -125,7 +126,6 @@ def test_wrong_input_is_one_sentence(bench) -> None:
     assert "there is no GPU 99: the driver lists" in run.stderr
 
 
-BOARD: Any = SimpleNamespace(uuid="GPU", pci_address="")
 ANSWERS = """
 import json, sys
 order = json.loads(sys.stdin.readline())
@@ -141,21 +141,20 @@ sys.stdin.readline()
     ("ending", "out_of_memory", "why"),
     [(Ending.EXIT, False, "no device"), (Ending.EXIT, True, ""), (Ending.ABORT, True, "no kernel of the container")],
 )
-def test_only_a_shortage_of_memory_is_a_finding(monkeypatch, ending, out_of_memory, why) -> None:
+def test_only_a_shortage_of_memory_is_a_finding(ending, out_of_memory, why) -> None:
     """A refusal for another reason, or an abort that was none, says nothing about the memory."""
     refusal = json.dumps({"refused": "no device", "out_of_memory": out_of_memory})
-    monkeypatch.setattr(tenant, "PROGRAM", (sys.executable, "-c", ANSWERS, refusal))
-    with pytest.raises(local.ContainerFailed, match=why) if why else nullcontext():
-        assert local.run_round(BOARD, Path("/"), ending).refused == "no device"
+    subject = Subject(Launcher(lambda _name: [sys.executable, "-c", ANSWERS, refusal]), "GPU")
+    with pytest.raises(rounds.ContainerFailed, match=why) if why else nullcontext():
+        assert rounds.run_round(subject, ending)[0].refused == "no device"
 
 
 def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None:
     gpu = bench.stage.machine.gpu(0)
     for name, value in bench.variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(local, "LEFT_FREE", 1)
-    board: Any = SimpleNamespace(uuid=gpu.uuid, pci_address=gpu.pci)
-    one = local.run_round(board, bench.stage.root.path, Ending.STAYS)
+    monkeypatch.setattr(rounds, "LEFT_FREE", 1)
+    one, _ = rounds.run_round(Subject(launchers.local(), gpu.uuid, gpu.pci, bench.stage.root.path), Ending.STAYS)
     assert "CUDA_ERROR_OUT_OF_MEMORY" in one.refused
     assert judge.cell(Medium.MEMORY, [one]).verdict is Verdict.HELD
 
@@ -174,3 +173,75 @@ def test_ctrl_c_keeps_what_was_done(bench) -> None:
     assert run.returncode == 130
     result = json.loads((bench.to / "result.json").read_text())
     assert (len(result["rounds"]), result["ended_early"]) == (1, "it was interrupted")
+
+
+@pytest.fixture
+def commands(bench, tmp_path) -> Path:
+    """The commands of the places where containers run; the directory with what they have started."""
+    programs, given = Path(tmp_path / "programs"), Path(tmp_path / "given")
+    programs.mkdir()
+    given.mkdir()
+    (given / "gpus").write_text(bench.uuid)
+    for name in ("docker", "kubectl", "srun", "scancel"):
+        script = f'#!/bin/sh\nexec {sys.executable} -m tests.remnant.stand_ins {name} "$@"\n'
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    return given
+
+
+def elsewhere(bench, commands, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The command where these are on the search path."""
+    programs = commands.with_name("programs")
+    own = {"GIVEN": str(commands), "HOST_ROOT": str(bench.stage.root.path)}
+    variables = bench.variables | own | {"PATH": f"{programs}:{bench.variables['PATH']}"}
+    command = ["unshare", *FLAGS, sys.executable, "-m", "autoclave", "remnant", "run", "--to", str(bench.to), *flags]
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+
+
+PLACES = {
+    "docker": (["--image", "ours", "--gpu"], {"exit", "kill", "abort", "stays"}),
+    "kubernetes": (["--image", "ours", "--namespace", "tests"], {"exit", "kill", "delete", "abort"}),
+    "slurm": (["--node", "here"], {"exit", "kill", "abort"}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("hole", [ALL, {0: 0}], ids=["clears", "clears nothing"])
+def test_what_is_left_is_found_wherever_containers_run(bench, commands, place, hole) -> None:
+    bench.cuda.change(bench.uuid, clears=hole)
+    flags, endings = PLACES[place]
+    own = [bench.uuid, "--host-root", str(bench.stage.root.path)] if place == "docker" else []
+    run = elsewhere(bench, commands, "--on", place, *flags, *own, "--medium", "memory", "--rounds", "1")
+    assert run.returncode == (0 if hole == ALL else 1), run.stderr
+    wiped = {how: "held" if how == "stays" else "no remnant" for how in endings}
+    found = {ending: cell["verdict"] for (ending, _), cell in bench.cells().items()}
+    assert found == (wiped if hole == ALL else dict.fromkeys(endings, "remnant"))
+    result = json.loads((bench.to / "result.json").read_text())
+    assert (result["on"], result["gpu"]["uuid"], result["gpu"]["model"]) == (place, bench.uuid[:8], "NVIDIA H200")
+    assert {path.name for path in commands.iterdir()} == {"gpus"}, "a container is left"
+
+
+def test_a_round_counts_only_on_one_gpu(bench, commands) -> None:
+    """The scheduler gives the second container another one, the first time."""
+    other = bench.stage.machine.gpu(1)
+    equip(commands.with_name("other"), [other], libraries(), SIZE)
+    bench.cuda.change(bench.uuid, clears=ALL)
+    (commands / "gpus").write_text(f"{bench.uuid} {other.uuid} {bench.uuid}")
+    run = elsewhere(bench, commands, "--on", "slurm", "--medium", "memory", "--rounds", "1", "--ending", "exit")
+    assert (run.returncode, run.stderr.count("again: ")) == (0, 1), run.stderr
+    assert bench.cells()["exit", "memory"]["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--on", "kubernetes"], "--on kubernetes needs --image"),
+        (["--on", "slurm", "--image", "a"], "--image says nothing with --on slurm"),
+        (["--on", "kubernetes", "--image", "a", "--gpu", "0"], "its scheduler chooses the GPU"),
+        (["--on", "docker", "--image", "a", "--ending", "delete"], "possible are exit, kill, abort, stays"),
+        (["--runtime-class", "nvidia"], "--runtime-class says nothing with --on local"),
+    ],
+)
+def test_a_flag_that_says_nothing_is_refused(bench, commands, flags, why) -> None:
+    run = elsewhere(bench, commands, *flags)
+    assert (run.returncode, why in run.stderr, bench.to.exists()) == (2, True, False), run.stderr

@@ -1,0 +1,43 @@
+"""Which GPU a container has, and what its driver is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pynvml
+
+from autoclave.remnant.model import GpuAndDriver
+from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia import boards
+from scrubber.devices.nvidia.boards import Board
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.nvml import Library
+
+
+def about(board: Board, host: Host, library: Library) -> GpuAndDriver:
+    """What a result says of a GPU and its driver."""
+    with library.session() as nvml:
+        mode = nvml.ask_optional(pynvml.nvmlDeviceGetPersistenceMode, nvml.handle(board.uuid))
+    persistence = None if mode is None else mode == pynvml.NVML_FEATURE_ENABLED
+    return GpuAndDriver(board.uuid, board.model, host.driver_version(), board.memory_bytes, board.ecc, persistence)
+
+
+def of_container(host_root: Path) -> tuple[Board, GpuAndDriver]:
+    """The one GPU of this container; DeviceError if it has none, or several."""
+    host, library = Host(host_root), Library()
+    try:
+        with library.session() as nvml:
+            count = nvml.ask(pynvml.nvmlDeviceGetCount)
+            handles = [nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+            uuids = {nvml.ask(pynvml.nvmlDeviceGetUUID, handle): handle for handle in handles}
+            given = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # where all are shown, as by a scheduler for jobs
+            chosen = [uuid for index, uuid in enumerate(uuids) if given in ("", uuid, str(index))]
+            if len(chosen) != 1:
+                raise DeviceError(f"the container has {len(chosen)} GPUs; it must have one")
+            if boards.sliced(nvml, uuids[chosen[0]]):
+                raise DeviceError(f"GPU {chosen[0]} is cut into slices, which are not measured")
+            board = boards.read(nvml, host, uuids[chosen[0]], chosen[0])
+        return board, about(board, host, library)
+    finally:
+        library.close()

@@ -1,0 +1,135 @@
+"""What starts and ends the two containers. Elsewhere than here, the command line of each place does it.
+
+A container reads its order from stdin and answers on stdout, so that a command that passes both on is all it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from autoclave.remnant.model import Ending
+
+PROGRAM = ("-P", "-m", "autoclave.remnant.tenant")
+IN_IMAGE = "/opt/autoclave/bin/python"
+SECONDS = 600  # until a container runs: its image may have to come first
+_REMOVE = ("sh", "-c", 'docker ps --all --quiet --filter "name=^$1$" | xargs --no-run-if-empty docker rm --force', "sh")
+_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"  # what NVIDIA's container toolkit brings in
+_NEEDED = "compute,utility"
+
+
+class Place(Enum):
+    """Where the two containers run."""
+
+    LOCAL = "local"  # they are processes of this machine
+    DOCKER = "docker"
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Commands that start, kill and remove a container, by its name."""
+
+    start: Callable[[str], list[str]]
+    kill: Callable[[str], list[str]] | None = None  # None: what was started is the container
+    delete: Callable[[str], list[str]] | None = None  # None: containers are not deleted here
+    remove: Callable[[str], list[str]] | None = None  # in whatever state it is; None: nothing is left of it
+    together: bool = True  # the next container can be started before the first one has given up the GPU
+
+    @property
+    def endings(self) -> tuple[Ending, ...]:
+        """How a container can end here."""
+        impossible = {Ending.DELETE} if self.delete is None else set()
+        return tuple(each for each in Ending if each not in impossible | (set() if self.together else {Ending.STAYS}))
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What a pod of the test is like."""
+
+    image: str
+    resource: str
+    namespace: str
+    node: str
+    runtime_class: str
+
+
+def local() -> Launcher:
+    """Two processes of this machine."""
+    return Launcher(lambda _name: [sys.executable, *PROGRAM])
+
+
+def docker(image: str, uuid: str) -> Launcher:
+    """Two containers of docker, or of what is installed under this name."""
+
+    def start(name: str) -> list[str]:
+        flags = ["--interactive", "--name", name, "--gpus", f"device={uuid}"]
+        return ["docker", "run", *flags, "-e", f"{_CAPABILITIES}={_NEEDED}", "--entrypoint", IN_IMAGE, image, *PROGRAM]
+
+    return Launcher(start, kill=lambda name: ["docker", "kill", name], remove=lambda name: [*_REMOVE, name])
+
+
+def kubernetes(pod: Pod) -> Launcher:
+    """Two pods, one after the other: a plugin gives a GPU to one of them."""
+    kubectl = ["kubectl", *(["--namespace", pod.namespace] if pod.namespace else [])]
+
+    def start(name: str) -> list[str]:
+        flags = ["--quiet", "--stdin", "--restart=Never", f"--pod-running-timeout={SECONDS}s"]
+        return [
+            *kubectl,
+            "run",
+            name,
+            f"--image={pod.image}",
+            *flags,
+            f"--overrides={json.dumps(_manifest(name, pod))}",
+        ]
+
+    def delete(name: str) -> list[str]:
+        return [*kubectl, "delete", "pod", name, "--ignore-not-found"]
+
+    def force(name: str) -> list[str]:
+        return [*delete(name), "--force", "--grace-period=0"]
+
+    return Launcher(start, kill=force, delete=delete, remove=delete, together=False)
+
+
+def _manifest(name: str, pod: Pod) -> dict[str, object]:
+    container = {
+        "name": name,
+        "image": pod.image,
+        "command": [IN_IMAGE, *PROGRAM],
+        "stdin": True,
+        "stdinOnce": True,
+        "env": [{"name": _CAPABILITIES, "value": _NEEDED}],
+        "resources": {"limits": {pod.resource: "1"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec: dict[str, object] = {
+        "containers": [container],
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,  # the first process of a container does not hear TERM
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    }
+    if pod.node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": pod.node}
+    if pod.runtime_class:
+        spec["runtimeClassName"] = pod.runtime_class
+    return {"apiVersion": "v1", "metadata": {"labels": {"app.kubernetes.io/name": "autoclave-remnant"}}, "spec": spec}
+
+
+def slurm(node: str) -> Launcher:
+    """Two jobs, one after the other, with a GPU each. This program is installed on the node as it is here."""
+
+    def start(name: str) -> list[str]:
+        flags = ["--quiet", "--ntasks=1", "--gres=gpu:1", f"--job-name={name}"]
+        return ["srun", *flags, *([f"--nodelist={node}"] if node else []), sys.executable, *PROGRAM]
+
+    def kill(name: str) -> list[str]:
+        return ["scancel", "--signal=KILL", f"--name={name}"]
+
+    return Launcher(start, kill=kill, remove=lambda name: ["scancel", f"--name={name}"], together=False)

@@ -1,0 +1,84 @@
+"""Stands in for the programs ``docker``, ``kubectl``, ``srun`` and ``scancel``: their containers are processes.
+
+``GIVEN``: a directory with a file for each container, by its name: the PIDs of this program and of the container's. The
+file ``gpus`` has the UUID that the next container gets, and the ones after it; the last one is for all others.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import NoReturn
+
+GIVEN = Path(os.environ["GIVEN"])
+
+
+def main(program: str, arguments: list[str]) -> int:
+    """What each of them does with these arguments."""
+    match [program, *(each for each in arguments if not each.startswith("--namespace"))]:
+        case ["docker", "run", *rest]:
+            uuid = rest[rest.index("--gpus") + 1].removeprefix("device=")
+            return _run(rest[rest.index("--name") + 1], uuid, rest[rest.index("-P") :])
+        case ["docker", "ps", *rest]:
+            name = rest[-1].removeprefix("name=^").removesuffix("$")
+            sys.stdout.write(f"{name}\n" if (GIVEN / name).exists() else "")
+            return 0
+        case ["docker", "kill", name] | ["docker", "rm", "--force", name]:
+            return _end(name, gone=arguments[0] == "rm")
+        case ["kubectl", *rest] if "run" in rest:
+            manifest = json.loads(rest[-1].removeprefix("--overrides="))
+            [container] = manifest["spec"]["containers"]
+            assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+            return _run(container["name"], _next_gpu(), container["command"][1:])
+        case ["kubectl", *rest] if "delete" in rest:
+            return _end(rest[rest.index("pod") + 1], gone=True)
+        case ["srun", *rest]:
+            [name] = [each.removeprefix("--job-name=") for each in rest if each.startswith("--job-name=")]
+            return _run(name, _next_gpu(), rest[rest.index("-P") :])
+        case ["scancel", *rest]:
+            return _end(rest[-1].removeprefix("--name="), gone=len(rest) == 1)
+    raise SystemExit(f"{program}: unknown: {arguments}")
+
+
+def _next_gpu() -> str:
+    first, *others = (GIVEN / "gpus").read_text().split()
+    (GIVEN / "gpus").write_text(" ".join(others or [first]))
+    return first
+
+
+def _run(name: str, uuid: str, command: list[str]) -> NoReturn:
+    """The container sees the root directory of the stand-in for a machine."""
+    order = json.loads(sys.stdin.readline()) | {"host_root": os.environ["HOST_ROOT"]}
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
+    container = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=variables, text=True)
+    (GIVEN / name).write_text(f"{os.getpid()} {container.pid}")
+    threading.Thread(target=_pass_on, args=(json.dumps(order), container), daemon=True).start()
+    os._exit(container.wait())  # it does not wait for the end of its own input
+
+
+def _pass_on(order: str, container: subprocess.Popen[str]) -> None:
+    assert container.stdin is not None
+    with suppress(BrokenPipeError):
+        for line in chain([order + "\n"], iter(sys.stdin.readline, "")):
+            container.stdin.write(line)
+            container.stdin.flush()
+
+
+def _end(name: str, *, gone: bool) -> int:
+    if not (GIVEN / name).exists():
+        return 0
+    for pid in map(int, (GIVEN / name).read_text().split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if gone:
+        (GIVEN / name).unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).name, sys.argv[2:]))
