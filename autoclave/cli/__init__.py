@@ -47,8 +47,8 @@ VERBS = {
 SERVERS = frozenset({"scrubber", "plugin", "dra"})  # the verbs that SIGHUP does not end, not even while they start
 
 EPILOG = """\
-A GPU is named by its index, its UUID, or a unique prefix of its UUID; several by spaces or commas. An index means the
-GPU that has it now, or had it last.
+A GPU is named by its index, its UUID, or a unique prefix of its UUID. Verbs that take several accept spaces, commas,
+ranges such as 0,2-4, and `all`. An index means the GPU that has it now, or had it last.
 
 Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags override the environment.
 

@@ -32,14 +32,14 @@ begin() { # OWNER GPU...
     code=$?
   fi
   [ -z "$said" ] || printf '%s\n' "$said" >&2
-  [ "$code" -eq 0 ] || say "the job gets no GPU of $*: for the reason, run autoclave explain on $(uname -n)"
+  [ "$code" -eq 0 ] || say "the job gets no GPU of $*, for the reason above"
   return "$code"
 }
 
 end() { # OWNER [--quiet]
   ask release --owner "$@" && return
   code=$?
-  say "GPUs of $1 cannot be taken back: a job has left a container on them, or the service does not answer"
+  say "the GPUs of $1 are not given back, for the reason above"
   return "$code"
 }
 
@@ -75,6 +75,12 @@ case $verb in
   end) [ $# -eq 2 ] || wrong "only OWNER may follow end" ;;
   run)
     [ "${3:---}" != -- ] || wrong "GPU is missing: name at least one"
+    for gpu; do
+      case $gpu in
+        --) break ;;
+        all | [0-9]*-*) wrong "name each GPU: docker takes no '$gpu'" ;;
+      esac
+    done
     case " $* " in
       *" -- "*[![:space:]]*) ;;
       *) wrong "IMAGE is missing: name it after --" ;;

@@ -43,7 +43,7 @@ fail_for() { # CODE GPU...
   code=$1
   shift
   # A service that does not answer is not asked again.
-  [ "$code" -ne 3 ] || fail 3 "job $JOB: GPUs $*: $(meaning 3): run autoclave doctor on $NODE"
+  [ "$code" -ne 3 ] || fail 3 "job $JOB: GPUs $*: $(meaning 3): run autoclave doctor --without-kubernetes on $NODE"
   fail "$code" "job $JOB: $(meaning "$code"): $(in_the_way "$@")"
 }
 

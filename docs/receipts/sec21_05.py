@@ -65,6 +65,8 @@ def main() -> int:
     try:
         handovers = [json.loads(line) for line in arguments.file.read_text().splitlines()]
         machines, of_simulated = records(handovers), any(map(simulated, handovers))
+        if not machines:
+            raise ValueError("it has no hand-over")  # noqa: TRY301 - as an unreadable one, it proves nothing
         answer |= {"success": True, "machines_checked": len(machines), "machines": machines}
     except (OSError, ValueError, TypeError, KeyError) as error:
         answer["error"] = f"cannot read {arguments.file}: {type(error).__name__}: {error}"

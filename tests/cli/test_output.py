@@ -271,8 +271,9 @@ def test_a_scrub_that_runs_shows_its_step_and_limit(device, work, before):
 
 
 def test_the_advice_during_a_ledger_fault_is_the_doctor():
-    explanation = views.Explanation(CLEAN, (ENTRY,), (), "it has no rules")
+    explanation = views.Explanation(CLEAN, (ENTRY,), ("let its owner end first",), "it has no rules")
     lines = [*explain.story(explanation, replace(SERVICE, ledger_fault="disk is full", policy_source="default"), NOW)]
+    assert "        let its owner end first" in lines, "the advice for the GPU itself comes after it"
     assert "policy  default (shipped): it has no rules" in lines
     assert "advice  repair the ledger: `autoclave doctor` says how" in lines
 

@@ -88,11 +88,12 @@ def test_each_fault_of_the_service_is_one_line():
 def test_a_nearly_full_disk_is_a_warning(tmp_path, monkeypatch):
     free = [os.statvfs_result((4096, 4096, 10**6, blocks, blocks, 0, 0, 0, 0, 255)) for blocks in (25_600, 25_599)]
     monkeypatch.setattr(os, "statvfs", lambda _: free.pop(0))
-    assert [*status.little_room(str(tmp_path))] == []
-    [warning] = status.little_room(str(tmp_path))
+    assert [*status.little_room(replace(SERVICE, state_dir=str(tmp_path)))] == []
+    [warning] = status.little_room(replace(SERVICE, state_dir=str(tmp_path)))
     assert warning.startswith("the ledger has room for only 100.0MiB; make room in ")
     monkeypatch.undo()
-    assert [*status.little_room(str(tmp_path / "elsewhere"))] == []
+    assert [*status.little_room(replace(SERVICE, state_dir="/proc", ledger_fault="disk is full"))] == []
+    assert [*status.little_room(replace(SERVICE, state_dir=str(tmp_path / "elsewhere")))] == []
 
 
 def test_without_headers_a_pipe_gets_rows_only(capsys):

@@ -120,7 +120,7 @@ def test_a_container_that_a_job_left_fails_the_next_job(service, runner):
     for hook in ("completed", "started"):
         refused = github(runner, hook)
         assert refused.returncode == 1
-        assert "a job has left a container on them" in refused.stderr
+        assert "are not given back, for the reason above" in refused.stderr
     assert drills.release(service.simulated_dir, service.uuid(runner.gpu))
     assert github(runner, "started").returncode == 0
     assert github(runner, "completed").returncode == 0
@@ -155,6 +155,7 @@ def test_docker_gets_proven_gpus_and_gives_them_back(service, runner):
         (["run", "me", "--", "image"], "GPU is missing: name at least one"),
         (["end", "me", "0"], "only OWNER may follow end"),
         (["run", "box", "0", "1", "--"], "IMAGE is missing: name it after --"),
+        (["run", "me", "0-1", "--", "image"], "name each GPU: docker takes no '0-1'"),
         (["run", "me", "0", "image"], "IMAGE is missing: name it after --"),
     ],
 )

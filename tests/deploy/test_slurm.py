@@ -376,7 +376,7 @@ def test_an_unanswered_check_drains_the_node(tmp_path, slurmd, script):
     assert cut.asked.read_text().count("\n") == 1, "each question of a service that is down costs seconds"
     assert cut.asked.read_text().startswith("1500ms ")
     reason = "reason=autoclave: job 49: GPUs 0 1 2: not proven clean: the scrub service does not answer"
-    assert cut.output()[-1] == f"{reason}: run autoclave doctor on node7.example"
+    assert cut.output()[-1] == f"{reason}: run autoclave doctor --without-kubernetes on node7.example"
     ended(slurmd.run(script, 49, 99), 2)
     assert slurmd.output()[-1] == "reason=autoclave: job 49: unknown to the scrub service, or named wrongly: GPUs 99"
     ended(slurmd.run(script, 49, "0,x"), 2)

@@ -28,6 +28,8 @@ WRONG = [
     ("commonLabels: {app.kubernetes.io/name: a}", "invalid propertyName 'app.kubernetes.io/name'"),
     ("commonAnnotations: {helm.sh/hook: test}", "invalid propertyName 'helm.sh/hook'"),
     ("plugin: {serviceAccount: Big}", "/plugin/serviceAccount.*does not match"),
+    ("plugin: {serviceAccount: default}", "plugin.serviceAccount: default is also the account of other pods"),
+    ("plugin: {serviceAccount: a}, scrubber: {serviceAccount: a}", "plugin.serviceAccount: a is also the account"),
     ("privileged: true", "additional properties 'privileged' not allowed"),
     ("backend: amd", "/backend.*must be one of"),
     ("scrubber: {metricsPort: '9475'}", "/scrubber/metricsPort.*want integer"),

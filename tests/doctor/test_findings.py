@@ -147,7 +147,7 @@ SERVICES = [
         row
         for state in ("clean", "granted", "in_use")
         for row in (
-            ("device", gpu(state=state, healthy=False, why="sick: xid 79"), WARNING, "to the kubelet: sick: xid 79"),
+            ("device", gpu(state=state, healthy=False, why="sick: xid 79"), WARNING, "and not offered: sick: xid 79"),
             ("device", gpu(state=state), OK, ""),
         )
     ),

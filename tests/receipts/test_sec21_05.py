@@ -64,7 +64,7 @@ def test_a_gpu_with_two_tenants_at_once_is_bound(tmp_path, capsys) -> None:
     assert answer["machines"][0]["stale_tenant_binding"] is True
 
 
-@pytest.mark.parametrize("text", ["no list", "[]", "{}"])
+@pytest.mark.parametrize("text", ["no list", "[]", "{}", ""])
 def test_an_unreadable_list_proves_nothing(tmp_path, text) -> None:
     (tmp_path / "list").write_text(text)
     code, answer = script(tmp_path / "list")

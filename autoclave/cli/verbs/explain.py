@@ -65,7 +65,7 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     yield from _indented(_state(device))
     broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
     # A line for each deed, so that none has two commands.
-    deeds = [deed for sentence in broken or explanation.advice for deed in sentence.split("; ")]
+    deeds = [deed for sentence in (*broken, *explanation.advice) for deed in sentence.split("; ")]
     yield f"advice  {deeds[0] if deeds else 'nothing to do'}"
     yield from _indented(deeds[1:])
     if service is not None:

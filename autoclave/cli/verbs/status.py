@@ -135,11 +135,14 @@ def faults(service: views.ServiceStatus) -> tuple[str, ...]:
     return (*([ledger] if service.ledger_fault else []), *([policy] if service.policy_fault else []), *aside)
 
 
-def little_room(state_dir: str) -> Iterator[str]:
+def little_room(service: views.ServiceStatus) -> Iterator[str]:
     """That the disk of the ledger is nearly full, before a write fails. Nothing where its directory is not seen."""
+    state_dir = service.state_dir
     try:
         system = os.statvfs(state_dir)
     except OSError:
+        return
+    if service.ledger_fault:
         return
     if system.f_bavail * system.f_frsize < LITTLE_ROOM:
         left = human.size(system.f_bavail * system.f_frsize)
@@ -254,5 +257,5 @@ def status(
         return
     status = service_call.ask(run_dir, lambda admin: admin.status(gpus))
     show(status, form)
-    for fault in (*faults(status.service), *little_room(status.service.state_dir)):
+    for fault in (*faults(status.service), *little_room(status.service)):
         human.warn(fault)

@@ -25,7 +25,10 @@ GATES = {
 """The feature gates of optional fields of a ResourceSlice, and what the DRA driver does without them."""
 
 GATES_SINCE = "1.36"
-OTHER_DIRECTORY = "name the kubelet's directory with --kubelet-dir, or mount it here"
+OTHER_DIRECTORY = (
+    "name the kubelet's directory with --kubelet-dir, or mount it here; on a node without Kubernetes, run `autoclave"
+    " doctor --without-kubernetes`"
+)
 
 
 def create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:

@@ -171,9 +171,7 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
         yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", see)
     elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.IN_USE.value}:
-        yield base.warning(
-            "device", f"{gpu} is {state_words(device.state)} and not offered to the kubelet: {device.why}", see
-        )
+        yield base.warning("device", f"{gpu} is {state_words(device.state)} and not offered: {device.why}", see)
     if device.state == State.GRANTED.value and device.receipt is None:
         yield base.warning("device", f"{gpu} was handed out without a proof", see)
     yield from _coverage(device, gpu)

@@ -11,6 +11,11 @@
 {{- range $name, $labels := $more -}}
   {{- range $label, $_ := $labels }}{{ if hasKey $v.commonLabels $label }}{{ fail (printf "commonLabels: %s also sets the label %s; leave it out of one of them" $name $label) }}{{ end }}{{ end -}}
 {{- end -}}
+{{- $scrubber := include "autoclave.account" (list . "scrubber") -}}
+{{- $kubelet := include "autoclave.account" (list . (include "autoclave.kubelet-side" .)) -}}
+{{- if or (eq $kubelet "default") (eq $kubelet $scrubber) -}}
+{{- fail (printf "plugin.serviceAccount: %s is also the account of other pods, and rights are bound to it; give the plugin or the DRA driver one of its own" $kubelet) -}}
+{{- end -}}
 {{- if and $v.podMonitor.enabled $v.serviceMonitor.enabled -}}
 {{- fail "podMonitor.enabled and serviceMonitor.enabled: every pod would be asked twice; switch one off" -}}
 {{- end -}}
