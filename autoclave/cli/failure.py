@@ -64,7 +64,7 @@ def _print(message: str, code: int) -> int:
 def _usage(error: click.UsageError) -> str:
     """A usage error of click, as one line in our format."""
     text = error.format_message().strip().removesuffix(".")
-    what = f"{text[:1].lower()}{text[1:]}{_variable(error)}{_side(error)}".replace("\n", " ")
+    what = " ".join(f"{text[:1].lower()}{text[1:]}{_variable(error)}{_side(error)}".split())  # without tabs of click's
     if error.ctx is None:
         return what
     command = error.ctx.command_path

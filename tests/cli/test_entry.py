@@ -142,6 +142,7 @@ def test_a_foreign_environment_variable_is_no_flag(autoclave):
         (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
         (["wait"], "name GPUs or pass --all"),
         (["acquire"], "missing argument 'GPU...'"),
+        (["completion"], "Choose from: bash, zsh, fish"),
         (["acquire", "0", "--owner", " "], "found ' ', expected who the GPUs are for, such as a job id"),
         (["release", "0", "--owner", ""], "found '', expected who the GPUs are for, such as a job id"),
         (["quarantine", "0"], "missing option '--reason'"),

@@ -124,7 +124,10 @@ def as_document(status: views.Status) -> dict[str, object]:
 
 def faults(service: views.ServiceStatus) -> tuple[str, ...]:
     """The faults of the service itself."""
-    ledger = f"the service cannot write the ledger, so it hands out no GPU: {service.ledger_fault}"
+    ledger = (
+        "the service cannot write the ledger, so it hands out no GPU, and what happens to GPUs now is not shown:"
+        f" {service.ledger_fault}"
+    )
     wrong = "; ".join(service.policy_fault.splitlines())
     policy = f"the newest policy is not in force; the service still uses the old one: {wrong}"
     aside = (
