@@ -229,7 +229,7 @@ def _refusal(result: views.ScrubResult, name: str) -> str:
     if result is OVERDUE:
         return f"GPU {name} is not clean yet: {why}, `autoclave status {name}` shows it"
     what, named, cause = why.partition(": ")
-    if named and what.startswith("cannot scrub "):  # it was refused: nothing was done to the GPU
+    if named and what.startswith(("cannot scrub ", "cannot reinstate ")):  # it was refused: nothing was done to the GPU
         return f"{what.rpartition(' ')[0]} GPU {name}: {cause}; `autoclave explain {name}` says more"
     if result.left_alone:
         return f"nothing was done to GPU {name}: {why}"
