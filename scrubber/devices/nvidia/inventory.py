@@ -212,7 +212,6 @@ def _gpu_info(index: int, board: Board, island: str | None, domain: str | None) 
         minor=board.minor,
         compute=board.compute,
         ecc=board.ecc,
-        serial=board.serial,
     )
 
 
