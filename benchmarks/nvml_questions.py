@@ -144,7 +144,6 @@ _PLAIN: tuple[Callable[..., Any], ...] = (
     pynvml.nvmlDeviceGetName,
     pynvml.nvmlDeviceGetPciInfo_v3,
     pynvml.nvmlDeviceGetMinorNumber,
-    pynvml.nvmlDeviceGetSerial,
     pynvml.nvmlDeviceGetCudaComputeCapability,
     pynvml.nvmlDeviceGetArchitecture,
     pynvml.nvmlDeviceGetVirtualizationMode,
