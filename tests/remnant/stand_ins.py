@@ -1,7 +1,7 @@
 """Stands in for the programs ``docker``, ``kubectl``, ``srun`` and ``scancel``: their containers are processes.
 
-``GIVEN``: a directory with a file for each container, by its name: the PIDs of this program and of the container's. The
-file ``gpus`` has the UUID that the next container gets, and the ones after it; the last one is for all others.
+``GIVEN``: a directory with a file for each container, by its name: its PID. The file ``gpus`` has the UUID that the
+next container gets, and the ones after it; the last one is for all others.
 """
 
 import json
@@ -56,7 +56,7 @@ def _run(name: str, uuid: str, command: list[str]) -> NoReturn:
     order = json.loads(sys.stdin.readline()) | {"host_root": os.environ["HOST_ROOT"]}
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
     container = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=variables, text=True)
-    (GIVEN / name).write_text(f"{os.getpid()} {container.pid}")
+    (GIVEN / name).write_text(str(container.pid))
     threading.Thread(target=_pass_on, args=(json.dumps(order), container), daemon=True).start()
     os._exit(container.wait())  # it does not wait for the end of its own input
 
@@ -72,9 +72,8 @@ def _pass_on(order: str, container: subprocess.Popen[str]) -> None:
 def _end(name: str, *, gone: bool) -> int:
     if not (GIVEN / name).exists():
         return 0
-    for pid in map(int, (GIVEN / name).read_text().split()):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # the command that has started it ends after it
+        os.kill(int((GIVEN / name).read_text()), signal.SIGKILL)
     if gone:
         (GIVEN / name).unlink()
     return 0
