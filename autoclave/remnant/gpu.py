@@ -12,7 +12,21 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import Library
+from scrubber.devices.nvidia.nvml import Handle, Library, Session
+
+
+def listed(nvml: Session) -> dict[str, Handle]:
+    """The GPUs that the driver lists, by UUID, in the order of their indices."""
+    count = nvml.ask(pynvml.nvmlDeviceGetCount)
+    handles = [nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    return {nvml.ask(pynvml.nvmlDeviceGetUUID, handle): handle for handle in handles}
+
+
+def whole(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
+    """A GPU that is not sliced; DeviceError if it is."""
+    if boards.sliced(nvml, handle):
+        raise DeviceError(f"GPU {uuid} is cut into slices, which are not measured")
+    return boards.read(nvml, host, handle, uuid)
 
 
 def about(board: Board, host: Host, library: Library) -> GpuAndDriver:
@@ -28,16 +42,12 @@ def of_container(host_root: Path) -> tuple[Board, GpuAndDriver]:
     host, library = Host(host_root), Library()
     try:
         with library.session() as nvml:
-            count = nvml.ask(pynvml.nvmlDeviceGetCount)
-            handles = [nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
-            uuids = {nvml.ask(pynvml.nvmlDeviceGetUUID, handle): handle for handle in handles}
+            uuids = listed(nvml)
             given = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # where all are shown, as by a scheduler for jobs
             chosen = [uuid for index, uuid in enumerate(uuids) if given in ("", uuid, str(index))]
             if len(chosen) != 1:
                 raise DeviceError(f"the container has {len(chosen)} GPUs; it must have one")
-            if boards.sliced(nvml, uuids[chosen[0]]):
-                raise DeviceError(f"GPU {chosen[0]} is cut into slices, which are not measured")
-            board = boards.read(nvml, host, uuids[chosen[0]], chosen[0])
+            board = whole(nvml, host, uuids[chosen[0]], chosen[0])
         return board, about(board, host, library)
     finally:
         library.close()

@@ -10,12 +10,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import pynvml
-
+from autoclave.remnant.gpu import listed, whole
 from policies.model import Policy
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia import holders as users
 from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
@@ -47,16 +45,11 @@ class IdleObserver:
     def board(self, name: str) -> Board:
         """The GPU with this UUID or index."""
         with self.library.session() as nvml:
-            count = nvml.ask(pynvml.nvmlDeviceGetCount)
-            handles = [nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
-            for index, gpu in enumerate(handles):
-                uuid = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
-                if name not in (uuid, str(index)):
-                    continue
-                if boards.sliced(nvml, gpu):
-                    raise DeviceError(f"GPU {name} is cut into slices, which are not measured")
-                return boards.read(nvml, self.host, gpu, uuid)
-        raise DeviceError(f"there is no GPU {name}: the driver lists {count}")
+            gpus = listed(nvml)
+            for index, (uuid, gpu) in enumerate(gpus.items()):
+                if name in (uuid, str(index)):
+                    return whole(nvml, self.host, gpu, uuid)
+        raise DeviceError(f"there is no GPU {name}: the driver lists {len(gpus)}")
 
     def expect_no_holder(self, board: Board) -> None:
         """InUse if a process uses the GPU, or if that is unknown.

@@ -15,7 +15,7 @@ from autoclave.remnant.model import Ending
 
 PROGRAM = ("-P", "-m", "autoclave.remnant.tenant")
 IN_IMAGE = "/opt/autoclave/bin/python"
-SECONDS = 600  # until a container runs: its image may have to come first
+STARTS_WITHIN = 600  # seconds until a container runs: its image may have to come first
 _REMOVE = ("sh", "-c", 'docker ps --all --quiet --filter "name=^$1$" | xargs --no-run-if-empty docker rm --force', "sh")
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"  # what NVIDIA's container toolkit brings in
 _NEEDED = "compute,utility"
@@ -43,8 +43,8 @@ class Launcher:
     @property
     def endings(self) -> tuple[Ending, ...]:
         """How a container can end here."""
-        impossible = {Ending.DELETE} if self.delete is None else set()
-        return tuple(each for each in Ending if each not in impossible | (set() if self.together else {Ending.STAYS}))
+        possible = {Ending.DELETE: self.delete is not None, Ending.STAYS: self.together}
+        return tuple(each for each in Ending if possible.get(each, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def kubernetes(pod: Pod) -> Launcher:
     kubectl = ["kubectl", *(["--namespace", pod.namespace] if pod.namespace else [])]
 
     def start(name: str) -> list[str]:
-        flags = ["--quiet", "--stdin", "--restart=Never", f"--pod-running-timeout={SECONDS}s"]
+        flags = ["--quiet", "--stdin", "--restart=Never", f"--pod-running-timeout={STARTS_WITHIN}s"]
         return [
             *kubectl,
             "run",

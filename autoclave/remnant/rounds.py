@@ -55,7 +55,7 @@ class _Container:
 
     def wait_until_ready(self) -> GpuAndDriver | None:
         """It has loaded CUDA's library, and has not called it. Its GPU, if it was not told which one to use."""
-        gpu = self._hear(launchers.SECONDS).get("gpu")
+        gpu = self._hear(launchers.STARTS_WITHIN).get("gpu")
         return GpuAndDriver(**gpu) if gpu else None
 
     def go(self) -> dict[str, Any]:

@@ -66,8 +66,9 @@ async def test_a_plugin_that_just_starts_overtakes_no_standby(turns):
         await later
 
 
-async def test_a_stop_of_a_pod_waits_for_the_next_pod(turns):
-    """The standby of the same pod gets the turn, and stops before it has registered."""
+@pytest.mark.parametrize("registers", [False, True], ids=["before it registers", "while it registers"])
+async def test_a_stop_of_a_pod_waits_for_the_next_pod(turns, registers):
+    """The standby of the same pod gets the turn, and stops as well."""
     last, standby, following = turns
     await last.begin(lambda: None)
     last.registered()
@@ -75,29 +76,15 @@ async def test_a_stop_of_a_pod_waits_for_the_next_pod(turns):
     leaving = asyncio.create_task(last.hand_over())
     async with asyncio.timeout(WITHIN):
         await begun
+        if registers:
+            await standby.hand_over()
+            standby.registered()
+            await asyncio.sleep(5 * succession.LOOKS_EVERY)  # what is counted is what does not happen meanwhile
+            assert not leaving.done()
         standby.end()
         await waits
-        await asyncio.sleep(5 * succession.LOOKS_EVERY)  # what is counted is what does not happen meanwhile
+        await asyncio.sleep(5 * succession.LOOKS_EVERY)  # the same
         assert not leaving.done()
-        following.registered()
-        await leaving
-
-
-async def test_a_plugin_that_registers_while_it_stops_relieves_none(turns):
-    """The standby of the same pod gets the turn, is told to stop, and registers before it has ended."""
-    last, standby, following = turns
-    await last.begin(lambda: None)
-    last.registered()
-    begun, waits = await stand_by(standby), await stand_by(following)
-    leaving = asyncio.create_task(last.hand_over())
-    async with asyncio.timeout(WITHIN):
-        await begun
-        await standby.hand_over()
-        standby.registered()
-        await asyncio.sleep(5 * succession.LOOKS_EVERY)  # what is counted is what does not happen meanwhile
-        assert not leaving.done()
-        standby.end()
-        await waits
         following.registered()
         await leaving
 
