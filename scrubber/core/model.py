@@ -383,7 +383,7 @@ class Setback:
     stuck: tuple[Holder, ...] = ()  # processes that the scrub told to end and that still run ...
     stuck_since: Moment | None = None  # ... and when a scrub first found one of them
     undecided: bool = False  # since the last proof, a program of ours has failed on the device
-    node_or_device: bool = False  # the node may have been to blame
+    node_or_device: Moment | None = None  # when, since the last proof, one first failed that may be the node's fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,9 @@ def set_back(scrubs: Scrubs, why: str, at: Moment) -> Setback:
     results = scrubs.job.results if scrubs.job is not None else ()
     undecided = any(result.blame is Blame.UNDECIDED for result in results) or (before is not None and before.undecided)
     stuck = tuple(holder for result in results for holder in result.findings.stuck)
-    node = any(result.blame is Blame.NODE_OR_DEVICE for result in results)
+    node = before.node_or_device if before is not None else None
+    if node is None and any(result.blame is Blame.NODE_OR_DEVICE for result in results):
+        node = at
     if not stuck:
         return Setback(why, at, count, undecided=undecided, node_or_device=node)
     known = {(holder.pid, holder.started) for holder in before.stuck} if before is not None else set()

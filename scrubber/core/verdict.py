@@ -169,9 +169,13 @@ def _has_failed(record: Record) -> bool:
 
 
 def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
-    """Whether the scrub of another device has passed since the last one of this device failed in the same way."""
+    """Whether the scrub of another device has passed since one of this device first failed in the same way.
+
+    Since the first one: on a quiet node no other device is scrubbed again before the next attempt at this one.
+    """
     setback = record.scrubs.setback
-    failed_at = setback.at.uptime if setback is not None and setback.node_or_device else math.inf
+    first = setback.node_or_device if setback is not None else None
+    failed_at = first.uptime if first is not None else math.inf
     receipts = (it.scrubs.receipt for it in others if it.device.uuid != record.device.uuid)
     return any(
         receipt is not None and receipt.incarnation == record.incarnation and receipt.finished.uptime > failed_at

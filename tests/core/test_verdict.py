@@ -501,7 +501,11 @@ def test_one_failed_kernel_blames_no_device(vitals):
 
 UNSTARTED = verdict.failed(Step.CLEAR, Blame.NODE_OR_DEVICE, "CUDA does not start")
 NO_START = replace(result(Step.CLEAR, outcome=Outcome.FAILED), blame=Blame.NODE_OR_DEVICE)
-STILL_NO_START = in_job(lives.live(in_job(lives.DIRTY, NO_START), ev.ScrubFailed("job-1", "no")), NO_START)
+UNSTARTED_ONCE = lives.live(in_job(lives.DIRTY, NO_START), ev.ScrubFailed("job-1", "no"))
+STILL_NO_START = in_job(UNSTARTED_ONCE, NO_START)
+NOT_RESET = replace(result(Step.RESET, outcome=Outcome.FAILED), blame=Blame.TENANT)
+HELD_UP = lives.live(in_job(UNSTARTED_ONCE, NOT_RESET), ev.ScrubFailed("job-1", "not reset"), at=lives.later(2))
+INTERRUPTED = in_job(HELD_UP, NO_START)
 
 
 def other(finished, *, incarnation=lives.CLEAN.incarnation):
@@ -526,6 +530,7 @@ BEGAN = NOW.uptime  # of the setback
         ("another driver", STILL_NO_START, (other(BEGAN + 1, incarnation=Incarnation("b", "d")),),
          Blame.NODE_OR_DEVICE),
         ("another device since", STILL_NO_START, (lives.DIRTY, other(BEGAN + 1)), Blame.DEVICE),
+        ("another device, and then another failure", INTERRUPTED, (other(BEGAN + 1),), Blame.DEVICE),
     ),
 )  # fmt: skip
 def test_cuda_must_start_elsewhere_before_a_device_is_blamed(record, others, blame):
