@@ -144,6 +144,7 @@ _PLAIN: tuple[Callable[..., Any], ...] = (
     pynvml.nvmlDeviceGetName,
     pynvml.nvmlDeviceGetPciInfo_v3,
     pynvml.nvmlDeviceGetMinorNumber,
+    pynvml.nvmlDeviceGetSerial,
     pynvml.nvmlDeviceGetCudaComputeCapability,
     pynvml.nvmlDeviceGetArchitecture,
     pynvml.nvmlDeviceGetVirtualizationMode,

@@ -53,6 +53,11 @@ def last_policy(state_dir: Path) -> Path:
     return state_dir / "last-policy.yaml"
 
 
+def proof_settings(state_dir: Path, digest: str) -> Path:
+    """The settings of a policy that was in force, which receipts name by this digest."""
+    return state_dir / "proof-settings" / f"{digest}.json"
+
+
 def receipts(state_dir: Path) -> Path:
     """The directory with the receipts of the present hand-overs, which containers get."""
     return state_dir / "receipts"

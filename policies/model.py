@@ -7,6 +7,7 @@ text under a field: in their editor, through ``schema.json``, and in ``docs/poli
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Collection
 from functools import cache
@@ -303,6 +304,9 @@ class Policy(Model):
     receipts: Receipts = Receipts.KEEP
     """Whether the signed receipt is kept on the node only, or also mounted read-only into the containers of the pod."""
 
+    serial_in_receipts: bool = False
+    """Whether a signed receipt names the board by its serial number, for an inventory of hardware."""
+
     budgets: Budgets = Budgets()
     paths: Paths = Paths()
 
@@ -354,15 +358,28 @@ class Policy(Model):
 
     @property
     def proof_digest(self) -> str:
-        """A digest of the fields that decide what a proof is worth. Another digest makes old proofs invalid."""
+        """The digest of ``proof_settings``. Another digest makes old proofs invalid."""
         return _digest(self.clear, self.paths.new_tenant)
+
+    @property
+    def proof_settings(self) -> str:
+        """The fields that decide what a proof is worth, as JSON. A more thorough path gives a better proof."""
+        return _settings(self.clear, self.paths.new_tenant)
+
+
+def _settings(clear: Clear, new_tenant: ScrubPath) -> str:
+    return json.dumps({"clear": clear.model_dump(mode="json"), "paths": {"new_tenant": new_tenant.value}})
 
 
 @cache
 def _digest(clear: Clear, new_tenant: ScrubPath) -> str:
-    """Cached, as every grant asks for it. A more thorough path gives a better proof."""
-    thorough = "" if new_tenant is ScrubPath.FAST else new_tenant.value
-    return hashlib.sha256(f"{clear.model_dump_json()}{thorough}".encode()).hexdigest()[:16]
+    """Cached, as every grant asks for it."""
+    return digest(_settings(clear, new_tenant))
+
+
+def digest(settings: str) -> str:
+    """What a receipt says of the settings that were in force."""
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def concessions(policy: Policy) -> tuple[str, ...]:

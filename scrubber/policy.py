@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from ground import calendar_time, private_files
+from ground import calendar_time, paths, private_files
 from ground.documents.faults import DocumentError
 from policies import load, match
 from policies.model import Policy, PolicySet
@@ -99,7 +99,8 @@ class ActivePolicy:
     def keep(self) -> None:
         """Keep the policy in force for a later start. Raises OSError. May run in another thread.
 
-        Afterwards no other policy is kept, also after an error: an old one must not come into force again.
+        Afterwards no other policy is kept, also after an error: an old one must not come into force again. What its
+        receipts name by a digest stays for ever.
         """
         if self._kept is None or self._last:
             return
@@ -112,6 +113,15 @@ class ActivePolicy:
         except OSError:
             self._kept.unlink(missing_ok=True)
             raise
+        self._keep_for_receipts(self._kept.parent)
+
+    def _keep_for_receipts(self, state_dir: Path) -> None:
+        policies = self._loaded[0]
+        for policy in (policies.defaults, *(rule.policy for rule in policies.rules)):
+            path = paths.proof_settings(state_dir, policy.proof_digest)
+            if not path.exists():
+                private_files.make_folder(path.parent)
+                private_files.replace(path, policy.proof_settings.encode())
 
     def reload(self) -> bool:
         """Load the policy again; True when it has changed. May run in another thread."""

@@ -157,6 +157,7 @@ class DeviceInfo:
     minor: int | None = None  # N in /dev/nvidiaN; not the index
     compute: str | None = None  # compute capability, such as "9.0"
     ecc: bool | None = None  # whether its memory corrects errors now; None: not known
+    serial: str | None = None  # of the board
     parent: str | None = None  # a MIG slice: the UUID of its GPU, whose index it has ...
     slice: int | None = None  # ... and its number on that GPU
 

@@ -459,6 +459,8 @@ class ScrubJob:
         if isinstance(judged, Measurements):
             name = (self.device_policy.rule, self._policy.proof_digest)
             receipt = verdict.write_receipt(record, job, judged, name, now)
+            if not self._policy.serial_in_receipts:
+                record = replace(record, device=replace(record.device, serial=None))
             return ev.ScrubPassed(job.id, self._context.seal(record, receipt))
         escalate = self._policy.paths.escalate and not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.health.quarantine is not None

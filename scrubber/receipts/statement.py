@@ -17,8 +17,8 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 HANDOVER, RECEIPT = "hand-over", "receipt"  # the names of its subjects
 STANDARD, CATEGORY = "NIST SP 800-88r2", "Clear"
 LARGEST = 2136  # bytes of a statement: then an envelope has at most 3 KB
-# Bytes of a text that others choose, and whether the node is named: less where the statement gets too large. The
-# checkpoint of the node's log names it as well.
+# Bytes of a text that others choose, and whether node and board are named: less where the statement gets too large. The
+# checkpoint of the node's log names the node as well.
 WORDS = ((64, True), (64, False), (32, False), (8, False))
 PARTS = 6  # uncovered parts and tests that are named
 
@@ -49,12 +49,12 @@ def statement(receipt: Receipt, device: DeviceInfo, handover: str, about: Progra
     }
     content = b""
     for length, named in WORDS:
-        by = about if named else replace(about, node="")
+        by, of = (about, device) if named else (replace(about, node=""), replace(device, serial=None))
         document = {
             "_type": STATEMENT_TYPE,
             "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
             "predicateType": PREDICATE_TYPE,
-            "predicate": _predicate(receipt, device, by, owner_digest, partial(_words, length)),
+            "predicate": _predicate(receipt, of, by, owner_digest, partial(_words, length)),
         }
         content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         if len(content) <= LARGEST:
@@ -68,7 +68,8 @@ def _predicate(
     finished = calendar_time.utc(receipt.finished.wall).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return _given(
         device={"uuid": receipt.device, "model": words(device.model), "memoryBytes": device.memory_bytes}
-        | _given(pciAddress=words(device.pci_address or ""), parent=device.parent, simulated=about.simulated or None),
+        | _given(pciAddress=words(device.pci_address or ""), serial=words(device.serial or ""), parent=device.parent)
+        | _given(simulated=about.simulated or None),
         node=words(about.node),
         boot={"id": receipt.incarnation.boot_id, "driver": words(receipt.incarnation.driver)},
         program={"name": about.name, "version": words(about.version)},

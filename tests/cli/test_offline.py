@@ -12,12 +12,14 @@ from click.testing import CliRunner
 
 from autoclave import cli
 from autoclave.cli import service_call
+from ground import paths
 from policies import load
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import drills, layout, open_check
 from scrubber.ledger import file
+from scrubber.policy import ActivePolicy
 
 
 @pytest.fixture
@@ -139,6 +141,30 @@ def test_policy_faults_are_reported_with_their_place(autoclave, tmp_path):
 
 def test_a_shipped_policy_is_shown_with_its_comments(autoclave):
     assert autoclave("policy", "show", "strict").stdout == load.read_shipped("strict")
+
+
+def test_what_a_receipt_names_by_a_digest_is_shown(autoclave, tmp_path):
+    """On the node those of its policies, after they were replaced too; elsewhere those of shipped ones."""
+    file, state = tmp_path / "policy.yaml", tmp_path / "state"
+    state.mkdir(mode=0o700)
+    file.write_text("name: mine\nrules: [{name: all, match: {}, policy: {clear: {passes: random}}}]\n")
+    active = ActivePolicy(str(file), paths.last_policy(state))
+    active.keep()
+    digest = load.load(str(file)).rules[0].policy.proof_digest
+    file.write_text("name: mine\n")
+    active.reload()
+    active.keep()
+    shown = autoclave("policy", "show", "--digest", digest, "--state-dir", state)
+    assert json.loads(shown.stdout)["clear"]["passes"] == "random"
+    assert json.loads(autoclave("policy", "show", "--digest", active.defaults.proof_digest).stdout)["paths"]
+    kept = paths.proof_settings(state, digest)
+    kept.write_text(kept.read_text().replace("random", "zero"))
+    changed = autoclave("policy", "show", "--digest", digest, "--state-dir", state)
+    assert (changed.exit_code, "the kept ones were changed" in changed.stderr) == (2, True)
+    unknown = autoclave("policy", "show", "--digest", "0" * 16, "--state-dir", state)
+    assert (unknown.exit_code, "no shipped policy has it, and" in unknown.stderr) == (2, True)
+    for wrong in (["--digest", "../key"], ["fast", "--digest", digest], []):
+        assert autoclave("policy", "show", *wrong).exit_code == 2
 
 
 def test_an_unknown_policy_lists_the_shipped_names(autoclave):

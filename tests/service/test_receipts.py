@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ground.errors import NotReady
-from scrubber.core.model import State
-from scrubber.core.record import Change
+from scrubber.core.model import Receipt, State
+from scrubber.core.record import Change, Record
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
 from tests.service.asking import let_on, reported, scrubs, written_down
 from tests.service.world import World
@@ -203,3 +204,23 @@ async def test_no_directory_without_a_signature_or_the_word_mount(mounting, sign
         world.context.tenant_files = None
     device = world.uuids[0]
     assert (await granted(world, device), reported(world, device).receipts) == ("", "")
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_the_policy_decides_whether_a_receipt_names_the_board(build, tmp_path, named):
+    (tmp_path / "policy.yaml").write_text(f"name: of-this-test\ndefaults: {{serial_in_receipts: {named}}}\n".lower())
+    world = build(policy=str(tmp_path / "policy.yaml"))
+    gpu = world.node.gpus[world.uuids[0]]
+    gpu.info = replace(gpu.info, serial="1654023000004")
+    await world.start()
+    await world.clean(gpu.info.uuid)
+    serials = set()
+
+    def seal(record: Record, receipt: Receipt) -> Receipt:
+        serials.add(record.device.serial)
+        return receipt
+
+    world.life.jobs.seal_with(seal)
+    await ended(world, await world.tenancy(gpu.info.uuid), gpu.info.uuid)
+    await world.clean(gpu.info.uuid)
+    assert serials == {"1654023000004" if named else None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, document, human, options, service_call
+from ground import paths
 from ground.documents.faults import DocumentError
 from ground.errors import FatalError
 from ground.quantities import quantity
@@ -57,17 +60,54 @@ def _item(file: str, result: model.PolicySet | DocumentError) -> dict[str, objec
     return {"file": file, "valid": True, "name": result.name, "rules": len(result.rules), "faults": []}
 
 
+def _digest(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch("[0-9a-f]{16}", value):
+        raise click.BadParameter("expected the 16 hexadecimal digits of policy.digest")
+    return value
+
+
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [item for item in options.complete_policies(ctx, param, incomplete) if item.type == "plain"]
 
 
 @policy.command(context_settings=ENVIRONMENT)
-@click.argument("name", shell_complete=_names)
-def show(name: str) -> None:
-    """Print a shipped policy with its comments, as a start for your own."""
+@click.argument("name", required=False, shell_complete=_names)
+@click.option(
+    "--digest", metavar="DIGEST", allow_from_autoenv=False, callback=_digest,
+    help="The settings that a receipt names by this.",
+)  # fmt: skip
+@options.state_dir
+def show(name: str | None, digest: str | None, state_dir: Path) -> None:
+    """Print a shipped policy with its comments, as a start for your own.
+
+    With --digest, print as JSON what a receipt names by its policy.digest: the settings that decide what a proof is
+    worth. The node keeps those of each policy that was in force. Elsewhere, only those of shipped policies are known.
+    """
+    if (name is None) == (digest is None):
+        raise click.UsageError("give the name of a shipped policy, or --digest")
+    if digest is not None:
+        click.echo(_settings(digest, state_dir))
+        return
     if name not in load.shipped():
         raise FatalError(f"cannot show policy {name}: the shipped policies are {', '.join(load.shipped())}")
     click.echo(load.read_shipped(name), nl=False)
+
+
+def _settings(digest: str, state_dir: Path) -> str:
+    """The settings with this digest, one field a line."""
+    for name in load.shipped():
+        shipped = load.load(name)
+        for each in (shipped.defaults, *(rule.policy for rule in shipped.rules)):
+            if each.proof_digest == digest:
+                return json.dumps(json.loads(each.proof_settings), indent=2)
+    try:
+        kept = paths.proof_settings(state_dir, digest).read_text(errors="replace")
+    except OSError as error:
+        why = f"no shipped policy has it, and {error.filename}: {error.strerror}"
+        raise FatalError(f"cannot show the settings of {digest}: {why}") from error
+    if model.digest(kept) != digest:
+        raise FatalError(f"cannot show the settings of {digest}: the kept ones were changed")
+    return json.dumps(json.loads(kept), indent=2)
 
 
 @policy.command(context_settings=ENVIRONMENT)

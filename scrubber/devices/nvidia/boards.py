@@ -33,6 +33,7 @@ class Board:
     architecture: int
     numa_node: int | None
     ecc: bool
+    serial: str | None
 
     @property
     def node(self) -> str:
@@ -56,6 +57,7 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
         architecture=_OLDEST if architecture in (None, pynvml.NVML_DEVICE_ARCH_UNKNOWN) else architecture,
         numa_node=_numa_node(host, place),
         ecc=ecc is not None and ecc[0] == pynvml.NVML_FEATURE_ENABLED,
+        serial=nvml.ask_optional(pynvml.nvmlDeviceGetSerial, handle),
     )
 
 

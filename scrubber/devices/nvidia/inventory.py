@@ -212,6 +212,7 @@ def _gpu_info(index: int, board: Board, island: str | None, domain: str | None) 
         minor=board.minor,
         compute=board.compute,
         ecc=board.ecc,
+        serial=board.serial,
     )
 
 

@@ -43,7 +43,8 @@ HEALTH_OF_A_SLICE = USE_OF_A_SLICE | {PARENT, PAGES, ROWS, ECC, FIELDS}
 NAMING = {
     OPEN, MIG, MEMORY, "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
     "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMinorNumber", CAPABILITY, ARCHITECTURE,
-    ECC_MODE, LINK, LINKED_TO, AT, "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+    ECC_MODE, "nvmlDeviceGetSerial", LINK, LINKED_TO, AT,
+    "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
     "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", INSTANCE, INSTANCE_INFO, PROFILE,
 }  # fmt: skip
 # For signs: one that cannot be read is none, unless the error says more than any sign.
@@ -67,6 +68,7 @@ OPTIONAL = {
 UNNAMED = {
     CAPABILITY: ("compute",),
     ECC_MODE: ("ecc",),  # as of one that has none
+    "nvmlDeviceGetSerial": ("serial",),
     ARCHITECTURE: ("reset_domain", "island"),  # as of the oldest, whose links matter also while they are cut
     LINK: ("island",),
     LINKED_TO: ("island",),

@@ -37,6 +37,7 @@ def test_the_inventory_reports_every_field_of_a_gpu(rig) -> None:
         minor=4,
         compute="9.0",
         ecc=True,
+        serial="1654023000004",
     )
 
 
@@ -61,6 +62,7 @@ def test_everything_that_is_known_of_a_slice(rig) -> None:
         minor=1,
         compute="9.0",
         ecc=True,
+        serial="1654023000001",
         parent=gpu.uuid,
         slice=1,
     )

@@ -124,6 +124,7 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **out)
 
 TEXT(nvmlDeviceGetUUID, "uuid")
 TEXT(nvmlDeviceGetName, "name")
+TEXT(nvmlDeviceGetSerial, "serial")
 
 #define NUMBER(symbol, key)                                                                                            \
     API int symbol(const Handle *device, u32 *out)                                                                     \

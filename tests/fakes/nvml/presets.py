@@ -72,6 +72,7 @@ def _identity(number: int) -> dict[str, object]:
     return {
         "uuid": uuid(number),
         "name": "NVIDIA H200",
+        "serial": f"16540230{number:05}",
         "minor": number,
         "pci": f"{number // len(BUSES):08X}:{BUSES[number % len(BUSES)]:02X}:00.0",
         "pci_device_id": 0x233510DE,
