@@ -51,16 +51,19 @@ fail_for() { # CODE GPU...
 in_the_way() { # GPU...
   # One field of a GPU stands on each line, six spaces deep; those of its scrub are deeper.
   named=$(timeout -k 2 8 autoclave --service-wait 0s status -o json "$@" 2>/dev/null | awk -v job="$JOB" '
+    /^    "ledger_fault": ".+"/ { fault = 1 }
+    /^  \]/ { told = 1 }
+    told { next }
     /^      "/ || /"ready_seconds":/ { key = $1; text = NF == 2 ? $2 : ""; gsub(/[":]/, "", key); gsub(/[",]/, "", text); gpu[key] = text }
     /^    }/ && (gpu["state"] != "clean" || gpu["healthy"] != "true") {
       name = gpu["index"] (gpu["slice"] == "null" ? "" : ":" gpu["slice"])
-      printf "%sGPU %s ", sep, name; sep = "; "
-      if (gpu["owner"] ~ /^[0-9]+$/ && gpu["owner"] != job) printf "belongs to job %s", gpu["owner"]
-      else if (gpu["state"] == "scrubbing" && gpu["ready_seconds"] ~ /^[0-9.]+$/) printf "is scrubbing: ready in about %d s", gpu["ready_seconds"] + 1
-      else { sub(/_/, " ", gpu["state"]); printf "is %s (run autoclave explain %s)", gpu["state"] == "clean" ? "unhealthy" : gpu["state"], name }
+      all = all sep "GPU " name; sep = "; "
+      if (gpu["owner"] ~ /^[0-9]+$/ && gpu["owner"] != job) all = all " belongs to job " gpu["owner"]
+      else if (gpu["state"] == "scrubbing" && gpu["ready_seconds"] ~ /^[0-9.]+$/) all = all sprintf(" is scrubbing: ready in about %d s", gpu["ready_seconds"] + 1)
+      else { sub(/_/, " ", gpu["state"]); all = all sprintf(" is %s (run autoclave explain %s)", gpu["state"] == "clean" ? "unhealthy" : gpu["state"], name) }
     }
     /^    }/ { delete gpu["ready_seconds"] }
-    /^  \]/ { exit }')
+    END { print fault ? "the scrub service cannot write its ledger (run autoclave doctor --without-kubernetes)" : all }')
   echo "${named:-GPUs $*}"
 }
 

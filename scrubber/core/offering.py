@@ -17,7 +17,8 @@ from scrubber.core.record import Record
 class OfferFacts:
     """What the service knows about a device and has not written into the ledger."""
 
-    ledger_fault: bool = False  # the ledger cannot be written
+    ledger_fault: bool = False  # the ledger cannot be written ...
+    unrecorded: str = ""  # ... so it does not say that the device has this ailment
     withheld: bool = False  # a request for the device was refused lately
     covered: bool = True  # the container runtime knows the gate of the device, or the create gate is off
     gated: bool = False  # no container is created with the device before the service says yes
@@ -51,6 +52,8 @@ def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHI
     answer = _by_record(record, policy, now, waits=waits(policy, facts) and not stuck)
     if not answer.healthy:
         return answer
+    if facts.unrecorded:
+        return answers.Offer(healthy=False, why=f"sick: {facts.unrecorded}; not recorded yet")
     # A device that cannot be granted must not be offered: the kubelet would try it with pod after pod.
     if facts.ledger_fault and record.state not in (State.GRANTED, State.IN_USE):
         return answers.Offer(healthy=False, why="the ledger cannot be written")

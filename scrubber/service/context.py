@@ -10,6 +10,7 @@ from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
 from policies.model import Policy, Receipts
 from scrubber.core import in_force, ownership, presence, proof, upkeep
+from scrubber.core.ailments import diagnose
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.core.record import Record
@@ -131,13 +132,21 @@ class ServiceContext:
 
     def offer_facts(self, record: Record) -> OfferFacts:
         """What an offer of this device depends on beside its record."""
+        fault = self.ledger.fault is not None
         return OfferFacts(
-            ledger_fault=self.ledger.fault is not None,
+            ledger_fault=fault,
+            unrecorded=self._unrecorded(record) if fault else "",
             withheld=self.is_withheld(record),
             covered=self.covered(record.device.uuid),
             gated=self.gated(record.device.uuid, self.now()),
             blocked=self.blocked.get(record.device.uuid, ""),
         )
+
+    def _unrecorded(self, record: Record) -> str:
+        """The ailment that the device shows, while none can be written into the ledger."""
+        vitals, policy = self.vitals.get(record.device.uuid), self.active_policy.device_policy(record.device).policy
+        ailment = diagnose(vitals, record.health.baseline, policy)
+        return ailment.detail if ailment is not None else ""
 
     def is_withheld(self, record: Record) -> bool:
         """Whether a request for this device failed lately, and its state is still the same.

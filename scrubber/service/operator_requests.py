@@ -51,8 +51,9 @@ class OperatorRequests:
                 raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
             record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
+                owner = record.tenancy.acquired_by or (record.tenancy.owner.name if record.tenancy.owner else "")
                 by = f", open in {holder_names(facts.holders)}" if facts.holders else ""
-                why = f"it is {record.state.words}{by}; let its owner end first"
+                why = f"it is {record.state.words}{by}; let its owner{owner and f' {owner}'} end first"
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
             _require_free(record, facts, policy)
             if record.health.ailment is not None:

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from pathlib import Path
 from signal import SIGTERM
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,9 @@ from lightkube import AsyncClient, KubeConfig
 from lightkube.config import models
 from lightkube.core.exceptions import ApiError
 from lightkube.resources.admissionregistration_v1 import ValidatingAdmissionPolicy
-from lightkube.resources.core_v1 import Event, Node, Pod, ServiceAccountToken
+from lightkube.resources.batch_v1 import Job
+from lightkube.resources.core_v1 import ConfigMap, Event, Node, Pod, ServiceAccountToken
+from lightkube.types import CascadeType
 
 from deploy import generate
 from plugin.cluster import api_objects
@@ -137,6 +140,32 @@ async def test_the_plugin_may_change_only_its_own_reports(cluster, plugin):
         with pytest.raises(ApiError, match=text):
             await request
     await cluster.client.delete(Node, "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [("name: mine", "Complete"), ("name: mine\ndefaults: {mode: enforced}", "Failed")],
+    ids=["good", "with a fault"],
+)
+async def test_the_job_before_an_installation_fails_for_a_faulty_policy(cluster, text, end):
+    """Helm rolls out nothing after a hook that has failed. `kubectl describe` of its pod names the fault."""
+    name = "autoclave-check-policies"
+    hook = [
+        doc
+        for doc in manifests.loaded({**VALUES, "policy": {"inline": f"{text}\n"}})
+        if doc["metadata"]["name"] == name
+    ]
+    without_storage(hook[1]["spec"]["template"]["spec"])
+    await apply(cluster, hook)
+    job = await cluster.until(Job, name, lambda job: job.status and job.status.conditions, SPACE)
+    assert end in {condition.type for condition in job.status.conditions if condition.status == "True"}
+    labels: Any = {"batch.kubernetes.io/job-name": name}
+    [pod] = [pod async for pod in cluster.client.list(Pod, namespace=SPACE, labels=labels)]
+    last = pod.status.containerStatuses[0].state.terminated.message or ""
+    assert ("defaults.mode: found text" in last) == (end == "Failed"), last
+    await cluster.client.delete(Job, name, namespace=SPACE, cascade=CascadeType.FOREGROUND)
+    await cluster.client.delete(ConfigMap, name, namespace=SPACE)
+    await cluster.until(Job, name, lambda job: job is None, SPACE)
 
 
 async def test_no_other_pod_mounts_the_sockets(cluster):

@@ -55,6 +55,8 @@ OFFERS: tuple[tuple[Any, ...], ...] = (
     ("ledger fault: a granted device stays listed", lives.GRANTED, ENFORCE, {"ledger_fault": True}, True, "granted",
      USED),
     ("ledger fault: a device in use stays listed", lives.IN_USE, ENFORCE, {"ledger_fault": True}, True, "in_use", USED),
+    ("ledger fault: an ailment is not recorded", lives.IN_USE, ENFORCE, {"ledger_fault": True, "unrecorded": LOST}, False,
+     f"sick: {LOST}; not recorded yet", USED),
     ("withheld", lives.CLEAN, ENFORCE, {"withheld": True}, False, WITHHELD, PREPARING),
     ("withheld while granted", lives.GRANTED, ENFORCE, {"withheld": True}, False, WITHHELD, USED),
     ("without a create gate that is on", lives.CLEAN, ENFORCE, {"covered": False}, False, UNCOVERED, PREPARING),

@@ -6,6 +6,7 @@ The callers are stand-ins: they give file name, arguments, environment and descr
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -298,6 +299,18 @@ def test_the_reason_names_only_the_gpus_in_the_way(service, slurmd, gpu, unused)
     assert slurmd.output()[-1] == f"reason=autoclave: job 53: not proven clean: {found}"
     assert service.settled(clean, "clean").receipt
     ended(slurmd.run("epilog.sh", 52, gpu), 0)
+
+
+def test_the_reason_is_the_ledger_where_it_cannot_be_written(service, slurmd, gpu):
+    """Then the state of the GPU is not the cause, and stays what it was before."""
+    ended(slurmd.run("prolog.sh", 57, gpu), 0)
+    pid = service.process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    ended(slurmd.run("epilog.sh", 57, gpu), 1)
+    cause = "the scrub service cannot write its ledger (run autoclave doctor --without-kubernetes)"
+    assert slurmd.output()[-1] == f"reason=autoclave: job 57: not proven clean: {cause}"
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    ended(slurmd.run("epilog.sh", 57, gpu), 0)
 
 
 def test_a_gpu_in_use_keeps_none_of_the_others(service, slurmd, gpu, unused):

@@ -62,6 +62,18 @@ async def test_a_failure_of_every_round_is_logged_once(world):
     assert (await world.life.reporter.status([])).service.ledger_fault == ""
 
 
+async def test_a_sick_gpu_in_use_is_shown_while_the_disk_is_full(world):
+    """Its pod goes on, and nobody must think that it is well."""
+    device = world.uuids[0]
+    await let_on(world, "pod-a", device)
+    world.life.disk.full = True
+    world.node.gpus[device].remap_failed = True
+    await asyncio.sleep(30)
+    assert (world.record(device).health.ailment, healthy(world, device)) == (None, False)
+    [status] = (await world.life.reporter.status([device])).devices
+    assert status.why == "sick: a memory row could not be remapped; not recorded yet"
+
+
 async def test_a_late_answer_is_forgotten_after_a_good_one(world):
     """Two late answers in a row are a sign."""
     health, device = world.life.observer.health, world.uuids[0]

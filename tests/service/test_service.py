@@ -158,6 +158,9 @@ async def test_no_request_scrubs_a_device_in_use(world):
     with pytest.raises(Refused, match=said) as refused:
         await world.operator_requests.scrub(device, ScrubPath.FAST)
     assert refused.value.reason is Reason.IN_USE
+    await world.tenant_requests.acquire([world.uuids[1]], announced=False, exclusive=True, owner="job 4711")
+    with pytest.raises(Refused, match="it is granted; let its owner job 4711 end first"):
+        await world.operator_requests.scrub(world.uuids[1], None)
 
 
 async def test_an_operator_learns_which_holder_prevents_a_scrub(world):

@@ -125,7 +125,7 @@ def as_document(status: views.Status) -> dict[str, object]:
 def faults(service: views.ServiceStatus) -> tuple[str, ...]:
     """The faults of the service itself."""
     ledger = (
-        "the service cannot write the ledger, so it hands out no GPU, and what happens to GPUs now is not shown:"
+        "the service cannot write the ledger, so it hands out no GPU and cannot record what happens to GPUs now:"
         f" {service.ledger_fault}"
     )
     wrong = "; ".join(service.policy_fault.splitlines())
