@@ -123,6 +123,16 @@ def _each_gpu(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
     return tuple(dict.fromkeys(names))
 
 
+def _one_gpu(ctx: click.Context, param: click.Parameter, given: str) -> str:
+    """The name of one GPU; empty for every GPU, where the argument may be left out."""
+    names = _each_gpu(ctx, param, (given,)) if given else ("",)
+    if names is ALL and not param.required:
+        return ""
+    if len(names) != 1:
+        raise click.BadParameter(f"found {given!r}, expected one GPU: run the command once for each", ctx, param)
+    return names[0]
+
+
 def complete_policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of shipped policies for the shell; files where no name fits."""
     del ctx, param
@@ -199,7 +209,8 @@ run_dir = click.option(
     "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."
 )
 state_dir = click.option("--state-dir", type=DIRECTORY, default=paths.STATE_DIR, help="Directory with the ledger.")
-gpu = click.argument("gpu", shell_complete=complete_gpus)
+gpu = click.argument("gpu", shell_complete=complete_gpus, callback=_one_gpu)
+one_or_every_gpu = click.argument("gpu", required=False, default="", shell_complete=complete_gpus, callback=_one_gpu)
 gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus, callback=_each_gpu)
 needed_gpus = click.argument(
     "gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=complete_gpus, callback=_each_gpu

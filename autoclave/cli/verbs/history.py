@@ -29,7 +29,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 @click.command(context_settings=ENVIRONMENT)
-@click.argument("gpu", required=False, default="", shell_complete=options.complete_gpus)
+@options.one_or_every_gpu
 @click.option(
     "--since",
     type=Parsed("time", human.since),
@@ -73,7 +73,6 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
 
     If the service does not answer, the events come from the ledger in --state-dir, and stderr says so.
     """
-    gpu = "" if gpu == "all" else gpu
     which["without_steps"] = not steps
     merged = output in {"table", "csv"} and not steps
     rows = START_ROWS * limit + 1 if merged else limit + 1

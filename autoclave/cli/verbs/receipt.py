@@ -20,7 +20,7 @@ def receipt() -> None:
 
 
 @receipt.command("list", context_settings=ENVIRONMENT)
-@click.argument("gpu", required=False, default="", shell_complete=options.complete_gpus)
+@options.one_or_every_gpu
 @click.option(
     "--since", type=Parsed("time", human.since), default="30d",
     help="Hand-overs that began since then: 30d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
