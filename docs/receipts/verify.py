@@ -63,11 +63,8 @@ def read_key(text: str) -> bytes:
     if not (found := re.fullmatch(r"([^+]*)\+([0-9a-f]{8})\+(.*)", text)):
         return decode(text, 32)
     key = decode(found[3], 33)
-    demand(
-        key[:1] == b"\x01" and hashlib.sha256(found[1].encode() + b"\n" + key).hexdigest()[:8] == found[2],
-        "key",
-        "it is no key of signed notes",
-    )
+    own = hashlib.sha256(found[1].encode() + b"\n" + key).hexdigest()[:8]
+    demand(key[:1] == b"\x01" and own == found[2], "key", "it is no key of signed notes")
     return key[1:]
 
 
@@ -148,7 +145,9 @@ def verify(given: argparse.Namespace) -> list[str]:
     alone, place = given.path.is_file(), given.path.absolute()  # a link has its own name
     file, folder = (place, place.parent) if alone else (place / ENVELOPE, place)
     key = read_key(content(given.key, OTHER).decode(errors="replace"))
-    given.field, text = ENVELOPE, content(file, RECEIPT).rstrip(b"\n")
+    demand(given.path.exists(), "path", f"there is no {given.path}")
+    given.field = ENVELOPE
+    text = content(file, RECEIPT).rstrip(b"\n")
     statement = open_envelope(text, key)
     device, boot = statement["predicate"]["device"]["uuid"], statement["predicate"]["boot"]["id"]
     demand(given.gpu in (None, device), "gpu", f"the receipt is for {device}, not for {given.gpu}")
@@ -192,7 +191,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(*map(plain, lines := verify(given)), sep="\n")
     except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         wrong = f"{error.args[0]}: it is missing" if isinstance(error, KeyError) else f"{given.field}: it is malformed"
-        sys.exit(plain(f"not verified: {error if isinstance(error, (WrongError, OSError)) else wrong}"))
+        said = plain(f"{error if isinstance(error, (WrongError, OSError)) else wrong}")
+        parser.error(said) if given.field == "key" else sys.exit(f"not verified: {said}")
     sys.exit(6 if "SIMULATED" in lines[2] else 0)
 
 

@@ -232,6 +232,12 @@ def test_what_is_no_regular_file_is_not_read(verifiers: Verifiers, capfd, name: 
     _refused_by_both(verifiers, place.parent, capfd, "more than 1048576 bytes")
 
 
+def test_a_key_that_is_malformed_is_wrong_usage(verifiers: Verifiers, capfd) -> None:
+    verifiers.path(KEY).write_text("?")
+    assert verifiers.refusal([f"--key={verifiers.path(KEY)}", str(verifiers.folder / HANDOVER)]) == "2"
+    assert "error: key: it is malformed" in capfd.readouterr().err
+
+
 def test_a_key_without_an_end_is_refused_in_words(verifiers: Verifiers, capfd) -> None:
     verifiers.path(KEY).unlink()
     verifiers.path(KEY).symlink_to("/dev/zero")
@@ -304,7 +310,6 @@ def test_one_file_is_enough(verifiers: Verifiers, capfd) -> None:
         (ENVELOPE, "[" * 99_999, ENVELOPE),
         (PROOF, RIGHT[PROOF].replace("index", "extra"), "proof"),
         (PROOF, RIGHT[PROOF].replace("extra ", "extra ?"), PROOF),
-        (KEY, "?", "key"),
         (CHECKPOINT, "{}", "checkpoint"),
     ],
 )

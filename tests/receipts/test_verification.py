@@ -86,7 +86,7 @@ def test_the_script_takes_a_line_of_the_log(tmp_path):
 def test_the_script_names_a_file_that_is_missing(tmp_path):
     command = [sys.executable, "-I", str(SCRIPT), str(FOLDER / "right"), f"--key={tmp_path / 'absent.pem'}"]
     run = subprocess.run(command, capture_output=True, check=False)
-    assert (run.returncode, b"absent.pem" in run.stderr) == (1, True)
+    assert (run.returncode, b"absent.pem" in run.stderr) == (2, True)
 
 
 @pytest.fixture(scope="module")
