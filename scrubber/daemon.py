@@ -42,6 +42,8 @@ CHECKPOINT_EVERY = 600.0  # seconds; each receipt has one, too
 LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to open the ledger; the last one repeats
 POLICY_EVERY = 5.0  # seconds between two looks at the policy file while it cannot be watched
 FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
+FILE_GONE = Mask.DELETE | Mask.MOVED_FROM
+SAVES_WITHIN = 1.0  # seconds that an editor may take between a removal of the old file and the new one
 
 
 def run(config: ScrubberConfig) -> int:
@@ -312,9 +314,11 @@ async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> 
     while True:
         try:
             with Inotify() as inotify:
-                inotify.add_watch(active_policy.path.parent, FILE_CHANGES)
+                inotify.add_watch(active_policy.path.parent, FILE_CHANGES | FILE_GONE)
                 changed.set()  # the file may have changed before the watch began
-                async for _ in inotify:
+                async for event in inotify:
+                    if event.mask & FILE_GONE:
+                        await asyncio.sleep(SAVES_WITHIN)
                     changed.set()
         except OSError as error:
             if str(error) != fault:

@@ -281,6 +281,8 @@ def test_an_unreadable_policy_file_is_read_again(service):
     assert (said["level"], "Too many open files" in said["faults"]) == ("warning", True)
     resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, limits)
     assert service.hear("policy loaded")["policy"] == "after"
+    file.unlink()
+    assert "found no such file" in service.hear("policy not loaded")["faults"]
 
 
 @pytest.mark.skipif(not ISOLATES, reason="takes root, or user namespaces, to have no inotify instance")

@@ -77,8 +77,10 @@ def owner(about: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Indices and UUIDs of GPUs that start with the typed text; none when the service does not answer quickly."""
-    del param
+    """Indices and UUIDs of GPUs that start with the typed text; none when the service does not answer quickly.
+
+    Also the newest receipts, where one can be named.
+    """
     service_call = importlib.import_module("autoclave.cli.service_call")  # late: parsing flags needs no connection
     run_dir = Path(ctx.params.get("run_dir") or paths.RUN_DIR)
     try:
@@ -86,6 +88,8 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
     except AutoclaveError:
         return []
     names = {name: device for device in status.devices for name in (device.argument, device.device)}
+    if param.name == "receipt":  # an id is as good
+        names |= {device.receipt.id: device for device in status.devices if device.receipt is not None}
     return [
         CompletionItem(name, help=f"{device.state} {device.model}")
         for name, device in names.items()

@@ -14,9 +14,11 @@ say() { printf 'autoclave: %s\n' "$*" >&2; }
 
 ask() { timeout -k 5 "$LIMIT" autoclave "$@" >&2; }
 
+USAGE='gpu-job.sh begin OWNER GPU... | end OWNER | run OWNER GPU... -- IMAGE ARGUMENT...'
+
 wrong() { # WHY
   say "$1"
-  say "usage: gpu-job.sh begin OWNER GPU... | end OWNER | run OWNER GPU... -- IMAGE ARGUMENT..."
+  say "usage: $USAGE"
   exit 2
 }
 
@@ -64,6 +66,10 @@ run() { # OWNER GPU... -- ARGUMENT...
 verb=${1:-}
 case $verb in
   begin | end | run) ;;
+  -h | --help)
+    echo "usage: $USAGE"
+    exit 0
+    ;;
   *) wrong "the first word must be begin, end or run, not '$verb'" ;;
 esac
 case ${2:-} in

@@ -3,6 +3,7 @@
 # shellcheck disable=SC2086 # one word for each GPU
 (
   set -- /etc/autoclave/gpu-job.sh begin "$(id -un)" ${AUTOCLAVE_GPUS:-}
+  command -v sudo >/dev/null || { echo "autoclave: cannot run $1 as root: sudo is not installed" >&2; exit 1; }
   sudo -n "$@" && exit
   code=$?
   sudo -n -l "$@" >/dev/null 2>&1 ||

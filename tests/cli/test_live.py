@@ -556,6 +556,10 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
     run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="4")
     uuids = [item["device"] for item in items(autoclave("status", "-o", "json"))]
     assert run.stdout.split() == [f"plain,{uuid}" for uuid in uuids]
+    receipt = next(item["receipt"]["id"] for item in items(autoclave("status", "-o", "json")) if item["receipt"])
+    line = f"autoclave receipt show --run-dir {service.run_dir} {receipt[:8]}"
+    run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="5")
+    assert run.stdout.split() == [f"plain,{receipt}"]
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,8 @@ def test_wrong_words_are_refused(words, why):
     assert run.returncode == 2
     refusal, usage = run.stderr.splitlines()
     assert (refusal, "usage: " in usage) == (f"autoclave: {why}", True)
+    helped = subprocess.run([CI / "gpu-job.sh", "--help"], capture_output=True, text=True, check=True)
+    assert helped.stdout == usage.removeprefix("autoclave: ") + "\n"
 
 
 def test_no_program_of_the_caller_runs_as_root(service, runner):

@@ -62,7 +62,7 @@ async def test_a_failure_of_every_round_is_logged_once(world):
     assert (await world.life.reporter.status([])).service.ledger_fault == ""
 
 
-async def test_a_sick_gpu_in_use_is_shown_while_the_disk_is_full(world):
+async def test_a_sick_gpu_is_shown_while_the_disk_is_full(world):
     """Its pod goes on, and nobody must think that it is well."""
     device = world.uuids[0]
     await let_on(world, "pod-a", device)
