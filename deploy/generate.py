@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import helm_python
@@ -58,8 +60,9 @@ def yaml() -> YAML:
 
 @cache
 def chart() -> helm_python.Chart:
-    """The chart, read once."""
-    return helm_python.Chart.load(CHART)
+    """The chart, read once; from a copy without links, because Helm logs a line for each of them."""
+    with TemporaryDirectory() as directory:
+        return helm_python.Chart.load(shutil.copytree(CHART, Path(directory, CHART.name)))
 
 
 def render(values: Mapping[str, Any]) -> dict[str, str]:
