@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import subprocess
 import tarfile
 
 import pytest
@@ -32,6 +33,17 @@ def test_two_runs_make_the_same_bytes(made, tmp_path):
 
 def test_the_sdist_builds_the_wheel_of_the_release(made):
     release.try_sdist(made)
+
+
+def test_the_sdist_has_every_file_of_the_tree(made):
+    """So `make demo`, `make test`, `make image` and the chart work in it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=release.ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("this is no checkout: git cannot say which files are the tree")
+    (archive,) = made.glob("autoclave-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {member.name.partition("/")[2] for member in packed.getmembers() if not member.isdir()}
+    assert names == {*filter(None, listed.stdout.split("\0")), "PKG-INFO"}
 
 
 def test_the_packed_chart_renders_as_the_chart_in_the_tree(made):
