@@ -35,7 +35,7 @@ async def measure(*, quick: bool) -> list[Figure]:
 
 async def _baseline(stage: Stage, count: int) -> list[Figure]:
     async with grpc.aio.insecure_channel(f"unix:{stage.root}/run/scrubber.sock") as channel:
-        missing = channel.unary_unary("/autoclave.v1.Scrubber/Missing")
+        missing: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/autoclave.v1.Scrubber/Missing")
 
         async def ask() -> None:
             with suppress(grpc.aio.AioRpcError):

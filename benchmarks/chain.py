@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import processes, rig
@@ -118,6 +119,10 @@ def _seconds(kubelet: Kubelet, method: str) -> list[float]:
     return [call.seconds * 1000 for call in kubelet.calls if call.method == method and call.outcome == "OK"][1:]
 
 
+def _unhealthy(stage: Stage, uuid: str) -> bool:
+    return stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy"
+
+
 async def _verdicts(stage: Stage, rounds: int) -> list[Figure]:
     """From the moment a GPU is quarantined until the kubelet has the list that says so."""
     times = []
@@ -125,7 +130,7 @@ async def _verdicts(stage: Stage, rounds: int) -> list[Figure]:
         for uuid in stage.uuids[:rounds]:
             began = time.perf_counter()
             await admin.quarantine(uuid, "measured", "make bench")
-            await stage.kubelet.until(lambda uuid=uuid: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
+            await stage.kubelet.until(partial(_unhealthy, stage, uuid))
             times.append((time.perf_counter() - began) * 1000)
     name = f"autoclave, {len(stage.uuids)} devices: verdict to the kubelet's list, the longest"
     return [Figure(name, max(times), "ms", len(times), "<= 100 ms")]

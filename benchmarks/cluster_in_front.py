@@ -29,7 +29,7 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
     """So many pods with each plugin."""
     autoclave = Autoclave(logs)
     waits: dict[str, list[float]] = {kind: [] for kind in (ALONE, BEHIND, OWN)}
-    spent = dict.fromkeys(waits, (0.0, 0.0))
+    spent: dict[str, tuple[float, ...]] = dict.fromkeys(waits, (0.0, 0.0))
     sizes: dict[str, float] = {}
     async with Cluster.connect() as client:
         cluster = Cluster(client, logs)
@@ -50,8 +50,8 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
                     more = (new - old for new, old in zip(allocations()[GPU], before, strict=True))
                     spent[kind] = tuple(a + b for a, b in zip(spent[kind], more, strict=True))
                     if kind == BEHIND:
-                        sizes = {"Autoclave's plugin in front": it.gate, "NVIDIA's plugin": it.vendor}
-                        sizes = {name: processes.rss(each.process.pid) / 2**20 for name, each in sizes.items()}
+                        programs = {"Autoclave's plugin in front": it.gate, "NVIDIA's plugin": it.vendor}
+                        sizes = {name: processes.rss(each.process.pid) / 2**20 for name, each in programs.items()}
         autoclave.down()
     return [*starts(waits), *_ratios(waits), *_means(spent), *(_size(name, size) for name, size in sizes.items())]
 

@@ -12,7 +12,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 
 from benchmarks.figures import Figure, quantile
 from scrubber.devices.simulated.containers import MARK
@@ -38,7 +37,6 @@ def _measure(turns: int, at_once: int) -> list[Figure]:
         service = Service(root, 1, "--create-gate", gate, "--gate-cdi-dir", containers.cdi)
         try:
             service.hear("create gate covers")
-            Thread(target=service.log.read, daemon=True).start()  # a full pipe would stop the service
             hooks = containers.hooks(service.settled(0, "clean").device)
             _run(containers, "first", hooks)  # as PreStartContainer: it admits the pod
             seconds: dict[bool, list[float]] = {False: [], True: []}

@@ -54,7 +54,7 @@ def accounts(where: Where) -> Iterator[Measured]:
         gpu = nvml.handle(where.uuid)
         if nvml.ask_optional(pynvml.nvmlDeviceGetAccountingMode, gpu) != pynvml.NVML_FEATURE_ENABLED:
             raise NotDone("the accounting mode is off or not supported; `nvidia-smi -am 1` switches it on")
-        times = []
+        times, before = [], []
         for _ in rounds(TIMES, where.ends):
             began = time.perf_counter()
             before = nvml.ask(pynvml.nvmlDeviceGetAccountingPids, gpu)

@@ -13,8 +13,8 @@ from benchmarks.trial.figures import Measured, Unproven, one, remark
 from benchmarks.trial.programs import last_line, output_of
 
 FILES = ("tests/gpu/test_nvml.py", "tests/gpu/test_scrub.py")
-OPTIONS = ("-c", "pyproject.toml", "-v", "--no-header", "-m", "gpu")
-OPTIONS += ("-p", "asyncio", "-p", "timeout", "-p", "no:cacheprovider")
+PLUGINS = ("-p", "asyncio", "-p", "timeout", "-p", "no:cacheprovider")
+OPTIONS = ("-c", "pyproject.toml", "-v", "--no-header", "-m", "gpu", *PLUGINS)
 _SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|error)")
 _SEEN = re.compile(r"^=+ seen on this GPU =+\n(.*?)^=", re.MULTILINE | re.DOTALL)
 

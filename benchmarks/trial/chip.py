@@ -35,18 +35,20 @@ def measure(where: Where) -> Iterator[Measured]:
 def _scratched(where: Where) -> list[Measured]:
     card, ends = opened(where), where.share(1 / 4)
     took, reached = [], []
+    unreached: int | None = None
     for _ in rounds(where.rounds, ends):
         began = time.perf_counter()
         done = clearing.scratch(card, secrets.token_bytes(16))
         took.append(1000 * (time.perf_counter() - began))
         reached.append(float(done.reached))
+        unreached = done.unreached_bytes
         if done.faulty:
             wrong = quantity(done.faulty, "unit does", "units do")
             raise RuntimeError(f"cannot measure: {wrong} not hold what is written to it")
     return [
         Measured("scratch, shared memory and registers", tuple(took), "ms"),
         one("units", card.units, ""),
-        one("shared memory that the driver lets no program write", done.unreached_bytes, "bytes", "of all units"),
+        one("shared memory that the driver lets no program write", unreached, "bytes", "of all units"),
         Measured("units reached by both programs", tuple(reached), ""),
         one("launches of a program until all units were reached", card.runs / (2 * len(took)), "", "on average"),
     ]

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pynvml
 
@@ -167,8 +168,8 @@ def sizes(where: Where) -> Iterator[Measured]:
         watch, some = Watch(), part_of(whole, size)
         for _ in rounds(where.rounds, where.share(3 / 4 * number / len(growing))):
             key = fresh("a size")
-            watch.swept(card, "write", lambda some=some, key=key: some.write(key, unheard))
-            watch.swept(card, "check", lambda some=some, key=key: some.check(key, unheard))
+            watch.swept(card, "write", partial(some.write, key, unheard))
+            watch.swept(card, "check", partial(some.check, key, unheard))
         unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
         for clock, seconds in (("wall", watch.wall), ("device", watch.device)):
             both = [write + check for write, check in zip(seconds["write"], seconds["check"], strict=True)]

@@ -84,7 +84,7 @@ def _jobs(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
     for number in rounds(JOBS, where.share(1 / 2)):
         output_of([sys.executable, "-c", USE, "all"], where=where)
         ask("release", where.uuid)
-        took.append(_timed(lambda number=number: ask("acquire", where.uuid, "--owner", f"job-{number + 1}")))
+        took.append(_timed(partial(ask, "acquire", where.uuid, "--owner", f"job-{number + 1}")))
     yield NEXT_JOB.answered(*(1000 * it for it in took))
     last = _receipts(ask, where.uuid)[-1]
     yield RESIDUE.answered(last["residue_bytes"])

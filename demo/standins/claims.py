@@ -12,7 +12,7 @@ from typing import Any
 from demo.standins import claim_checkpoint
 from demo.standins.claim_checkpoint import ClaimInfo, PreparedDevice
 from demo.standins.cluster import Cluster
-from demo.standins.dra_plugins import DraPlugin, DraPlugins, Health, NoDriver
+from demo.standins.dra_plugins import DraPlugin, DraPlugins, NoDriver
 from demo.standins.endpoint import PluginError
 from demo.standins.http_api import ServerAway
 from demo.standins.journal import Journal
@@ -160,16 +160,6 @@ class Claims:
         return {
             f"claim:{name}": tuple(dict.fromkeys(one for _, device in self._devices(pod, name) for one in device.cdi))
             for name in container.claims
-        }
-
-    def health(self, pod: Pod) -> dict[str, Health]:
-        """The health of the pod's devices, as in ``allocatedResourcesStatus``: by the first CDI device id."""
-        return {
-            device.cdi[0] if device.cdi else f"{driver}/{device.pool}/{device.name}": self.plugins.health(
-                (driver, device.pool, device.name)
-            )
-            for name in pod.claims
-            for driver, device in self._devices(pod, name)
         }
 
     def uids(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The registered DRA drivers: which instance is called, their health streams, and the deletion of their slices.
+"""The registered DRA drivers: which instance is called, and the deletion of their slices.
 
 Copies ``PK/cm/dra/plugin/dra_plugin_manager.go`` and ``dra_plugin.go``.
 """
@@ -6,10 +6,8 @@ Copies ``PK/cm/dra/plugin/dra_plugin_manager.go`` and ``dra_plugin.go``.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
@@ -18,7 +16,7 @@ from demo.standins.endpoint import OPTIONS, recorded
 from demo.standins.http_api import ServerAway
 from demo.standins.journal import Call, Journal
 from demo.standins.timing import Timing
-from plugin.kubelet_api import dra_pb2, drahealth_pb2, drahealth_pb2_grpc
+from plugin.kubelet_api import dra_pb2
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 ALL = ""  # instead of the name of a driver
@@ -26,23 +24,9 @@ _NOT_FOUND = 404
 _ERRORS = 400
 _RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100))
 
-DeviceKey: TypeAlias = tuple[str, str, str]  # driver, pool, device
-
 
 class NoDriver(Exception):
     """No instance of the driver is registered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The health of a device, as the pod's status shows it."""
-
-    status: str  # Healthy, Unhealthy or Unknown
-    message: str = ""
-
-
-UNKNOWN = Health("Unknown")
-_STATUSES = {drahealth_pb2.HEALTHY: "Healthy", drahealth_pb2.UNHEALTHY: "Unhealthy"}
 
 
 class DraPlugin:
@@ -71,7 +55,7 @@ class DraPlugin:
         return answer
 
     async def close(self) -> None:
-        """End the health stream and the connection, and with it every call."""
+        """End the connection, and with it every call."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)  # the journal has each failure
@@ -93,7 +77,6 @@ class DraPlugins:
     def __init__(self, cluster: Cluster, journal: Journal, timing: Timing) -> None:
         self._cluster, self._journal, self._timing = cluster, journal, timing
         self._plugins: dict[str, list[DraPlugin]] = {}  # by driver, oldest first
-        self._health: dict[DeviceKey, tuple[Health, float]] = {}  # with the time until which it is valid
         self._expiries: dict[str, asyncio.TimerHandle] = {}  # also those that have passed
         self._deletions: set[asyncio.Task[None]] = set()
 
@@ -134,7 +117,6 @@ class DraPlugins:
         instances.append(plugin)
         plugin.tasks = [
             self._journal.spawn(self._follow_connection(plugin), f"connection to {driver}"),
-            self._journal.spawn(self._follow_health(plugin), f"health of {driver}"),
         ]
         self._sync(driver)
         return ""
@@ -157,39 +139,12 @@ class DraPlugins:
         """Whether an instance is connected."""
         return any(plugin.connected for plugin in self._plugins.get(driver, ()))
 
-    def health(self, device: DeviceKey) -> Health:
-        """What the driver says of a device."""
-        known, until = self._health.get(device, (UNKNOWN, 0.0))
-        return known if time.monotonic() <= until else UNKNOWN
-
     async def _follow_connection(self, plugin: DraPlugin) -> None:
         while True:
             state = plugin.channel.get_state(try_to_connect=True)
             plugin.connected = state is grpc.ChannelConnectivity.READY
             self._sync(plugin.driver)
             await plugin.channel.wait_for_state_change(state)
-
-    async def _follow_health(self, plugin: DraPlugin) -> None:
-        """Called whether the driver serves it or not; its list of versions does not matter."""
-        stub = drahealth_pb2_grpc.DRAResourceHealthStub(plugin.channel)
-        while True:
-            try:
-                async for message in stub.NodeWatchResources(drahealth_pb2.NodeWatchResourcesRequest()):
-                    self._update(plugin.driver, message.devices)
-            except grpc.aio.AioRpcError:
-                pass  # also a driver without this service
-            finally:
-                self._health = {key: known for key, known in self._health.items() if key[0] != plugin.driver}
-            self._journal.changed()
-            await asyncio.sleep(self._timing.health_retry)
-
-    def _update(self, driver: str, devices: Sequence[drahealth_pb2.DeviceHealth]) -> None:
-        for said in devices:
-            health = Health(_STATUSES.get(said.health, UNKNOWN.status), said.message)
-            valid = said.health_check_timeout_seconds
-            until = time.monotonic() + (valid if valid > 0 else self._timing.health_valid)
-            self._health[driver, said.device.pool_name, said.device.device_name] = health, until
-        self._journal.changed()
 
     def _sync(self, driver: str) -> None:
         """Delete the slices of a driver that is away for too long, once. A deletion that has begun goes on."""

@@ -21,7 +21,6 @@ from typing import Any, Self, TypeVar
 from demo.standins.allocation import AllocationFailed, KubeletPanic
 from demo.standins.claims import ClaimError
 from demo.standins.cluster import Cluster
-from demo.standins.dra_plugins import Health
 from demo.standins.journal import Journal, StandInFault
 from demo.standins.life import Life
 from demo.standins.logs import Logs
@@ -176,11 +175,6 @@ class Kubelet:
         """The UIDs of the claims that the kubelet knows, by ``NAMESPACE/NAME``: those that it must give back."""
         known = self._alive().claims
         return known.uids() if known is not None else {}
-
-    def device_health(self, pod: Pod) -> dict[str, Health]:
-        """The health of the devices of the pod's claims by CDI device id, as in ``allocatedResourcesStatus``."""
-        known = self._alive().claims
-        return known.health(pod) if known is not None else {}
 
     def list_pod_resources(self) -> podresources_pb2.ListPodResourcesResponse:
         """``List`` of PodResources, with its side effect: it frees the devices of deleted pods (R8)."""

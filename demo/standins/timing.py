@@ -21,5 +21,3 @@ class Timing:
     slices_kept: float = 30.0  # after the last connection to a DRA driver was lost
     slices_retry: float = 1.0  # after a failed deletion of slices; doubled with each failure ...
     slices_retry_most: float = 300.0  # ... up to this
-    health_retry: float = 5.0  # after the end of a health stream
-    health_valid: float = 30.0  # of a message about the health of a device, unless the message says another time
