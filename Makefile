@@ -140,6 +140,12 @@ lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases
 	@for lock in deploy/requirements/cuda12.lock deploy/requirements/cuda13.lock; do \
 	  $(BIN)/uv pip compile -q $(IMAGE) --extra $$(basename $$lock .lock) $(ARGS) pyproject.toml -o $$lock && \
 	  { echo '-r none.lock'; grep -vxFf deploy/requirements/none.lock $$lock; } > $$lock.new && mv $$lock.new $$lock || exit 1; done
+# What builds the image, and is not in it.
+	@printf 'uv\nziglang\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --constraint requirements.lock \
+	  --no-emit-index-url --no-emit-find-links --no-annotate --no-header $(ARGS) - -o deploy/tools.lock
+
+outdated: $(READY) ## list which pinned packages and tools have newer releases; changes nothing
+	@$(BIN)/python -m deploy.outdated
 
 clean: ## remove the environment and everything that was made
 	@rm -rf .venv build dist .*_cache .hypothesis scrubber/cuda/kernels/*.cubin scrubber/cuda/kernels/*.ptx */*/*_pb2*.pyi

@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 import helm_python
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from deploy import generate, image
@@ -43,6 +44,13 @@ UNFINISHED = {  # pages, and what they say until a maintainer has written someth
     "RELEASE.md": "There is no release yet",
     "MAINTAINERS.md": "No maintainer is named yet",
     ".github/CODEOWNERS": "@NAME",
+}
+IN_THE_IMAGE = {  # what the markers of the locks ask for
+    "python_version": "3.13",
+    "python_full_version": "3.13.0",
+    "sys_platform": "linux",
+    "implementation_name": "cpython",
+    "platform_python_implementation": "CPython",
 }
 YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
 Command = Sequence[str | Path]
@@ -126,8 +134,11 @@ def write_bills(out: Path) -> None:
         about = ["--pyproject", "pyproject.toml", "--mc-type", "application", "--output-reproducible"]
         with tempfile.TemporaryDirectory() as folder:
             joined = Path(folder, lock.name)
-            joined.write_text(_joined(lock), encoding="utf-8")
+            joined.write_text(in_the_image(_joined(lock)), encoding="utf-8")
             _run([*tool, *about, "--of", "JSON", "-o", bill, joined])
+        document = json.loads(bill.read_text(encoding="utf-8"))
+        document["metadata"]["component"]["version"] = __version__  # pyproject.toml says where it stands, not which
+        bill.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _joined(lock: Path) -> str:
@@ -135,6 +146,16 @@ def _joined(lock: Path) -> str:
     text = lock.read_text(encoding="utf-8")
     first, _, rest = text.partition("\n")
     return _joined(lock.with_name(first.removeprefix("-r "))) + rest if first.startswith("-r ") else text
+
+
+def in_the_image(lock: str) -> str:
+    """The lock without the packages that its markers leave out of the image."""
+    parts = re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)  # before each package; its hashes are indented
+    return "".join(part for part in parts if _taken(part.partition("\n")[0].rstrip("\\ ")))
+
+
+def _taken(line: str) -> bool:
+    return not line[:1].isalnum() or (marker := Requirement(line).marker) is None or marker.evaluate(IN_THE_IMAGE)
 
 
 def notes(changelog: str, tag: str | None) -> str:

@@ -8,7 +8,7 @@ import tarfile
 import pytest
 import yaml
 
-from deploy import release
+from deploy import image, release
 from ground import public_names
 from scrubber import __version__
 
@@ -67,6 +67,15 @@ def test_a_manifest_has_its_namespace_and_the_named_image(made, name):
     sets = [thing["spec"]["template"]["spec"] for thing in objects if thing["kind"] == "DaemonSet"]
     images = {part["image"].partition(":")[0] for pod in sets for part in pod["containers"]}
     assert images == {REPOSITORY}
+
+
+def test_a_bill_lists_only_what_its_image_installs():
+    lock = (
+        "-r none.lock\na==1 ; sys_platform == 'emscripten' \\\n    --hash=x\nb==2 ; python_full_version >= '3.12' \\\n"
+    )
+    kept = lock.replace("a==1 ; sys_platform == 'emscripten' \\\n    --hash=x\n", "")
+    assert release.in_the_image(lock) == kept != lock
+    assert f"python:{release.IN_THE_IMAGE['python_version']}-" in image.DOCKERFILE.read_text()
 
 
 def test_the_plugin_of_kubectl_runs_and_krew_has_its_digest(made):

@@ -26,3 +26,9 @@ def test_the_product_takes_the_domain_from_one_place():
     alone = {ROOT / "ground/public_names.py", ROOT / "docs/receipts/verify.py"}  # the script runs without the product
     places = [path for path in WRITTEN if path.relative_to(ROOT).parts[0] != "tests"]
     assert {path for path in places if public_names.DOMAIN in path.read_text()} == alone
+
+
+def test_the_label_of_the_image_stands_below_the_domain():
+    """Labels of images have their domain the other way round."""
+    backwards = ".".join(reversed(public_names.DOMAIN.split(".")))
+    assert f"{backwards}.cuda=" in (ROOT / "deploy/Dockerfile").read_text()
