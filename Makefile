@@ -129,6 +129,13 @@ deploy: $(READY) ## write anew what is made of the chart: the table of its value
 image: $(READY) ## build the image with docker, podman or buildah; without a registry, on a base made here (ARGS="--cuda none" for simulated GPUs)
 	@$(BIN)/python -m deploy.image $(ARGS)
 
+version: $(READY) ## set the version in every file that names it: make version VERSION=0.2.0-rc.1
+	@case "$(VERSION)" in [0-9]*.[0-9]*.[0-9]*) ;; *) echo "cannot set the version to '$(VERSION)': give VERSION=0.2.0" >&2; exit 2 ;; esac
+	@old=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' scrubber/__init__.py | sed 's/[.]/[.]/g') && \
+	  sed -i "s/\b$$old\b/$(VERSION)/g" scrubber/__init__.py deploy/helm/autoclave/Chart.yaml \
+	    $$(grep -rlE "autoclave[^ ]*:$$old|tag: $$old|\`$$old" deploy/helm deploy/examples docs --include='*.md' --include='*.yaml')
+	@$(MAKE) -s docs deploy
+
 release: $(READY) $(KERNELS) ## make all that a tag publishes into build/release, and try each part in a clean place
 	@$(BIN)/python -m deploy.release $(ARGS)
 
