@@ -138,6 +138,12 @@ class Observer:
         answers = await in_turn(self.driver.caller, "quick observation", known, self.driver.patience)
         return {uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None}
 
+    async def search_all(self, records: Sequence[Record]) -> dict[str, Facts]:
+        """``quick_all`` after a full observation of each of the devices, which share one search of the processes."""
+        answering = [record for record in records if not self.health.is_late(record.device.uuid)]
+        await asyncio.gather(*map(self.full, answering))
+        return await self.quick_all(answering) if answering else {}
+
     def _quick_question(
         self, record: Record, read_incarnation: Callable[[], Incarnation], epoch: str
     ) -> Callable[[], Facts | None] | None:  # fmt: skip

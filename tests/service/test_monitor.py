@@ -21,9 +21,9 @@ def counting(monkeypatch, owner, name: str) -> list[str]:
     calls: list[str] = []
     method = getattr(owner, name)
 
-    def counted(device: str) -> object:
+    def counted(device: str, *arguments: object, **options: object) -> object:
         calls.append(device)
-        return method(device)
+        return method(device, *arguments, **options)
 
     monkeypatch.setattr(owner, name, counted)
     return calls
@@ -118,6 +118,15 @@ async def test_quiet_devices_are_observed_in_time_and_not_reconciled(begin, monk
     slots = 10 * OBSERVED_WITHIN if gpus <= CONCURRENT else 10 * OBSERVED_WITHIN * CONCURRENT / MANY
     for device in world.uuids:
         assert slots - 2 <= observed.count(device) <= slots + 2
+
+
+async def test_quiet_devices_share_one_search_of_the_processes(begin, monkeypatch):
+    """The driver leaves out who only has a device open, so its word is enough for a second."""
+    world = await settled(begin, CONCURRENT)
+    searches = counting(monkeypatch, world.node, "holders")
+    reconciled = counting(monkeypatch, world.upkeep, "reconcile")
+    await asyncio.sleep(10)
+    assert (len(searches) <= 11, reconciled) == (True, [])
 
 
 @pytest.mark.parametrize("number", [0, MANY - 1])
