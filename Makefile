@@ -139,6 +139,9 @@ version: $(READY) ## set the version in every file that names it: make version V
 release: $(READY) $(KERNELS) ## make all that a tag publishes into build/release, and try each part in a clean place
 	@$(BIN)/python -m deploy.release $(ARGS)
 
+rehearsal: $(READY) ## publish what make release made to a registry on the loopback, signed by a key, and verify it from there
+	@$(BIN)/python -m deploy.rehearsal
+
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \
 	  --no-emit-find-links --no-annotate --no-header $(ARGS) pyproject.toml -o requirements.lock

@@ -8,7 +8,7 @@ import tarfile
 import pytest
 import yaml
 
-from deploy import image, release
+from deploy import image, rehearsal, release
 from ground import public_names
 from scrubber import __version__
 
@@ -67,6 +67,15 @@ def test_a_manifest_has_its_namespace_and_the_named_image(made, name):
     sets = [thing["spec"]["template"]["spec"] for thing in objects if thing["kind"] == "DaemonSet"]
     images = {part["image"].partition(":")[0] for pod in sets for part in pod["containers"]}
     assert images == {REPOSITORY}
+
+
+def test_a_file_that_differs_from_its_checksum_ends_the_rehearsal(tmp_path):
+    (tmp_path / "chart.tgz").write_bytes(b"chart")
+    release.write_sums(tmp_path)
+    assert rehearsal.check_sums(tmp_path) == 1
+    (tmp_path / "chart.tgz").write_bytes(b"Chart")
+    with pytest.raises(rehearsal.FailedError, match=r"chart\.tgz has another digest"):
+        rehearsal.check_sums(tmp_path)
 
 
 def test_a_bill_lists_only_what_its_image_installs():
