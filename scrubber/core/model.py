@@ -384,7 +384,7 @@ class Setback:
     stuck: tuple[Holder, ...] = ()  # processes that the scrub told to end and that still run ...
     stuck_since: Moment | None = None  # ... and when a scrub first found one of them
     undecided: bool = False  # since the last proof, a program of ours has failed on the device
-    node_or_device: Moment | None = None  # when, since the last proof, one first failed that may be the node's fault
+    node_or_device: Moment | None = None  # the first failure since the last proof that the node may have caused
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,9 +139,12 @@ class Observer:
         return {uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None}
 
     async def search_all(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """``quick_all`` after a full observation of each of the devices, which share one search of the processes."""
+        """``quick_all`` after a full observation of each of the devices, which share one search of the processes.
+
+        A device whose observation fails is missing from the answer: its own observation meets the same fault.
+        """
         answering = [record for record in records if not self.health.is_late(record.device.uuid)]
-        await asyncio.gather(*map(self.full, answering))
+        await asyncio.gather(*map(self.full, answering), return_exceptions=True)
         return await self.quick_all(answering) if answering else {}
 
     def _quick_question(

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from scrubber.core.model import AilmentKind, State, Vitals
+from scrubber.core.model import AilmentKind, Facts, State, Vitals
+from scrubber.core.record import Record
 from scrubber.observe import observation_cache
 from scrubber.observe.observation_cache import OBSERVED_WITHIN, UNOBSERVED
 from scrubber.service.monitor import CONCURRENT
@@ -127,6 +128,23 @@ async def test_quiet_devices_share_one_search_of_the_processes(begin, monkeypatc
     reconciled = counting(monkeypatch, world.upkeep, "reconcile")
     await asyncio.sleep(10)
     assert (len(searches) <= 11, reconciled) == (True, [])
+
+
+async def test_a_fault_in_a_search_ends_no_rounds(begin, monkeypatch):
+    world = await settled(begin, 2)
+    full, (first, second) = world.life.observer.full, world.uuids
+
+    async def broken(record: Record) -> Facts:
+        if record.device.uuid == first:
+            raise ValueError("a fault of ours")
+        facts: Facts = await full(record)
+        return facts
+
+    monkeypatch.setattr(world.life.observer, "full", broken)
+    await asyncio.sleep(OBSERVED_WITHIN)
+    world.node.gpus[second].remap_failed = True
+    await asyncio.sleep(OBSERVED_WITHIN)
+    assert world.state(second) is State.QUARANTINED
 
 
 @pytest.mark.parametrize("number", [0, MANY - 1])
