@@ -180,6 +180,8 @@ CHANGES = [
      {"grant": lives.grant(RESTARTS), "began": AT.uptime, "allocations": 2, "awaits": "",
       "last_owner": lives.A, "number": RESTARTS.tenancy.number + 1,
       "receipt": replace(lives.proof(RESTARTS), envelope="")}),
+    ("a start of its next container goes on with it, and its receipt names the same hand-over", RESTARTS,
+     ev.Granted(SCRUBBED_AT_START.tenancy.grant), {"grant": SCRUBBED_AT_START.tenancy.grant, "began": AT.uptime}),
     ("another pod's start ends it as well", SCRUBBED_AT_START, ev.PutInUse(SEEN),
      {"owner": SEEN, "receipt": None, "awaits": "", "last_owner": lives.A, "number": RESTARTS.tenancy.number + 1}),
     ("the start of the pod itself goes on with it", SCRUBBED_AT_START, ev.PutInUse(replace(SEEN, container=lives.A)),
