@@ -144,7 +144,8 @@ AT_START = replace(lives.grant(lives.CLEAN), at_start=True)
 RESTARTS = live(lives.IN_USE, ev.Released("again", restart=True), ev.ScrubStarted(lives.job()))
 RESTARTS = live(RESTARTS, lives.passed(RESTARTS))
 RESTARTS = lives.but(RESTARTS, receipt=replace(lives.proof(RESTARTS), envelope=lives.ENVELOPE))
-SCRUBBED_AT_START = live(RESTARTS, ev.Granted(replace(lives.grant(RESTARTS), at_start=True)))
+RESTARTED = replace(lives.grant(RESTARTS), at_start=True)
+SCRUBBED_AT_START = live(RESTARTS, ev.Granted(RESTARTED))
 MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
 REBOOT = {"incarnation": lives.REBOOTED, "proven_at": 0.0}
 CHANGES = [
@@ -181,7 +182,7 @@ CHANGES = [
       "last_owner": lives.A, "number": RESTARTS.tenancy.number + 1,
       "receipt": replace(lives.proof(RESTARTS), envelope="")}),
     ("a start of its next container goes on with it, and its receipt names the same hand-over", RESTARTS,
-     ev.Granted(SCRUBBED_AT_START.tenancy.grant), {"grant": SCRUBBED_AT_START.tenancy.grant, "began": AT.uptime}),
+     ev.Granted(RESTARTED), {"grant": RESTARTED, "began": AT.uptime}),
     ("another pod's start ends it as well", SCRUBBED_AT_START, ev.PutInUse(SEEN),
      {"owner": SEEN, "receipt": None, "awaits": "", "last_owner": lives.A, "number": RESTARTS.tenancy.number + 1}),
     ("the start of the pod itself goes on with it", SCRUBBED_AT_START, ev.PutInUse(replace(SEEN, container=lives.A)),
