@@ -42,6 +42,7 @@ OPEN_FILES = 8192  # buildah allows 1024; the compiler of the create gate opens 
 LEFT_OUT = (
     *("dev/*", "proc/*", "sys/*", "var/cache/*", "var/lib/apt/lists/*", "var/log/*", "__pycache__"),
     *("usr/share/doc/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/man/*"),  # as the slim images of Debian
+    *("etc/resolv.conf", "etc/hostname"),  # of this machine
 )
 
 
@@ -184,11 +185,13 @@ def name_of(cuda: str) -> str:
     return f"{REPOSITORY}:{__version__}" + (f"-{cuda}" if cuda != "none" else "")
 
 
-def build(builder: Builder, base: str, cuda: str, tag: str) -> None:
-    """Build the image of this tree."""
+def build(builder: Builder, base: str, cuda: str, tag: str, home: str = "") -> None:
+    """Build the image of this tree. ``home``: the page of the project that publishes it."""
     revision, created = _git("rev-parse", "HEAD"), _git("log", "-1", "--format=%cI")
     arguments = {"BASE": base, "CUDA": cuda, "VERSION": __version__, "REVISION": revision, "CREATED": created}
     options = [f"--build-arg={name}={value}" for name, value in arguments.items() if value]
+    if home:  # a registry shows the image there, with the rights of that repository
+        options += [f"--label=org.opencontainers.image.{name}={home}" for name in ("source", "url")]
     builder.build(DOCKERFILE, ROOT, tag, [*options, *secrets(os.environ, Path.home())])
 
 
@@ -219,13 +222,14 @@ def main() -> None:
     parser.add_argument(
         "--mirror", default="", help="Debian's packages for a base made here [default: debootstrap's own choice]"
     )
+    parser.add_argument("--home", default="", help="the page of the project that publishes the image, for its labels")
     parser.add_argument("--archive", type=Path, help="also write the image to this file, as `docker save` does")
     options = parser.parse_args()
     try:
         builder = find_builder([options.builder] if options.builder else BUILDERS)
         base = options.base or find_base(builder, options.mirror)
         tag = options.tag or name_of(options.cuda)
-        build(builder, base, options.cuda, tag)
+        build(builder, base, options.cuda, tag, options.home)
         if options.archive:
             builder.save(tag, options.archive)
     except CannotBuildError as error:

@@ -12,6 +12,7 @@ from deploy import image, leave_out
 from scrubber.words import nvidia_advice
 
 ROOT = Path(__file__).parents[2]
+HOME = "https://project.invalid/autoclave"
 PLANTED = "planted-in-the-configuration-of-pip"
 
 
@@ -112,7 +113,7 @@ def built(tmp_path_factory):
         text = Path(given).read_text() if Path(given).is_file() else "[global]\n"
         planted.write_text(f"{text}\n# {PLANTED}\n")
         patch.setenv("PIP_CONFIG_FILE", str(planted))
-        image.build(builder, base, "none", tag)
+        image.build(builder, base, "none", tag, HOME)
     return builder, base, tag
 
 
@@ -135,7 +136,13 @@ class TestBuilt:
         assert builder.run(tag, command, user="0").stdout == ""
         bundle = ["sha256sum", "/etc/ssl/certs/ca-certificates.crt"]
         assert builder.run(tag, bundle).stdout == builder.run(base, bundle).stdout != ""
-        assert builder.run(tag, ["ls", "/etc/pip.conf", "/etc/uv"]).stdout == ""
+        assert builder.run(tag, ["ls", "/etc/pip.conf", "/etc/uv", "/opt/autoclave/.lock"]).stdout == ""
+
+    def test_no_file_of_the_image_gives_rights(self, built):
+        """None runs as another user, and everybody may write only what every Debian lets them."""
+        builder, _, tag = built
+        what = ["-type", "f", "(", "-perm", "/6000", "-o", "-perm", "/002", ")"]
+        assert builder.run(tag, ["find", "/bin", "/etc", "/opt", "/usr", "/var", "-xdev", *what], user="0").stdout == ""
 
     def test_the_image_has_a_bill_of_materials_and_no_pip(self, built):
         builder, _, tag = built
