@@ -35,11 +35,17 @@ over() { # the last job has gone, its GPUs are clean again, and the node was not
   free
 }
 
-gres() { # PLACES COUNT [GRES]: the GPUs that Slurm may hand out
+gres() { # PLACES COUNT [SICK]: the GPUs that Slurm may hand out, and the one that it may not
   echo "NodeName=machine AutoDetect=off Name=gpu File=$NODES/gpu[$1]" > $ETC/gres.conf
-  sed -i "s/Gres=gpu:[0-9]/Gres=gpu:$2/" $ETC/slurm.conf
-  sed -i "s/^GRES=.*/GRES=${3:-}/" $ETC/autoclave.sh
+  [ -z "${3:-}" ] || echo "NodeName=machine AutoDetect=off Name=sick File=$NODES/gpu$3" >> $ETC/gres.conf
+  sed -i "s/ Gres=[^ ]*/ Gres=gpu:$2${3:+,sick:1}/" $ETC/slurm.conf
+  sed -i "s/^GRES=.*/GRES=${3:+$1}/" $ETC/autoclave.sh
 }
+restart() { # so that Slurm counts the GPUs anew
+  systemctl restart slurmctld slurmd
+  until_true registered
+}
+registered() { scontrol show node machine | grep ' State=' | grep -v UNKNOWN > /dev/null; }
 
 prepare() {
   mkdir -p $JOBS $NODES /var/lib/slurm/slurmd
@@ -59,7 +65,7 @@ ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-GresTypes=gpu
+GresTypes=gpu,sick
 Prolog=/etc/slurm/autoclave.sh
 Epilog=/etc/slurm/autoclave.sh
 PrologFlags=Alloc
@@ -67,7 +73,7 @@ PrologEpilogTimeout=300
 HealthCheckProgram=/etc/slurm/autoclave-health.sh
 HealthCheckInterval=3600
 KillWait=10
-BatchStartTimeout=300
+BatchStartTimeout=100
 MessageTimeout=100
 SlurmdTimeout=900
 ReturnToService=2
@@ -185,9 +191,8 @@ sick_gpu() { # GPU 1 of 4, by the steps of the page: Slurm's numbers of the othe
   requeued "$one" 'GPU 1 is quarantined'
   scancel "$one"
   until_true gone "$one"
-  gres 0,2-3 3 0,2-3
-  systemctl restart slurmctld slurmd
-  until_true ready
+  gres 0,2-3 3 1
+  restart
   resume
   job 2 2 > /dev/null
   begun 3 2
@@ -196,7 +201,7 @@ sick_gpu() { # GPU 1 of 4, by the steps of the page: Slurm's numbers of the othe
   autoclave reinstate 1
   scontrol update nodename=machine state=drain reason="GPU 1 is well again"
   gres 0-3 4
-  systemctl restart slurmctld slurmd
+  restart
   resume
   begun 4 2
   over
