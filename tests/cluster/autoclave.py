@@ -16,7 +16,7 @@ from scrubber.devices.simulated import layout
 from scrubber.words import views
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
-from tests.cluster.programs import Program, connects, until_ready
+from tests.cluster.programs import WHOLE, Program, connects, until_ready
 from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
 
@@ -91,8 +91,8 @@ class Autoclave(Operator):
         self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
 
-    def rule(self, policy: str = "{}") -> None:
-        """Another policy; without one, that of every node."""
+    def rule(self, policy: str = "{timeouts: 10}" if WHOLE else "{}") -> None:
+        """Another policy; without one, that of every node. The processor of a whole machine is emulated."""
         POLICY.write_text(f"name: cluster\ndefaults: {policy}\n")
 
     def serve(self) -> None:

@@ -91,9 +91,9 @@ class Cluster:
         created: Any = Job.from_dict({"metadata": {"name": name}, "spec": spec})
         await self.client.create(created)
 
-    async def hold(self, name: str, *flags: str, gpus: int = 1) -> None:
-        """Create a pod, and return when it has filled its GPUs with its secret."""
-        await self.create(name, container(*flags, gpus=gpus))
+    async def hold(self, name: str, *flags: str, gpus: int = 1, **more) -> None:
+        """Create a pod, and return when it has filled its GPUs with its secret. ``more``: its other fields."""
+        await self.create(name, container(*flags, gpus=gpus), **more)
         holds, ended = asyncio.create_task(self.said(name, "HOLDING")), asyncio.create_task(self.ended(name))
         await asyncio.wait({holds, ended}, return_when=asyncio.FIRST_COMPLETED)
         for task in (holds, ended):
@@ -210,9 +210,9 @@ class Cluster:
 
     # -- the node
 
-    async def offered(self, count: int, resource: str = GPU) -> None:
+    async def offered(self, count: int, resource: str = GPU, node: str = NODE) -> None:
         """The scheduler may place so many GPUs."""
-        await self.until(Node, NODE, lambda node: (node.status.allocatable or {}).get(resource) == str(count))
+        await self.until(Node, node, lambda node: (node.status.allocatable or {}).get(resource) == str(count))
 
 
 def _pid(pod: str) -> int:

@@ -81,7 +81,7 @@ class Installed(Operator):
         await self.up()
 
     async def up(self) -> None:
-        """Return when both DaemonSets are ready on the node."""
+        """Return when both DaemonSets are ready on each node."""
         async with self._cluster() as cluster:
             await apply(cluster, [SPACE, *self.objects])
             for doc in self.objects:
@@ -140,4 +140,5 @@ def _rolled_out(daemon_set) -> bool:
     status = daemon_set.status.to_dict()
     if daemon_set.metadata.generation != status.get("observedGeneration"):
         return False
-    return bool(status.get("updatedNumberScheduled") == status.get("numberAvailable") == 1)
+    wanted = status["desiredNumberScheduled"]
+    return bool(status.get("updatedNumberScheduled") == status.get("numberAvailable") == wanted > 0)

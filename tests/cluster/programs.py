@@ -1,4 +1,8 @@
-"""The programs of a real node, on a machine of their own (``isolated``): started, ended, restarted."""
+"""The programs of a real node, on a machine of their own: started, ended, restarted.
+
+The machine is what ``isolated`` makes, with all of them as processes; or a whole one, with systemd, as ``make machine``
+boots it. There the runtime and the kubelet are units, and the control plane is that of another machine.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +24,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from tests.cluster.isolated import ADDRESS, SERVICE, STATE, second_version
+from tests.cluster import isolated
+from tests.cluster.isolated import SERVICE, STATE
 from tests.deploy import kubernetes_versions
 from tests.patience import WITHIN
 
-NODE = "node"
+WHOLE = Path("/run/systemd/system").is_dir()  # a machine that ``isolated`` makes has no systemd
+WHOLE_NODE, WHOLE_ADDRESS, WHOLE_PORT = (
+    "machine",
+    "198.51.100.2",
+    10251,
+)  # its name, its address, and its kubelet's port
+NODE, ADDRESS, KUBELET_PORT = (WHOLE_NODE, WHOLE_ADDRESS, WHOLE_PORT) if WHOLE else ("node", isolated.ADDRESS, 10250)
 IMAGE = "localhost/pods:1"
-BUILT = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "containerd", "ctr",
-         "containerd-shim-runc-v2", "gpuapp", "pause")  # fmt: skip
-OF_DISTRIBUTION = {"etcd": "etcd-server", "runc": "runc", "openssl": "openssl",
-                   "bridge": "containernetworking-plugins"}  # program: package of Debian  # fmt: skip
+OF_NODE = ("kubelet", "containerd", "ctr", "containerd-shim-runc-v2", "gpuapp", "pause")
+OF_CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+OF_DISTRIBUTION = {"runc": "runc", "bridge": "containernetworking-plugins"}  # program: package of Debian
+OF_DISTRIBUTION |= {} if WHOLE else {"etcd": "etcd-server", "openssl": "openssl"}
 NETWORK_PROGRAMS = "/usr/lib/cni:/opt/cni/bin"  # Debian's place, and that of others
 PODS = "10.244.0.0/24"
 PORT = 443  # the service of the API server has it, too: nothing forwards
-TOKEN, NODE_TOKEN = "admin", "node"  # known only on this machine's loopback
+TOKEN, NODE_TOKEN = "admin", NODE  # known only on this machine's loopback
 CONTAINERD = STATE / "containerd.sock"
 CERTIFICATE, KEY = STATE / "apiserver.crt", STATE / "apiserver.key"
 KUBECONFIG, NODE_KUBECONFIG = STATE / "kubeconfig", STATE / "kubelet.kubeconfig"
@@ -44,7 +55,8 @@ def missing(folder: Path) -> str | None:
     """Why no node can run here; None if one can."""
     if not STATE.is_dir():
         return "a node needs a machine of its own: run make cluster"
-    if absent := [name for name in BUILT if not os.access(folder / name, os.X_OK)]:
+    wanted = OF_NODE if WHOLE else (*OF_NODE, *OF_CONTROL_PLANE)
+    if absent := [name for name in wanted if not os.access(folder / name, os.X_OK)]:
         return f"{', '.join(absent)} not found in {folder}: run make node"
     places = f"{os.environ['PATH']}:{NETWORK_PROGRAMS}"
     if packages := [package for name, package in OF_DISTRIBUTION.items() if shutil.which(name, path=places) is None]:
@@ -88,6 +100,52 @@ class Program:
             raise AssertionError(f"{self.name} has ended:\n{self.log.read_text(errors='replace')[-2000:]}")
 
 
+class Unit(Program):
+    """A program of the node as a unit of systemd, which starts it again after a failure and after a reboot."""
+
+    def start(self) -> None:
+        """Start it; it is not ready yet."""
+        command = " ".join(map(str, self.command))
+        file = Path("/etc/systemd/system", f"{self.name}.service")
+        file.write_text(_UNIT.format(path=f"{self.folder}:{os.environ['PATH']}", command=command, log=self.log))
+        for verb in ("daemon-reload", "enable", "start"):
+            _systemctl(verb, *([] if verb == "daemon-reload" else [file.name]))
+
+    def end(self, number: Signals = SIGTERM) -> None:
+        """Send a signal, and wait until the process has ended."""
+        _systemctl("kill", "--kill-whom=main", f"--signal={number.name}", f"{self.name}.service")
+        _systemctl("stop", f"{self.name}.service")
+
+    def demand_running(self) -> None:
+        """Fail with the end of the log if the process has ended."""
+        if subprocess.run(["systemctl", "is-active", "--quiet", self.name], check=False).returncode != 0:
+            raise AssertionError(f"{self.name} has ended:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+
+def _systemctl(*arguments: str) -> None:
+    subprocess.run(["systemctl", "--quiet", *arguments], check=True)
+
+
+_UNIT = """[Unit]
+RequiresMountsFor={state}
+After=network.target
+StartLimitIntervalSec=0
+[Service]
+Environment=PATH={path}
+ExecStart={command}
+Restart=always
+RestartSec=1
+# The containers are the runtime's own: they outlive it.
+KillMode=process
+Delegate=yes
+OOMScoreAdjust=-999
+StandardOutput=append:{log}
+StandardError=append:{log}
+[Install]
+WantedBy=multi-user.target
+""".replace("{state}", str(STATE))
+
+
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
     """So many programs beside, each of which uses a core."""
@@ -100,39 +158,13 @@ def busy(loops: int) -> Iterator[None]:
             program.wait()
 
 
-class Node:
-    """etcd, the control plane, containerd and the kubelet."""
+class Programs:
+    """Programs that belong together, in the order in which they start."""
 
     def __init__(self, folder: Path, logs: Path, version: str = kubernetes_versions.NEWEST) -> None:
         """Nothing is started. ``folder``: the programs; ``logs``: what they write; ``version``: what they behave as."""
-        self._folder, self._logs = folder, logs
-        self._version = version
+        self._folder, self._logs, self._version = folder, logs, version
         self._started: list[Program] = []
-        self.kubelet = Program("kubelet", [folder / "kubelet", "--config", STATE / "kubelet.json", *_KUBELET], logs)
-
-    def up(self) -> None:
-        """Return when the API server, the runtime and the kubelet's process run."""
-        self._start("etcd", "etcd", "--data-dir", STATE / "etcd", "--unsafe-no-fsync")
-        _credentials()
-        emulated = f"--emulated-version={self._version}"
-        self._start("kube-apiserver", self._folder / "kube-apiserver", *_APISERVER, emulated)
-        until_ready(self._started[-1], _api_ready)
-        _kubeconfig(KUBECONFIG, TOKEN)
-        _kubeconfig(NODE_KUBECONFIG, NODE_TOKEN)
-        for name in ("kube-controller-manager", "kube-scheduler"):
-            more = _CONTROLLERS if name == "kube-controller-manager" else ()
-            self._start(name, self._folder / name, "--kubeconfig", KUBECONFIG, "--leader-elect=false", emulated, *more)
-        _runtime_files()
-        self._start("containerd", self._folder / "containerd", "--config", STATE / "containerd.toml")
-        until_ready(self._started[-1], lambda: connects(CONTAINERD))
-        self.load(write_image(IMAGE, {name: self._folder / name for name in ("gpuapp", "pause")}, "/pause"))
-        self.kubelet.start()
-        self._started.append(self.kubelet)
-
-    def load(self, archive: Path) -> None:
-        """Give an image to the runtime."""
-        ctr: list[str | Path] = [self._folder / "ctr", "--address", CONTAINERD, "--namespace", "k8s.io"]
-        subprocess.run([*ctr, "images", "import", archive], check=True, capture_output=True)
 
     def down(self) -> None:
         """End all programs. Containers end with the machine."""
@@ -151,6 +183,68 @@ class Node:
         self._started.append(program)
 
 
+class ControlPlane(Programs):
+    """etcd, the API server, the controllers and the scheduler."""
+
+    def up(self) -> None:
+        """Return when the API server answers."""
+        self._start("etcd", "etcd", "--data-dir", STATE / "etcd", "--unsafe-no-fsync")
+        _credentials()
+        emulated = f"--emulated-version={self._version}"
+        self._start("kube-apiserver", self._folder / "kube-apiserver", *_APISERVER, emulated)
+        until_ready(self._started[-1], _api_ready)
+        kubeconfig(KUBECONFIG, TOKEN)
+        kubeconfig(NODE_KUBECONFIG, NODE_TOKEN)
+        for name in ("kube-controller-manager", "kube-scheduler"):
+            more = _CONTROLLERS if name == "kube-controller-manager" else ()
+            self._start(name, self._folder / name, "--kubeconfig", KUBECONFIG, "--leader-elect=false", emulated, *more)
+
+
+class Node(Programs):
+    """The runtime and the kubelet; with the control plane, unless that is another machine's."""
+
+    def __init__(self, folder: Path, logs: Path, version: str = kubernetes_versions.NEWEST) -> None:
+        """Nothing is started."""
+        super().__init__(folder, logs, version)
+        self._control_plane = None if WHOLE else ControlPlane(folder, logs, version)
+        kind = Unit if WHOLE else Program
+        self._runtime = kind("containerd", [folder / "containerd", "--config", STATE / "containerd.toml"], logs, folder)
+        self.kubelet = kind("kubelet", [folder / "kubelet", "--config", STATE / "kubelet.json", *_KUBELET], logs)
+
+    def up(self) -> None:
+        """Return when the API server, the runtime and the kubelet's process run."""
+        if self._control_plane is not None:
+            self._control_plane.up()
+        self.join()
+
+    def join(self) -> None:
+        """The same, where the API server runs already."""
+        _runtime_files()
+        self._runtime.start()
+        self._started.append(self._runtime)
+        until_ready(self._runtime, lambda: connects(CONTAINERD))
+        self.load(write_image(IMAGE, {name: self._folder / name for name in ("gpuapp", "pause")}, "/pause"))
+        self.kubelet.start()
+        self._started.append(self.kubelet)
+
+    def load(self, archive: Path) -> None:
+        """Give an image to the runtime."""
+        ctr: list[str | Path] = [self._folder / "ctr", "--address", CONTAINERD, "--namespace", "k8s.io"]
+        subprocess.run([*ctr, "images", "import", archive], check=True, capture_output=True)
+
+    def down(self) -> None:
+        """End all programs. Containers end with the machine."""
+        super().down()
+        if self._control_plane is not None:
+            self._control_plane.down()
+
+    def demand_running(self) -> None:
+        """Fail if a program has ended by itself."""
+        super().demand_running()
+        if self._control_plane is not None:
+            self._control_plane.demand_running()
+
+
 def until_ready(program: Program, ready: Callable[[], bool]) -> None:
     """Return when a program that was started is ready."""
     end = time.monotonic() + WITHIN
@@ -163,7 +257,7 @@ def until_ready(program: Program, ready: Callable[[], bool]) -> None:
 _KUBELET = (f"--kubeconfig={NODE_KUBECONFIG}", f"--hostname-override={NODE}", f"--node-ip={ADDRESS}", "--v=2")
 _APISERVER = (
     "--etcd-servers=http://127.0.0.1:2379",
-    f"--advertise-address={ADDRESS}",
+    f"--advertise-address={isolated.ADDRESS}",
     f"--secure-port={PORT}",
     f"--tls-cert-file={CERTIFICATE}",
     f"--tls-private-key-file={KEY}",
@@ -185,11 +279,13 @@ def _credentials() -> None:
     name = ("-subj", "/CN=node", "-addext", f"subjectAltName=IP:127.0.0.1,IP:{SERVICE}")
     made = ("-newkey", "rsa:2048", "-nodes", "-keyout", KEY, "-out", CERTIFICATE)
     subprocess.run(["openssl", "req", "-x509", *made, *name], check=True, capture_output=True)
-    users = (f"{TOKEN},admin,admin,system:masters", f"{NODE_TOKEN},system:node:{NODE},{NODE},system:nodes")
+    nodes = (f"{name},system:node:{name},{name},system:nodes" for name in (NODE, WHOLE_NODE))
+    users = (f"{TOKEN},admin,admin,system:masters", *nodes)
     (STATE / "tokens.csv").write_text("\n".join(users))
 
 
-def _kubeconfig(path: Path, token: str) -> None:
+def kubeconfig(path: Path, token: str) -> None:
+    """Write the file with which a user finds the API server."""
     cluster = {"server": f"https://127.0.0.1:{PORT}", "certificate-authority": str(CERTIFICATE)}
     document = {
         "apiVersion": "v1",
@@ -205,7 +301,7 @@ def _kubeconfig(path: Path, token: str) -> None:
 def _runtime_files() -> None:
     networks = STATE / "networks"
     for folder in (networks, MANIFESTS):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
     (networks / "pods.conflist").write_text(json.dumps(_NETWORK))
     (STATE / "containerd.toml").write_text(_CONTAINERD)
     (STATE / "kubelet.json").write_text(json.dumps(_KUBELET_CONFIGURATION))
@@ -237,12 +333,18 @@ state = "/run/containerd"
 [plugins.'io.containerd.cri.v1.runtime'.cni]
   conf_dir = "{STATE}/networks"
   bin_dirs = {json.dumps(NETWORK_PROGRAMS.split(":"))}
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+    SystemdCgroup = {json.dumps(WHOLE)}
 """
 _KUBELET_CONFIGURATION = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
-    "failCgroupV1": second_version(),  # its default is true: a machine with version 1 alone needs leave
-    "cgroupDriver": "cgroupfs",  # a systemd of the machine outside would be told process ids of this one
+    "port": KUBELET_PORT,
+    "failCgroupV1": isolated.second_version(),  # its default is true: a machine with version 1 alone needs leave
+    # Of ``isolated``, a systemd of the machine outside would be told process ids of another namespace.
+    "cgroupDriver": "systemd" if WHOLE else "cgroupfs",
     "failSwapOn": False,
     "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
     "authorization": {"mode": "AlwaysAllow"},

@@ -1,8 +1,8 @@
 """``make machine``: try what needs a machine as users have it, with systemd and version 2 of control groups.
 
 Without a command it runs ``CHECKS``; with one, that command, as root in the checkout. A single word is a line of the
-shell. ``--cuts`` and ``--slurm`` are campaigns of their own. The last line counts what passed. The exit code is 0 if
-all did, that of the command if there is one, and 3 if there is no machine.
+shell. ``--cuts``, ``--slurm`` and ``--node`` are campaigns of their own. The last line counts what passed. The exit
+code is 0 if all did, that of the command if there is one, and 3 if there is no machine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 
-from tests.machine import building, cuts, slurm, vm
+from tests.machine import building, cuts, node, slurm, vm
 from tests.machine.progress import say
 
 NO_MACHINE = 3
@@ -61,6 +61,8 @@ def main(arguments: list[str]) -> int:
                 codes = cuts.campaign(accelerator, rest)
             case ["--slurm", *rest]:
                 codes = slurm.campaign(accelerator, rest)
+            case ["--node", *rest]:
+                codes = node.campaign(accelerator, rest)
             case _:
                 given = arguments[0] if len(arguments) == 1 else shlex.join(arguments)
                 with vm.booted(accelerator) as machine:

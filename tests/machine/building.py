@@ -29,7 +29,7 @@ PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "udev", "libpam-systemd", "linux-image-cloud-amd64", "openssh-server",
     "iproute2", "kmod", "procps", "ca-certificates", "git", "make", "gcc", "libc6-dev", "python3", "python3-venv",
     "runc", "strace", "busybox-static", "cpio", "docker.io", "docker-cli", "podman", "crun", "netavark",
-    "aardvark-dns", "iptables", "sudo", "munge", "slurmctld", "slurmd", "slurm-client",
+    "aardvark-dns", "iptables", "sudo", "munge", "slurmctld", "slurmd", "slurm-client", "containernetworking-plugins",
 )  # fmt: skip
 # Each is started where it is tried: a boot is slow enough.
 QUIET = (
@@ -147,7 +147,9 @@ def _settings(root: Path) -> None:
         "etc/hosts": "127.0.0.1 localhost machine\n",
         "etc/fstab": "/dev/vda / ext4 defaults 0 1\n",
         "etc/systemd/network/all.network": "[Match]\nName=e*\n[Network]\nDHCP=yes\n",
-        "etc/ssh/sshd_config.d/machine.conf": "PermitRootLogin prohibit-password\nUseDNS no\n",
+        "etc/ssh/sshd_config.d/machine.conf": (
+            "PermitRootLogin prohibit-password\nUseDNS no\nGatewayPorts clientspecified\n"
+        ),
     }
     for name, text in files.items():
         (root / name).write_text(text)

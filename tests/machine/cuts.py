@@ -127,8 +127,7 @@ def _live(machine: vm.Machine, life: Life, seconds: float, *, killed: bool) -> N
             subprocess.run([*machine.ssh, command], stdin=subprocess.DEVNULL, stdout=file, check=False)
         time.sleep(seconds)
         if killed:
-            machine.process.kill()
-            machine.process.wait()
+            machine.cut_power()
 
 
 @contextmanager

@@ -40,10 +40,13 @@ _APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off"
 
 
 class Machine:
-    """A machine that has booted."""
+    """A machine."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self.process = process
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, command: Sequence[str | Path], port: int) -> None:
+        """It does not run yet. ``command``: QEMU; ``port``: of this machine, for ssh."""
+        self._command = command
         options = (
             "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=60",
             "ServerAliveInterval=60", "ControlMaster=auto", f"ControlPath=/tmp/autoclave-machine-{port}",
@@ -52,6 +55,22 @@ class Machine:
         self.ssh = (
             "ssh", "-i", str(building.KEY), "-p", str(port), *(f"-o{each}" for each in options), "root@127.0.0.1",
         )  # fmt: skip
+
+    def start(self) -> None:
+        """Return when it has booted, from the disk as it was left."""
+        say("booting")
+        self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+        self.wait()
+        say("booted")
+
+    def cut_power(self) -> None:
+        """Return when it has ended, with all that its disk was not told."""
+        self.process.kill()
+        self.process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        subprocess.run([*self.ssh[:-1], "-O", "exit", self.ssh[-1]], stderr=subprocess.DEVNULL, check=False)
 
     def run(self, command: str, given: IO[bytes] | int = subprocess.DEVNULL, *, quiet: bool = False) -> int:
         """Run a command of the shell as root; its exit code."""
@@ -108,7 +127,7 @@ class Machine:
         """Return when it answers after a reboot."""
         boot = self.output("cat /proc/sys/kernel/random/boot_id")
         self.run("systemctl reboot", quiet=True)
-        subprocess.run([*self.ssh[:-1], "-O", "exit", self.ssh[-1]], stderr=subprocess.DEVNULL, check=False)
+        self._forget()
         end = time.monotonic() + BOOTS_WITHIN
         while time.monotonic() < end:
             with suppress(subprocess.CalledProcessError):
@@ -119,29 +138,32 @@ class Machine:
 
 
 @contextmanager
-def booted(accelerator: tuple[str, str], more: Sequence[str] = ()) -> Iterator[Machine]:
-    """A machine, within the context. ``more`` goes to QEMU."""
+def booted(accelerator: tuple[str, str], more: Sequence[str | Path] = (), *, forwarded: str = "") -> Iterator[Machine]:
+    """A machine that has booted, within the context.
+
+    ``more`` goes to QEMU. ``forwarded``: an address and a port of this machine that lead to that port of the other.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     create = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b")
     subprocess.run([*create, building.IMAGE, OVERLAY], check=True)
     accel, processor = accelerator
+    network = f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"
+    if forwarded:
+        network += f",hostfwd=tcp:{forwarded}-:{forwarded.rpartition(':')[2]}"
     command: list[str | Path] = [
         "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", processor,
         "-smp", "2", "-m", "3072", "-display", "none", "-serial", f"file:{CONSOLE}",
         "-kernel", building.KERNEL, "-initrd", building.INITRD, "-append", _APPEND,
         "-drive", f"file={OVERLAY},if=none,id=root,format=qcow2", "-device", "virtio-blk-pci,drive=root",
         "-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random",
-        "-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net-pci,netdev=net",
+        "-netdev", network, "-device", "virtio-net-pci,netdev=net",
         *more,
     ]  # fmt: skip
-    say("booting")
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
-        try:
-            machine = Machine(process, port)
-            machine.wait()
-            say("booted")
-            yield machine
-        finally:
-            process.kill()
+    machine = Machine(command, port)
+    try:
+        machine.start()
+        yield machine
+    finally:
+        machine.cut_power()

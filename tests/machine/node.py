@@ -1,0 +1,332 @@
+"""``make machine ARGS=--node``: two nodes of Kubernetes under one control plane. One of them is the machine.
+
+So that node has systemd, version 2 of control groups and the systemd driver; its runtime and its kubelet are units. The
+other node and the control plane are programs of ``isolated`` on this machine. First the tests of a node run in the
+machine, as the only node. Then the chart is installed on both, and the trouble of one node must not reach the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from lightkube.resources.core_v1 import Node, Pod
+
+from deploy import generate
+from tests.cluster import isolated, programs
+from tests.cluster.cluster import Cluster
+from tests.cluster.installed import GPUS, Installed
+from tests.cluster.programs import NODE, WHOLE_ADDRESS, WHOLE_NODE, WHOLE_PORT
+from tests.machine import building, vm
+from tests.machine.progress import say
+
+BUILT = building.ROOT / "build/node"
+IMAGE = building.ROOT / "build/image.tar"
+INSIDE = "/srv/programs"
+JOURNALS = Path("/var/lib/journals")  # of the pods, on both nodes
+LOGS = building.FOLDER / "node"
+DISK = building.FOLDER / "programs.img"
+PATIENCE = 600  # seconds: the processor of the machine is emulated
+TESTS = {
+    "handovers": "tests/cluster/test_handover.py -k 'not burst and not job and not one_pod_in_ten'",
+    "restarts": "tests/cluster/test_restarts.py",
+    "sick_gpus": "tests/cluster/test_quarantine.py tests/cluster/test_receipts.py",
+}
+VALUES = {
+    **generate.OVERLAYS["simulated"],
+    "clusterReports": {"enabled": True},
+    "createGate": {"mode": "on"},
+    "directories": {"cdi": "/var/run/cdi"},
+    "policy": {"inline": "name: machine\ndefaults: {timeouts: 10}\n"},
+}
+# What the machine keeps of its node, and its addresses: its own, and that of the API server.
+_PREPARE = f"""set -e
+printf '[Match]\\nName=lo\\n[Network]\\n' > /etc/systemd/network/lo.network
+printf 'Address=%s\\n' 127.0.0.1/8 {WHOLE_ADDRESS}/32 {isolated.SERVICE}/32 >> /etc/systemd/network/lo.network
+echo '/srv/node {isolated.STATE} none bind,x-mount.mkdir 0 0' >> /etc/fstab
+echo '/dev/vdb {INSIDE} ext4 ro 0 0' >> /etc/fstab
+mkdir -p /srv/node {INSIDE} {JOURNALS}
+systemctl daemon-reload
+networkctl reload
+until ip -o address show lo | grep -q {isolated.SERVICE}; do sleep 0.2; done
+mount -a
+"""
+
+
+class Nodes:
+    """Both nodes, as a person sees them from the API server."""
+
+    def __init__(self, machine: vm.Machine, cluster: Cluster) -> None:
+        """``cluster``: its journals are those of both nodes."""
+        self.machine, self.cluster = machine, cluster
+        self.installed = Installed(LOGS / "installed", VALUES)
+
+    async def follow(self) -> None:
+        """Bring the journals of the machine here, for ever."""
+        command = [*self.machine.ssh, f"tar -C {JOURNALS} -c ."]
+        while True:
+            done = await asyncio.to_thread(
+                subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, check=False
+            )
+            if done.returncode == 0:
+                with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+                    archive.extractall(JOURNALS, filter="data")
+            await asyncio.sleep(2)
+
+    async def hold(self, name: str, node: str) -> None:
+        """A pod that uses all GPUs of a node, and that finds no byte in them."""
+        await self.cluster.hold(name, gpus=GPUS, **on(node))
+        assert self.cluster.words(name).count("CLEAN") == GPUS, self.cluster.story()
+
+    async def delete(self, *names: str) -> None:
+        """Delete pods. Return when they are gone."""
+        for name in names:
+            await self.cluster.delete(name)
+            await self.cluster.gone(name)
+
+    async def ready(self, wanted: str = "True") -> None:
+        """Return when Kubernetes takes the machine for ready, or for what is wanted."""
+        await self.cluster.until(
+            Node,
+            WHOLE_NODE,
+            lambda node: node and wanted in [it.status for it in node.status.conditions or () if it.type == "Ready"],
+        )
+
+    async def said(self, *arguments: str, good: tuple[int, ...] = (0,)) -> str:
+        """What ``kubectl autoclave`` prints."""
+        done = await asyncio.to_thread(
+            subprocess.run,
+            ["deploy/kubectl/kubectl-autoclave", *arguments],
+            cwd=building.ROOT,
+            env={**os.environ, "PATH": f"{BUILT}:{os.environ['PATH']}", "KUBECONFIG": str(programs.KUBECONFIG)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in good, f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr}"
+        return done.stdout + done.stderr
+
+
+def on(node: str) -> dict[str, object]:
+    """The field of a pod that says where it runs."""
+    return {"nodeSelector": {"kubernetes.io/hostname": node}}
+
+
+# -- the steps, in their order
+
+
+async def installed_on_both(nodes: Nodes) -> None:
+    """Each node offers its GPUs, and one command shows them all."""
+    await nodes.installed.up()
+    for node in (NODE, WHOLE_NODE):
+        await nodes.cluster.offered(GPUS, node=node)
+    text = await nodes.said("status", "-A", "--within", "120")
+    assert text.count("clean") >= 2 * GPUS, text
+    await nodes.hold("here", NODE)
+    await nodes.hold("there", WHOLE_NODE)
+    listed = await nodes.said("receipt", "list", "-A", "--within", "120", "-o", "csv")
+    assert all(f"default/{pod}" in listed for pod in ("here", "there")), listed
+
+
+async def updated_on_both(nodes: Nodes) -> None:
+    """Pods keep their GPUs while service and plugin are replaced on both nodes."""
+    for name in ("autoclave-scrubber", "autoclave-plugin"):
+        await nodes.installed.update(name)
+    for pod in ("here", "there"):
+        await nodes.cluster.said(pod, "INTACT", more=4)
+    await nodes.delete("here", "there")
+
+
+async def a_pod_moves(nodes: Nodes) -> None:
+    """From a node whose GPUs are all out to the other one."""
+    for gpu in range(GPUS):
+        await nodes.said(WHOLE_NODE, "quarantine", str(gpu), "--reason", "a test")
+    await nodes.cluster.offered(0, node=WHOLE_NODE)
+    await nodes.cluster.hold("moved", gpus=GPUS)
+    moved = (await nodes.cluster.client.get(Pod, "moved")).to_dict()
+    assert moved["spec"]["nodeName"] == NODE
+    for gpu in range(GPUS):
+        await nodes.said(WHOLE_NODE, "reinstate", str(gpu))
+    await nodes.cluster.offered(GPUS, node=WHOLE_NODE)
+    await nodes.delete("moved")
+
+
+async def reboot(nodes: Nodes) -> None:
+    """With a running pod on each node."""
+
+    async def reboots() -> None:
+        await asyncio.to_thread(nodes.machine.reboot)
+
+    await _boots_again(nodes, "reboot", reboots)
+
+
+async def power_cut(nodes: Nodes) -> None:
+    """With a running pod on each node."""
+
+    async def cut() -> None:
+        nodes.machine.cut_power()
+        await asyncio.to_thread(nodes.machine.start)
+
+    await _boots_again(nodes, "cut", cut)
+
+
+async def _boots_again(nodes: Nodes, name: str, boots: Callable[[], Awaitable[None]]) -> None:
+    """The pod on the other node goes on; the next one in the machine finds nothing of that before the boot."""
+    await nodes.hold(f"{name}-here", NODE)
+    await nodes.hold(f"{name}-there", WHOLE_NODE)
+    before = nodes.machine.output("cat /proc/sys/kernel/random/boot_id")
+    await boots()
+    assert nodes.machine.output("cat /proc/sys/kernel/random/boot_id") != before
+    await nodes.cluster.said(f"{name}-here", "INTACT", more=4)
+    await nodes.cluster.delete(f"{name}-there")
+    await nodes.cluster.gone(f"{name}-there")
+    await nodes.cluster.offered(GPUS, node=WHOLE_NODE)
+    await nodes.hold(f"{name}-next", WHOLE_NODE)
+    ledger = await nodes.said(WHOLE_NODE, "ledger", "verify")
+    say(ledger.strip())
+    await nodes.delete(f"{name}-here", f"{name}-next")
+
+
+async def never_comes_back(nodes: Nodes) -> None:
+    """Its pods are gone with its Node object; the other node does not notice."""
+    await nodes.hold("lost", WHOLE_NODE)
+    await nodes.hold("beside", NODE)
+    nodes.machine.cut_power()
+    await nodes.ready("Unknown")
+    shown = await nodes.said("status", "-A", "--within", "20", good=(3,))
+    assert WHOLE_NODE in shown, shown
+    say(shown.strip())
+    await nodes.cluster.delete("lost")
+    await nodes.cluster.client.delete(Node, WHOLE_NODE)
+    await nodes.cluster.gone("lost")
+    await nodes.said("status", "-A", "--within", "20")
+    await nodes.cluster.said("beside", "INTACT", more=4)
+    await nodes.delete("beside")
+    await nodes.hold("after", NODE)
+
+
+STEPS = (installed_on_both, updated_on_both, a_pod_moves, reboot, power_cut, never_comes_back)
+
+
+# -- the campaign
+
+
+def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int]:
+    """An exit code for each of ``TESTS`` and ``STEPS``, or for those that are named."""
+    wanted = [name for name in (*TESTS, *(step.__name__ for step in STEPS)) if not arguments or name in arguments]
+    if os.geteuid() != 0:
+        raise building.NoMachineError("a second node takes root: run make machine ARGS=--node as root")
+    if absent := [name for name in (*programs.OF_NODE, *programs.OF_CONTROL_PLANE, "kubectl") if not _built(name)]:
+        raise building.NoMachineError(f"{', '.join(absent)} not found in {BUILT}: run make node")
+    if not IMAGE.exists():
+        raise building.NoMachineError(f"no image: make image ARGS='--cuda none --archive {IMAGE}'")
+    if not isolated.STATE.is_dir():
+        os.environ["AUTOCLAVE_TESTS_WAIT"] = str(PATIENCE)
+        flags = ("--kvm",) if accelerator is vm.KVM else ()
+        python = (sys.executable, "-m")
+        os.execv(  # noqa: S606 - no shell is wanted
+            sys.executable, [*python, "tests.cluster.isolated", *python, "tests.machine", *flags, "--node", *arguments]
+        )
+    for folder in (LOGS, JOURNALS):
+        folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["ip", "address", "add", f"{WHOLE_ADDRESS}/32", "dev", "lo"], check=True)
+    _write_disk()
+    programs.ControlPlane(BUILT, LOGS).up()
+    return asyncio.run(_campaign(accelerator, wanted))
+
+
+def _built(name: str) -> bool:
+    return os.access(BUILT / name, os.X_OK)
+
+
+async def _campaign(accelerator: tuple[str, str], wanted: Sequence[str]) -> list[int]:
+    disk = ("-drive", f"file={DISK},if=none,id=programs,format=raw,readonly=on")
+    more = (*disk, "-device", "virtio-blk-pci,drive=programs")
+    with vm.booted(accelerator, more, forwarded=f"{WHOLE_ADDRESS}:{WHOLE_PORT}") as machine:
+        async with _nodes(machine) as nodes:
+            codes = [_tests(machine, name) for name in TESTS if name in wanted]
+            if steps := [step for step in STEPS if step.__name__ in wanted]:
+                _join(machine)
+                codes += [await _try(nodes, step) for step in steps]
+            return codes
+
+
+def _write_disk() -> None:
+    """The programs and the image, for the machine: it has no network."""
+    folder = DISK.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for path in (*(BUILT / name for name in programs.OF_NODE), IMAGE):
+        (folder / path.name).unlink(missing_ok=True)
+        (folder / path.name).hardlink_to(path)
+    with DISK.open("wb") as disk:
+        disk.truncate(sum(path.stat().st_size for path in folder.iterdir()) * 5 // 4)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-d", folder, DISK], check=True)
+
+
+@asynccontextmanager
+async def _nodes(machine: vm.Machine) -> AsyncIterator[Nodes]:
+    """The machine becomes a node, of which the kubelet does not run yet."""
+    machine.bring_checkout()
+    programs.kubeconfig(mine := LOGS / "kubelet.kubeconfig", WHOLE_NODE)
+    files = {programs.CERTIFICATE: programs.CERTIFICATE, programs.KUBECONFIG: programs.KUBECONFIG}
+    if machine.run(_PREPARE) != 0:
+        raise building.NoMachineError("it cannot become a node")
+    for place, path in {**files, programs.NODE_KUBECONFIG: mine}.items():
+        with path.open("rb") as content:
+            machine.run(f"cat > {place}", content)
+    async with Cluster.connect() as client:
+        nodes = Nodes(machine, Cluster(client, JOURNALS))
+        _reach(machine)
+        following = asyncio.create_task(nodes.follow())
+        yield nodes
+        following.cancel()
+
+
+def _reach(machine: vm.Machine) -> None:
+    """Let the machine find the API server on its own loopback, also at the address of the service, after each boot."""
+    server = f"{programs.PORT}:127.0.0.1:{programs.PORT}"
+    ways = [word for here in ("127.0.0.1", isolated.SERVICE) for word in ("-R", f"{here}:{server}")]
+    first, *rest, user = machine.ssh
+    tunnel = [first, "-n", "-oControlPath=none", "-oExitOnForwardFailure=yes", *rest, "-N", *ways, user]
+    subprocess.Popen(["sh", "-c", 'while :; do "$@"; sleep 1; done', "sh", *tunnel])
+
+
+def _tests(machine: vm.Machine, name: str) -> int:
+    say(name)
+    command = f"AUTOCLAVE_TESTS_WAIT={PATIENCE} .venv/bin/python -m pytest -q -m cluster -p no:randomly"
+    code = machine.run(f"cd {building.INSIDE} && {command} --programs {INSIDE} {TESTS[name]}")
+    say(f"{name}: {'passed' if code == 0 else f'failed, exit code {code}'}")
+    return code
+
+
+def _join(machine: vm.Machine) -> None:
+    """Both kubelets run, and the image is in both runtimes."""
+    python = f"cd {building.INSIDE} && .venv/bin/python -c"
+    code = (
+        "from pathlib import Path; from tests.cluster.programs import Node;"
+        f"node = Node(Path('{INSIDE}'), Path('/var/log')); node.join(); node.load(Path('{INSIDE}/{IMAGE.name}'))"
+    )
+    if machine.run(f'{python} "{code}"') != 0:
+        raise building.NoMachineError("the kubelet of the machine does not start")
+    node = programs.Node(BUILT, LOGS)
+    node.join()
+    node.load(IMAGE)
+
+
+async def _try(nodes: Nodes, step: Callable[[Nodes], Awaitable[None]]) -> int:
+    say(step.__name__)
+    try:
+        await step(nodes)
+        assert nodes.cluster.faults() == []
+    except (AssertionError, TimeoutError, subprocess.SubprocessError) as error:
+        say(f"{step.__name__}: failed: {error!r}")
+        return 1
+    say(f"{step.__name__}: passed")
+    return 0
