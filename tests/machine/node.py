@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -234,8 +235,9 @@ def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int
         os.execv(  # noqa: S606 - no shell is wanted
             sys.executable, [*python, "tests.cluster.isolated", *python, "tests.machine", *flags, "--node", *arguments]
         )
+    shutil.rmtree(LOGS, ignore_errors=True)
     for folder in (LOGS, JOURNALS):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
     subprocess.run(["ip", "address", "add", f"{WHOLE_ADDRESS}/32", "dev", "lo"], check=True)
     _write_disk()
     programs.ControlPlane(BUILT, LOGS).up()
@@ -249,7 +251,7 @@ def _built(name: str) -> bool:
 async def _campaign(accelerator: tuple[str, str], wanted: Sequence[str]) -> list[int]:
     disk = ("-drive", f"file={DISK},if=none,id=programs,format=raw,readonly=on")
     more = (*disk, "-device", "virtio-blk-pci,drive=programs")
-    with vm.booted(accelerator, more, forwarded=f"{WHOLE_ADDRESS}:{WHOLE_PORT}") as machine:
+    with vm.booted(accelerator, more) as machine:
         async with _nodes(machine) as nodes:
             codes = [_tests(machine, name) for name in TESTS if name in wanted]
             if steps := [step for step in STEPS if step.__name__ in wanted]:
@@ -290,9 +292,13 @@ async def _nodes(machine: vm.Machine) -> AsyncIterator[Nodes]:
 
 
 def _reach(machine: vm.Machine) -> None:
-    """Let the machine find the API server on its own loopback, also at the address of the service, after each boot."""
-    server = f"{programs.PORT}:127.0.0.1:{programs.PORT}"
+    """Let the machine find the API server, and the API server the machine's kubelet, after each boot.
+
+    Each finds the other on its own loopback. The API server is also at the address of the service.
+    """
+    server, kubelet = (f"{port}:127.0.0.1:{port}" for port in (programs.PORT, WHOLE_PORT))
     ways = [word for here in ("127.0.0.1", isolated.SERVICE) for word in ("-R", f"{here}:{server}")]
+    ways += ["-L", f"{WHOLE_ADDRESS}:{kubelet}"]
     first, *rest, user = machine.ssh
     tunnel = [first, "-n", "-oControlPath=none", "-oExitOnForwardFailure=yes", *rest, "-N", *ways, user]
     subprocess.Popen(["sh", "-c", 'while :; do "$@"; sleep 1; done', "sh", *tunnel])

@@ -138,27 +138,21 @@ class Machine:
 
 
 @contextmanager
-def booted(accelerator: tuple[str, str], more: Sequence[str | Path] = (), *, forwarded: str = "") -> Iterator[Machine]:
-    """A machine that has booted, within the context.
-
-    ``more`` goes to QEMU. ``forwarded``: an address and a port of this machine that lead to that port of the other.
-    """
+def booted(accelerator: tuple[str, str], more: Sequence[str | Path] = ()) -> Iterator[Machine]:
+    """A machine that has booted, within the context. ``more`` goes to QEMU."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     create = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b")
     subprocess.run([*create, building.IMAGE, OVERLAY], check=True)
     accel, processor = accelerator
-    network = f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"
-    if forwarded:
-        network += f",hostfwd=tcp:{forwarded}-:{forwarded.rpartition(':')[2]}"
     command: list[str | Path] = [
         "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", processor,
         "-smp", "2", "-m", "3072", "-display", "none", "-serial", f"file:{CONSOLE}",
         "-kernel", building.KERNEL, "-initrd", building.INITRD, "-append", _APPEND,
         "-drive", f"file={OVERLAY},if=none,id=root,format=qcow2", "-device", "virtio-blk-pci,drive=root",
         "-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random",
-        "-netdev", network, "-device", "virtio-net-pci,netdev=net",
+        "-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net-pci,netdev=net",
         *more,
     ]  # fmt: skip
     machine = Machine(command, port)
