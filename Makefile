@@ -150,6 +150,9 @@ lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases
 	@for lock in deploy/requirements/cuda12.lock deploy/requirements/cuda13.lock; do \
 	  $(BIN)/uv pip compile -q $(IMAGE) --extra $$(basename $$lock .lock) $(ARGS) pyproject.toml -o $$lock && \
 	  { echo '-r none.lock'; grep -vxFf deploy/requirements/none.lock $$lock; } > $$lock.new && mv $$lock.new $$lock || exit 1; done
+# What the trial takes along, in the same releases.
+	@awk -F '==| ;' 'NR == FNR { release[$$1] = $$2; next } $$1 in release { $$0 = $$1 "==" release[$$1] } 1' \
+	  requirements.lock benchmarks/trial/packages.txt > benchmarks/trial/packages.new && mv benchmarks/trial/packages.new benchmarks/trial/packages.txt
 # What builds the image, and is not in it.
 	@printf 'uv\nziglang\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --constraint requirements.lock \
 	  --no-emit-index-url --no-emit-find-links --no-annotate --no-header $(ARGS) - -o deploy/tools.lock
