@@ -208,8 +208,10 @@ sick_gpu() { # GPU 1 of 4, by the steps of the page: Slurm's numbers of the othe
 }
 
 before_reboot() { begun 2 3000 --requeue && cp /tmp/job $JOBS && sync; }
-after_reboot() { # Slurm runs the job again
+after_reboot() { # Slurm takes the job for running, because its controller was down, too
   cp $JOBS/job /tmp
+  until_true free
+  scontrol requeue "$(cat /tmp/job)"
   until_true said "$(cat /tmp/job)" "1 ends"
   over
 }
