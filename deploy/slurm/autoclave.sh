@@ -7,7 +7,7 @@
 # Settings. Change them here: Slurm gives its scripts nothing of slurmd's environment.
 LIMIT=${AUTOCLAVE_SLURM_LIMIT:-120}                   # seconds that it may wait in total; less than PrologEpilogTimeout
 NUMBERING=${AUTOCLAVE_SLURM_NUMBERING:-auto}          # what Slurm's numbers mean: auto (only if both agree), pci or minor
-GRES=${AUTOCLAVE_SLURM_GRES:-}                        # if gres.conf does not call each GPU gpu: those that it does, as 0-2,4-7
+GRES=${AUTOCLAVE_SLURM_GRES:-}                        # if gres.conf names only some GPUs as gpu: those, as 0-2,4-7
 DRAIN=${AUTOCLAVE_SLURM_DRAIN:-yes}                   # no: only Slurm drains the node, with a shorter reason
 STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}  # where the prolog records the acquired GPUs, readable by root only
 DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia} # the driver's information files

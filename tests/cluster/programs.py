@@ -30,11 +30,8 @@ from tests.deploy import kubernetes_versions
 from tests.patience import WITHIN
 
 WHOLE = Path("/run/systemd/system").is_dir()  # a machine that ``isolated`` makes has no systemd
-WHOLE_NODE, WHOLE_ADDRESS, WHOLE_PORT = (
-    "machine",
-    "198.51.100.2",
-    10251,
-)  # its name, its address, and its kubelet's port
+# The name of such a node, its address, and its kubelet's port.
+WHOLE_NODE, WHOLE_ADDRESS, WHOLE_PORT = "machine", "198.51.100.2", 10251
 NODE, ADDRESS, KUBELET_PORT = (WHOLE_NODE, WHOLE_ADDRESS, WHOLE_PORT) if WHOLE else ("node", isolated.ADDRESS, 10250)
 IMAGE = "localhost/pods:1"
 OF_NODE = ("kubelet", "containerd", "ctr", "containerd-shim-runc-v2", "gpuapp", "pause")
@@ -209,7 +206,9 @@ class Node(Programs):
         self._control_plane = None if WHOLE else ControlPlane(folder, logs, version)
         kind = Unit if WHOLE else Program
         self._runtime = kind("containerd", [folder / "containerd", "--config", STATE / "containerd.toml"], logs, folder)
-        self.kubelet = kind("kubelet", [folder / "kubelet", "--config", STATE / "kubelet.json", *_KUBELET], logs)
+        self.kubelet = kind(
+            "kubelet", [folder / "kubelet", "--config", STATE / "kubelet.json", *_KUBELET], logs, folder
+        )
 
     def up(self) -> None:
         """Return when the API server, the runtime and the kubelet's process run."""

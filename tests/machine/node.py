@@ -92,12 +92,12 @@ class Nodes:
             await self.cluster.delete(name)
             await self.cluster.gone(name)
 
-    async def ready(self, wanted: str = "True") -> None:
-        """Return when Kubernetes takes the machine for ready, or for what is wanted."""
+    async def missed(self) -> None:
+        """Return when Kubernetes misses the machine."""
         await self.cluster.until(
             Node,
             WHOLE_NODE,
-            lambda node: node and wanted in [it.status for it in node.status.conditions or () if it.type == "Ready"],
+            lambda node: ("Ready", "Unknown") in [(it.type, it.status) for it in node.status.conditions or ()],
         )
 
     async def said(self, *arguments: str, good: tuple[int, ...] = (0,)) -> str:
@@ -200,7 +200,7 @@ async def never_comes_back(nodes: Nodes) -> None:
     await nodes.hold("lost", WHOLE_NODE)
     await nodes.hold("beside", NODE)
     nodes.machine.cut_power()
-    await nodes.ready("Unknown")
+    await nodes.missed()
     shown = await nodes.said("status", "-A", "--within", "20", good=(3,))
     assert WHOLE_NODE in shown, shown
     say(shown.strip())
@@ -221,11 +221,13 @@ STEPS = (installed_on_both, updated_on_both, a_pod_moves, reboot, power_cut, nev
 
 def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int]:
     """An exit code for each of ``TESTS`` and ``STEPS``, or for those that are named."""
-    wanted = [name for name in (*TESTS, *(step.__name__ for step in STEPS)) if not arguments or name in arguments]
+    parts = (*TESTS, *(step.__name__ for step in STEPS))
+    if unknown := [name for name in arguments if name not in parts]:
+        raise building.NoMachineError(f"no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
     if os.geteuid() != 0:
         raise building.NoMachineError("a second node takes root: run make machine ARGS=--node as root")
-    if absent := [name for name in (*programs.OF_NODE, *programs.OF_CONTROL_PLANE, "kubectl") if not _built(name)]:
-        raise building.NoMachineError(f"{', '.join(absent)} not found in {BUILT}: run make node")
+    if not (BUILT / "kubectl").exists():
+        raise building.NoMachineError(f"kubectl not found in {BUILT}: run make node")
     if not IMAGE.exists():
         raise building.NoMachineError(f"no image: make image ARGS='--cuda none --archive {IMAGE}'")
     if not isolated.STATE.is_dir():
@@ -235,17 +237,15 @@ def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int
         os.execv(  # noqa: S606 - no shell is wanted
             sys.executable, [*python, "tests.cluster.isolated", *python, "tests.machine", *flags, "--node", *arguments]
         )
+    if reason := programs.missing(BUILT):
+        raise building.NoMachineError(reason)
     shutil.rmtree(LOGS, ignore_errors=True)
     for folder in (LOGS, JOURNALS):
         folder.mkdir(parents=True)
     subprocess.run(["ip", "address", "add", f"{WHOLE_ADDRESS}/32", "dev", "lo"], check=True)
     _write_disk()
     programs.ControlPlane(BUILT, LOGS).up()
-    return asyncio.run(_campaign(accelerator, wanted))
-
-
-def _built(name: str) -> bool:
-    return os.access(BUILT / name, os.X_OK)
+    return asyncio.run(_campaign(accelerator, arguments or parts))
 
 
 async def _campaign(accelerator: tuple[str, str], wanted: Sequence[str]) -> list[int]:
@@ -277,10 +277,10 @@ async def _nodes(machine: vm.Machine) -> AsyncIterator[Nodes]:
     """The machine becomes a node, of which the kubelet does not run yet."""
     machine.bring_checkout()
     programs.kubeconfig(mine := LOGS / "kubelet.kubeconfig", WHOLE_NODE)
-    files = {programs.CERTIFICATE: programs.CERTIFICATE, programs.KUBECONFIG: programs.KUBECONFIG}
+    same = (programs.CERTIFICATE, programs.KUBECONFIG)
     if machine.run(_PREPARE) != 0:
         raise building.NoMachineError("it cannot become a node")
-    for place, path in {**files, programs.NODE_KUBECONFIG: mine}.items():
+    for place, path in (*zip(same, same, strict=True), (programs.NODE_KUBECONFIG, mine)):
         with path.open("rb") as content:
             machine.run(f"cat > {place}", content)
     async with Cluster.connect() as client:
