@@ -87,7 +87,7 @@ cluster: BIN = build/node
 cluster: $(READY) $(KERNELS) ## the tests on a real Kubernetes node, as root; its programs are those of make node, or of BIN=DIR
 	@.venv/bin/python -m tests.cluster.isolated .venv/bin/python -m pytest -q -m cluster tests/cluster --programs $(BIN) $(ARGS)
 
-machine: $(READY) ## try what needs systemd and control groups v2, in a Debian under QEMU, built once as root; ARGS='COMMAND' runs in it
+machine: $(READY) $(KERNELS) ## try what needs systemd and control groups v2, in a Debian under QEMU, built once as root; ARGS='COMMAND' runs in it
 	@$(BIN)/python -m tests.machine $(ARGS)
 
 actionlint: ## build the checker of the workflows into build/tools; needs Go. Without it, one test is skipped
