@@ -3,7 +3,7 @@
 python -m benchmarks.image [--output DIR]
 
 For each CUDA, the steps of deploy/Dockerfile in an empty environment: every locked package by its hash, compiled, then
-the wheel of this tree, without what the image leaves out. Where docker, podman or buildah is, also the image itself:
+the wheel of this tree, without what the image leaves out. Where buildah, podman or docker is, also the image itself:
 its parts, and its starts beside those of the same packages outside. Writes ``image.md``.
 """
 
@@ -40,7 +40,7 @@ TAG = "localhost/autoclave:measured"
 BESIDE = "/beside"
 COMMAND = "python -m benchmarks.image --output docs/measurements"
 MIB = 2**20
-UNBUILT = "\nThe image itself was not built here: there was no docker, podman or buildah, or no base.\n"
+UNBUILT = "\nThe image itself was not built here: there was no buildah, podman or docker, or no base.\n"
 BIGGEST = 6
 ROUNDS = 3
 
@@ -109,8 +109,8 @@ def _image(prefix: Path) -> Built | None:
     """Build, and measure inside and outside; or print why there is no image."""
     try:
         builder = recipe.find_builder()
-        base = recipe.find_base(builder)
-        recipe.build(builder, base, "none", TAG)
+        bases = recipe.find_bases(builder)
+        recipe.build(builder, bases, "none", TAG)
     except recipe.CannotBuildError as error:
         print(error, file=sys.stderr)
         return None
@@ -124,8 +124,8 @@ def _image(prefix: Path) -> Built | None:
         outside.append(_outside([prefix / "bin" / "python", "-c", START_PROBE], beside))
     return Built(
         builder.name,
-        base,
-        before=_inside(builder, base, ["python3", "-c", SIZE_PROBE], user="0"),
+        bases.image,
+        before=_inside(builder, bases.image, ["python3", "-c", SIZE_PROBE], user="0"),
         sizes=_inside(builder, TAG, [python, "-c", SIZE_PROBE], user="0"),
         inside=_together(inside),
         outside=_together(outside),

@@ -1,49 +1,41 @@
-"""Build the image with docker, podman or buildah: ``python -m deploy.image`` (``make image``).
+"""Build the image with buildah, podman or docker: ``python -m deploy.image`` (``make image``).
 
-The base is pulled by the digest in the Dockerfile. Where no registry gives it, a base for trials is made of Debian's
-packages, which needs root and debootstrap.
+Its base is made first, of Debian's packages (deploy/base.py). Podman and buildah give the same bytes for the same
+commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from deploy import base
 from scrubber import __version__
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 REPOSITORY = "localhost/autoclave"  # a name that no registry has: the image is only on this machine
 CUDA = "cuda12"  # the default of the Dockerfile and of the chart: its CuPy works with the most drivers
-BUILDERS = ("docker", "podman", "buildah")
-# The oldest release of Debian whose Python has the minor version of the Dockerfile's base.
-SUITE = "trixie"
-PACKAGES = ("ca-certificates", "netbase", "python3", "python3-venv", "tzdata")
-LOCAL_BASE = f"localhost/autoclave-base:{SUITE}"
-LOCAL_DOCKERFILE = """\
+BUILDERS = ("buildah", "podman", "docker")  # those first that give the same bytes each time
+YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
+# What a base becomes an image with.
+FROM_ARCHIVE = """\
 FROM scratch
 ADD base.tar /
 ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 CMD ["python3"]
 """
-# Debootstrap mounts /proc and /sys. In a mount namespace of its own, no mount outlives it.
-OWN_MOUNTS = ("unshare", "--mount")
 NO_MOUNTS: Mapping[Path, str] = MappingProxyType({})
 OPEN_FILES = 8192  # buildah allows 1024; the compiler of the create gate opens all of its C library
-LEFT_OUT = (
-    *("dev/*", "proc/*", "sys/*", "var/cache/*", "var/lib/apt/lists/*", "var/log/*", "__pycache__"),
-    *("usr/share/doc/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/man/*"),  # as the slim images of Debian
-    *("etc/resolv.conf", "etc/hostname"),  # of this machine
-)
 
 
 class CannotBuildError(Exception):
@@ -60,14 +52,11 @@ class Builder:
         """Whether the image is on this machine."""
         return self._succeeds("inspect", "--type=image", image)
 
-    def pull(self, image: str) -> bool:
-        """Whether a registry gave the image. The program prints why not."""
-        return subprocess.run([self.name, "pull", "--quiet", image], stdout=sys.stderr, check=False).returncode == 0
-
     def build(self, dockerfile: Path, context: Path, tag: str, options: Sequence[str] = ()) -> None:
-        """Build an image under this name."""
+        """Build an image under this name, with the time of the commit for all its files, if the program can."""
         fixed: list[str | Path] = ["--pull=false", f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}", "-f", dockerfile]
-        command = [self.name, "build", *fixed, "-t", tag, *options, context]
+        times = [] if self.name == "docker" else [f"--timestamp={epoch()}"]
+        command = [self.name, "build", *fixed, *times, "-t", tag, *options, context]
         _run(command, "cannot build the image", env=os.environ | self._isolation())
 
     def save(self, image: str, archive: Path) -> None:
@@ -98,6 +87,11 @@ class Builder:
         finally:
             self._output("rm", container.stdout.strip())
 
+    def id(self, image: str) -> str:
+        """The digest of all that the image holds, its labels included."""
+        field = "{{.FromImageID}}" if self.name == "buildah" else "{{.Id}}"
+        return self._output("inspect", "--type=image", f"--format={field}", image).stdout.strip()
+
     def works(self) -> bool:
         """Whether the program is installed and, for docker, its daemon answers."""
         return shutil.which(self.name) is not None and self._succeeds("info")
@@ -125,48 +119,33 @@ def find_builder(wanted: Sequence[str] = BUILDERS) -> Builder:
     )
 
 
-def find_base(builder: Builder, mirror: str = "") -> str:
-    """The Dockerfile's own base if a registry gives it, else one that is made here, once."""
-    pinned = default_base()
-    if builder.has(pinned) or builder.pull(pinned):
-        return pinned
-    print(f"no registry gives {pinned}", file=sys.stderr)
-    if not builder.has(LOCAL_BASE):
-        _make_base(builder, mirror)
-    print(f"building for a trial on {LOCAL_BASE}, made of Debian's packages", file=sys.stderr)
-    return LOCAL_BASE
+@dataclass(frozen=True)
+class Bases:
+    """What the image begins with, and what the stages that build begin with: names of images on this machine."""
+
+    image: str
+    build: str
 
 
-def default_base() -> str:
-    """What the Dockerfile builds on if nobody names a base."""
-    (found,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
-    return str(found)
+def find_bases(builder: Builder, mirror: str = "") -> Bases:
+    """Those of the lock. They are made if they are not on this machine."""
+    found = Bases(*base.names())
+    for name in (found.image, found.build):
+        if not builder.has(name):
+            _make_base(builder, name, to_build=name == found.build, mirror=mirror)
+    return found
 
 
-def _make_base(builder: Builder, mirror: str) -> None:
-    """Debian without anything that is not needed, and its Python where the Dockerfile looks for one, with a pip."""
-    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        raise CannotBuildError(
-            "cannot make a base: this needs root and debootstrap (Debian: debootstrap); "
-            "or name a base that is on this machine, with --base"
-        )
-    print(f"making {LOCAL_BASE} with debootstrap; this takes some minutes, once", file=sys.stderr)
+def _make_base(builder: Builder, name: str, *, to_build: bool, mirror: str) -> None:
+    print(f"making {name} of Debian's packages", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="autoclave-base-") as directory:
-        place = Path(directory)
-        root = place / "root"
-        include = f"--include={','.join(PACKAGES)}"
-        _run(
-            [*OWN_MOUNTS, "debootstrap", "--variant=minbase", include, SUITE, root, *([mirror] if mirror else [])],
-            "cannot install a Debian",
-        )
-        _run(["chroot", root, "python3", "-m", "venv", "/usr/local"], "cannot make an environment of Debian's Python")
-        without = [f"--exclude=./{path}" if "/" in path else f"--exclude={path}" for path in LEFT_OUT]
-        _run(["tar", "--create", "--file", place / "base.tar", *without, "--directory", root, "."], "cannot pack it")
-        context = place / "context"
-        context.mkdir()
-        (place / "base.tar").rename(context / "base.tar")
-        (context / "Dockerfile").write_text(LOCAL_DOCKERFILE, encoding="utf-8")
-        builder.build(context / "Dockerfile", context, LOCAL_BASE)
+        context = Path(directory)
+        try:
+            base.make(context / "base.tar", to_build=to_build, mirror=mirror)
+        except base.NoBaseError as error:
+            raise CannotBuildError(f"cannot make a base: {error}; or name an image with Python, by --base") from error
+        (context / "Dockerfile").write_text(FROM_ARCHIVE, encoding="utf-8")
+        builder.build(context / "Dockerfile", context, name)
 
 
 def secrets(environment: Mapping[str, str], home: Path) -> list[str]:
@@ -185,14 +164,24 @@ def name_of(cuda: str) -> str:
     return f"{REPOSITORY}:{__version__}" + (f"-{cuda}" if cuda != "none" else "")
 
 
-def build(builder: Builder, base: str, cuda: str, tag: str, home: str = "") -> None:
+def build(builder: Builder, bases: Bases, cuda: str, tag: str, home: str = "") -> None:
     """Build the image of this tree. ``home``: the page of the project that publishes it."""
     revision, created = _git("rev-parse", "HEAD"), _git("log", "-1", "--format=%cI")
-    arguments = {"BASE": base, "CUDA": cuda, "VERSION": __version__, "REVISION": revision, "CREATED": created}
+    about = {"CUDA": cuda, "VERSION": __version__, "REVISION": revision, "CREATED": created}
+    arguments = {"BASE": bases.image, "BUILD": bases.build, **about}
     options = [f"--build-arg={name}={value}" for name, value in arguments.items() if value]
     if home:  # a registry shows the image there, with the rights of that repository
         options += [f"--label=org.opencontainers.image.{name}={home}" for name in ("source", "url")]
     builder.build(DOCKERFILE, ROOT, tag, [*options, *secrets(os.environ, Path.home())])
+
+
+@cache
+def epoch() -> str:
+    """The time that all files get: that of the commit, so that the same commit gives the same bytes.
+
+    It is asked once: a commit during a long build must not give two times.
+    """
+    return os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or YEAR_1980
 
 
 def _git(*arguments: str) -> str:
@@ -217,19 +206,19 @@ def main() -> None:
         help="the CuPy inside: cuda12 [default] for drivers from 525 on, cuda13 from 580 on; none: simulated GPUs only",
     )
     parser.add_argument("--tag", help=f"the image's name; default: {name_of(CUDA)}")
-    parser.add_argument("--base", help="build on this image; default: that of the Dockerfile, or one made here")
+    parser.add_argument("--base", help="build on this image; default: one of Debian's packages, made here")
     parser.add_argument("--builder", choices=BUILDERS, help="use this program; default: the first that works")
     parser.add_argument(
-        "--mirror", default="", help="Debian's packages for a base made here [default: debootstrap's own choice]"
+        "--mirror", default="", help=f"what has the archives debian and debian-security; default: {base.ARCHIVE}"
     )
     parser.add_argument("--home", default="", help="the page of the project that publishes the image, for its labels")
     parser.add_argument("--archive", type=Path, help="also write the image to this file, as `docker save` does")
     options = parser.parse_args()
     try:
         builder = find_builder([options.builder] if options.builder else BUILDERS)
-        base = options.base or find_base(builder, options.mirror)
+        bases = Bases(options.base, options.base) if options.base else find_bases(builder, options.mirror)
         tag = options.tag or name_of(options.cuda)
-        build(builder, base, options.cuda, tag, options.home)
+        build(builder, bases, options.cuda, tag, options.home)
         if options.archive:
             builder.save(tag, options.archive)
     except CannotBuildError as error:

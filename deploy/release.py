@@ -21,7 +21,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 import helm_python
@@ -52,7 +51,6 @@ IN_THE_IMAGE = {  # what the markers of the locks ask for
     "implementation_name": "cpython",
     "platform_python_implementation": "CPython",
 }
-YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
 Command = Sequence[str | Path]
 
 
@@ -64,20 +62,8 @@ def write_packages(out: Path) -> None:
     """Wheel and sdist."""
     _run(
         [sys.executable, "-m", "hatchling", "build", "--directory", out],
-        env=os.environ | {"SOURCE_DATE_EPOCH": epoch()},
+        env=os.environ | {"SOURCE_DATE_EPOCH": image.epoch()},
     )
-
-
-@cache
-def epoch() -> str:
-    """The time that all files get: that of the commit, so that the same commit gives the same bytes.
-
-    It is asked once: a commit during a long build must not give the wheel two times.
-    """
-    if given := os.environ.get("SOURCE_DATE_EPOCH"):
-        return given
-    run = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return run.stdout.strip() or YEAR_1980
 
 
 def write_chart(out: Path, home: str) -> None:
@@ -180,7 +166,7 @@ def write_image(out: Path) -> image.Builder:
     """The image for NVIDIA GPUs, as `docker save` writes it."""
     builder = image.find_builder()
     tag = image.name_of(image.CUDA)
-    image.build(builder, image.find_base(builder), image.CUDA, tag)
+    image.build(builder, image.find_bases(builder), image.CUDA, tag)
     builder.save(tag, out / ARCHIVE)
     return builder
 
@@ -253,7 +239,7 @@ def try_sdist(out: Path) -> None:
         build: Command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
         tree = Path(folder) / f"autoclave-{PYTHON_VERSION}"
         compiler = str(ROOT / "build/nvrtc")  # the sdist has no compiled kernels: pip would fetch it
-        _run(build, cwd=tree, env=os.environ | {"SOURCE_DATE_EPOCH": epoch(), "PYTHONPATH": compiler})
+        _run(build, cwd=tree, env=os.environ | {"SOURCE_DATE_EPOCH": image.epoch(), "PYTHONPATH": compiler})
         if (Path(folder) / wheel.name).read_bytes() != wheel.read_bytes():
             raise CannotReleaseError("cannot release the sdist: the wheel that is built from it has other bytes")
 
@@ -283,12 +269,12 @@ def try_kubectl_plugin(out: Path) -> None:
 def _pack(archive: Path, files: Mapping[str, bytes], programs: Iterable[str] = ()) -> None:
     with (
         archive.open("wb") as raw,
-        gzip.GzipFile("", "wb", mtime=int(epoch()), fileobj=raw) as packed,
+        gzip.GzipFile("", "wb", mtime=int(image.epoch()), fileobj=raw) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for name, content in sorted(files.items()):
             member = tarfile.TarInfo(name)
-            member.size, member.mtime = len(content), int(epoch())
+            member.size, member.mtime = len(content), int(image.epoch())
             member.mode = 0o755 if name in programs else 0o644
             tar.addfile(member, io.BytesIO(content))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy import image, leave_out
+from deploy import base, image, leave_out
 from scrubber.words import nvidia_advice
 
 ROOT = Path(__file__).parents[2]
@@ -30,32 +30,26 @@ def stand_in(tmp_path, monkeypatch):
     return make
 
 
-def test_a_docker_without_its_daemon_is_passed_over(stand_in):
-    stand_in("docker", fails=("info",))
-    stand_in("buildah")
-    assert image.find_builder().name == "buildah"
+def test_a_program_that_does_not_work_is_passed_over(stand_in):
+    stand_in("buildah", fails=("info",))
+    stand_in("docker")
+    assert image.find_builder().name == "docker"
 
 
 def test_without_a_builder_the_message_names_the_choices(stand_in):
     stand_in("docker", fails=("info",))
-    with pytest.raises(image.CannotBuildError, match="docker, podman, buildah"):
+    with pytest.raises(image.CannotBuildError, match="buildah, podman, docker"):
         image.find_builder()
 
 
-def test_a_registry_gives_the_pinned_base(stand_in):
+def test_bases_that_are_here_are_not_made_again(stand_in):
+    assert image.find_bases(stand_in("podman")) == image.Bases(*base.names())
+
+
+def test_without_mmdebstrap_the_message_says_what_to_install(stand_in):
     builder = stand_in("podman", fails=("inspect",))
-    assert image.find_base(builder) == image.default_base()
-
-
-def test_without_a_registry_the_base_made_here_is_used(stand_in):
-    builder = stand_in("podman", fails=("pull", image.default_base()))
-    assert image.find_base(builder) == image.LOCAL_BASE
-
-
-def test_a_base_is_made_only_with_root_and_debootstrap(stand_in):
-    builder = stand_in("podman", fails=("inspect", "pull"))
-    with pytest.raises(image.CannotBuildError, match="root and debootstrap"):
-        image.find_base(builder)
+    with pytest.raises(image.CannotBuildError, match=r"mmdebstrap debian-archive-keyring.*--base"):
+        image.find_bases(builder)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +72,6 @@ def test_an_image_archive_is_always_rewritten(tmp_path, monkeypatch, name, wante
     assert archive.read_text().strip() == wanted.replace("ARCHIVE", str(archive))
 
 
-def test_the_local_base_has_the_python_that_is_shipped():
-    """Debian trixie has Python 3.13. Change both together."""
-    assert (image.SUITE, "python:3.13-" in image.default_base()) == ("trixie", True)
-
-
 def test_the_image_has_the_tag_that_the_manifests_use():
     values = yaml.safe_load((ROOT / "deploy/helm/autoclave/values.yaml").read_text())["image"]
     assert image.name_of(image.CUDA).endswith("-cuda12")
@@ -101,10 +90,10 @@ def test_configuration_of_packages_goes_in_as_secrets(tmp_path):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The image of this tree, built with a planted word in pip's configuration: builder, base, name."""
+    """The image of this tree, built with a planted word in pip's configuration: builder, bases, name."""
     try:
         builder = image.find_builder()
-        base = image.find_base(builder)
+        bases = image.find_bases(builder)
     except image.CannotBuildError as error:
         pytest.skip(str(error))
     tag, planted = "localhost/autoclave:test", tmp_path_factory.mktemp("pip") / "pip.conf"
@@ -113,8 +102,8 @@ def built(tmp_path_factory):
         text = Path(given).read_text() if Path(given).is_file() else "[global]\n"
         planted.write_text(f"{text}\n# {PLANTED}\n")
         patch.setenv("PIP_CONFIG_FILE", str(planted))
-        image.build(builder, base, "none", tag, HOME)
-    return builder, base, tag
+        image.build(builder, bases, "none", tag, HOME)
+    return builder, bases, tag
 
 
 @pytest.mark.image
@@ -130,12 +119,12 @@ class TestBuilt:
         assert all(check["held"] for check in json.loads(run.stdout)["checks"])
 
     def test_no_trace_of_the_build_machine_is_in_the_image(self, built):
-        builder, base, tag = built
+        builder, bases, tag = built
         searched = ["bin", "etc", "home", "opt", "root", "run", "srv", "tmp", "usr", "var"]
         command = ["grep", "-rlF", PLANTED, *(f"/{name}" for name in searched)]
         assert builder.run(tag, command, user="0").stdout == ""
         bundle = ["sha256sum", "/etc/ssl/certs/ca-certificates.crt"]
-        assert builder.run(tag, bundle).stdout == builder.run(base, bundle).stdout != ""
+        assert builder.run(tag, bundle).stdout == builder.run(bases.image, bundle).stdout != ""
         assert builder.run(tag, ["ls", "/etc/pip.conf", "/etc/uv", "/opt/autoclave/.lock"]).stdout == ""
 
     def test_no_file_of_the_image_gives_rights(self, built):
@@ -144,11 +133,21 @@ class TestBuilt:
         what = ["-type", "f", "(", "-perm", "/6000", "-o", "-perm", "/002", ")"]
         assert builder.run(tag, ["find", "/bin", "/etc", "/opt", "/usr", "/var", "-xdev", *what], user="0").stdout == ""
 
-    def test_the_image_has_a_bill_of_materials_and_no_pip(self, built):
+    def test_the_bill_of_materials_names_the_packages_of_both_locks(self, built):
+        """The image has no others, and no pip."""
         builder, _, tag = built
         bill = json.loads(builder.run(tag, ["cat", "/usr/share/doc/autoclave/sbom.cdx.json"]).stdout)
-        assert {"grpcio", "libc6"} <= {component["name"] for component in bill["components"]}
+        debian = {it["name"]: it["version"] for it in bill["components"] if it["purl"].startswith("pkg:deb/")}
+        assert debian == base.locked(base.LOCK.read_text(), base.mine(), to_build=False)
+        assert "grpcio" in {it["name"] for it in bill["components"]}
         assert builder.run(tag, ["python3", "-m", "pip", "--version"]).returncode != 0
+
+    def test_the_same_commit_gives_the_same_image(self, built):
+        builder, bases, tag = built
+        if builder.name == "docker":
+            pytest.skip("docker gives each file the time at which it was written")
+        image.build(builder, bases, "none", again := f"{tag}-again", HOME)
+        assert builder.id(again) == builder.id(tag)
 
     def test_a_start_compiles_no_python(self, built):
         """The running image is read-only: what the base did not compile would be compiled at each start."""
