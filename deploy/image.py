@@ -24,8 +24,10 @@ from scrubber import __version__
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 REPOSITORY = "localhost/autoclave"  # a name that no registry has: the image is only on this machine
+BUILDS = ("none", "cuda12", "cuda13")
 CUDA = "cuda12"  # the default of the Dockerfile and of the chart: its CuPy works with the most drivers
 BUILDERS = ("buildah", "podman", "docker")  # those first that give the same bytes each time
+DOCKER, OCI = "docker-archive", "oci-archive"
 YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
 # What a base becomes an image with.
 FROM_ARCHIVE = """\
@@ -59,12 +61,16 @@ class Builder:
         command = [self.name, "build", *fixed, *times, "-t", tag, *options, context]
         _run(command, "cannot build the image", env=os.environ | self._isolation())
 
-    def save(self, image: str, archive: Path) -> None:
-        """Write the image into a file as ``docker save`` does, for a node without a registry."""
+    def save(self, image: str, archive: Path, kind: str = DOCKER) -> None:
+        """Write the image into a file, as ``docker save`` does, for a node without a registry.
+
+        Or, but not with docker, as ``OCI``: as a registry gets it, with the digest that it has there.
+        """
         archive.parent.mkdir(parents=True, exist_ok=True)
         archive.unlink(missing_ok=True)
-        target = [image, f"docker-archive:{archive}:{image}"]
-        command = ["push", *target] if self.name == "buildah" else ["save", "-o", str(archive), image]
+        named = f":{image}" if kind == DOCKER else ""
+        saving = ["save", "-o", str(archive), *([f"--format={kind}"] if kind == OCI else []), image]
+        command = ["push", image, f"{kind}:{archive}{named}"] if self.name == "buildah" else saving
         _run([self.name, *command], f"cannot write the image to {archive}")
 
     def run(
@@ -161,7 +167,12 @@ def secrets(environment: Mapping[str, str], home: Path) -> list[str]:
 
 def name_of(cuda: str) -> str:
     """The name of this build on this machine, with the tag by which the manifests ask for it."""
-    return f"{REPOSITORY}:{__version__}" + (f"-{cuda}" if cuda != "none" else "")
+    return REPOSITORY + tag_of(cuda)
+
+
+def tag_of(cuda: str) -> str:
+    """What follows the name of the repository."""
+    return f":{__version__}" + (f"-{cuda}" if cuda != "none" else "")
 
 
 def build(builder: Builder, bases: Bases, cuda: str, tag: str, home: str = "") -> None:
@@ -201,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deploy.image", description=__doc__)
     parser.add_argument(
         "--cuda",
-        choices=("none", "cuda12", "cuda13"),
+        choices=BUILDS,
         default=CUDA,
         help="the CuPy inside: cuda12 [default] for drivers from 525 on, cuda13 from 580 on; none: simulated GPUs only",
     )
@@ -213,14 +224,19 @@ def main() -> None:
     )
     parser.add_argument("--home", default="", help="the page of the project that publishes the image, for its labels")
     parser.add_argument("--archive", type=Path, help="also write the image to this file, as `docker save` does")
+    parser.add_argument("--oci", type=Path, help="also write it to this file as a registry gets it; not with docker")
     options = parser.parse_args()
     try:
         builder = find_builder([options.builder] if options.builder else BUILDERS)
+        if options.oci and builder.name == "docker":
+            sys.exit("docker cannot write an image as a registry gets it (--oci): use buildah or podman")
         bases = Bases(options.base, options.base) if options.base else find_bases(builder, options.mirror)
         tag = options.tag or name_of(options.cuda)
         build(builder, bases, options.cuda, tag, options.home)
         if options.archive:
             builder.save(tag, options.archive)
+        if options.oci:
+            builder.save(tag, options.oci, OCI)
     except CannotBuildError as error:
         sys.exit(str(error))
     print(tag)

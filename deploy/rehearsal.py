@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
-from deploy import release
+from deploy import image, release
 from scrubber import __version__
 
 PROGRAMS = {
@@ -31,7 +31,10 @@ PROGRAMS = {
 ANSWERS_WITHIN = 20  # seconds that the registry may take to start
 IMAGE, CHART = "autoclave", "charts/autoclave"
 CHART_FILE = f"autoclave-{__version__}.tgz"
-BILL = f"autoclave-{__version__}-cuda12.cdx.json"
+BUILD = image.CUDA
+BILL = f"autoclave-{__version__}-{BUILD}.cdx.json"
+PUSH = release.ROOT / "deploy/push_image.sh"
+OF_A_REHEARSAL = {"COSIGN_PASSWORD": "", "SKOPEO_FLAGS": "--dest-tls-verify=false"}
 # No log of signatures is told: nothing of a rehearsal is public.
 UNLOGGED = ("--tlog-upload=false", "--use-signing-config=false")
 PRIVATE = ("--insecure-ignore-tlog=true",)
@@ -45,7 +48,7 @@ class FailedError(Exception):
 def run(*command: str | Path, fails: bool = False) -> str:
     """What a command said on both channels; FailedError unless it ended as it must."""
     done = subprocess.run(
-        command, cwd=release.OUT, env=os.environ | {"COSIGN_PASSWORD": ""}, check=False, text=True,
+        command, cwd=release.OUT, env=os.environ | OF_A_REHEARSAL, check=False, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     if (done.returncode != 0) != fails:
@@ -99,12 +102,14 @@ def check_sums(folder: Path) -> int:
 
 def publish(name: str, keys: Path) -> dict[str, str]:
     """Push, sign and attest; the published names with their digests."""
-    key, image = ("--key", str(keys / "cosign.key")), f"{name}/{IMAGE}:{__version__}-cuda12"
-    run("skopeo", "copy", "--dest-tls-verify=false", f"docker-archive:{release.ARCHIVE}", f"docker://{image}")
-    digest = run("skopeo", "inspect", "--tls-verify=false", "--format", "{{.Digest}}", f"docker://{image}").strip()
+    key, tagged = ("--key", str(keys / "cosign.key")), f"{name}/{IMAGE}:{__version__}-{BUILD}"
+    archives = sorted(release.IMAGES.glob(f"{BUILD}-*.tar"))
+    digest = run(PUSH, tagged, release.index_of(BUILD), *archives).strip()
+    if digest not in (release.OUT / f"autoclave-{__version__}-nvidia.yaml").read_text():
+        raise FailedError(f"the manifest for NVIDIA GPUs does not name the image that was pushed, {digest}")
     pushed = run("helm", "push", "--plain-http", CHART_FILE, f"oci://{name}/charts")
     [chart] = [line.split()[1] for line in pushed.splitlines() if line.startswith("Digest:")]
-    said("the image and the chart are pushed")
+    said("the image and the chart are pushed; the manifests name the image that was pushed")
     published = {"image": f"{name}/{IMAGE}@{digest}", "chart": f"{name}/{CHART}@{chart}"}
     for each in published.values():
         run("cosign", "sign", "--yes", *key, *UNLOGGED, *PLAIN, each)
@@ -141,8 +146,8 @@ def main() -> None:
     """Publish and verify, and say each step."""
     if lacks := [f"{name} ({where})" for name, where in PROGRAMS.items() if shutil.which(name) is None]:
         sys.exit(f"cannot rehearse: not installed: {', '.join(lacks)}")
-    if not (release.OUT / release.ARCHIVE).exists():
-        sys.exit(f"cannot rehearse: there is no {release.OUT / release.ARCHIVE}; run `make release` first")
+    if not (release.OUT / release.index_of(BUILD)).exists():
+        sys.exit(f"cannot rehearse: there is no {release.OUT / release.index_of(BUILD)}; run `make release` first")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         try:

@@ -22,17 +22,20 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import helm_python
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from deploy import generate, image
+from deploy import base, generate, image
 from ground import public_names
 from scrubber import __version__
 
 ROOT = Path(__file__).parents[1]
-OUT = ROOT / "build" / "release"
+OUT, IMAGES = ROOT / "build" / "release", ROOT / "build" / "images"
+NO_IMAGES = ROOT / "build" / "none"
+INDEX = "application/vnd.oci.image.index.v1+json"
 HOME = "https://name-your-home.invalid/autoclave"  # nobody can own a name below invalid
 USUAL = ("nvidia", "in-front", "observe-only", "dra", "simulated")
 NOTES, SUMS = "NOTES.md", "SHA256SUMS"
@@ -77,18 +80,53 @@ def write_chart(out: Path, home: str) -> None:
     _pack(out / f"autoclave-{__version__}.tgz", files)
 
 
-def write_manifests(out: Path, repository: str) -> None:
-    """The usual installations, for a cluster without Helm: one file each, with its namespace."""
+def write_manifests(out: Path, repository: str, digests: Mapping[str, str]) -> None:
+    """The usual installations, for a cluster without Helm: one file each, with its namespace.
+
+    ``digests``: of the images, by their build. Without one, a manifest names its image by the tag.
+    """
     space = {
         "apiVersion": "v1",
         "kind": "Namespace",
         "metadata": {"name": generate.NAMESPACE, "labels": generate.PRIVILEGED},
     }
     for name in USUAL:
-        templates = generate.objects({**generate.OVERLAYS[name], "image": {"repository": repository}})
+        values = generate.OVERLAYS[name]
+        build = "none" if values.get("backend") == "simulated" else image.CUDA
+        named = {"repository": repository, "digest": digests.get(build, "")}
+        templates = generate.objects({**values, "image": named})
         text = io.StringIO(newline="\n")
         generate.yaml().dump_all([space, *(doc for docs in templates.values() for doc in docs)], text)
         (out / f"autoclave-{__version__}-{name}.yaml").write_text(text.getvalue(), encoding="utf-8")
+
+
+def write_indexes(out: Path, images: Path) -> dict[str, str]:
+    """One file for each build of the image, which a registry gets as it is; its digest, by the build.
+
+    It names the images of all architectures. ``images``: what `make image` has written with ``--oci``, as
+    BUILD-MACHINE.tar.
+    """
+    digests = {}
+    for build in image.BUILDS:
+        if archives := sorted(images.glob(f"{build}-*.tar")):
+            document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [_described(each) for each in archives]}
+            (path := out / index_of(build)).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            digests[build] = f"sha256:{_digest(path)}"
+    return digests
+
+
+def index_of(build: str) -> str:
+    """The name of that file."""
+    return f"autoclave-{__version__}-{build}.index.json"
+
+
+def _described(archive: Path) -> dict[str, Any]:
+    with tarfile.open(archive) as opened:
+        if (listed := opened.extractfile("index.json")) is None:
+            raise CannotReleaseError(f"cannot read {archive}: its index.json is no file")
+        [manifest] = json.load(listed)["manifests"]
+    known = {name: manifest[name] for name in ("mediaType", "digest", "size")}
+    return known | {"platform": {"architecture": archive.stem.partition("-")[2], "os": "linux"}}
 
 
 def write_kubectl_plugin(out: Path, home: str) -> None:
@@ -162,12 +200,15 @@ def notes(changelog: str, tag: str | None) -> str:
     return part.partition("\n")[2].strip() + "\n"
 
 
-def write_image(out: Path) -> image.Builder:
-    """The image for NVIDIA GPUs, as `docker save` writes it."""
+def build_image() -> image.Builder:
+    """Build the image for NVIDIA GPUs, and keep it as a registry gets it."""
     builder = image.find_builder()
     tag = image.name_of(image.CUDA)
     image.build(builder, image.find_bases(builder), image.CUDA, tag)
-    builder.save(tag, out / ARCHIVE)
+    shutil.rmtree(IMAGES, ignore_errors=True)
+    builder.save(tag, IMAGES / f"{image.CUDA}-{base.mine()}.tar", image.OCI)
+    if __version__ not in builder.run(tag, ["autoclave", "version"]).stdout:
+        raise CannotReleaseError(f"cannot run the image: `autoclave version` in it does not say {__version__}")
     return builder
 
 
@@ -193,8 +234,8 @@ def _precedes(tag: str) -> bool:
     return "-" in tag
 
 
-def make(out: Path, *, home: str, repository: str, tag: str | None) -> None:
-    """All files that need no package index and no builder of images."""
+def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path = NO_IMAGES) -> None:
+    """All files that need no package index and no builder of images. ``images``: those that were built."""
     if tag not in {None, f"v{__version__}"}:
         raise CannotReleaseError(
             f"cannot release {tag}: scrubber/__init__.py says {__version__}; change it, or tag v{__version__}"
@@ -206,10 +247,14 @@ def make(out: Path, *, home: str, repository: str, tag: str | None) -> None:
         )
     shutil.rmtree(out, ignore_errors=True)  # a file of another version must not stay
     out.mkdir(parents=True)
-    (out / NOTES).write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag), encoding="utf-8")
+    digests = write_indexes(out, images)
+    text = notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag)
+    for build, digest in digests.items():
+        text += f"\nImage `{repository}{image.tag_of(build)}`: `{digest}`\n"
+    (out / NOTES).write_text(text, encoding="utf-8")
     write_packages(out)
     write_chart(out, home)
-    write_manifests(out, repository)
+    write_manifests(out, repository, digests)
     write_kubectl_plugin(out, home)
 
 
@@ -296,6 +341,17 @@ def _run(command: Command, cwd: Path = ROOT, env: Mapping[str, str] | None = Non
     return run.stdout
 
 
+def _built(*, wanted: bool) -> image.Builder | None:
+    """What has built the image. None if nothing can, unless it is wanted."""
+    try:
+        return build_image()
+    except image.CannotBuildError as error:
+        if wanted:
+            raise
+        print(f"the release has no image: {error}", file=sys.stderr)
+        return None
+
+
 def main() -> None:
     """Make the files, try them, and list them."""
     parser = argparse.ArgumentParser(prog="python -m deploy.release", description=__doc__)
@@ -307,21 +363,18 @@ def main() -> None:
         help="where the manifests take the image from; default: %(default)s",
     )
     parser.add_argument("--no-image", action="store_true", help="build no image")
+    parser.add_argument(
+        "--images", type=Path, metavar="FOLDER",
+        help="build no image, and name these: what `make image` has written with --oci, as BUILD-MACHINE.tar",
+    )  # fmt: skip
     options = parser.parse_args()
     try:
-        make(OUT, home=options.home, repository=options.repository, tag=options.tag)
+        builder = None if options.images or options.no_image else _built(wanted=bool(options.tag))
+        images = options.images or (IMAGES if builder else NO_IMAGES)
+        make(OUT, home=options.home, repository=options.repository, tag=options.tag, images=images)
         write_bills(OUT)
-        if not options.no_image:
-            try:
-                builder = write_image(OUT)
-                if __version__ not in builder.run(image.name_of(image.CUDA), ["autoclave", "version"]).stdout:
-                    raise CannotReleaseError(
-                        f"cannot run the image: `autoclave version` in it does not say {__version__}"
-                    )
-            except image.CannotBuildError as error:
-                if options.tag:
-                    raise
-                print(f"the release has no image: {error}", file=sys.stderr)
+        if builder:
+            builder.save(image.name_of(image.CUDA), OUT / ARCHIVE)
         write_sums(OUT)
         try_wheel(OUT)
         try_sdist(OUT)

@@ -53,14 +53,16 @@ def test_without_mmdebstrap_the_message_says_what_to_install(stand_in):
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "kind", "wanted"),
     [
-        ("docker", "save -o ARCHIVE an/image:1"),
-        ("podman", "save -o ARCHIVE an/image:1"),
-        ("buildah", "push an/image:1 docker-archive:ARCHIVE:an/image:1"),
+        ("docker", image.DOCKER, "save -o ARCHIVE an/image:1"),
+        ("podman", image.DOCKER, "save -o ARCHIVE an/image:1"),
+        ("podman", image.OCI, "save -o ARCHIVE --format=oci-archive an/image:1"),
+        ("buildah", image.DOCKER, "push an/image:1 docker-archive:ARCHIVE:an/image:1"),
+        ("buildah", image.OCI, "push an/image:1 oci-archive:ARCHIVE"),
     ],
 )
-def test_an_image_archive_is_always_rewritten(tmp_path, monkeypatch, name, wanted):
+def test_an_image_archive_is_always_rewritten(tmp_path, monkeypatch, name, kind, wanted):
     """The program writes its arguments into the archive that it is asked for. Buildah does not replace an archive."""
     archive, program = tmp_path / "image.tar", tmp_path / "bin" / name
     archive.write_text("of the last build")
@@ -68,7 +70,7 @@ def test_an_image_archive_is_always_rewritten(tmp_path, monkeypatch, name, wante
     program.write_text(f'#!/bin/sh\nset -C\necho "$@" > {archive}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
-    image.Builder(name).save("an/image:1", archive)
+    image.Builder(name).save("an/image:1", archive, kind)
     assert archive.read_text().strip() == wanted.replace("ARCHIVE", str(archive))
 
 

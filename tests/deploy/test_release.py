@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import io
+import json
 import subprocess
 import tarfile
 
@@ -67,6 +69,27 @@ def test_a_manifest_has_its_namespace_and_the_named_image(made, name):
     sets = [thing["spec"]["template"]["spec"] for thing in objects if thing["kind"] == "DaemonSet"]
     images = {part["image"].partition(":")[0] for pod in sets for part in pod["containers"]}
     assert images == {REPOSITORY}
+
+
+def test_manifests_name_the_images_that_were_built(tmp_path):
+    (images := tmp_path / "images").mkdir()
+    for machine in ("amd64", "arm64"):
+        manifest = {"mediaType": "of/it", "digest": f"sha256:{machine}", "size": 1, "annotations": {"name": "1"}}
+        content = json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode()
+        with tarfile.open(images / f"cuda12-{machine}.tar", "w") as archive:
+            entry = tarfile.TarInfo("index.json")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    digests = release.write_indexes(tmp_path, images)
+    index = (tmp_path / release.index_of("cuda12")).read_bytes()
+    assert digests == {"cuda12": f"sha256:{hashlib.sha256(index).hexdigest()}"}
+    assert [(it["digest"], it["platform"]["architecture"]) for it in json.loads(index)["manifests"]] == [
+        ("sha256:amd64", "amd64"), ("sha256:arm64", "arm64")
+    ]  # fmt: skip
+    release.write_manifests(tmp_path, REPOSITORY, digests)
+    found = {name: (tmp_path / f"autoclave-{__version__}-{name}.yaml").read_text() for name in ("nvidia", "simulated")}
+    assert f"image: {REPOSITORY}@{digests['cuda12']}\n" in found["nvidia"]
+    assert f"image: {REPOSITORY}:{__version__}\n" in found["simulated"]  # this one was not built
 
 
 def test_a_file_that_differs_from_its_checksum_ends_the_rehearsal(tmp_path):
