@@ -8,6 +8,7 @@ newer versions, the old ones come from snapshot.debian.org.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -45,7 +46,7 @@ class NoBaseError(Exception):
 
 def mine() -> str:
     """Debian's name of this machine's architecture."""
-    return _said("dpkg", "--print-architecture").strip()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
 
 
 def locked(text: str, architecture: str, *, to_build: bool) -> Lock:
@@ -54,16 +55,16 @@ def locked(text: str, architecture: str, *, to_build: bool) -> Lock:
     return {name: version for name, version, *only in lines if {architecture, *(["build"] * to_build)} >= set(only)}
 
 
-def make(to: Path, *, to_build: bool, mirror: str = "") -> None:
+def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> None:
     """Write the root file system as a tar archive. ``mirror``: has Debian's archives instead of ``ARCHIVE``."""
-    if absent := [name for name in ("apt-get", "dpkg", "mmdebstrap") if shutil.which(name) is None]:
+    if absent := [name for name in ("apt-get", "mmdebstrap") if shutil.which(name) is None]:
         raise NoBaseError(f"not installed: {', '.join(absent)} (Debian and Ubuntu: mmdebstrap debian-archive-keyring)")
     text = LOCK.read_text(encoding="utf-8")
     wanted = (*NEEDED, *([TO_BUILD] * to_build))
     time = re.findall(r"at (\S+),", text)[0]
     for sources in (_sources(mirror or ARCHIVE), _sources(SNAPSHOT, time)):
         try:
-            if resolve(sources, mine(), wanted) == locked(text, mine(), to_build=to_build):
+            if resolve(sources, architecture, wanted) == locked(text, architecture, to_build=to_build):
                 break
         except subprocess.CalledProcessError as error:
             print(error.stderr, file=sys.stderr)
@@ -71,7 +72,14 @@ def make(to: Path, *, to_build: bool, mirror: str = "") -> None:
         raise NoBaseError(f"neither the archive nor the snapshot of {time} has the versions of {LOCK.name}: renew it")
     paths = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT]
     command = [
-        *("mmdebstrap", "--quiet", "--variant=essential", f"--include={','.join(wanted)}", "--skip=output/dev"),
+        *(
+            "mmdebstrap",
+            "--quiet",
+            f"--architectures={architecture}",
+            "--variant=essential",
+            f"--include={','.join(wanted)}",
+            "--skip=output/dev",
+        ),
         *(*paths, "--dpkgopt=path-include=/usr/share/doc/*/copyright", f"--customize-hook={_FINISH}"),
         *(SUITE, str(to), *sources),
     ]
@@ -81,10 +89,10 @@ def make(to: Path, *, to_build: bool, mirror: str = "") -> None:
         raise NoBaseError(f"mmdebstrap ended with {ended}")
 
 
-def names() -> tuple[str, str]:
+def names(architecture: str) -> tuple[str, str]:
     """Of the base, and of the one for the stages that build. Another lock gives other names."""
-    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    return f"localhost/autoclave-base:{SUITE}-{digest}", f"localhost/autoclave-base:{SUITE}-{digest}-build"
+    name = f"localhost/autoclave-base:{SUITE}-{architecture}-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
+    return name, f"{name}-build"
 
 
 def resolve(sources: Sequence[str], architecture: str, wanted: Sequence[str]) -> Lock:

@@ -46,9 +46,15 @@ class CannotBuildError(Exception):
 
 @dataclass(frozen=True)
 class Builder:
-    """A program that builds images and runs commands in them."""
+    """A program that builds images, of one architecture, and runs commands in them."""
 
     name: str
+    architecture: str = ""  # Debian's name; by default, that of this machine
+
+    @property
+    def builds_for(self) -> str:
+        """The architecture of what it builds."""
+        return self.architecture or base.mine()
 
     def has(self, image: str) -> bool:
         """Whether the image is on this machine."""
@@ -58,7 +64,8 @@ class Builder:
         """Build an image under this name, with the time of the commit for all its files, if the program can."""
         fixed: list[str | Path] = ["--pull=false", f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}", "-f", dockerfile]
         times = [] if self.name == "docker" else [f"--timestamp={epoch()}"]
-        command = [self.name, "build", *fixed, *times, "-t", tag, *options, context]
+        other = [f"--platform=linux/{self.architecture}"] if self.architecture else []
+        command = [self.name, "build", *fixed, *times, *other, "-t", tag, *options, context]
         _run(command, "cannot build the image", env=os.environ | self._isolation())
 
     def save(self, image: str, archive: Path, kind: str = DOCKER) -> None:
@@ -114,9 +121,9 @@ class Builder:
         return {"BUILDAH_ISOLATION": os.environ.get("BUILDAH_ISOLATION", "chroot")} if self.name == "buildah" else {}
 
 
-def find_builder(wanted: Sequence[str] = BUILDERS) -> Builder:
+def find_builder(wanted: Sequence[str] = BUILDERS, architecture: str = "") -> Builder:
     """The first of these programs that works."""
-    for builder in map(Builder, wanted):
+    for builder in (Builder(name, architecture) for name in wanted):
         if builder.works():
             return builder
     names = ", ".join(wanted)
@@ -135,7 +142,7 @@ class Bases:
 
 def find_bases(builder: Builder, mirror: str = "") -> Bases:
     """Those of the lock. They are made if they are not on this machine."""
-    found = Bases(*base.names())
+    found = Bases(*base.names(builder.builds_for))
     for name in (found.image, found.build):
         if not builder.has(name):
             _make_base(builder, name, to_build=name == found.build, mirror=mirror)
@@ -147,7 +154,7 @@ def _make_base(builder: Builder, name: str, *, to_build: bool, mirror: str) -> N
     with tempfile.TemporaryDirectory(prefix="autoclave-base-") as directory:
         context = Path(directory)
         try:
-            base.make(context / "base.tar", to_build=to_build, mirror=mirror)
+            base.make(context / "base.tar", builder.builds_for, to_build=to_build, mirror=mirror)
         except base.NoBaseError as error:
             raise CannotBuildError(f"cannot make a base: {error}; or name an image with Python, by --base") from error
         (context / "Dockerfile").write_text(FROM_ARCHIVE, encoding="utf-8")
@@ -218,6 +225,12 @@ def main() -> None:
     )
     parser.add_argument("--tag", help=f"the image's name; default: {name_of(CUDA)}")
     parser.add_argument("--base", help="build on this image; default: one of Debian's packages, made here")
+    parser.add_argument(
+        "--architecture",
+        choices=base.ARCHITECTURES,
+        default="",
+        help="for another machine than this one, whose programs an emulator runs here (Debian: qemu-user-static)",
+    )
     parser.add_argument("--builder", choices=BUILDERS, help="use this program; default: the first that works")
     parser.add_argument(
         "--mirror", default="", help=f"what has the archives debian and debian-security; default: {base.ARCHIVE}"
@@ -227,7 +240,7 @@ def main() -> None:
     parser.add_argument("--oci", type=Path, help="also write it to this file as a registry gets it; not with docker")
     options = parser.parse_args()
     try:
-        builder = find_builder([options.builder] if options.builder else BUILDERS)
+        builder = find_builder([options.builder] if options.builder else BUILDERS, options.architecture)
         if options.oci and builder.name == "docker":
             sys.exit("docker cannot write an image as a registry gets it (--oci): use buildah or podman")
         bases = Bases(options.base, options.base) if options.base else find_bases(builder, options.mirror)

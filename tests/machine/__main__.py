@@ -11,7 +11,6 @@ import shlex
 import sys
 
 from tests.machine import building, cuts, node, slurm, vm
-from tests.machine.progress import say
 
 NO_MACHINE = 3
 _PYTHON = ".venv/bin/python"
@@ -77,14 +76,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _try(machine: vm.Machine, name: str, command: str) -> int:
-    say(name)
     if name == INSTALL:
         machine.install(GPUS)
     elif name == REBOOT:
         machine.reboot()
-    code = machine.run(f"cd {building.INSIDE} && {{ {command}\n}}")
-    say(f"{name}: {'passed' if code == 0 else f'failed, exit code {code}'}")
-    return code
+    return machine.tries(name, command)
 
 
 if __name__ == "__main__":

@@ -305,11 +305,8 @@ def _reach(machine: vm.Machine) -> None:
 
 
 def _tests(machine: vm.Machine, name: str) -> int:
-    say(name)
     command = f"AUTOCLAVE_TESTS_WAIT={PATIENCE} .venv/bin/python -m pytest -q -m cluster -p no:randomly"
-    code = machine.run(f"cd {building.INSIDE} && {command} --programs {INSIDE} {TESTS[name]}")
-    say(f"{name}: {'passed' if code == 0 else f'failed, exit code {code}'}")
-    return code
+    return machine.tries(name, f"{command} --programs {INSIDE} {TESTS[name]}")
 
 
 def _join(machine: vm.Machine) -> None:

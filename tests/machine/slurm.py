@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from tests.machine import building, vm
+from tests.machine import vm
 from tests.machine.progress import say
 
 GPUS = 4
@@ -24,11 +24,10 @@ def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int
         machine.install(GPUS)
         codes = []
         for step in STEPS:
-            say(step.format(many=many))
             if step == "after_reboot":
                 machine.reboot()
-            codes.append(machine.run(f"cd {building.INSIDE} && tests/machine/slurm.sh {step.format(many=many)}"))
-            say(f"{step}: {'passed' if codes[-1] == 0 else f'failed, exit code {codes[-1]}'}")
+            named = step.format(many=many)
+            codes.append(machine.tries(named, f"tests/machine/slurm.sh {named}"))
         faults = list(judge(machine))
         for fault in faults:
             say(fault)

@@ -78,6 +78,13 @@ class Machine:
         whole = [*self.ssh, command]
         return subprocess.run(whole, stdin=given, stdout=where, stderr=where, check=False).returncode
 
+    def tries(self, name: str, command: str) -> int:
+        """Run a command of the shell in the checkout, and say how it went; its exit code."""
+        say(name)
+        code = self.run(f"cd {building.INSIDE} && {{ {command}\n}}")
+        say(f"{name}: {'passed' if code == 0 else f'failed, exit code {code}'}")
+        return code
+
     def output(self, command: str) -> str:
         """What the command prints. Raises CalledProcessError if it fails."""
         return subprocess.run(
