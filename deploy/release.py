@@ -200,6 +200,11 @@ def notes(changelog: str, tag: str | None) -> str:
     return part.partition("\n")[2].strip() + "\n"
 
 
+def with_whole_links(text: str, home: str) -> str:
+    """The text with links to the pages of the tag: it is shown where relative links lead nowhere."""
+    return re.sub(r"(\]\(|^\[[^]]+\]: )(?!https?:|#)", rf"\g<1>{home}/blob/v{__version__}/", text, flags=re.MULTILINE)
+
+
 def build_image() -> image.Builder:
     """Build the image for NVIDIA GPUs, and keep it as a registry gets it."""
     builder = image.find_builder()
@@ -248,7 +253,7 @@ def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path
     shutil.rmtree(out, ignore_errors=True)  # a file of another version must not stay
     out.mkdir(parents=True)
     digests = write_indexes(out, images)
-    text = notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag)
+    text = with_whole_links(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag), home)
     for build, digest in digests.items():
         text += f"\nImage `{repository}{image.tag_of(build)}`: `{digest}`\n"
     (out / NOTES).write_text(text, encoding="utf-8")

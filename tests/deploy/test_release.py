@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import subprocess
 import tarfile
 
@@ -31,6 +32,13 @@ def test_two_runs_make_the_same_bytes(made, tmp_path):
     first, second = ({path.name: path.read_bytes() for path in out.iterdir()} for out in (made, tmp_path / "again"))
     assert first.keys() == second.keys() > {release.NOTES, CHART, "autoclave.krew.yaml"}
     assert [name for name, content in first.items() if second[name] != content] == []
+
+
+def test_the_links_of_the_notes_lead_to_pages_of_the_tag(made):
+    links = re.findall(r"(?:\]\(|^\[[^]]+\]: )([^)\s]+)", (made / release.NOTES).read_text(), re.MULTILINE)
+    pages = [link.removeprefix(f"{HOME}/blob/v{__version__}/").partition("#")[0] for link in links]
+    assert "docs/threat-model.md" in pages
+    assert [page for page in pages if not (page.startswith("https://") or (release.ROOT / page).is_file())] == []
 
 
 def test_the_sdist_builds_the_wheel_of_the_release(made):
