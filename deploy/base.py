@@ -62,14 +62,21 @@ def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> No
     text = LOCK.read_text(encoding="utf-8")
     wanted = (*NEEDED, *([TO_BUILD] * to_build))
     time = re.findall(r"at (\S+),", text)[0]
+    asked = locked(text, architecture, to_build=to_build)
     for sources in (_sources(mirror or ARCHIVE), _sources(SNAPSHOT, time)):
         try:
-            if resolve(sources, architecture, wanted) == locked(text, architecture, to_build=to_build):
+            others = resolve(sources, architecture, wanted).items() ^ asked.items()
+            if not others:
                 break
+            names = ", ".join(sorted({name for name, _ in others}))
+            print(f"{sources[0].split()[-3]} has other versions than the lock: {names}", file=sys.stderr)
         except subprocess.CalledProcessError as error:
             print(error.stderr, file=sys.stderr)
     else:
-        raise NoBaseError(f"neither the archive nor the snapshot of {time} has the versions of {LOCK.name}: renew it")
+        raise NoBaseError(
+            f"neither the archive nor the snapshot of {time} has the versions of {LOCK.name}: "
+            "renew it by `python -m deploy.base`"
+        )
     paths = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT]
     command = [
         *(

@@ -34,7 +34,7 @@ def test_two_runs_make_the_same_bytes(made, tmp_path):
     assert [name for name, content in first.items() if second[name] != content] == []
 
 
-def test_the_links_of_the_notes_lead_to_pages_of_the_tag(made):
+def test_the_notes_link_to_pages_of_the_tag(made):
     links = re.findall(r"(?:\]\(|^\[[^]]+\]: )([^)\s]+)", (made / release.NOTES).read_text(), re.MULTILINE)
     pages = [link.removeprefix(f"{HOME}/blob/v{__version__}/").partition("#")[0] for link in links]
     assert "docs/threat-model.md" in pages
