@@ -306,6 +306,7 @@ def _reach(machine: vm.Machine) -> None:
 
 def _tests(machine: vm.Machine, name: str) -> int:
     command = f"AUTOCLAVE_TESTS_WAIT={PATIENCE} .venv/bin/python -m pytest -q -m cluster -p no:randomly"
+    command += f" --timeout {5 * PATIENCE}"  # of a test; all of its waits together
     return machine.tries(name, f"{command} --programs {INSIDE} {TESTS[name]}")
 
 
