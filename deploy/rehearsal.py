@@ -151,6 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         try:
+            os.environ["XDG_RUNTIME_DIR"] = place  # skopeo looks for passwords there; not every user has one
             said(f"{check_sums(release.OUT)} files have the digests of {release.SUMS}")
             for name in ("cosign", "other"):
                 run("cosign", "generate-key-pair", "--output-key-prefix", folder / name)
