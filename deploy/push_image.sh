@@ -1,9 +1,14 @@
 #!/bin/sh
-# push_image.sh NAME INDEX ARCHIVE...: push an image of several architectures, to the byte: skopeo changes no digest.
+# push_image.sh NAME:TAG INDEX ARCHIVE...: push an image of several architectures, to the byte: skopeo changes no digest.
 # INDEX is a file of the release, which names the image of each ARCHIVE. Prints the digest of the index.
 # SKOPEO_FLAGS: more flags for skopeo copy.
 set -eu
-name=$1 index=$2
+name=${1:-}
+case ${name##*/}:$# in
+*:*:[3-9]*) ;;
+*) echo "usage: push_image.sh NAME:TAG INDEX ARCHIVE..." >&2 && exit 2 ;;
+esac
+index=$2
 shift 2
 layout=$(mktemp -d)
 trap 'rm -rf "$layout"' EXIT

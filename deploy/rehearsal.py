@@ -8,6 +8,7 @@ digest, and verified as RELEASE.md says. What was altered, or signed by somebody
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -103,7 +104,8 @@ def check_sums(folder: Path) -> int:
 def publish(name: str, keys: Path) -> dict[str, str]:
     """Push, sign and attest; the published names with their digests."""
     key, tagged = ("--key", str(keys / "cosign.key")), f"{name}/{IMAGE}:{__version__}-{BUILD}"
-    archives = sorted(release.IMAGES.glob(f"{BUILD}-*.tar"))
+    if not (archives := sorted(release.IMAGES.glob(f"{BUILD}-*.tar"))):
+        raise FailedError(f"{release.IMAGES} has no image {BUILD}: run `make release` without --images")
     digest = run(PUSH, tagged, release.index_of(BUILD), *archives).strip()
     if digest not in (release.OUT / f"autoclave-{__version__}-nvidia.yaml").read_text():
         raise FailedError(f"the manifest for NVIDIA GPUs does not name the image that was pushed, {digest}")
@@ -112,7 +114,7 @@ def publish(name: str, keys: Path) -> dict[str, str]:
     said("the image and the chart are pushed; the manifests name the image that was pushed")
     published = {"image": f"{name}/{IMAGE}@{digest}", "chart": f"{name}/{CHART}@{chart}"}
     for each in published.values():
-        run("cosign", "sign", "--yes", *key, *UNLOGGED, *PLAIN, each)
+        run("cosign", "sign", "--yes", "--recursive", *key, *UNLOGGED, *PLAIN, each)
     about = ("--type", "cyclonedx", "--predicate", BILL)
     run("cosign", "attest", "--yes", *key, *UNLOGGED, *PLAIN, *about, published["image"])
     run("cosign", "sign-blob", "--yes", *key, *UNLOGGED, "--bundle", keys / "sums.json", release.SUMS)
@@ -123,7 +125,9 @@ def publish(name: str, keys: Path) -> dict[str, str]:
 def verify(published: dict[str, str], keys: Path, taken: Path) -> None:
     """As somebody does who has the public key and the names."""
     key = ("--key", str(keys / "cosign.pub"))
-    for each in published.values():
+    index = json.loads((release.OUT / release.index_of(BUILD)).read_text())
+    name = published["image"].partition("@")[0]
+    for each in (*published.values(), *(f"{name}@{manifest['digest']}" for manifest in index["manifests"])):
         run("cosign", "verify", *key, *PRIVATE, *PLAIN, each)
     run("cosign", "verify-attestation", *key, *PRIVATE, *PLAIN, "--type", "cyclonedx", published["image"])
     blob = ("--bundle", str(keys / "sums.json"))

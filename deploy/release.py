@@ -1,8 +1,8 @@
 """Make all that a tag publishes: ``python -m deploy.release`` (``make release``), into build/release.
 
 Wheel, sdist, chart, manifests, the plugin of kubectl, bills of materials, notes, checksums, and the image as an
-archive. Then each is installed from there in a clean place and tried. The same commit gives the same bytes, except for
-the image.
+archive. Then each is installed from there in a clean place and tried. The same commit gives the same bytes; the image
+too, where buildah or podman builds it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from scrubber import __version__
 
 ROOT = Path(__file__).parents[1]
 OUT, IMAGES = ROOT / "build" / "release", ROOT / "build" / "images"
-NO_IMAGES = ROOT / "build" / "none"
 INDEX = "application/vnd.oci.image.index.v1+json"
 HOME = "https://name-your-home.invalid/autoclave"  # nobody can own a name below invalid
 USUAL = ("nvidia", "in-front", "observe-only", "dra", "simulated")
@@ -44,6 +43,12 @@ PYTHON_VERSION = str(Version(__version__))  # as wheel and sdist have it: 0.1.0r
 UNFINISHED = {  # pages, and what they say until a maintainer has written something else
     "SECURITY.md": "There is no release yet",
     "RELEASE.md": "There is no release yet",
+    "README.md": "no release and no published image yet",
+    "CHANGELOG.md": "with an image that you",
+    "docs/install.md": "none is published",
+    "deploy/helm/autoclave/README.md": "No image is published",
+    "deploy/helm/autoclave/values.yaml": "no image is published",
+    "deploy/helm/autoclave/templates/_checks.tpl": "no image of Autoclave is published",
     "MAINTAINERS.md": "No maintainer is named yet",
     ".github/CODEOWNERS": "@NAME",
 }
@@ -109,9 +114,16 @@ def write_indexes(out: Path, images: Path) -> dict[str, str]:
     digests = {}
     for build in image.BUILDS:
         if archives := sorted(images.glob(f"{build}-*.tar")):
-            document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [_described(each) for each in archives]}
+            described = [_described(each) for each in archives]
+            if len({each["platform"]["architecture"] for each in described}) < len(described):
+                raise CannotReleaseError(f"cannot name the images {build} in {images}: two are for one architecture")
+            document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": described}
             (path := out / index_of(build)).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             digests[build] = f"sha256:{_digest(path)}"
+    if not digests:
+        raise CannotReleaseError(
+            f"cannot name the images in {images}: it has no BUILD-MACHINE.tar, as cuda12-arm64.tar"
+        )
     return digests
 
 
@@ -122,11 +134,21 @@ def index_of(build: str) -> str:
 
 def _described(archive: Path) -> dict[str, Any]:
     with tarfile.open(archive) as opened:
-        if (listed := opened.extractfile("index.json")) is None:
-            raise CannotReleaseError(f"cannot read {archive}: its index.json is no file")
-        [manifest] = json.load(listed)["manifests"]
+
+        def read(name: str) -> dict[str, Any]:
+            file = opened.extractfile(name)
+            document: dict[str, Any] = json.load(file) if file else {}
+            return document
+
+        [manifest] = read("index.json")["manifests"]
+        config = read(_blob(read(_blob(manifest["digest"]))["config"]["digest"]))
     known = {name: manifest[name] for name in ("mediaType", "digest", "size")}
-    return known | {"platform": {"architecture": archive.stem.partition("-")[2], "os": "linux"}}
+    return known | {"platform": {name: config[name] for name in ("architecture", "os")}}
+
+
+def _blob(digest: str) -> str:
+    """Its place in such an archive."""
+    return f"blobs/{digest.replace(':', '/')}"
 
 
 def write_kubectl_plugin(out: Path, home: str) -> None:
@@ -229,7 +251,8 @@ def unfinished() -> list[str]:
     if public_names.DOMAIN.endswith(".internal"):
         pages.append(
             f"labels, drivers and receipts would be named below the placeholder {public_names.DOMAIN} for ever: "
-            f"replace it by a domain of the project in all files that `git grep -l {public_names.DOMAIN}` lists"
+            f"replace it by a domain of the project in all files that `git grep -l {public_names.DOMAIN}` lists, "
+            "and its reverse in the labels of deploy/Dockerfile"
         )
     return pages
 
@@ -239,8 +262,8 @@ def _precedes(tag: str) -> bool:
     return "-" in tag
 
 
-def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path = NO_IMAGES) -> None:
-    """All files that need no package index and no builder of images. ``images``: those that were built."""
+def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path | None = None) -> None:
+    """All files that need no package index and no builder of images. ``images``: where those are that were built."""
     if tag not in {None, f"v{__version__}"}:
         raise CannotReleaseError(
             f"cannot release {tag}: scrubber/__init__.py says {__version__}; change it, or tag v{__version__}"
@@ -252,7 +275,7 @@ def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path
         )
     shutil.rmtree(out, ignore_errors=True)  # a file of another version must not stay
     out.mkdir(parents=True)
-    digests = write_indexes(out, images)
+    digests = write_indexes(out, images) if images else {}
     text = with_whole_links(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag), home)
     for build, digest in digests.items():
         text += f"\nImage `{repository}{image.tag_of(build)}`: `{digest}`\n"
@@ -375,7 +398,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         builder = None if options.images or options.no_image else _built(wanted=bool(options.tag))
-        images = options.images or (IMAGES if builder else NO_IMAGES)
+        images = options.images or (IMAGES if builder else None)
         make(OUT, home=options.home, repository=options.repository, tag=options.tag, images=images)
         write_bills(OUT)
         if builder:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 
@@ -83,11 +84,16 @@ def test_manifests_name_the_images_that_were_built(tmp_path):
     (images := tmp_path / "images").mkdir()
     for machine in ("amd64", "arm64"):
         manifest = {"mediaType": "of/it", "digest": f"sha256:{machine}", "size": 1, "annotations": {"name": "1"}}
-        content = json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode()
+        documents = {
+            "index.json": {"schemaVersion": 2, "manifests": [manifest]},
+            f"blobs/sha256/{machine}": {"config": {"digest": "sha256:c"}},
+            "blobs/sha256/c": {"architecture": machine, "os": "linux", "config": {}},
+        }
         with tarfile.open(images / f"cuda12-{machine}.tar", "w") as archive:
-            entry = tarfile.TarInfo("index.json")
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
+            for name, content in ((name, json.dumps(it).encode()) for name, it in documents.items()):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
     digests = release.write_indexes(tmp_path, images)
     index = (tmp_path / release.index_of("cuda12")).read_bytes()
     assert digests == {"cuda12": f"sha256:{hashlib.sha256(index).hexdigest()}"}
@@ -98,6 +104,11 @@ def test_manifests_name_the_images_that_were_built(tmp_path):
     found = {name: (tmp_path / f"autoclave-{__version__}-{name}.yaml").read_text() for name in ("nvidia", "simulated")}
     assert f"image: {REPOSITORY}@{digests['cuda12']}\n" in found["nvidia"]
     assert f"image: {REPOSITORY}:{__version__}\n" in found["simulated"]  # this one was not built
+    shutil.copy(images / "cuda12-arm64.tar", images / "cuda12-amd64.tar")
+    with pytest.raises(release.CannotReleaseError, match="two are for one architecture"):
+        release.write_indexes(tmp_path, images)
+    with pytest.raises(release.CannotReleaseError, match=r"has no BUILD-MACHINE\.tar"):
+        release.write_indexes(tmp_path, tmp_path / "none")
 
 
 def test_a_file_that_differs_from_its_checksum_ends_the_rehearsal(tmp_path):
