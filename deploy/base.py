@@ -61,7 +61,7 @@ def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> No
         raise NoBaseError(f"not installed: {', '.join(absent)} (Debian and Ubuntu: mmdebstrap debian-archive-keyring)")
     text = LOCK.read_text(encoding="utf-8")
     wanted = (*NEEDED, *([TO_BUILD] * to_build))
-    time = re.findall(r"at (\S+),", text)[0]
+    time = _time(text)
     asked = locked(text, architecture, to_build=to_build)
     for sources in (_sources(mirror or ARCHIVE), _sources(SNAPSHOT, time)):
         try:
@@ -90,10 +90,19 @@ def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> No
         *(*paths, "--dpkgopt=path-include=/usr/share/doc/*/copyright", f"--customize-hook={_FINISH}"),
         *(SUITE, str(to), *sources),
     ]
-    seconds = str(int(datetime.strptime(time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()))
-    environment = ("env", f"SOURCE_DATE_EPOCH={seconds}", "LC_ALL=C.UTF-8")
+    environment = ("env", f"SOURCE_DATE_EPOCH={epoch()}", "LC_ALL=C.UTF-8")
     if (ended := subprocess.run([*environment, *command], stdout=sys.stderr, check=False).returncode) != 0:
         raise NoBaseError(f"mmdebstrap ended with {ended}")
+
+
+def epoch() -> str:
+    """The time that all files of a base get: that of the lock. A commit is not asked: the next one uses it, too."""
+    time = _time(LOCK.read_text(encoding="utf-8"))
+    return str(int(datetime.strptime(time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()))
+
+
+def _time(lock: str) -> str:
+    return str(re.findall(r"at (\S+),", lock)[0])
 
 
 def names(architecture: str) -> tuple[str, str]:

@@ -60,10 +60,10 @@ class Builder:
         """Whether the image is on this machine."""
         return self._succeeds("inspect", "--type=image", image)
 
-    def build(self, dockerfile: Path, context: Path, tag: str, options: Sequence[str] = ()) -> None:
-        """Build an image under this name, with the time of the commit for all its files, if the program can."""
+    def build(self, dockerfile: Path, context: Path, tag: str, time: str, options: Sequence[str] = ()) -> None:
+        """Build an image under this name. All its new files get this time, in seconds, if the program can."""
         fixed: list[str | Path] = ["--pull=false", f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}", "-f", dockerfile]
-        times = [] if self.name == "docker" else [f"--timestamp={epoch()}"]
+        times = [] if self.name == "docker" else [f"--timestamp={time}"]
         other = [f"--platform=linux/{self.architecture}"] if self.architecture else []
         command = [self.name, "build", *fixed, *times, *other, "-t", tag, *options, context]
         _run(command, "cannot build the image", env=os.environ | self._isolation())
@@ -158,7 +158,7 @@ def _make_base(builder: Builder, name: str, *, to_build: bool, mirror: str) -> N
         except base.NoBaseError as error:
             raise CannotBuildError(f"cannot make a base: {error}; or name an image with Python, by --base") from error
         (context / "Dockerfile").write_text(FROM_ARCHIVE, encoding="utf-8")
-        builder.build(context / "Dockerfile", context, name)
+        builder.build(context / "Dockerfile", context, name, base.epoch())
 
 
 def secrets(environment: Mapping[str, str], home: Path) -> list[str]:
@@ -190,7 +190,7 @@ def build(builder: Builder, bases: Bases, cuda: str, tag: str, home: str = "") -
     options = [f"--build-arg={name}={value}" for name, value in arguments.items() if value]
     if home:  # a registry shows the image there, with the rights of that repository
         options += [f"--label=org.opencontainers.image.{name}={home}" for name in ("source", "url")]
-    builder.build(DOCKERFILE, ROOT, tag, [*options, *secrets(os.environ, Path.home())])
+    builder.build(DOCKERFILE, ROOT, tag, epoch(), [*options, *secrets(os.environ, Path.home())])
 
 
 @cache
