@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import quantile
+from benchmarks.nvml_questions import wrapped
 from deploy import image as recipe
 from deploy import leave_out
 
@@ -84,7 +85,7 @@ def main() -> None:
     text = _text(taken, machine, found) + (_built(built) if built else UNBUILT)
     print(text)
     if options.output is not None:
-        (options.output / "image.md").write_text(text)
+        (options.output / "image.md").write_text(wrapped(text))
 
 
 def _measure(prefix: Path, variant: str, wheel: Path) -> Variant:
@@ -168,8 +169,8 @@ def _text(taken: str, machine: dict[str, str], found: list[Variant]) -> str:
     rows = [f"| `{it.name}` | {it.packages} | {it.bytes / MIB:.0f} MiB |" for it in found]
     return f"""# What the image holds
 
-Taken {taken} with `{COMMAND}`, on {machine["processor"]} with Python {machine["python"]}: the
-steps of `deploy/Dockerfile` in an empty environment.
+Taken {taken} with `{COMMAND}`, on {machine["processor"]} with Python {machine["python"]}:
+the steps of `deploy/Dockerfile` in an empty environment.
 
 | `CUDA` | packages | on disk |
 |---|---|---|

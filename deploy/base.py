@@ -49,10 +49,15 @@ def mine() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
 
 
+def entries(text: str) -> list[list[str]]:
+    """The lines of a lock: a package, its version, and where it is installed only."""
+    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+
+
 def locked(text: str, architecture: str, *, to_build: bool) -> Lock:
     """What a lock says for an architecture."""
-    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
-    return {name: version for name, version, *only in lines if {architecture, *(["build"] * to_build)} >= set(only)}
+    where = {architecture, *(["build"] * to_build)}
+    return {name: version for name, version, *only in entries(text) if where >= set(only)}
 
 
 def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> None:

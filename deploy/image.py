@@ -26,7 +26,8 @@ DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 REPOSITORY = "localhost/autoclave"  # a name that no registry has: the image is only on this machine
 BUILDS = ("none", "cuda12", "cuda13")
 CUDA = "cuda12"  # the default of the Dockerfile and of the chart: its CuPy works with the most drivers
-BUILDERS = ("buildah", "podman", "docker")  # those first that give the same bytes each time
+KEEP_DIGESTS = ("buildah", "podman")  # builders that write what a registry gets, and give the same bytes each time
+BUILDERS = (*KEEP_DIGESTS, "docker")
 DOCKER, OCI = "docker-archive", "oci-archive"
 YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
 # What a base becomes an image with.
@@ -71,7 +72,7 @@ class Builder:
     def save(self, image: str, archive: Path, kind: str = DOCKER) -> None:
         """Write the image into a file, as ``docker save`` does, for a node without a registry.
 
-        Or, but not with docker, as ``OCI``: as a registry gets it, with the digest that it has there.
+        Or, by ``KEEP_DIGESTS``, as ``OCI``: as a registry gets it, with the digest that it has there.
         """
         archive.parent.mkdir(parents=True, exist_ok=True)
         archive.unlink(missing_ok=True)
@@ -126,9 +127,9 @@ def find_builder(wanted: Sequence[str] = BUILDERS, architecture: str = "") -> Bu
     for builder in (Builder(name, architecture) for name in wanted):
         if builder.works():
             return builder
-    names = ", ".join(wanted)
+    start = "start docker, or " * ("docker" in wanted)
     raise CannotBuildError(
-        f"cannot build the image: none of these works here: {names}; start docker, or install one (Debian: buildah)"
+        f"cannot build the image: none of these works here: {', '.join(wanted)}; {start}install one (Debian: buildah)"
     )
 
 
@@ -239,10 +240,11 @@ def main() -> None:
     parser.add_argument("--archive", type=Path, help="also write the image to this file, as `docker save` does")
     parser.add_argument("--oci", type=Path, help="also write it to this file as a registry gets it; not with docker")
     options = parser.parse_args()
+    able = KEEP_DIGESTS if options.oci else BUILDERS
+    if options.builder and options.builder not in able:
+        parser.error(f"{options.builder} cannot write an image as a registry gets it (--oci): use {' or '.join(able)}")
     try:
-        builder = find_builder([options.builder] if options.builder else BUILDERS, options.architecture)
-        if options.oci and builder.name == "docker":
-            sys.exit("docker cannot write an image as a registry gets it (--oci): use buildah or podman")
+        builder = find_builder([options.builder] if options.builder else able, options.architecture)
         bases = Bases(options.base, options.base) if options.base else find_bases(builder, options.mirror)
         tag = options.tag or name_of(options.cuda)
         build(builder, bases, options.cuda, tag, options.home)

@@ -36,7 +36,7 @@ def pins(lock: str) -> dict[str, set[str]]:
 def debian(lock: str) -> dict[str, set[str]]:
     """The same of the base's lock: a version for each architecture that needs its own."""
     named: dict[str, set[str]] = {}
-    for name, version, *_ in (line.split() for line in lock.splitlines() if not line.startswith("#")):
+    for name, version, *_ in base.entries(lock):
         named.setdefault(name, set()).add(version)
     return named
 

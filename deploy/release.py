@@ -229,7 +229,7 @@ def with_whole_links(text: str, home: str) -> str:
 
 def build_image() -> image.Builder:
     """Build the image for NVIDIA GPUs, and keep it as a registry gets it."""
-    builder = image.find_builder()
+    builder = image.find_builder(image.KEEP_DIGESTS)
     tag = image.name_of(image.CUDA)
     image.build(builder, image.find_bases(builder), image.CUDA, tag)
     shutil.rmtree(IMAGES, ignore_errors=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ def test_without_a_builder_the_message_names_the_choices(stand_in):
     stand_in("docker", fails=("info",))
     with pytest.raises(image.CannotBuildError, match="buildah, podman, docker"):
         image.find_builder()
+    stand_in("docker")
+    with pytest.raises(image.CannotBuildError, match="here: buildah, podman; install one"):
+        image.find_builder(image.KEEP_DIGESTS)
 
 
 def test_bases_that_are_here_are_not_made_again(stand_in):
@@ -50,6 +54,33 @@ def test_without_mmdebstrap_the_message_says_what_to_install(stand_in):
     builder = stand_in("podman", fails=("inspect",))
     with pytest.raises(image.CannotBuildError, match=r"mmdebstrap debian-archive-keyring.*--base"):
         image.find_bases(builder)
+
+
+APT = """#!/bin/sh
+case $* in *update*) exit 0 ;; esac
+sed -n 's/^\\([^# ]*\\) \\([^ ]*\\)$/Inst \\1 (\\2 Debian:13)/p' LOCK
+"""
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["the lock's versions", "a newer version"])
+def test_a_base_has_the_versions_of_its_lock(tmp_path, monkeypatch, newer):
+    """Neither the archive nor its snapshot can give other ones: then nothing is installed."""
+    lock, archive = tmp_path / "debian.lock", tmp_path / "what apt knows"
+    lock.write_text("# Debian trixie at 20261127T000000Z,\npython3 3.13.5-1\nnetbase 6.5\n")
+    archive.write_text(lock.read_text().replace("6.5", "6.6") if newer else lock.read_text())
+    for name, script in {
+        "apt-get": APT.replace("LOCK", f"'{archive}'"),
+        "mmdebstrap": f"#!/bin/sh\necho $SOURCE_DATE_EPOCH > '{tmp_path}/made'\n",
+    }.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(base, "LOCK", lock)
+    refused = pytest.raises(base.NoBaseError, match="neither the archive nor the snapshot of 20261127T000000Z")
+    with refused if newer else nullcontext():
+        base.make(tmp_path / "base.tar", "amd64", to_build=False)
+    assert (tmp_path / "made").exists() is not newer
+    assert newer or (tmp_path / "made").read_text().strip() == "1795737600"
 
 
 @pytest.mark.parametrize(
