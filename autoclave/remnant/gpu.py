@@ -37,17 +37,19 @@ def about(board: Board, host: Host, library: Library) -> GpuAndDriver:
     return GpuAndDriver(board.uuid, board.model, host.driver_version(), board.memory_bytes, board.ecc, persistence)
 
 
-def of_container(host_root: Path) -> tuple[Board, GpuAndDriver]:
-    """The one GPU of this container; DeviceError if it has none, or several."""
+def of_container(host_root: Path, count: int, wanted: str) -> tuple[Board, GpuAndDriver]:
+    """A GPU of this container, if possible the wanted one; DeviceError if it has not as many as it has asked for."""
     host, library = Host(host_root), Library()
     try:
         with library.session() as nvml:
             uuids = listed(nvml)
-            given = os.environ.get("CUDA_VISIBLE_DEVICES", "")  # where all are shown, as by a scheduler for jobs
-            chosen = [uuid for index, uuid in enumerate(uuids) if given in ("", uuid, str(index))]
-            if len(chosen) != 1:
-                raise DeviceError(f"the container has {len(chosen)} GPUs; it must have one")
-            board = whole(nvml, host, uuids[chosen[0]], chosen[0])
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # where all are shown, as by a scheduler for jobs
+            given = uuids.keys() if visible is None else visible.split(",")
+            own = [uuid for index, uuid in enumerate(uuids) if not {uuid, str(index)}.isdisjoint(given)]
+            if len(own) != count:
+                raise DeviceError(f"the container has {len(own)} GPUs; it has asked for {count}")
+            chosen = wanted if wanted in own else own[0]
+            board = whole(nvml, host, uuids[chosen], chosen)
         return board, about(board, host, library)
     finally:
         library.close()

@@ -30,7 +30,7 @@ class Verdict(Enum):
 EXPECTED: dict[Ending, dict[Medium, Verdict]] = {
     **{
         ending: dict.fromkeys(Medium, Verdict.NONE)
-        for ending in (Ending.EXIT, Ending.KILL, Ending.DELETE, Ending.ABORT)
+        for ending in (Ending.EXIT, Ending.KILL, Ending.DELETE, Ending.FORCE_DELETE, Ending.ABORT)
     },
     Ending.STAYS: {Medium.MEMORY: Verdict.HELD, Medium.SHARED: Verdict.NONE, Medium.REGISTERS: Verdict.NONE},
 }

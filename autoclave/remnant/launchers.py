@@ -32,19 +32,23 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Commands that start, kill and remove a container, by its name."""
+    """Commands that start, delete and remove a container, by its name."""
 
     start: Callable[[str], list[str]]
-    kill: Callable[[str], list[str]] | None = None  # None: what was started is the container
     delete: Callable[[str], list[str]] | None = None  # None: containers are not deleted here
+    force_delete: Callable[[str], list[str]] | None = None
     remove: Callable[[str], list[str]] | None = None  # in whatever state it is; None: nothing is left of it
     together: bool = True  # the next container can be started before the first one has given up the GPU
 
     @property
     def endings(self) -> tuple[Ending, ...]:
         """How a container can end here."""
-        possible = {Ending.DELETE: self.delete is not None, Ending.STAYS: self.together}
-        return tuple(each for each in Ending if possible.get(each, True))
+        impossible = {
+            Ending.DELETE: self.delete is None,
+            Ending.FORCE_DELETE: self.force_delete is None,
+            Ending.STAYS: not self.together,
+        }
+        return tuple(each for each in Ending if not impossible.get(each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ class Pod:
     """What a pod of the test is like."""
 
     image: str
+    count: int  # of GPUs
     resource: str
+    claim_template: str  # instead of the resource
     namespace: str
     node: str
     runtime_class: str
@@ -70,7 +76,7 @@ def docker(image: str, uuid: str) -> Launcher:
         flags = ["--interactive", "--name", name, "--gpus", f"device={uuid}"]
         return ["docker", "run", *flags, "-e", f"{_CAPABILITIES}={_NEEDED}", "--entrypoint", IN_IMAGE, image, *PROGRAM]
 
-    return Launcher(start, kill=lambda name: ["docker", "kill", name], remove=lambda name: [*_REMOVE, name])
+    return Launcher(start, remove=lambda name: [*_REMOVE, name])
 
 
 def kubernetes(pod: Pod) -> Launcher:
@@ -94,7 +100,7 @@ def kubernetes(pod: Pod) -> Launcher:
     def force(name: str) -> list[str]:
         return [*delete(name), "--force", "--grace-period=0"]
 
-    return Launcher(start, kill=force, delete=delete, remove=delete, together=False)
+    return Launcher(start, delete=delete, force_delete=force, remove=delete, together=False)
 
 
 def _manifest(name: str, pod: Pod) -> dict[str, object]:
@@ -105,15 +111,20 @@ def _manifest(name: str, pod: Pod) -> dict[str, object]:
         "stdin": True,
         "stdinOnce": True,
         "env": [{"name": _CAPABILITIES, "value": _NEEDED}],
-        "resources": {"limits": {pod.resource: "1"}},
+        "resources": {"limits": {pod.resource: str(pod.count)}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
+    claims: dict[str, object] = {}
+    if pod.claim_template:
+        container["resources"] = {"claims": [{"name": "gpu"}]}
+        claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": pod.claim_template}]}
     spec: dict[str, object] = {
         "containers": [container],
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,  # the first process of a container does not hear TERM
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        **claims,
     }
     if pod.node:
         spec["nodeSelector"] = {"kubernetes.io/hostname": pod.node}
@@ -122,14 +133,11 @@ def _manifest(name: str, pod: Pod) -> dict[str, object]:
     return {"apiVersion": "v1", "metadata": {"labels": {"app.kubernetes.io/name": "autoclave-remnant"}}, "spec": spec}
 
 
-def slurm(node: str) -> Launcher:
-    """Two jobs, one after the other, with a GPU each. This program is installed on the node as it is here."""
+def slurm(node: str, count: int) -> Launcher:
+    """Two jobs, one after the other, with so many GPUs each. This program is installed on the node as it is here."""
 
     def start(name: str) -> list[str]:
-        flags = ["--quiet", "--ntasks=1", "--gres=gpu:1", f"--job-name={name}"]
+        flags = ["--quiet", "--ntasks=1", f"--gres=gpu:{count}", f"--job-name={name}"]
         return ["srun", *flags, *([f"--nodelist={node}"] if node else []), sys.executable, *PROGRAM]
 
-    def kill(name: str) -> list[str]:
-        return ["scancel", "--signal=KILL", f"--name={name}"]
-
-    return Launcher(start, kill=kill, remove=lambda name: ["scancel", f"--name={name}"], together=False)
+    return Launcher(start, remove=lambda name: ["scancel", f"--name={name}"], together=False)

@@ -21,6 +21,7 @@ class Ending(Enum):
     EXIT = "exit"
     KILL = "kill"  # by SIGKILL
     DELETE = "delete"  # its pod is deleted
+    FORCE_DELETE = "force-delete"  # nobody waits for the end of its container
     ABORT = "abort"  # a kernel of it traps
     STAYS = "stays"  # it does not: a process of it is left behind
 

@@ -23,6 +23,7 @@ WORDS = {
     Ending.EXIT: "it exits",
     Ending.KILL: "it is killed (SIGKILL)",
     Ending.DELETE: "its pod is deleted",
+    Ending.FORCE_DELETE: "its pod is deleted by force",
     Ending.ABORT: "a kernel of it traps",
     Ending.STAYS: "a process of it is left behind",
 }

@@ -65,17 +65,18 @@ class _Container:
 
     def end(self, ending: Ending) -> None:
         """Let it end so, and wait until it has."""
-        if ending is Ending.KILL:
-            self._kill()
-        elif ending is Ending.DELETE and self._launcher.delete is not None:
+        if ending is Ending.FORCE_DELETE and self._launcher.force_delete is not None:
+            _run(self._launcher.force_delete(self._name))
+            return  # nobody waits for its end: the next one may begin before it
+        if ending is Ending.DELETE and self._launcher.delete is not None:
             _run(self._launcher.delete(self._name))
+            self._process.kill()  # a command whose pod is deleted may wait for ever
         else:
             self._tell(ending.value)
         self._wait()
-        if ending is Ending.ABORT and self._process.returncode != tenant.ABORTED:
-            raise ContainerFailed(
-                f"no kernel of the container trapped: it ended with status {self._process.returncode}"
-            )
+        status, unlike = self._process.returncode, {Ending.ABORT: "no kernel of it trapped", Ending.KILL: "not killed"}
+        if (ending is Ending.ABORT and status != tenant.ABORTED) or (ending is Ending.KILL and status == 0):
+            raise ContainerFailed(f"a container ended with status {status}: {unlike[ending]}")
 
     def clear_away(self) -> None:
         """Leave nothing of it, however far it has come."""
@@ -90,12 +91,6 @@ class _Container:
             if pipe is not None:
                 pipe.close()
         self._cleared = True
-
-    def _kill(self) -> None:
-        if self._launcher.kill is None:
-            self._process.kill()
-        else:
-            _run(self._launcher.kill(self._name))
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None  # noqa: S101 -- a pipe, see above
@@ -138,6 +133,7 @@ class Subject:
     uuid: str = ""  # empty: a container says which GPU it got
     pci_address: str = ""
     host_root: Path = Path("/")
+    count: int = 1  # GPUs that a container gets where it is not told which one to use
 
 
 def run_round(
@@ -147,9 +143,10 @@ def run_round(
     key, never = secrets.token_hex(16), secrets.token_hex(16)
     chosen = tuple(medium.value for medium in media)
     order = ContainerOrder("fill", subject.uuid, subject.pci_address, str(subject.host_root), key, never, chosen)
+    order = dataclasses.replace(order, count=subject.count)
+    looks = dataclasses.replace(order, deed="look")
     if how is Ending.STAYS:
         order = dataclasses.replace(order, share=LEFT_FREE)
-    looks = dataclasses.replace(order, deed="look", share=1)
     with ExitStack() as containers:
 
         def begun(order: ContainerOrder) -> tuple[_Container, GpuAndDriver | None]:
@@ -165,8 +162,9 @@ def run_round(
             first.end(how)
         began = time.monotonic()
         if second is None:
-            first.clear_away()
-            second, other = begun(looks)
+            if how is not Ending.FORCE_DELETE:
+                first.clear_away()
+            second, other = begun(dataclasses.replace(looks, wanted=gpu.uuid if gpu else ""))
             if other != gpu:
                 raise AnotherGpu(f"the next container got GPU {other and other.uuid} instead of {gpu and gpu.uuid}")
         seen = second.go()

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from autoclave.remnant import gpu
-from autoclave.remnant.model import Look, Medium, Planted
+from autoclave.remnant.model import Ending, Look, Medium, Planted
 from scrubber.cuda import device, memory
 from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
 from scrubber.cuda.device import CudaCard
@@ -35,6 +36,7 @@ ON_THE_CHIP = {
     Medium.SHARED: (KernelProgram.PLANT, KernelProgram.LISTEN),
 }
 _WORD = 4  # bytes
+_KILLED = 128  # and the signal: the status of a container that one has ended
 _NO_KIND = 9  # of a pattern: every kernel traps
 
 
@@ -43,13 +45,15 @@ class ContainerOrder:
     """What a container is to do with which GPU."""
 
     deed: str  # "fill" or "look"
-    uuid: str  # empty: the container has one GPU, and says which
+    uuid: str  # empty: the container is not told which GPU to use, and says which one it uses
     pci_address: str
     host_root: str
     key: str  # 32 hexadecimal digits, of the words that are planted
     never: str  # the same, of words that nobody plants
     media: tuple[str, ...] = tuple(medium.value for medium in Medium)
     share: int = 1  # one part of the memory in so many is filled
+    count: int = 1  # so many GPUs the container has, if it is not told which one to use
+    wanted: str = ""  # the one of them that the container before it has used
 
     @property
     def programs(self) -> dict[Medium, tuple[KernelProgram, KernelProgram]]:
@@ -202,7 +206,7 @@ def main(lines: Iterable[str]) -> NoReturn:
     ready: dict[str, Any] = {"ready": os.getpid()}
     if not order.uuid:
         try:
-            board, about = gpu.of_container(Path(order.host_root))
+            board, about = gpu.of_container(Path(order.host_root), order.count, order.wanted)
         except DeviceError as error:
             sys.exit(str(error))
         order = dataclasses.replace(order, uuid=board.uuid, pci_address=board.pci_address)
@@ -221,13 +225,25 @@ def main(lines: Iterable[str]) -> NoReturn:
         full = isinstance(cause, driver.Error) and status_of(cause) == device.OUT_OF_MEMORY
         answer = {"refused": str(error), "out_of_memory": full}
     _say(answer)
-    if next(rest, "").strip() == "abort":
-        try:
-            abort()
-        except CudaError:
-            os._exit(ABORTED)  # the context has ended with the kernel
+    match next(rest, "").strip():
+        case Ending.ABORT.value:
+            try:
+                abort()
+            except CudaError:
+                os._exit(ABORTED)  # the context has ended with the kernel
+        case Ending.KILL.value:
+            os.kill(os.getpid(), signal.SIGKILL)
     os._exit(0)
 
 
+def _in_a_child() -> None:
+    """Go on in a child, and end as it does. No signal kills the first process of a container from within."""
+    if (child := os.fork()) != 0:
+        _, status = os.waitpid(child, 0)
+        os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else _KILLED + os.WTERMSIG(status))
+
+
 if __name__ == "__main__":
+    if os.getpid() == 1:
+        _in_a_child()
     main(sys.stdin)

@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Node, Pod
+from lightkube.resources.resource_v1 import DeviceClass, ResourceSlice
 from lightkube.types import CascadeType
 
 from demo.standins.do_nothing_plugin import RESOURCE
+from plugin.dra.config import DRIVER
 from tests.cluster import programs
 from tests.cluster.autoclave import GPUS, Autoclave
+from tests.cluster.claims import Claims, device_class, dra_driver
 from tests.cluster.cluster import Cluster
+from tests.cluster.in_front import InFront, replace
 from tests.cluster.installed import Installed
+from tests.cluster.programs import Program
 from tests.deploy import kubernetes_versions
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kubernetes", default=kubernetes_versions.NEWEST, help="the version that the control plane emulates"
     )
     parser.addoption("--image", default="build/image.tar", help="archive of the image")
+    parser.addoption("--cuda-image", default="build/image-cuda12.tar", help="archive of the image for NVIDIA GPUs")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -118,6 +124,52 @@ def floor(autoclave: Autoclave) -> Iterator[str]:
     program.start()
     yield RESOURCE
     program.end()
+
+
+@pytest.fixture
+async def node_with_nvidia(pods: Cluster, autoclave: Autoclave, pytestconfig: pytest.Config) -> AsyncIterator[InFront]:
+    """NVIDIA's plugin and ours, in place of our own devices; nothing is started."""
+    program = (ROOT / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
+    if not program.exists():
+        pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
+    it = InFront(pods, program, await asyncio.to_thread(replace, autoclave), LOGS)
+    await pods.offered(0)
+    yield it
+    it.end()
+
+
+@pytest.fixture
+async def behind(node_with_nvidia: InFront) -> AsyncIterator[InFront]:
+    """Pods get GPUs of NVIDIA's plugin, behind the gate."""
+    it = node_with_nvidia
+    await it.start()
+    await it.offered()
+    yield it
+    assert it.cluster.faults() == []
+
+
+@pytest.fixture
+async def driver(pods: Cluster, autoclave: Autoclave, request: pytest.FixtureRequest) -> AsyncIterator[Program]:
+    """Our driver, in place of the device plugin. The parameter, if there is one, is more flags."""
+    autoclave.plugin.end()
+    driver = dra_driver(LOGS, *getattr(request, "param", ()))
+    driver.start()
+    yield driver
+    driver.end()
+    await pods.client.deletecollection(ResourceSlice)
+
+
+@pytest.fixture
+async def claims(pods: Cluster, driver: Program) -> AsyncIterator[Claims]:  # noqa: ARG001 - it runs
+    """Four clean GPUs in a slice, and no pods."""
+    claims = Claims(pods)
+    await pods.client.create(device_class(DRIVER))
+    await claims.offer(1, GPUS)
+    await claims.sliced(lambda devices: len(devices) == GPUS)
+    yield claims
+    await claims.clear()
+    await pods.client.delete(DeviceClass, DRIVER)
+    assert pods.faults() == []
 
 
 @pytest.fixture(scope="module")

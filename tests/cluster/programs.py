@@ -336,6 +336,11 @@ state = "/run/containerd"
   runtime_type = "io.containerd.runc.v2"
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
     SystemdCgroup = {json.dumps(WHOLE)}
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+    BinaryName = "{STATE}/nvidia-container-runtime"
+    SystemdCgroup = {json.dumps(WHOLE)}
 """
 _KUBELET_CONFIGURATION = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -9,16 +9,15 @@ from signal import SIGKILL, SIGTERM
 import pytest
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Namespace, Pod
-from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
+from lightkube.resources.resource_v1 import ResourceClaim, ResourceSlice
 
 from plugin.dra import slices
 from plugin.dra.config import DRIVER
 from scrubber.devices.simulated import drills
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED
-from tests.cluster.claims import EXTENDED, SLICE, Claims, OtherDriver, claiming, device_class, dra_driver, request
+from tests.cluster.claims import EXTENDED, SLICE, OtherDriver, claiming, request
 from tests.cluster.cluster import container, health
-from tests.cluster.conftest import LOGS
 from tests.cluster.programs import KUBECONFIG, NODE
 
 
@@ -26,30 +25,6 @@ def allocated(claim):
     """The devices that a claim has."""
     found = claim.status.allocation if claim.status is not None else None
     return found.devices.results if found is not None else []
-
-
-@pytest.fixture
-async def driver(pods, autoclave, request):
-    """Our driver, in place of the device plugin. The parameter, if there is one, is more flags."""
-    autoclave.plugin.end()
-    driver = dra_driver(LOGS, *getattr(request, "param", ()))
-    driver.start()
-    yield driver
-    driver.end()
-    await pods.client.deletecollection(ResourceSlice)
-
-
-@pytest.fixture
-async def claims(pods, driver):  # noqa: ARG001 - it runs
-    """Four clean GPUs in a slice, and no pods."""
-    claims = Claims(pods)
-    await pods.client.create(device_class(DRIVER))
-    await claims.offer(1, GPUS)
-    await claims.sliced(lambda devices: len(devices) == GPUS)
-    yield claims
-    await claims.clear()
-    await pods.client.delete(DeviceClass, DRIVER)
-    assert pods.faults() == []
 
 
 async def test_the_next_claim_finds_no_byte_of_the_last(claims, autoclave):

@@ -1,10 +1,8 @@
 """NVIDIA's own device plugin behind the gate: it registers with ours, and knows nothing of it."""
 
-import asyncio
 import re
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 import pytest
@@ -15,36 +13,12 @@ from scrubber.devices.simulated import drills
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED, registered, stand_by
 from tests.cluster.cluster import container
-from tests.cluster.conftest import LOGS
-from tests.cluster.in_front import InFront, replace
 from tests.cluster.nvidia import lose, mounted
 from tests.cluster.programs import until_ready
 from tests.fetching import fetch
 
 ONLY_PREFERS = {"DP_DISABLE_HEALTHCHECKS": "all"}  # NVIDIA's plugin goes on calling a lost GPU healthy
 STRATEGIES = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
-
-
-@pytest.fixture
-async def node_with_nvidia(pods, autoclave, pytestconfig):
-    """NVIDIA's plugin and ours, in place of our own devices; nothing is started."""
-    program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
-    if not program.exists():
-        pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
-    it = InFront(pods, program, await asyncio.to_thread(replace, autoclave), LOGS)
-    await pods.offered(0)
-    yield it
-    it.end()
-
-
-@pytest.fixture
-async def behind(node_with_nvidia):
-    """Pods get GPUs of NVIDIA's plugin, behind the gate."""
-    it = node_with_nvidia
-    await it.start()
-    await it.offered()
-    yield it
-    assert it.cluster.faults() == []
 
 
 async def test_without_autoclave_the_next_pod_finds_the_secret(node_with_nvidia, autoclave):

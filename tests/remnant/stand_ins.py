@@ -28,20 +28,20 @@ def main(program: str, arguments: list[str]) -> int:
             name = rest[-1].removeprefix("name=^").removesuffix("$")
             sys.stdout.write(f"{name}\n" if (GIVEN / name).exists() else "")
             return 0
-        case ["docker", "kill", name] | ["docker", "rm", "--force", name]:
-            return _end(name, gone=arguments[0] == "rm")
+        case ["docker", "rm", "--force", name]:
+            return _end(name)
         case ["kubectl", *rest] if "run" in rest:
             manifest = json.loads(rest[-1].removeprefix("--overrides="))
             [container] = manifest["spec"]["containers"]
             assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
             return _run(container["name"], _next_gpu(), container["command"][1:])
         case ["kubectl", *rest] if "delete" in rest:
-            return _end(rest[rest.index("pod") + 1], gone=True)
+            return _end(rest[rest.index("pod") + 1])
         case ["srun", *rest]:
             [name] = [each.removeprefix("--job-name=") for each in rest if each.startswith("--job-name=")]
             return _run(name, _next_gpu(), rest[rest.index("-P") :])
         case ["scancel", *rest]:
-            return _end(rest[-1].removeprefix("--name="), gone=len(rest) == 1)
+            return _end(rest[-1].removeprefix("--name="))
     raise SystemExit(f"{program}: unknown: {arguments}")
 
 
@@ -58,7 +58,8 @@ def _run(name: str, uuid: str, command: list[str]) -> NoReturn:
     container = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=variables, text=True)
     (GIVEN / name).write_text(str(container.pid))
     threading.Thread(target=_pass_on, args=(json.dumps(order), container), daemon=True).start()
-    os._exit(container.wait())  # it does not wait for the end of its own input
+    status = container.wait()
+    os._exit(status if status >= 0 else 128 - status)  # it does not wait for the end of its own input
 
 
 def _pass_on(order: str, container: subprocess.Popen[str]) -> None:
@@ -69,13 +70,12 @@ def _pass_on(order: str, container: subprocess.Popen[str]) -> None:
             container.stdin.flush()
 
 
-def _end(name: str, *, gone: bool) -> int:
+def _end(name: str) -> int:
     if not (GIVEN / name).exists():
         return 0
     with suppress(ProcessLookupError):  # the command that has started it ends after it
         os.kill(int((GIVEN / name).read_text()), signal.SIGKILL)
-    if gone:
-        (GIVEN / name).unlink()
+    (GIVEN / name).unlink()
     return 0
 
 

@@ -139,7 +139,12 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize(
     ("ending", "out_of_memory", "why"),
-    [(Ending.EXIT, False, "no device"), (Ending.EXIT, True, ""), (Ending.ABORT, True, "no kernel of the container")],
+    [
+        (Ending.EXIT, False, "no device"),
+        (Ending.EXIT, True, ""),
+        (Ending.ABORT, True, "no kernel of it trapped"),
+        (Ending.KILL, True, "status 0: not killed"),
+    ],
 )
 def test_only_a_shortage_of_memory_is_a_finding(ending, out_of_memory, why) -> None:
     """A refusal for another reason, or an abort that was none, says nothing about the memory."""
@@ -200,7 +205,7 @@ def elsewhere(bench, commands, *flags: str) -> subprocess.CompletedProcess[str]:
 
 PLACES = {
     "docker": (["--image", "ours", "--gpu"], {"exit", "kill", "abort", "stays"}),
-    "kubernetes": (["--image", "ours", "--namespace", "tests"], {"exit", "kill", "delete", "abort"}),
+    "kubernetes": (["--image", "ours", "--namespace", "tests"], {"exit", "kill", "delete", "force-delete", "abort"}),
     "slurm": (["--node", "here"], {"exit", "kill", "abort"}),
 }
 

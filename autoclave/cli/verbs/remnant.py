@@ -44,16 +44,18 @@ class RemnantOptions(TypedDict):
     image: str
     node: str
     namespace: str
+    count: int | None
     resource: str
+    claim_template: str
     runtime_class: str
 
 
-IN_PODS = ("node", "namespace", "resource", "runtime_class")
+IN_PODS = ("node", "namespace", "count", "resource", "claim_template", "runtime_class")
 TAKES: dict[Place, tuple[str, ...]] = {
     Place.LOCAL: (),
     Place.DOCKER: ("image",),
     Place.KUBERNETES: ("image", *IN_PODS),
-    Place.SLURM: ("node",),
+    Place.SLURM: ("node", "count"),
 }
 """Flags that say something where the containers run there."""
 
@@ -78,7 +80,12 @@ def remnant() -> None:
 @click.option("--image", default="", help="An image of Autoclave for NVIDIA GPUs, with docker and kubernetes.")
 @click.option("--node", default="", help="The node, with kubernetes and slurm  [default: any].")
 @click.option("--namespace", default="", help="The namespace of the pods  [default: kubectl's].")
+@click.option(
+    "--count", type=options.IntRange(1, 64), show_default="1",
+    help="GPUs of each pod or job; one of them is tested. All of a node: then both get the same ones.",
+)  # fmt: skip
 @click.option("--resource", default="", help="The resource that a pod asks for  [default: nvidia.com/gpu].")
+@click.option("--claim-template", default="", help="A ResourceClaimTemplate, for pods with a claim for their GPUs.")
 @click.option("--runtime-class", default="", help="The RuntimeClass of the pods  [default: none].")
 @click.option("--rounds", type=options.IntRange(1, 1000), default=20, help="How often each ending is tried.")
 @click.option(
@@ -197,6 +204,8 @@ def _check(on: Place, gpu: str | None, chosen: RemnantOptions) -> None:
         raise click.UsageError(f"--gpu says nothing with --on {on.value}: its scheduler chooses the GPU")
     if "image" in TAKES[on] and not chosen["image"]:
         raise click.UsageError(f"--on {on.value} needs --image")
+    if chosen["resource"] and chosen["claim_template"]:
+        raise click.UsageError("--resource says nothing with --claim-template: a pod has one of them")
     if (program := PROGRAMS.get(on)) and shutil.which(program) is None:
         raise FatalError(f"cannot start containers: there is no program {program} here")
     launcher = launchers.local() if on in HERE else _elsewhere(on, chosen).launcher
@@ -206,11 +215,19 @@ def _check(on: Place, gpu: str | None, chosen: RemnantOptions) -> None:
 
 
 def _elsewhere(on: Place, chosen: RemnantOptions) -> Subject:
+    count = chosen["count"] or 1
     if on is Place.SLURM:
-        return Subject(launchers.slurm(chosen["node"]))
-    resource = chosen["resource"] or "nvidia.com/gpu"
-    pod = launchers.Pod(chosen["image"], resource, chosen["namespace"], chosen["node"], chosen["runtime_class"])
-    return Subject(launchers.kubernetes(pod))
+        return Subject(launchers.slurm(chosen["node"], count), count=count)
+    pod = launchers.Pod(
+        image=chosen["image"],
+        count=count,
+        resource=chosen["resource"] or "nvidia.com/gpu",
+        claim_template=chosen["claim_template"],
+        namespace=chosen["namespace"],
+        node=chosen["node"],
+        runtime_class=chosen["runtime_class"],
+    )
+    return Subject(launchers.kubernetes(pod), count=count)
 
 
 def _of_this_machine(

@@ -53,7 +53,8 @@ class CudaMachine:
 
     def taken(self, uuid: str) -> int:
         """The bytes that this process has of it."""
-        return int((Path(self._gpu(uuid)["memory.claims"]) / str(os.getpid())).read_text())
+        [claim] = Path(self._gpu(uuid)["memory.claims"]).glob(f"{os.getpid()}.*")
+        return int(claim.read_text())
 
     @contextmanager
     def claim(self, uuid: str, name: str) -> Iterator[Callable[[int], None]]:

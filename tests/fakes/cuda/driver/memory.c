@@ -263,11 +263,13 @@ API int cuDevicePrimaryCtxRetain(void **out, int device)
     CALL();
     REFUSE_UNLESS(initialized && device == 0);
     if (cells == NULL) {
-        char name[16];
+        char name[40];
+        struct stat numbers = {0};
         u64 address;
         if (!available())
             return DEVICE_UNAVAILABLE;
-        snprintf(name, sizeof name, "%d", getpid());
+        stat("/proc/self/ns/pid", &numbers); /* the first process of each container has the same number */
+        snprintf(name, sizeof name, "%d.%lu", getpid(), (unsigned long)numbers.st_ino);
         map_memory();
         claim = claim_file(name);
         account();
