@@ -107,7 +107,7 @@ def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], hel
     if not looks:
         return Verdict.NO_ANSWER, "nobody has looked"
     if (strange := sum(look.not_zero or 0 for look in looks)) > 0:
-        return Verdict.NOT_ZERO, f"{strange} bytes that are not zero, and no word of the first container"
+        return Verdict.NOT_ZERO, f"{strange} bytes that were not zero, and no word was recognised in them"
     return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.3g} % of cases, at 95 %"
 
 

@@ -138,7 +138,8 @@ def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
 
 def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
     spans = whole.spans
-    dirty = [span for span, compared in zip(spans, whole.compare(ZERO, _unheard), strict=True) if compared.count]
+    seen = [compared.count for compared in whole.compare(ZERO, _unheard)]
+    dirty = [span for span, count in zip(spans, seen, strict=True) if count]
     pieces = [
         Span(span.address + at, min(PIECE, span.size - at), span.start + at)
         for span in dirty
@@ -153,9 +154,10 @@ def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
         searched += len(data)
         planted += recognised(data, order.key)
         never += recognised(data, order.never)
-    if step == 1:  # what is zero was searched too: it holds no word
+    if step == 1 and sum(counts) == sum(seen):  # what is zero was searched too: it holds no word
         searched = whole.size
-    return Look(whole.size, searched, planted, never, sum(counts))
+    not_zero = max(sum(seen), sum(counts))  # they differ if the driver clears meanwhile
+    return Look(whole.size, searched, planted, never, not_zero)
 
 
 def _own_words(card: Tenant, whole: GpuMemory, pattern: Pattern, key: str) -> int:

@@ -101,6 +101,26 @@ def test_what_a_driver_leaves_is_found_to_the_byte(bench, hole) -> None:
     assert not any(bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :])  # zeros are left, beside the context
 
 
+def test_what_is_cleared_only_after_the_first_look_counts(bench) -> None:
+    """No word is left to be searched for, but what the first look saw was not zero."""
+    bench.cuda.change(bench.uuid, clears_late=1)
+    run = bench.run("--medium", "memory", "--rounds", "1", "--ending", "kill")
+    found = bench.cells()["kill", "memory"]
+    assert (found["verdict"], found["recognised"]) == ("not zero", 0), run.stderr
+    assert found["not_zero"] == found["read"] > found["searched"]
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(True, "remnant"), (False, "no remnant")])
+def test_shared_memory_that_a_driver_keeps_is_a_remnant(bench, tmp_path, kept, verdict) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL, shared=tmp_path / "shared" if kept else None)
+    run = bench.run("--medium", "shared-memory", "--rounds", "1", "--ending", "kill")
+    assert run.returncode == kept, run.stderr
+    found = bench.cells()["kill", "shared-memory"]
+    assert (found["verdict"], found["as_expected"]) == (verdict, not kept)
+    assert found["recognised"] == (found["read"] if kept else 0)
+    assert found["read"] > 0
+
+
 def test_a_gpu_in_use_is_refused(bench) -> None:
     gpu = bench.stage.machine.gpu(0)
     gpu.run(Process(1))  # the first one in the namespace of the command

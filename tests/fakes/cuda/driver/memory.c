@@ -18,6 +18,7 @@ enum { ALIASED = 4096, MOST_PIECES = 4096, THREADS = 1024 /* whose stacks a cont
 
 typedef struct {
     u64 at, size;
+    bool late; /* it is to be cleared after the first launch over it */
 } Piece;
 
 static int node = -1, claim = -1, somebody = -1;
@@ -182,6 +183,16 @@ static void clear(u64 at, u64 size)
     }
 }
 
+void clear_late(u64 address, u64 size, bool written)
+{
+    for (Piece *piece = pieces; piece < pieces + taken; piece++)
+        if (piece->late && address < BASE + piece->at + piece->size && BASE + piece->at < address + size) {
+            piece->late = false;
+            if (!written)
+                memset(cells + piece->at, 0, piece->size);
+        }
+}
+
 int take(u64 size, u64 *address)
 {
     u64 at = gap(size);
@@ -191,7 +202,7 @@ int take(u64 size, u64 *address)
     while (place < taken && pieces[place].at < at)
         place++;
     memmove(pieces + place + 1, pieces + place, (size_t)(taken++ - place) * sizeof *pieces);
-    pieces[place] = (Piece){at, pages(size)};
+    pieces[place] = (Piece){at, pages(size), device_says("clears_late")};
     clear(at, pages(size));
     *address = BASE + at;
     tell();
