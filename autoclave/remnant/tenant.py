@@ -6,6 +6,7 @@ Whoever looks does so before it writes anything, and searches what is not zero a
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -28,6 +29,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 
 SEARCHED_AT_MOST = 2**28  # bytes that are copied to the host and searched
+PINNED_AT_MOST = 2**28  # bytes of the host's memory
 ABORTED = 1  # the status of a container whose kernel has trapped
 PIECE = 2**21  # bytes that are copied at once
 ON_THE_CHIP = {
@@ -62,6 +64,17 @@ class Tenant(CudaCard):
 
     loaded: Sequence[KernelProgram] = ()
 
+    def pin(self, size: int) -> int | None:
+        """The address of new memory of the host that this GPU can reach; None if so much is refused."""
+        address = ctypes.c_void_p()
+        try:
+            self._driver.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
+        except self._driver.Error as error:
+            if status_of(error) == device.OUT_OF_MEMORY:
+                return None
+            raise self._error("pin memory of the host for", error) from error
+        return address.value
+
     def read(self, span: Span) -> bytes:
         """The bytes of a piece of allocated memory."""
         with self._translated("read memory of"):
@@ -89,25 +102,26 @@ def recognised(data: bytes, key: str) -> int:
 
 
 def opened(order: ContainerOrder, driver: CudaDriver) -> Tenant:
-    """The GPU, as any program opens it; CudaError if that fails."""
+    """The GPU, as any program opens it; CudaError if that fails. Nothing is loaded yet."""
     device.only(order.uuid)
     card = Tenant(driver, order.uuid)
     card.begin(order.pci_address, Host(Path(order.host_root)).memory_manager(order.pci_address))
-    card.ready()
     return card
 
 
 def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[dict[str, Any], Callable[[], None]]:
     """Fill memory and chip; what was planted, and how this container aborts itself."""
     card = opened(order, driver)
+    planted = {}
+    if Medium.HOST.value in order.media:
+        planted[Medium.HOST.value] = _fill_host(card, order.key)
     for plant, listen in order.programs.values():  # the driver loads them now, while there is memory for them
         card.everywhere(plant, 0)
         card.everywhere(listen, 0)
     available = card.memory().free
-    whole = memory.take(card) if order.share == 1 else _part(card, available // order.share)
+    whole = memory.take(card) if order.share == 1 else GpuMemory(card, _part(card.allocate, available // order.share))
     pattern = _pattern(order.key)
     whole.write(pattern, _unheard)
-    planted = {}
     if Medium.MEMORY.value in order.media:
         planted[Medium.MEMORY.value] = Planted(whole.size, _own_words(card, whole, pattern, order.key))
     for medium, (plant, listen) in order.programs.items():
@@ -123,6 +137,8 @@ def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
     """What this container finds, before it writes; then it leaves zeros in the memory."""
     card = opened(order, driver)
     looks: dict[str, Look] = {}
+    if Medium.HOST.value in order.media:
+        looks[Medium.HOST.value] = _in_host(card, order)
     for medium, (_, listen) in order.programs.items():
         own, never = (
             _WORD * sum(unit.wrong for unit in card.everywhere(listen, _word(key))) for key in (order.key, order.never)
@@ -140,11 +156,7 @@ def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
     spans = whole.spans
     seen = [compared.count for compared in whole.compare(ZERO, _unheard)]
     dirty = [span for span, count in zip(spans, seen, strict=True) if count]
-    pieces = [
-        Span(span.address + at, min(PIECE, span.size - at), span.start + at)
-        for span in dirty
-        for at in range(0, span.size, PIECE)
-    ]
+    pieces = _pieces(dirty)
     counts = [compared.count for compared in GpuMemory(card, pieces).compare(ZERO, _unheard)] if pieces else []
     wanted = [piece for piece, count in zip(pieces, counts, strict=True) if count]
     step = max(1, -(-len(wanted) * PIECE // SEARCHED_AT_MOST))
@@ -167,15 +179,44 @@ def _own_words(card: Tenant, whole: GpuMemory, pattern: Pattern, key: str) -> in
     return whole.size - wrong if all(recognised(card.read(piece), key) == piece.size for piece in pieces) else 0
 
 
-def _part(card: Tenant, size: int) -> GpuMemory:
-    """So much of the free memory, allocated."""
+def _fill_host(card: Tenant, key: str) -> Planted:
+    spans = _part(card.pin, PINNED_AT_MOST)
+    for piece in _pieces(spans):
+        ctypes.memmove(piece.address, words(key) * (piece.size // 16), piece.size)
+    found = (recognised(ctypes.string_at(piece.address, piece.size), key) for piece in _pieces(spans))
+    return Planted(sum(span.size for span in spans), sum(found))
+
+
+def _in_host(card: Tenant, order: ContainerOrder) -> Look:
+    planted = never = not_zero = 0
+    spans = _part(card.pin, PINNED_AT_MOST)
+    for piece in _pieces(spans):
+        data = ctypes.string_at(piece.address, piece.size)
+        planted += recognised(data, order.key)
+        never += recognised(data, order.never)
+        not_zero += piece.size - data.count(0)
+        ctypes.memset(piece.address, 0, piece.size)
+    read = sum(span.size for span in spans)
+    return Look(read, read, planted, never, not_zero)
+
+
+def _pieces(spans: Iterable[Span]) -> list[Span]:
+    return [
+        Span(span.address + at, min(PIECE, span.size - at), span.start + at)
+        for span in spans
+        for at in range(0, span.size, PIECE)
+    ]
+
+
+def _part(allocate: Callable[[int], int | None], size: int) -> list[Span]:
+    """So much memory, allocated, or less if that is refused."""
     spans: list[Span] = []
     start = 0
     for rung in memory.RUNGS:
-        while start + rung <= size and (address := card.allocate(rung)) is not None:
+        while start + rung <= size and (address := allocate(rung)) is not None:
             spans.append(Span(address, rung, start))
             start += rung
-    return GpuMemory(card, spans)
+    return spans
 
 
 def _pattern(key: str) -> Pattern:

@@ -31,7 +31,8 @@ pytestmark = needs_namespace
 
 SIZE = 12 * PAGE
 ALL = {0: SIZE}  # of the memory
-BOTH = ("--medium", "memory", "--medium", "shared-memory")  # registers of the stand-in are new in each launch
+# Registers of the stand-in are new in each launch.
+CHOSEN = ("--medium", "memory", "--medium", "host-memory", "--medium", "shared-memory")
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def bench(stage, tmp_path) -> Bench:
 
 def test_a_driver_that_clears_leaves_no_word(bench) -> None:
     bench.cuda.change(bench.uuid, clears=ALL)
-    run = bench.run(*BOTH, "--rounds", "1")
+    run = bench.run(*CHOSEN, "--rounds", "1")
     assert run.returncode == 0, run.stderr
     found = bench.cells()
     assert {key: it["verdict"] for key, it in found.items()} == {
-        **{(how, medium): "no remnant" for how in ("exit", "kill", "abort", "stays") for medium in BOTH[1::2]},
+        **{(how, medium): "no remnant" for how in ("exit", "kill", "abort", "stays") for medium in CHOSEN[1::2]},
         ("stays", "memory"): "held",
     }
     assert all(it["as_expected"] for it in found.values())
@@ -84,7 +85,7 @@ def test_a_driver_that_clears_leaves_no_word(bench) -> None:
     page = (bench.to / "report.md").read_text()
     assert "| it is killed (SIGKILL) | memory | no remnant | no remnant | 1 |" in page
     assert bench.uuid not in page + (bench.to / "result.json").read_text() + run.stdout
-    assert (bench.to / "report.svg").read_text().count("<rect") == 8
+    assert (bench.to / "report.svg").read_text().count("<rect") == 12
     assert "round 4 of 4: stays, about" in run.stderr
 
 
@@ -93,7 +94,7 @@ def test_a_driver_that_clears_leaves_no_word(bench) -> None:
 )
 def test_what_a_driver_leaves_is_found_to_the_byte(bench, hole) -> None:
     bench.cuda.change(bench.uuid, clears=hole)
-    run = bench.run(*BOTH, "--rounds", "1", "--ending", "kill")
+    run = bench.run(*CHOSEN, "--rounds", "1", "--ending", "kill")
     assert run.returncode == 1, run.stderr
     found = bench.cells()["kill", "memory"]
     assert (found["verdict"], found["as_expected"]) == ("remnant", False)
@@ -108,6 +109,28 @@ def test_what_is_cleared_only_after_the_first_look_counts(bench) -> None:
     found = bench.cells()["kill", "memory"]
     assert (found["verdict"], found["recognised"]) == ("not zero", 0), run.stderr
     assert found["not_zero"] == found["read"] > found["searched"]
+
+
+@pytest.mark.parametrize("hole", [{0: 0}, {0: PAGE, PAGE + 4096: PAGE}], ids=["clears nothing", "leaves a page"])
+def test_pinned_memory_that_is_left_is_found_to_the_byte(bench, tmp_path, hole) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL, pinned=tmp_path / "pinned", pinned_clears=hole)
+    run = bench.run("--medium", "host-memory", "--rounds", "1", "--ending", "kill")
+    assert run.returncode == 1, run.stderr
+    found = bench.cells()["kill", "host-memory"]
+    assert (found["verdict"], found["as_expected"], found["read"]) == ("remnant", False, 2 * PAGE)
+    assert found["recognised"] == found["not_zero"] == (found["read"] if hole == {0: 0} else 4096)
+    assert (tmp_path / "pinned").read_bytes() == bytes(2 * PAGE)  # zeros are left
+    assert "the next container may get other pages" in " ".join((bench.to / "report.md").read_text().split())
+
+
+@pytest.mark.parametrize(("status", "code"), [(2, 1), (801, 2)])
+def test_pinned_memory_that_is_refused_is_no_finding(bench, status, code) -> None:
+    """Too little memory gives no answer, and another refusal ends the run."""
+    bench.cuda.change(bench.uuid, clears=ALL)
+    bench.cuda.fail(bench.uuid, "cuMemHostAlloc", status)
+    run = bench.run("--medium", "host-memory", "--rounds", "1", "--ending", "kill")
+    assert run.returncode == code, run.stderr
+    assert ("no answer" if code == 1 else "cannot pin memory of the host for") in run.stdout + run.stderr
 
 
 @pytest.mark.parametrize(("kept", "verdict"), [(True, "remnant"), (False, "no remnant")])
@@ -182,7 +205,7 @@ def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None
 def test_ctrl_c_keeps_what_was_done(bench) -> None:
     bench.cuda.change(bench.uuid, clears=ALL)
     with subprocess.Popen(
-        [*bench.command(*BOTH, "--ending", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
+        [*bench.command(*CHOSEN, "--ending", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     ) as run:  # fmt: skip
         assert run.stderr is not None

@@ -15,6 +15,8 @@
  * fails_after             allocations that succeed; the next one answers 700
  * stuck                   OFFSET:BITS ... that are always set; lazy: nothing is written
  * clears                  OFFSET:SIZE ... that are zero in memory that is handed out; without it nothing is cleared
+ * pinned                  a file that keeps pinned memory of the host; without one that is zero when it is handed out
+ * pinned_clears           OFFSET:SIZE ... of this file, as above
  * clears_late             memory that is handed out stays as it was until the first launch over it has ended: then it is zero,
  *                         beside what that launch has written
  * shared                  a file that keeps the shared memory of the units; without one each process finds zeros there

@@ -14,7 +14,7 @@
 #include "driver.h"
 #include "nodes.h"
 
-enum { ALIASED = 4096, MOST_PIECES = 4096, THREADS = 1024 /* whose stacks a context has room for */, EVENT = 1 };
+enum { HOST = 2 * PAGE /* that can be pinned */, ALIASED = 4096, MOST_PIECES = 4096, THREADS = 1024 /* whose stacks a context has room for */, EVENT = 1 };
 
 typedef struct {
     u64 at, size;
@@ -27,6 +27,7 @@ static unsigned char *cells;
 static u64 total;
 static Piece pieces[MOST_PIECES]; /* by their place; the first one is the context */
 static int taken;
+static u64 pinned;
 static u64 limits[3] = {1024, 1 << 20, 1 << 23}; /* stack of a thread, print buffer, device heap: if nobody sets them */
 
 /* --- who is there ------------------------------------------------------------------------------------------------- */
@@ -171,15 +172,15 @@ static u64 gap(u64 size)
 bool has_gap(u64 size) { return gap(size) < total; }
 
 /* What this driver clears of memory that it hands out, as one does that clears what is freed. */
-static void clear(u64 at, u64 size)
+static void clear(const char *key, unsigned char *memory, u64 at, u64 size)
 {
     u64 from, length;
     int read;
-    for (const char *next = device_says("clears"); next && sscanf(next, " %llu:%llu%n", &from, &length, &read) == 2;
+    for (const char *next = device_says("%s", key); next && sscanf(next, " %llu:%llu%n", &from, &length, &read) == 2;
          next += read) {
         u64 low = from > at ? from : at, high = from + length < at + size ? from + length : at + size;
         if (low < high)
-            memset(cells + low, 0, high - low);
+            memset(memory + low, 0, high - low);
     }
 }
 
@@ -203,7 +204,7 @@ int take(u64 size, u64 *address)
         place++;
     memmove(pieces + place + 1, pieces + place, (size_t)(taken++ - place) * sizeof *pieces);
     pieces[place] = (Piece){at, pages(size), device_says("clears_late")};
-    clear(at, pages(size));
+    clear("clears", cells, at, pages(size));
     *address = BASE + at;
     tell();
     return CUDA_OK;
@@ -350,6 +351,26 @@ API int cuMemAlloc_v2(u64 *address, size_t size)
     return status ? status : take(size, address);
 }
 
+/* It is not freed before the process ends. */
+API int cuMemHostAlloc(unsigned char **address, size_t size, u32 flags)
+{
+    CALL_IN_CONTEXT();
+    REFUSE_UNLESS(size > 0 && size % PAGE == 0 && flags == 0);
+    if (pinned + size > HOST)
+        return OUT_OF_MEMORY;
+    const char *path = device_says("pinned");
+    int file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : memfd_create("pinned", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, HOST) != 0)
+        abort();
+    *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)pinned);
+    if (*address == MAP_FAILED)
+        abort();
+    close(file);
+    clear("pinned_clears", *address - pinned, pinned, size);
+    pinned += size;
+    return CUDA_OK;
+}
+
 API int cuMemFree_v2(u64 address)
 {
     CALL_IN_CONTEXT();
@@ -468,6 +489,7 @@ void forget_memory(void)
     }
     cells = NULL;
     taken = 0;
+    pinned = 0;
     initialized = false;
     memcpy(limits, (u64[]){1024, 1 << 20, 1 << 23}, sizeof limits);
 }
