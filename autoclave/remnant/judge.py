@@ -53,6 +53,7 @@ class Cell:
     searched: int
     recognised: int
     held: int  # at most, in a round
+    mapped: int  # that the first container took by cuMemCreate, in all rounds
     why: str  # one sentence
 
     @property
@@ -86,6 +87,7 @@ def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
         searched=sum(look.searched for look in looks),
         recognised=sum(look.recognised for look in looks),
         held=held,
+        mapped=sum(each.planted[medium].mapped for each in rounds),
         why=why,
     )
 

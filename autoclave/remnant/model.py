@@ -32,6 +32,7 @@ class Planted:
 
     written: int
     recognised: int
+    mapped: int = 0  # of what was written, in memory of cuMemCreate
 
 
 @dataclass(frozen=True, slots=True)

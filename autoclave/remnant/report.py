@@ -151,7 +151,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         _size(cell.read),
         "-" if cell.not_zero is None else _size(cell.not_zero),
         _size(cell.recognised),
-        cell.why,
+        cell.why + (f"; filled through cuMemCreate: {_size(cell.mapped)}" if cell.medium is Medium.MEMORY else ""),
     )
 
 

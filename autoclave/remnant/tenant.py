@@ -11,8 +11,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -38,6 +40,9 @@ ON_THE_CHIP = {
 }
 _WORD = 4  # bytes
 _NO_KIND = 9  # of a pattern: every kernel traps
+_CAN_MAP = 102  # an attribute of the device: it knows the calls of Tenant._mapped
+_OF_DEVICE = struct.pack("<iiiiQQ", 1, 0, 1, 0, 0, 0)  # CUmemAllocationProp: pinned, not exported, of device 0
+_READ_AND_WRITE = struct.pack("<iii", 1, 0, 3)  # CUmemAccessDesc: by device 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,41 @@ class Tenant(CudaCard):
     """A card on which nothing runs but what is asked for: more would overwrite what the last container has left."""
 
     loaded: Sequence[KernelProgram] = ()
+    maps = False  # every second block is created and mapped, not allocated
+    mapped = 0  # bytes of these blocks
+    _blocks = 0
+
+    def allocate(self, size: int) -> int | None:
+        """The address of new memory; None if there is no free block of this size."""
+        self._blocks += 1
+        if self.maps and self._blocks % 2 == 0 and (address := self._mapped(size)) is not None:
+            self.mapped += size
+            return address
+        return super().allocate(size)
+
+    def _mapped(self, size: int) -> int | None:
+        """The address of memory that was created and mapped; None, and nothing taken, if the driver refuses a step.
+
+        After a refusal for another reason than a lack of memory, the driver is not asked again.
+        """
+        call, address, handle = self._driver.call, ctypes.c_uint64(), ctypes.c_uint64()
+        length, none = ctypes.c_size_t(size), ctypes.c_uint64()
+        try:
+            if not self._driver.attribute(_CAN_MAP):
+                self.maps = False
+                return None
+            call("cuMemAddressReserve", ctypes.byref(address), length, none, none, none)
+            call("cuMemCreate", ctypes.byref(handle), length, _OF_DEVICE, none)
+            with ExitStack() as undo:
+                undo.callback(call, "cuMemRelease", handle)
+                call("cuMemMap", address, length, none, handle, none)
+                undo.callback(call, "cuMemUnmap", address, length)
+                call("cuMemSetAccess", address, length, _READ_AND_WRITE, ctypes.c_size_t(1))
+                undo.pop_all()
+        except self._driver.Error as error:
+            self.maps = status_of(error) == device.OUT_OF_MEMORY
+            return None
+        return address.value
 
     def pin(self, size: int) -> int | None:
         """The address of new memory of the host that this GPU can reach; None if so much is refused."""
@@ -119,11 +159,12 @@ def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[dict[str, Any], Cal
         card.everywhere(plant, 0)
         card.everywhere(listen, 0)
     available = card.memory().free
+    card.maps = True  # so that what is freed was of both kinds; the next container allocates all
     whole = memory.take(card) if order.share == 1 else GpuMemory(card, _part(card.allocate, available // order.share))
     pattern = _pattern(order.key)
     whole.write(pattern, _unheard)
     if Medium.MEMORY.value in order.media:
-        planted[Medium.MEMORY.value] = Planted(whole.size, _own_words(card, whole, pattern, order.key))
+        planted[Medium.MEMORY.value] = Planted(whole.size, _own_words(card, whole, pattern, order.key), card.mapped)
     for medium, (plant, listen) in order.programs.items():
         card.everywhere(plant, _word(order.key))
         recognised_here = sum(unit.wrong for unit in card.everywhere(listen, _word(order.key)))

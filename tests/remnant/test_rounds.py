@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from autoclave.remnant import judge, launchers, rounds
+from autoclave.remnant import judge, launchers, rounds, tenant
 from autoclave.remnant.judge import Verdict
 from autoclave.remnant.launchers import Launcher
-from autoclave.remnant.model import Ending, Medium
+from autoclave.remnant.model import Ending, Medium, Planted
 from autoclave.remnant.rounds import Subject
+from autoclave.remnant.tenant import ContainerOrder
+from scrubber.cuda import device
 from tests.cli.on_machine import FLAGS, needs_namespace
-from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
 from tests.fakes.nvml.fixtures import Stage, nvml_build, stage
 from tests.fakes.nvml.machine import Process
@@ -84,6 +86,7 @@ def test_a_driver_that_clears_leaves_no_word(bench) -> None:
     assert found["kill", "memory"]["searched"] == found["kill", "memory"]["read"] > SIZE // 2
     page = (bench.to / "report.md").read_text()
     assert "| it is killed (SIGKILL) | memory | no remnant | no remnant | 1 |" in page
+    assert page.count("; filled through cuMemCreate: 10 MiB |") == 3
     assert bench.uuid not in page + (bench.to / "result.json").read_text() + run.stdout
     assert (bench.to / "report.svg").read_text().count("<rect") == 12
     assert "round 4 of 4: stays, about" in run.stderr
@@ -109,6 +112,30 @@ def test_what_is_cleared_only_after_the_first_look_counts(bench) -> None:
     found = bench.cells()["kill", "memory"]
     assert (found["verdict"], found["recognised"]) == ("not zero", 0), run.stderr
     assert found["not_zero"] == found["read"] > found["searched"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pages"),
+    [
+        ({}, 5),
+        ({"attribute.102": "0"}, 0),
+        ({"fail.cuMemAddressReserve": "1"}, 0),
+        ({"fails_at": "allocate 6", "fails_with": "2"}, 4),
+        ({"fails_at": "allocate 6", "fails_with": "801"}, 1),
+        ({"fail.cuMemMap": "1 2"}, 1),
+        ({"fail.cuMemSetAccess": "1 3"}, 2),
+    ],
+    ids=["all", "unknown", "no addresses", "out of memory", "not supported", "not mapped", "no access"],
+)
+def test_all_memory_is_filled_whatever_can_be_mapped(bench, changes, pages) -> None:
+    bench.cuda.change(bench.uuid, **changes)
+    pci, root = bench.stage.machine.gpu(0).pci, str(bench.stage.root.path)
+    order = ContainerOrder("fill", bench.uuid, pci, root, "0" * 32, "1" * 32, ("memory",))
+    with in_this_process(bench.cuda):
+        answer, _ = tenant.fill(order, device.driver_of(bench.uuid))
+    assert Planted(**answer["planted"]["memory"]) == Planted(10 * PAGE, 10 * PAGE, pages * PAGE)
+    taken = bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :]  # beside the context and its page of results
+    assert taken == tenant.words(order.key) * (10 * PAGE // 16)
 
 
 @pytest.mark.parametrize("hole", [{0: 0}, {0: PAGE, PAGE + 4096: PAGE}], ids=["clears nothing", "leaves a page"])

@@ -97,6 +97,7 @@ void set_current(bool);
 /* --- memory.c --- */
 static const u64 BASE __attribute__((unused)) = 1ull << 40; /* of all addresses: none is small by accident */
 int take(u64 size, u64 *address);
+int give_back(u64 address);
 void report_load(const char *percent);     /* of a GPU that says its load: what it stays at */
 int claim_as(const char *name, u64 bytes); /* for as long as this process lives */
 bool has_gap(u64 size);
@@ -104,6 +105,10 @@ void press_stuck_bits(void);
 void clear_late(u64 address, u64 size, bool written); /* after a launch over this */
 bool inside_memory(u64 address, u64 size);
 void forget_memory(void);
+
+/* --- addresses.c --- */
+bool inside_mapping(u64 address, u64 size);
+void forget_mappings(void);
 
 /* --- kernels.c --- */
 struct timespec;

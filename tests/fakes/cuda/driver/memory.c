@@ -149,6 +149,7 @@ API int cuDeviceGetAttribute(int *out, int attribute, int device)
     case 76: *out = capability(1); break;
     case 81: *out = SHARED_OF_UNIT; break;
     case 97: *out = SHARED_OF_BLOCK; break;
+    case 102: *out = 1; break;
     case 111: *out = SHARED_OF_SYSTEM; break;
     default: *out = 0;
     }
@@ -337,7 +338,7 @@ bool inside_memory(u64 address, u64 size)
     for (int i = 0; i < taken; i++)
         if (address >= BASE + pieces[i].at && address + size <= BASE + pieces[i].at + pieces[i].size)
             return true;
-    return false;
+    return inside_mapping(address, size);
 }
 
 API int cuMemAlloc_v2(u64 *address, size_t size)
@@ -371,10 +372,8 @@ API int cuMemHostAlloc(unsigned char **address, size_t size, u32 flags)
     return CUDA_OK;
 }
 
-API int cuMemFree_v2(u64 address)
+int give_back(u64 address)
 {
-    CALL_IN_CONTEXT();
-    WAIT_FOR_ALL();
     for (int i = 0; i < taken; i++)
         if (BASE + pieces[i].at == address) {
             memmove(pieces + i, pieces + i + 1, (size_t)(--taken - i) * sizeof *pieces);
@@ -382,6 +381,13 @@ API int cuMemFree_v2(u64 address)
             return CUDA_OK;
         }
     return INVALID_VALUE;
+}
+
+API int cuMemFree_v2(u64 address)
+{
+    CALL_IN_CONTEXT();
+    WAIT_FOR_ALL();
+    return give_back(address);
 }
 
 API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
@@ -498,5 +504,6 @@ API void cuForgetAll(void)
 {
     forget_calls();
     forget_memory();
+    forget_mappings();
     forget_kernels();
 }
