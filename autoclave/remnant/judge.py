@@ -14,7 +14,7 @@ from autoclave.remnant.model import Ending, Look, Medium, Planted, Result, Round
 from ground.quantities import quantity
 
 _CONTEXTS_DIFFER = 64 * 2**20  # bytes, or one part in sixteen: so much less may be had where nobody holds any
-ALL = frozenset({Medium.MEMORY})  # media of which the positive control must recognise every byte
+ALL = frozenset({Medium.MEMORY, Medium.HOST})  # media of which the positive control must recognise every byte
 
 
 class Verdict(Enum):
@@ -32,10 +32,11 @@ EXPECTED: dict[Ending, dict[Medium, Verdict]] = {
         ending: dict.fromkeys(Medium, Verdict.NONE)
         for ending in (Ending.EXIT, Ending.KILL, Ending.DELETE, Ending.FORCE_DELETE, Ending.ABORT)
     },
-    Ending.STAYS: {Medium.MEMORY: Verdict.HELD, Medium.SHARED: Verdict.NONE, Medium.REGISTERS: Verdict.NONE},
+    Ending.STAYS: {**dict.fromkeys(Medium, Verdict.NONE), Medium.MEMORY: Verdict.HELD},
 }
-"""Of NVIDIA's driver without a scrub, from Turing on: it clears memory that is freed, by its published source. What it
-does to the memory on the chip is published nowhere; on an H100 and an H200 with driver 580 nothing was found."""
+"""Of NVIDIA's driver without a scrub, from Turing on: it clears memory that is freed, and asks Linux for memory of the
+host that is zero, by its published source. What it does to the memory on the chip is published nowhere; on an H100 and
+an H200 with driver 580 nothing was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Cell:
     searched: int
     recognised: int
     held: int  # at most, in a round
+    mapped: int  # that the first container took by cuMemCreate, in all rounds
     why: str  # one sentence
 
     @property
@@ -85,6 +87,7 @@ def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
         searched=sum(look.searched for look in looks),
         recognised=sum(look.recognised for look in looks),
         held=held,
+        mapped=sum(each.planted[medium].mapped for each in rounds),
         why=why,
     )
 
@@ -104,10 +107,10 @@ def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], hel
         return Verdict.NO_ANSWER, "the first container does not recognise its own words"
     if held or any(each.refused for each in rounds):
         return Verdict.HELD, next((each.refused for each in rounds if each.refused), f"{held} bytes could not be had")
-    if not looks:
+    if not looks or not all(look.read for look in looks):
         return Verdict.NO_ANSWER, "nobody has looked"
     if (strange := sum(look.not_zero or 0 for look in looks)) > 0:
-        return Verdict.NOT_ZERO, f"{strange} bytes that are not zero, and no word of the first container"
+        return Verdict.NOT_ZERO, f"{strange} bytes that were not zero, and no word was recognised in them"
     return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.3g} % of cases, at 95 %"
 
 

@@ -8,9 +8,10 @@ from enum import Enum
 
 
 class Medium(Enum):
-    """Where a GPU could keep the data of a container that has ended."""
+    """Where the data of a container could be kept after it has ended."""
 
     MEMORY = "memory"
+    HOST = "host-memory"  # pinned for the GPU
     SHARED = "shared-memory"  # of the multiprocessors
     REGISTERS = "registers"
 
@@ -32,6 +33,7 @@ class Planted:
 
     written: int
     recognised: int
+    mapped: int = 0  # of what was written, in memory of cuMemCreate
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,16 +35,18 @@ COLOURS = {
     Verdict.REMNANT: "#c62828",
 }
 _METHOD = (
-    "A first container fills the memory, the shared memory and the registers of the GPU with words of a secret key."
-    " Then it ends. The next container looks for these words before it writes anything. A result says something about"
-    " this GPU and this driver only."
+    "A first container fills the memory, the shared memory and the registers of the GPU, and pinned memory of the host,"
+    " with words of a secret key. Then it ends. The next container looks for these words before it writes anything."
+    " A result says something about this GPU and this driver only."
 )
 _LEGEND = (
     "**Expected** was written down before the run: NVIDIA's driver clears memory that is freed, by its published"
     " source, so no word is expected there without any scrub. **No remnant** is no proof that none is ever there:"
     " it says how often at most, with a confidence of 95 %. **Held** means that the next container does not get all"
-    " memory, because the first one still has a part. In each round the first container also looks for its own words,"
-    " and the next one for words that nobody wrote; if either fails, the cell is **no answer**."
+    " memory, because the first one still has a part. Of **host-memory** only a small part is filled, and the next"
+    " container may get other pages: no finding there says less than in memory of the GPU. In each round the first"
+    " container also looks for its own words, and the next one for words that nobody wrote; if either fails, the cell"
+    " is **no answer**."
 )
 _HEADERS = (
     "how the first container ends",
@@ -150,7 +152,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         _size(cell.read),
         "-" if cell.not_zero is None else _size(cell.not_zero),
         _size(cell.recognised),
-        cell.why,
+        cell.why + (f"; filled through cuMemCreate: {_size(cell.mapped)}" if cell.medium is Medium.MEMORY else ""),
     )
 
 

@@ -6,13 +6,16 @@ Whoever looks does so before it writes anything, and searches what is not zero a
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import json
 import os
 import signal
+import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -29,6 +32,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 
 SEARCHED_AT_MOST = 2**28  # bytes that are copied to the host and searched
+PINNED_AT_MOST = 2**28  # bytes of the host's memory
 ABORTED = 1  # the status of a container whose kernel has trapped
 PIECE = 2**21  # bytes that are copied at once
 ON_THE_CHIP = {
@@ -38,6 +42,9 @@ ON_THE_CHIP = {
 _WORD = 4  # bytes
 _KILLED = 128  # and the signal: the status of a container that one has ended
 _NO_KIND = 9  # of a pattern: every kernel traps
+_CAN_MAP = 102  # an attribute of the device: it knows the calls of Tenant._mapped
+_OF_DEVICE = struct.pack("<iiiiQQ", 1, 0, 1, 0, 0, 0)  # CUmemAllocationProp: pinned, not exported, of device 0
+_READ_AND_WRITE = struct.pack("<iii", 1, 0, 3)  # CUmemAccessDesc: by device 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,52 @@ class Tenant(CudaCard):
     """A card on which nothing runs but what is asked for: more would overwrite what the last container has left."""
 
     loaded: Sequence[KernelProgram] = ()
+    maps = False  # every second block is created and mapped, not allocated
+    mapped = 0  # bytes of these blocks
+    _blocks = 0
+
+    def allocate(self, size: int) -> int | None:
+        """The address of new memory; None if there is no free block of this size."""
+        self._blocks += 1
+        if self.maps and self._blocks % 2 == 0 and (address := self._mapped(size)) is not None:
+            self.mapped += size
+            return address
+        return super().allocate(size)
+
+    def _mapped(self, size: int) -> int | None:
+        """The address of memory that was created and mapped; None, and nothing taken, if the driver refuses a step.
+
+        After a refusal for another reason than a lack of memory, the driver is not asked again.
+        """
+        call, address, handle = self._driver.call, ctypes.c_uint64(), ctypes.c_uint64()
+        length, none = ctypes.c_size_t(size), ctypes.c_uint64()
+        try:
+            if not self._driver.attribute(_CAN_MAP):
+                self.maps = False
+                return None
+            call("cuMemAddressReserve", ctypes.byref(address), length, none, none, none)
+            call("cuMemCreate", ctypes.byref(handle), length, _OF_DEVICE, none)
+            with ExitStack() as undo:
+                undo.callback(call, "cuMemRelease", handle)
+                call("cuMemMap", address, length, none, handle, none)
+                undo.callback(call, "cuMemUnmap", address, length)
+                call("cuMemSetAccess", address, length, _READ_AND_WRITE, ctypes.c_size_t(1))
+                undo.pop_all()
+        except self._driver.Error as error:
+            self.maps = status_of(error) == device.OUT_OF_MEMORY
+            return None
+        return address.value
+
+    def pin(self, size: int) -> int | None:
+        """The address of new memory of the host that this GPU can reach; None if so much is refused."""
+        address = ctypes.c_void_p()
+        try:
+            self._driver.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
+        except self._driver.Error as error:
+            if status_of(error) == device.OUT_OF_MEMORY:
+                return None
+            raise self._error("pin memory of the host for", error) from error
+        return address.value
 
     def read(self, span: Span) -> bytes:
         """The bytes of a piece of allocated memory."""
@@ -93,27 +146,29 @@ def recognised(data: bytes, key: str) -> int:
 
 
 def opened(order: ContainerOrder, driver: CudaDriver) -> Tenant:
-    """The GPU, as any program opens it; CudaError if that fails."""
+    """The GPU, as any program opens it; CudaError if that fails. Nothing is loaded yet."""
     device.only(order.uuid)
     card = Tenant(driver, order.uuid)
     card.begin(order.pci_address, Host(Path(order.host_root)).memory_manager(order.pci_address))
-    card.ready()
     return card
 
 
 def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[dict[str, Any], Callable[[], None]]:
     """Fill memory and chip; what was planted, and how this container aborts itself."""
     card = opened(order, driver)
+    planted = {}
+    if Medium.HOST.value in order.media:
+        planted[Medium.HOST.value] = _fill_host(card, order.key)
     for plant, listen in order.programs.values():  # the driver loads them now, while there is memory for them
         card.everywhere(plant, 0)
         card.everywhere(listen, 0)
     available = card.memory().free
-    whole = memory.take(card) if order.share == 1 else _part(card, available // order.share)
+    card.maps = True  # so that what is freed was of both kinds; the next container allocates all
+    whole = memory.take(card) if order.share == 1 else GpuMemory(card, _part(card.allocate, available // order.share))
     pattern = _pattern(order.key)
     whole.write(pattern, _unheard)
-    planted = {}
     if Medium.MEMORY.value in order.media:
-        planted[Medium.MEMORY.value] = Planted(whole.size, _own_words(card, whole, pattern, order.key))
+        planted[Medium.MEMORY.value] = Planted(whole.size, _own_words(card, whole, pattern, order.key), card.mapped)
     for medium, (plant, listen) in order.programs.items():
         card.everywhere(plant, _word(order.key))
         recognised_here = sum(unit.wrong for unit in card.everywhere(listen, _word(order.key)))
@@ -127,6 +182,8 @@ def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
     """What this container finds, before it writes; then it leaves zeros in the memory."""
     card = opened(order, driver)
     looks: dict[str, Look] = {}
+    if Medium.HOST.value in order.media:
+        looks[Medium.HOST.value] = _in_host(card, order)
     for medium, (_, listen) in order.programs.items():
         own, never = (
             _WORD * sum(unit.wrong for unit in card.everywhere(listen, _word(key))) for key in (order.key, order.never)
@@ -142,12 +199,9 @@ def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
 
 def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
     spans = whole.spans
-    dirty = [span for span, compared in zip(spans, whole.compare(ZERO, _unheard), strict=True) if compared.count]
-    pieces = [
-        Span(span.address + at, min(PIECE, span.size - at), span.start + at)
-        for span in dirty
-        for at in range(0, span.size, PIECE)
-    ]
+    seen = [compared.count for compared in whole.compare(ZERO, _unheard)]
+    dirty = [span for span, count in zip(spans, seen, strict=True) if count]
+    pieces = _pieces(dirty)
     counts = [compared.count for compared in GpuMemory(card, pieces).compare(ZERO, _unheard)] if pieces else []
     wanted = [piece for piece, count in zip(pieces, counts, strict=True) if count]
     step = max(1, -(-len(wanted) * PIECE // SEARCHED_AT_MOST))
@@ -157,9 +211,10 @@ def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
         searched += len(data)
         planted += recognised(data, order.key)
         never += recognised(data, order.never)
-    if step == 1:  # what is zero was searched too: it holds no word
+    if step == 1 and sum(counts) == sum(seen):  # what is zero was searched too: it holds no word
         searched = whole.size
-    return Look(whole.size, searched, planted, never, sum(counts))
+    not_zero = max(sum(seen), sum(counts))  # they differ if the driver clears meanwhile
+    return Look(whole.size, searched, planted, never, not_zero)
 
 
 def _own_words(card: Tenant, whole: GpuMemory, pattern: Pattern, key: str) -> int:
@@ -169,15 +224,44 @@ def _own_words(card: Tenant, whole: GpuMemory, pattern: Pattern, key: str) -> in
     return whole.size - wrong if all(recognised(card.read(piece), key) == piece.size for piece in pieces) else 0
 
 
-def _part(card: Tenant, size: int) -> GpuMemory:
-    """So much of the free memory, allocated."""
+def _fill_host(card: Tenant, key: str) -> Planted:
+    spans = _part(card.pin, PINNED_AT_MOST)
+    for piece in _pieces(spans):
+        ctypes.memmove(piece.address, words(key) * (piece.size // 16), piece.size)
+    found = (recognised(ctypes.string_at(piece.address, piece.size), key) for piece in _pieces(spans))
+    return Planted(sum(span.size for span in spans), sum(found))
+
+
+def _in_host(card: Tenant, order: ContainerOrder) -> Look:
+    planted = never = not_zero = 0
+    spans = _part(card.pin, PINNED_AT_MOST)
+    for piece in _pieces(spans):
+        data = ctypes.string_at(piece.address, piece.size)
+        planted += recognised(data, order.key)
+        never += recognised(data, order.never)
+        not_zero += piece.size - data.count(0)
+        ctypes.memset(piece.address, 0, piece.size)
+    read = sum(span.size for span in spans)
+    return Look(read, read, planted, never, not_zero)
+
+
+def _pieces(spans: Iterable[Span]) -> list[Span]:
+    return [
+        Span(span.address + at, min(PIECE, span.size - at), span.start + at)
+        for span in spans
+        for at in range(0, span.size, PIECE)
+    ]
+
+
+def _part(allocate: Callable[[int], int | None], size: int) -> list[Span]:
+    """So much memory, allocated, or less if that is refused."""
     spans: list[Span] = []
     start = 0
     for rung in memory.RUNGS:
-        while start + rung <= size and (address := card.allocate(rung)) is not None:
+        while start + rung <= size and (address := allocate(rung)) is not None:
             spans.append(Span(address, rung, start))
             start += rung
-    return GpuMemory(card, spans)
+    return spans
 
 
 def _pattern(key: str) -> Pattern:

@@ -44,6 +44,12 @@ def test_a_cell_says_what_its_rounds_show(seen: list[Round], verdict: Verdict) -
     assert judge.cell(Medium.MEMORY, seen).verdict is verdict
 
 
+@pytest.mark.parametrize(("planted", "seen"), [(FULL, Look(0, 0, 0, 0, 0)), (Planted(GIB, GIB - 1), NOTHING)])
+def test_host_memory_must_be_recognised_and_looked_at(planted: Planted, seen: Look) -> None:
+    one = Round(Ending.EXIT, 0.5, GIB, {Medium.HOST: planted}, {Medium.HOST: seen})
+    assert judge.cell(Medium.HOST, [one]).verdict is Verdict.NO_ANSWER
+
+
 def test_no_finding_bounds_how_often_a_remnant_is_there() -> None:
     assert judge.cell(Medium.MEMORY, rounds(*[NOTHING] * 20)).why == "so in at most 15 % of cases, at 95 %"
     assert (judge.bound(300), judge.bound(2)) == (0.01, 1.0)

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from autoclave.remnant import judge, launchers, rounds
+from autoclave.remnant import judge, launchers, rounds, tenant
 from autoclave.remnant.judge import Verdict
 from autoclave.remnant.launchers import Launcher
-from autoclave.remnant.model import Ending, Medium
+from autoclave.remnant.model import Ending, Medium, Planted
 from autoclave.remnant.rounds import Subject
+from autoclave.remnant.tenant import ContainerOrder
+from scrubber.cuda import device
 from tests.cli.on_machine import FLAGS, needs_namespace
-from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
 from tests.fakes.nvml.fixtures import Stage, nvml_build, stage
 from tests.fakes.nvml.machine import Process
@@ -31,7 +33,8 @@ pytestmark = needs_namespace
 
 SIZE = 12 * PAGE
 ALL = {0: SIZE}  # of the memory
-BOTH = ("--medium", "memory", "--medium", "shared-memory")  # registers of the stand-in are new in each launch
+# Registers of the stand-in are new in each launch.
+CHOSEN = ("--medium", "memory", "--medium", "host-memory", "--medium", "shared-memory")
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,20 @@ def bench(stage, tmp_path) -> Bench:
 
 def test_a_driver_that_clears_leaves_no_word(bench) -> None:
     bench.cuda.change(bench.uuid, clears=ALL)
-    run = bench.run(*BOTH, "--rounds", "1")
+    run = bench.run(*CHOSEN, "--rounds", "1")
     assert run.returncode == 0, run.stderr
     found = bench.cells()
     assert {key: it["verdict"] for key, it in found.items()} == {
-        **{(how, medium): "no remnant" for how in ("exit", "kill", "abort", "stays") for medium in BOTH[1::2]},
+        **{(how, medium): "no remnant" for how in ("exit", "kill", "abort", "stays") for medium in CHOSEN[1::2]},
         ("stays", "memory"): "held",
     }
     assert all(it["as_expected"] for it in found.values())
     assert found["kill", "memory"]["searched"] == found["kill", "memory"]["read"] > SIZE // 2
     page = (bench.to / "report.md").read_text()
     assert "| it is killed (SIGKILL) | memory | no remnant | no remnant | 1 |" in page
+    assert page.count("; filled through cuMemCreate: 10 MiB |") == 3
     assert bench.uuid not in page + (bench.to / "result.json").read_text() + run.stdout
-    assert (bench.to / "report.svg").read_text().count("<rect") == 8
+    assert (bench.to / "report.svg").read_text().count("<rect") == 12
     assert "round 4 of 4: stays, about" in run.stderr
 
 
@@ -93,12 +97,78 @@ def test_a_driver_that_clears_leaves_no_word(bench) -> None:
 )
 def test_what_a_driver_leaves_is_found_to_the_byte(bench, hole) -> None:
     bench.cuda.change(bench.uuid, clears=hole)
-    run = bench.run(*BOTH, "--rounds", "1", "--ending", "kill")
+    run = bench.run(*CHOSEN, "--rounds", "1", "--ending", "kill")
     assert run.returncode == 1, run.stderr
     found = bench.cells()["kill", "memory"]
     assert (found["verdict"], found["as_expected"]) == ("remnant", False)
     assert found["recognised"] == found["not_zero"] == (found["read"] if hole == {0: 0} else 4096)
     assert not any(bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :])  # zeros are left, beside the context
+
+
+def test_what_is_cleared_only_after_the_first_look_counts(bench) -> None:
+    """No word is left to be searched for, but what the first look saw was not zero."""
+    bench.cuda.change(bench.uuid, clears_late=1)
+    run = bench.run("--medium", "memory", "--rounds", "1", "--ending", "kill")
+    found = bench.cells()["kill", "memory"]
+    assert (found["verdict"], found["recognised"]) == ("not zero", 0), run.stderr
+    assert found["not_zero"] == found["read"] > found["searched"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pages"),
+    [
+        ({}, 5),
+        ({"attribute.102": "0"}, 0),
+        ({"fail.cuMemAddressReserve": "1"}, 0),
+        ({"fails_at": "allocate 6", "fails_with": "2"}, 4),
+        ({"fails_at": "allocate 6", "fails_with": "801"}, 1),
+        ({"fail.cuMemMap": "1 2"}, 1),
+        ({"fail.cuMemSetAccess": "1 3"}, 2),
+    ],
+    ids=["all", "unknown", "no addresses", "out of memory", "not supported", "not mapped", "no access"],
+)
+def test_all_memory_is_filled_whatever_can_be_mapped(bench, changes, pages) -> None:
+    bench.cuda.change(bench.uuid, **changes)
+    pci, root = bench.stage.machine.gpu(0).pci, str(bench.stage.root.path)
+    order = ContainerOrder("fill", bench.uuid, pci, root, "0" * 32, "1" * 32, ("memory",))
+    with in_this_process(bench.cuda):
+        answer, _ = tenant.fill(order, device.driver_of(bench.uuid))
+    assert Planted(**answer["planted"]["memory"]) == Planted(10 * PAGE, 10 * PAGE, pages * PAGE)
+    taken = bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :]  # beside the context and its page of results
+    assert taken == tenant.words(order.key) * (10 * PAGE // 16)
+
+
+@pytest.mark.parametrize("hole", [{0: 0}, {0: PAGE, PAGE + 4096: PAGE}], ids=["clears nothing", "leaves a page"])
+def test_pinned_memory_that_is_left_is_found_to_the_byte(bench, tmp_path, hole) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL, pinned=tmp_path / "pinned", pinned_clears=hole)
+    run = bench.run("--medium", "host-memory", "--rounds", "1", "--ending", "kill")
+    assert run.returncode == 1, run.stderr
+    found = bench.cells()["kill", "host-memory"]
+    assert (found["verdict"], found["as_expected"], found["read"]) == ("remnant", False, 2 * PAGE)
+    assert found["recognised"] == found["not_zero"] == (found["read"] if hole == {0: 0} else 4096)
+    assert (tmp_path / "pinned").read_bytes() == bytes(2 * PAGE)  # zeros are left
+    assert "the next container may get other pages" in " ".join((bench.to / "report.md").read_text().split())
+
+
+@pytest.mark.parametrize(("status", "code"), [(2, 1), (801, 2)])
+def test_pinned_memory_that_is_refused_is_no_finding(bench, status, code) -> None:
+    """Too little memory gives no answer, and another refusal ends the run."""
+    bench.cuda.change(bench.uuid, clears=ALL)
+    bench.cuda.fail(bench.uuid, "cuMemHostAlloc", status)
+    run = bench.run("--medium", "host-memory", "--rounds", "1", "--ending", "kill")
+    assert run.returncode == code, run.stderr
+    assert ("no answer" if code == 1 else "cannot pin memory of the host for") in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(True, "remnant"), (False, "no remnant")])
+def test_shared_memory_that_a_driver_keeps_is_a_remnant(bench, tmp_path, kept, verdict) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL, shared=tmp_path / "shared" if kept else None)
+    run = bench.run("--medium", "shared-memory", "--rounds", "1", "--ending", "kill")
+    assert run.returncode == kept, run.stderr
+    found = bench.cells()["kill", "shared-memory"]
+    assert (found["verdict"], found["as_expected"]) == (verdict, not kept)
+    assert found["recognised"] == (found["read"] if kept else 0)
+    assert found["read"] > 0
 
 
 def test_a_gpu_in_use_is_refused(bench) -> None:
@@ -167,7 +237,7 @@ def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None
 def test_ctrl_c_keeps_what_was_done(bench) -> None:
     bench.cuda.change(bench.uuid, clears=ALL)
     with subprocess.Popen(
-        [*bench.command(*BOTH, "--ending", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
+        [*bench.command(*CHOSEN, "--ending", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     ) as run:  # fmt: skip
         assert run.stderr is not None

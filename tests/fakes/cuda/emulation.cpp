@@ -66,16 +66,19 @@ Deed kernel;
 bool trapped;
 std::vector<const Vector*> reads;  // of memory that is written too, in order
 std::map<u32, std::vector<u32>> shared_of_units;
+u32* kept;       // the shared memory of all units, where somebody else keeps it; null: it is here
+u32 kept_words;  // of a unit
 std::array<std::array<u32, 3>, 1024> operands;  // of the warps' tensor steps, by thread
 u32 launches;
 std::string maimed;  // the kernel that runs without one of its instructions
 u32 omitted;         // the address of that instruction
 bool whole = true;   // whether the kernel that runs has all of its instructions
 
-std::vector<u32>& shared_of_unit() {
+u32* shared_of_unit() {
+  if (kept != nullptr) return kept + emulated_unit() * kept_words;
   std::vector<u32>& words = shared_of_units[emulated_unit()];
   if (words.size() * sizeof(u32) < launch->shared_bytes) words.resize(launch->shared_bytes / sizeof(u32) + 1);
-  return words;
+  return words.data();
 }
 
 bool strikes(Where where, u32 moment) {
@@ -196,7 +199,7 @@ u32 emulated_unit() {
   return launch->first_unit + unit;
 }
 u32 emulated_shared_bytes() { return launch->shared_bytes; }
-volatile u32* emulated_shared() { return shared_of_unit().data(); }
+volatile u32* emulated_shared() { return shared_of_unit(); }
 u32 emulated_unwritten() {
   constexpr u32 HELD[] = {0, ~0u, 0xDEADBEA7, 2};
   return HELD[(launches + threadIdx.x) % std::size(HELD)];
@@ -254,6 +257,12 @@ int emulate(const char* name, const Launch* what, void* const* parameters) {
 int emulated_own_shared(const char* name) {
   const Kernel* one = named(name);
   return one == nullptr ? -1 : static_cast<int>(one->own_shared);
+}
+
+// Keeps the shared memory of the units there from now on, so many bytes of each; null: here.
+void emulated_keep_shared(u32* there, u32 bytes) {
+  kept = there;
+  kept_words = bytes / sizeof(u32);
 }
 
 // Leaves out one instruction of a kernel from now on, if the translation says that it can be; "": none.

@@ -1,4 +1,4 @@
-/* Memory and addresses apart, as cuMemCreate and its neighbours give them. It lasts until the process ends. */
+/* Memory and addresses apart, as cuMemCreate and its neighbours give them. Addresses last until the process ends. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -6,7 +6,7 @@
 
 #include "driver.h"
 
-enum { PINNED = 1, ON_DEVICE = 1, READ_AND_WRITE = 3 };
+enum { PINNED = 1, ON_DEVICE = 1, READ_AND_WRITE = 3, MOST = 4096 };
 
 typedef struct {
     int kind, number;
@@ -23,6 +23,23 @@ typedef struct {
     Location location;
     int flags;
 } Access;
+
+typedef struct {
+    u64 address, size, handle;
+} Mapping;
+
+static Mapping mappings[MOST];
+static int mapped;
+
+bool inside_mapping(u64 address, u64 size)
+{
+    for (Mapping *each = mappings; each < mappings + mapped; each++)
+        if (address >= each->address && address + size <= each->address + each->size)
+            return true;
+    return false;
+}
+
+void forget_mappings(void) { mapped = 0; }
 
 static bool on_device(const Location *location) { return location->kind == ON_DEVICE && location->number == 0; }
 
@@ -46,11 +63,34 @@ API int cuMemCreate(u64 *handle, size_t size, const Allocation *what, unsigned l
 API int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, unsigned long long flags)
 {
     CALL_IN_CONTEXT();
-    REFUSE_UNLESS(offset == 0 && flags == 0 && inside_memory(handle, size));
+    REFUSE_UNLESS(offset == 0 && flags == 0 && inside_memory(handle, size) && mapped < MOST);
     int file = open(device_says("memory"), O_RDWR | O_CLOEXEC);
     void *found = mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, file, (off_t)(handle - BASE));
     close(file);
-    return found == MAP_FAILED ? INVALID_VALUE : CUDA_OK;
+    if (found == MAP_FAILED)
+        return INVALID_VALUE;
+    mappings[mapped++] = (Mapping){address, size, handle};
+    return CUDA_OK;
+}
+
+API int cuMemUnmap(u64 address, size_t size)
+{
+    CALL_IN_CONTEXT();
+    for (Mapping *each = mappings; each < mappings + mapped; each++)
+        if (each->address == address && each->size == size) {
+            *each = mappings[--mapped];
+            return mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED;
+        }
+    return INVALID_VALUE;
+}
+
+/* Of memory that is mapped nowhere. */
+API int cuMemRelease(u64 handle)
+{
+    CALL_IN_CONTEXT();
+    for (Mapping *each = mappings; each < mappings + mapped; each++)
+        REFUSE_UNLESS(each->handle != handle);
+    return give_back(handle);
 }
 
 API int cuMemSetAccess(u64 address, size_t size, const Access *access, size_t count)

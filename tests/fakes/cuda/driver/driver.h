@@ -15,6 +15,11 @@
  * fails_after             allocations that succeed; the next one answers 700
  * stuck                   OFFSET:BITS ... that are always set; lazy: nothing is written
  * clears                  OFFSET:SIZE ... that are zero in memory that is handed out; without it nothing is cleared
+ * pinned                  a file that keeps pinned memory of the host; without one that is zero when it is handed out
+ * pinned_clears           OFFSET:SIZE ... of this file, as above
+ * clears_late             memory that is handed out stays as it was until the first launch over it has ended: then it is zero,
+ *                         beside what that launch has written
+ * shared                  a file that keeps the shared memory of the units; without one each process finds zeros there
  * aliases                 OFFSET:OFFSET ... of 4 KiB each: the first answers with the cells of the second, from the context on
  * deviating, leaky, unreached   units that compute something else, do not hold what is written, or run no block
  * names_reserved, counts_reserved, refuses_size_with   how the shared memory of the system counts: see kernels.c
@@ -92,12 +97,18 @@ void set_current(bool);
 /* --- memory.c --- */
 static const u64 BASE __attribute__((unused)) = 1ull << 40; /* of all addresses: none is small by accident */
 int take(u64 size, u64 *address);
+int give_back(u64 address);
 void report_load(const char *percent);     /* of a GPU that says its load: what it stays at */
 int claim_as(const char *name, u64 bytes); /* for as long as this process lives */
 bool has_gap(u64 size);
 void press_stuck_bits(void);
+void clear_late(u64 address, u64 size, bool written); /* after a launch over this */
 bool inside_memory(u64 address, u64 size);
 void forget_memory(void);
+
+/* --- addresses.c --- */
+bool inside_mapping(u64 address, u64 size);
+void forget_mappings(void);
 
 /* --- kernels.c --- */
 struct timespec;

@@ -1,10 +1,12 @@
 /* Modules and launches. The code of a module is a translation of it, in a library that has the name of its file. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 
 enum { MOST_KERNELS = 64, LONGEST = 48, MOST_UNITS = 1024, SMALL_SHARED = 48 * 1024 };
 enum { SHARED = 1, REGISTER = 2, SUM = 3 }; /* in which a fault is planted: see emulation.h */
+enum { VECTOR = 16 }; /* bytes: what kernels of the memory count in */
 enum { KERNEL_SHARED = 1, KERNEL_LOCAL = 3, MOST_DYNAMIC_SHARED = 8 };
 
 typedef struct {
@@ -31,6 +34,25 @@ typedef struct {
 static Module module;
 static Kernel kernels[MOST_KERNELS];
 
+/* The emulation finds the shared memory of the units in this file; without one, in memory of its own. */
+static void keep_shared(void *library)
+{
+    void (*keep)(void *, u32);
+    const char *path = device_says("shared");
+    void *kept = NULL;
+    if (path) {
+        int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (file < 0 || ftruncate(file, MOST_UNITS * SHARED_OF_UNIT) != 0)
+            abort();
+        kept = mmap(NULL, MOST_UNITS * SHARED_OF_UNIT, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (kept == MAP_FAILED)
+            abort();
+        close(file);
+    }
+    *(void **)&keep = dlsym(library, "emulated_keep_shared");
+    keep(kept, SHARED_OF_UNIT);
+}
+
 API int cuModuleLoad(void **out, const char *file)
 {
     char path[4096], copy[4096];
@@ -44,6 +66,7 @@ API int cuModuleLoad(void **out, const char *file)
         return NO_BINARY_FOR_GPU;
     *(void **)&module.run = dlsym(library, "emulate");
     *(void **)&module.own_shared = dlsym(library, "emulated_own_shared");
+    keep_shared(library);
     *out = &module;
     return CUDA_OK;
 }
@@ -153,6 +176,8 @@ static void run(const Kernel *kernel, Launch *launch, void *const *parameters)
     launch->fault = of_memory(kernel) ? (Fault){0} : planted(kernel, launch);
     if (module.run(kernel->name, launch, parameters) != DONE)
         broken(LAUNCH_FAILED); /* the launch itself was good */
+    if (of_memory(kernel))
+        clear_late(*(const u64 *)parameters[0], *(const u64 *)parameters[1] * VECTOR, !is(kernel, "check"));
     press_stuck_bits();
 }
 

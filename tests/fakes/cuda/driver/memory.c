@@ -14,10 +14,11 @@
 #include "driver.h"
 #include "nodes.h"
 
-enum { ALIASED = 4096, MOST_PIECES = 4096, THREADS = 1024 /* whose stacks a context has room for */, EVENT = 1 };
+enum { HOST = 2 * PAGE /* that can be pinned */, ALIASED = 4096, MOST_PIECES = 4096, THREADS = 1024 /* whose stacks a context has room for */, EVENT = 1 };
 
 typedef struct {
     u64 at, size;
+    bool late; /* it is to be cleared after the first launch over it */
 } Piece;
 
 static int node = -1, claim = -1, somebody = -1;
@@ -26,6 +27,7 @@ static unsigned char *cells;
 static u64 total;
 static Piece pieces[MOST_PIECES]; /* by their place; the first one is the context */
 static int taken;
+static u64 pinned;
 static u64 limits[3] = {1024, 1 << 20, 1 << 23}; /* stack of a thread, print buffer, device heap: if nobody sets them */
 
 /* --- who is there ------------------------------------------------------------------------------------------------- */
@@ -147,6 +149,7 @@ API int cuDeviceGetAttribute(int *out, int attribute, int device)
     case 76: *out = capability(1); break;
     case 81: *out = SHARED_OF_UNIT; break;
     case 97: *out = SHARED_OF_BLOCK; break;
+    case 102: *out = 1; break;
     case 111: *out = SHARED_OF_SYSTEM; break;
     default: *out = 0;
     }
@@ -170,16 +173,26 @@ static u64 gap(u64 size)
 bool has_gap(u64 size) { return gap(size) < total; }
 
 /* What this driver clears of memory that it hands out, as one does that clears what is freed. */
-static void clear(u64 at, u64 size)
+static void clear(const char *key, unsigned char *memory, u64 at, u64 size)
 {
     u64 from, length;
     int read;
-    for (const char *next = device_says("clears"); next && sscanf(next, " %llu:%llu%n", &from, &length, &read) == 2;
+    for (const char *next = device_says("%s", key); next && sscanf(next, " %llu:%llu%n", &from, &length, &read) == 2;
          next += read) {
         u64 low = from > at ? from : at, high = from + length < at + size ? from + length : at + size;
         if (low < high)
-            memset(cells + low, 0, high - low);
+            memset(memory + low, 0, high - low);
     }
+}
+
+void clear_late(u64 address, u64 size, bool written)
+{
+    for (Piece *piece = pieces; piece < pieces + taken; piece++)
+        if (piece->late && address < BASE + piece->at + piece->size && BASE + piece->at < address + size) {
+            piece->late = false;
+            if (!written)
+                memset(cells + piece->at, 0, piece->size);
+        }
 }
 
 int take(u64 size, u64 *address)
@@ -191,8 +204,8 @@ int take(u64 size, u64 *address)
     while (place < taken && pieces[place].at < at)
         place++;
     memmove(pieces + place + 1, pieces + place, (size_t)(taken++ - place) * sizeof *pieces);
-    pieces[place] = (Piece){at, pages(size)};
-    clear(at, pages(size));
+    pieces[place] = (Piece){at, pages(size), device_says("clears_late")};
+    clear("clears", cells, at, pages(size));
     *address = BASE + at;
     tell();
     return CUDA_OK;
@@ -327,7 +340,7 @@ bool inside_memory(u64 address, u64 size)
     for (int i = 0; i < taken; i++)
         if (address >= BASE + pieces[i].at && address + size <= BASE + pieces[i].at + pieces[i].size)
             return true;
-    return false;
+    return inside_mapping(address, size);
 }
 
 API int cuMemAlloc_v2(u64 *address, size_t size)
@@ -341,10 +354,28 @@ API int cuMemAlloc_v2(u64 *address, size_t size)
     return status ? status : take(size, address);
 }
 
-API int cuMemFree_v2(u64 address)
+/* It is not freed before the process ends. */
+API int cuMemHostAlloc(unsigned char **address, size_t size, u32 flags)
 {
     CALL_IN_CONTEXT();
-    WAIT_FOR_ALL();
+    REFUSE_UNLESS(size > 0 && size % PAGE == 0 && flags == 0);
+    if (pinned + size > HOST)
+        return OUT_OF_MEMORY;
+    const char *path = device_says("pinned");
+    int file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : memfd_create("pinned", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, HOST) != 0)
+        abort();
+    *address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)pinned);
+    if (*address == MAP_FAILED)
+        abort();
+    close(file);
+    clear("pinned_clears", *address - pinned, pinned, size);
+    pinned += size;
+    return CUDA_OK;
+}
+
+int give_back(u64 address)
+{
     for (int i = 0; i < taken; i++)
         if (BASE + pieces[i].at == address) {
             memmove(pieces + i, pieces + i + 1, (size_t)(--taken - i) * sizeof *pieces);
@@ -352,6 +383,13 @@ API int cuMemFree_v2(u64 address)
             return CUDA_OK;
         }
     return INVALID_VALUE;
+}
+
+API int cuMemFree_v2(u64 address)
+{
+    CALL_IN_CONTEXT();
+    WAIT_FOR_ALL();
+    return give_back(address);
 }
 
 API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
@@ -459,6 +497,7 @@ void forget_memory(void)
     }
     cells = NULL;
     taken = 0;
+    pinned = 0;
     initialized = false;
     memcpy(limits, (u64[]){1024, 1 << 20, 1 << 23}, sizeof limits);
 }
@@ -467,5 +506,6 @@ API void cuForgetAll(void)
 {
     forget_calls();
     forget_memory();
+    forget_mappings();
     forget_kernels();
 }
