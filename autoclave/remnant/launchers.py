@@ -16,7 +16,12 @@ from autoclave.remnant.model import Ending
 PROGRAM = ("-P", "-m", "autoclave.remnant.tenant")
 IN_IMAGE = "/opt/autoclave/bin/python"
 STARTS_WITHIN = 600  # seconds until a container runs: its image may have to come first
+LOADS_WITHIN = 120  # seconds, of the program alone
 _REMOVE = ("sh", "-c", 'docker ps --all --quiet --filter "name=^$1$" | xargs --no-run-if-empty docker rm --force', "sh")
+_WAITS = (  # for a node, or for its image
+    '{.status.conditions[?(@.type=="PodScheduled")].message}{.status.message}'
+    "{.status.containerStatuses[*].state.waiting.message}"
+)
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"  # what NVIDIA's container toolkit brings in
 _NEEDED = "compute,utility"
 
@@ -32,12 +37,14 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Commands that start, delete and remove a container, by its name."""
+    """Commands that start, delete and remove a container, by its name, and say what it waits for."""
 
     start: Callable[[str], list[str]]
+    waits: Callable[[str], list[str]] | None = None  # None: it starts at once
     delete: Callable[[str], list[str]] | None = None  # None: containers are not deleted here
     force_delete: Callable[[str], list[str]] | None = None
     remove: Callable[[str], list[str]] | None = None  # in whatever state it is; None: nothing is left of it
+    starts_within: float = STARTS_WITHIN
     together: bool = True  # the next container can be started before the first one has given up the GPU
 
     @property
@@ -66,7 +73,7 @@ class Pod:
 
 def local() -> Launcher:
     """Two processes of this machine."""
-    return Launcher(lambda _name: [sys.executable, *PROGRAM])
+    return Launcher(lambda _name: [sys.executable, *PROGRAM], starts_within=LOADS_WITHIN)
 
 
 def docker(image: str, uuid: str) -> Launcher:
@@ -100,7 +107,10 @@ def kubernetes(pod: Pod) -> Launcher:
     def force(name: str) -> list[str]:
         return [*delete(name), "--force", "--grace-period=0"]
 
-    return Launcher(start, delete=delete, force_delete=force, remove=delete, together=False)
+    def waits(name: str) -> list[str]:
+        return [*kubectl, "get", "pod", name, "--ignore-not-found", f"--output=jsonpath={_WAITS}"]
+
+    return Launcher(start, waits=waits, delete=delete, force_delete=force, remove=delete, together=False)
 
 
 def _manifest(name: str, pod: Pod) -> dict[str, object]:
@@ -140,4 +150,9 @@ def slurm(node: str, count: int) -> Launcher:
         flags = ["--quiet", "--ntasks=1", f"--gres=gpu:{count}", f"--job-name={name}"]
         return ["srun", *flags, *([f"--nodelist={node}"] if node else []), sys.executable, *PROGRAM]
 
-    return Launcher(start, remove=lambda name: ["scancel", f"--name={name}"], together=False)
+    return Launcher(
+        start,
+        waits=lambda name: ["squeue", "--noheader", f"--name={name}", "--format=%r"],
+        remove=lambda name: ["scancel", f"--name={name}"],
+        together=False,
+    )

@@ -1,8 +1,10 @@
-"""The files of a result: one for programs, one page for people, one picture. UUIDs are cut short in all of them."""
+"""The files of a result: for programs, for people, a picture, and a statement for who signs it. UUIDs are cut short."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import textwrap
 from collections.abc import Sequence
@@ -19,6 +21,11 @@ from scrubber import __version__
 FORMAT = "autoclave-remnant/1"
 SHOWN = 8  # characters of a UUID
 WIDTH = 120  # columns of a page
+TESTS = {  # of in-toto, from the worst
+    "FAILED": ("failedTests", {Verdict.REMNANT, Verdict.NO_ANSWER}),
+    "WARNED": ("warnedTests", {Verdict.HELD, Verdict.NOT_ZERO}),
+    "PASSED": ("passedTests", {Verdict.NONE}),
+}
 WORDS = {
     Ending.EXIT: "it exits",
     Ending.KILL: "it is killed (SIGKILL)",
@@ -64,7 +71,13 @@ _HEADERS = (
 def write(directory: Path, result: Result) -> tuple[Path, ...]:
     """Write all files; returns their paths."""
     grid = cells(result)
-    texts = {"result.json": document(result, grid), "report.md": page(result, grid), "report.svg": picture(grid)}
+    whole = document(result, grid)
+    texts = {
+        "result.json": whole,
+        "report.md": page(result, grid),
+        "report.svg": picture(grid),
+        "statement.json": statement(whole, result, grid),
+    }
     for name, text in texts.items():
         (directory / name).write_text(text)
     return tuple(directory / name for name in texts)
@@ -80,6 +93,28 @@ def document(result: Result, grid: Sequence[Cell]) -> str:
     }
     whole["gpu"]["uuid"] = whole["gpu"]["uuid"][:SHOWN]
     return "{\n" + ",\n".join(f'"{name}": {_lines(value)}' for name, value in whole.items()) + "\n}\n"
+
+
+def statement(whole: str, result: Result, grid: Sequence[Cell]) -> str:
+    """An in-toto statement of ``result.json``: which tests passed. Held, or not zero, is a warning."""
+    named = {
+        name: [f"{cell.medium.value} after {cell.ending.value}" for cell in grid if cell.verdict in verdicts]
+        for name, verdicts in TESTS.values()
+    }
+    worst = next(outcome for outcome, (name, _) in TESTS.items() if named[name])
+    gpu = {"model": result.gpu.model, "driver": result.gpu.driver, "on": result.on}
+    content = base64.b64encode(json.dumps(gpu).encode()).decode()
+    document = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": "result.json", "digest": {"sha256": hashlib.sha256(whole.encode()).hexdigest()}}],
+        "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
+        "predicate": {
+            "result": "FAILED" if result.ended_early else worst,
+            "configuration": [{"name": "GPU and driver", "mediaType": "application/json", "content": content}],
+            **named,
+        },
+    }
+    return json.dumps(document, indent=1) + "\n"
 
 
 def page(result: Result, grid: Sequence[Cell]) -> str:

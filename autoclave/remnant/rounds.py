@@ -9,13 +9,13 @@ import selectors
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoclave.remnant import launchers, tenant
+from autoclave.remnant import tenant
 from autoclave.remnant.launchers import Launcher
 from autoclave.remnant.model import Ending, GpuAndDriver, Look, Medium, Planted, Round
 from autoclave.remnant.tenant import ContainerOrder
@@ -23,6 +23,8 @@ from ground.errors import AutoclaveError, Reason
 
 ANSWERS_WITHIN = 120.0  # seconds
 GONE_WITHIN = 30.0
+SAYS_AFTER = 5.0  # seconds, and then as often: what a container that does not start waits for
+NO_REASON = ("pod ", "Run 'docker")  # so begin last lines of kubectl and docker, which say why in a line before
 LEFT_FREE = 2  # a container that stays fills one part in so many: the next one must be able to begin
 
 
@@ -40,8 +42,8 @@ class AnotherGpu(ContainerFailed):
 class _Container:
     """One container, which has loaded CUDA's library and waits for its turn."""
 
-    def __init__(self, launcher: Launcher, order: ContainerOrder) -> None:
-        self._launcher = launcher
+    def __init__(self, launcher: Launcher, order: ContainerOrder, tell: Callable[[str], None]) -> None:
+        self._launcher, self._say = launcher, tell
         self._name = f"autoclave-remnant-{secrets.token_hex(4)}"
         self._process = subprocess.Popen(
             launcher.start(self._name),
@@ -55,7 +57,7 @@ class _Container:
 
     def wait_until_ready(self) -> GpuAndDriver | None:
         """It has loaded CUDA's library, and has not called it. Its GPU, if it was not told which one to use."""
-        gpu = self._hear(launchers.STARTS_WITHIN).get("gpu")
+        gpu = self._hear(self._launcher.starts_within).get("gpu")
         return GpuAndDriver(**gpu) if gpu else None
 
     def go(self) -> dict[str, Any]:
@@ -102,10 +104,14 @@ class _Container:
 
     def _hear(self, within: float = ANSWERS_WITHIN) -> dict[str, Any]:
         assert self._process.stdout is not None  # noqa: S101 -- a pipe, see above
+        ends, last = time.monotonic() + within, ""
         with selectors.DefaultSelector() as ready:
             ready.register(self._process.stdout, selectors.EVENT_READ)
-            if not ready.select(within):
-                raise ContainerFailed(f"a container said nothing for {within:g} s")
+            while not ready.select(SAYS_AFTER):
+                if time.monotonic() > ends:
+                    raise ContainerFailed(f"a container said nothing for {within:g} s{last and f': {last}'}")
+                if (waits := self._waits_for()) not in ("", last):
+                    self._say(last := waits)
         line = self._process.stdout.readline()
         if not line:
             raise self._failed()
@@ -115,8 +121,16 @@ class _Container:
     def _failed(self) -> ContainerFailed:
         self._process.kill()
         _, said = self._process.communicate()
-        last = said.decode(errors="replace").strip().rpartition("\n")[2]
-        return ContainerFailed(f"a container ended with status {self._process.returncode}: {last or 'no word'}")
+        lines = [line for line in said.decode(errors="replace").split("\n") if line and not line.startswith(NO_REASON)]
+        last = lines[-1] if lines else "no word"
+        return ContainerFailed(f"a container ended with status {self._process.returncode}: {last}")
+
+    def _waits_for(self) -> str:
+        """What the place says of a container that has not started; nothing if it does not answer."""
+        if self._launcher.waits is None:
+            return ""
+        asked = subprocess.run(self._launcher.waits(self._name), capture_output=True, text=True, check=False)
+        return " ".join(asked.stdout.split())
 
     def _wait(self) -> None:
         try:
@@ -137,9 +151,15 @@ class Subject:
 
 
 def run_round(
-    subject: Subject, how: Ending, media: Sequence[Medium] = tuple(Medium)
+    subject: Subject,
+    how: Ending,
+    media: Sequence[Medium] = tuple(Medium),
+    tell: Callable[[str], None] = lambda _waits: None,
 ) -> tuple[Round, GpuAndDriver | None]:
-    """One round, and the GPU if the subject names none. No container of it is left afterwards."""
+    """One round, and the GPU if the subject names none. No container of it is left afterwards.
+
+    ``tell``: hears what a container waits for.
+    """
     key, never = secrets.token_hex(16), secrets.token_hex(16)
     chosen = tuple(medium.value for medium in media)
     order = ContainerOrder("fill", subject.uuid, subject.pci_address, str(subject.host_root), key, never, chosen)
@@ -150,7 +170,7 @@ def run_round(
     with ExitStack() as containers:
 
         def begun(order: ContainerOrder) -> tuple[_Container, GpuAndDriver | None]:
-            container = containers.enter_context(_container(subject.launcher, order))
+            container = containers.enter_context(_container(subject.launcher, order, tell))
             return container, container.wait_until_ready()
 
         first, gpu = begun(order)
@@ -187,8 +207,8 @@ def in_turn(endings: Sequence[Ending], each: int) -> Iterator[Ending]:
 
 
 @contextmanager
-def _container(launcher: Launcher, order: ContainerOrder) -> Iterator[_Container]:
-    container = _Container(launcher, order)
+def _container(launcher: Launcher, order: ContainerOrder, tell: Callable[[str], None]) -> Iterator[_Container]:
+    container = _Container(launcher, order, tell)
     try:
         yield container
     finally:

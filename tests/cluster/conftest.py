@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--image", default="build/image.tar", help="archive of the image")
     parser.addoption("--cuda-image", default="build/image-cuda12.tar", help="archive of the image for NVIDIA GPUs")
+    parser.addoption("--remnant-rounds", type=int, default=1, help="how often the next pod looks, after each ending")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

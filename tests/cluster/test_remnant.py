@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIGINT
 
 import pytest
 import yaml
@@ -21,10 +22,10 @@ from tests.cluster.isolated import STATE
 from tests.cluster.nvidia_runtime import install
 from tests.cluster.programs import KUBECONFIG
 from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.machine import CudaMachine
 
 ROOT = Path(__file__).parents[2]
 ENDINGS = {"exit", "kill", "delete", "force-delete", "abort"}
-ROUNDS = "2"  # of each ending
 CLEAN = {ending: {"no remnant"} for ending in ENDINGS}
 FAST = yaml.safe_load((ROOT / "policies/fast.yaml").read_text())["defaults"]
 
@@ -32,24 +33,38 @@ FAST = yaml.safe_load((ROOT / "policies/fast.yaml").read_text())["defaults"]
 class Outsider:
     """Who has kubectl, the image, and no Autoclave on the node."""
 
-    def __init__(self, programs: Path, to: Path) -> None:
+    def __init__(self, programs: Path, rounds: int, cuda: CudaMachine) -> None:
+        """``rounds``: of each ending. ``cuda``: what the driver of the node does."""
+        self.cuda = cuda
         self._programs = programs
-        self.to = to
+        self._rounds = rounds
+        self.to = LOGS / "remnant" / "nothing"
 
-    def run(self, *flags: str) -> subprocess.CompletedProcess[str]:
+    def started(self, *flags: str) -> subprocess.Popen[str]:
         """Ask for all GPUs of the node, so that both pods get the same ones."""
         command = [sys.executable, "-m", "autoclave", "remnant", "run", "--on", "kubernetes", "--to", str(self.to)]
-        command += ["--image", image.name_of("cuda12"), "--runtime-class", "nvidia", "--count", str(GPUS)]
+        command += ["--image", image.name_of("cuda12"), "--runtime-class", "nvidia", "--count", str(GPUS), *flags]
         found = {"PATH": f"{self._programs}:{os.environ['PATH']}", "HOME": str(STATE), "KUBECONFIG": str(KUBECONFIG)}
-        return subprocess.run([*command, *flags], env=os.environ | found, capture_output=True, text=True, check=False)
+        return subprocess.Popen(
+            command, env=os.environ | found, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
-    async def memory(self, *flags: str) -> dict[str, str]:
-        """What was found in the memory of a GPU, by ending."""
-        run = await asyncio.to_thread(self.run, "--medium", "memory", "--rounds", ROUNDS, *flags)
+    def run(self, *flags: str) -> subprocess.CompletedProcess[str]:
+        """The same, until it ends."""
+        with self.started(*flags) as run:
+            out, said = run.communicate()
+        return subprocess.CompletedProcess(run.args, run.returncode, out, said)
+
+    async def finds(self, arm: str, wanted: dict[str, set[str]], *flags: str) -> None:
+        """In the memory of a GPU, after each ending, one of what is wanted."""
+        self.to = LOGS / "remnant" / arm
+        run = await asyncio.to_thread(self.run, "--medium", "memory", "--rounds", str(self._rounds), *flags)
         assert (self.to / "result.json").exists(), run.stderr
         result = json.loads((self.to / "result.json").read_text())
         assert not result["ended_early"], result["ended_early"]
-        return {cell["ending"]: cell["verdict"] for cell in result["cells"]}
+        found = {cell["ending"]: cell["verdict"] for cell in result["cells"]}
+        assert found.keys() == wanted.keys()
+        assert all(found[ending] in wanted[ending] for ending in found), found
 
 
 @pytest.fixture(scope="session")
@@ -61,16 +76,14 @@ def _image(node, pytestconfig) -> None:
 
 
 @pytest.fixture
-async def outsider(pods, _image, pytestconfig, request):
+async def outsider(pods, _image, pytestconfig):
     """The driver and its runtime are on the node."""
     cuda = await asyncio.to_thread(install, libraries())
-    for gpu in cuda.machine.gpus:
-        cuda.change(gpu.uuid, clears=None)
     handler = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
     await pods.client.create(RuntimeClass.from_dict(handler))
-    to = LOGS / "remnant" / request.node.name
-    await asyncio.to_thread(to.parent.mkdir, exist_ok=True)
-    yield Outsider((ROOT / pytestconfig.getoption("--programs")).resolve(), to)
+    await asyncio.to_thread((LOGS / "remnant").mkdir, exist_ok=True)
+    rounds = pytestconfig.getoption("--remnant-rounds")
+    yield Outsider((ROOT / pytestconfig.getoption("--programs")).resolve(), rounds, cuda)
     await pods.client.delete(RuntimeClass, "nvidia")
 
 
@@ -79,48 +92,63 @@ def of_each(verdict):
     return {ending: {verdict} for ending in ENDINGS} | {"force-delete": {verdict, "held"}}
 
 
-async def finds(outsider, wanted, *flags):
-    found = await outsider.memory(*flags)
-    assert found.keys() == wanted.keys()
-    assert all(found[ending] in wanted[ending] for ending in found), found
-
-
 async def test_a_plugin_that_does_nothing_leaves_all(outsider, floor):
-    await finds(outsider, of_each("remnant"), "--resource", floor)
+    await outsider.finds("a plugin that does nothing", of_each("remnant"), "--resource", floor)
 
 
-async def test_nvidias_plugin_leaves_all(outsider, node_with_nvidia, autoclave):
+@pytest.fixture
+async def alone(node_with_nvidia, autoclave):
+    """NVIDIA's plugin, without Autoclave."""
     it = node_with_nvidia
     autoclave.service.end()
     it.vendor = it.nvidia(KUBELET_SOCKET="")
     it.vendor.start()
     await it.offered()
-    await finds(outsider, of_each("remnant"))
+    return it
+
+
+async def test_a_driver_that_clears_leaves_nothing(outsider, alone):  # noqa: ARG001 - it runs
+    for gpu in outsider.cuda.machine.gpus:
+        outsider.cuda.change(gpu.uuid, clears={0: outsider.cuda.memory(gpu.uuid).stat().st_size})
+    await outsider.finds("NVIDIA's plugin, and a driver that clears", of_each("no remnant"))
+
+
+async def test_nvidias_plugin_leaves_all(outsider, alone):  # noqa: ARG001 - it runs
+    await outsider.finds("NVIDIA's plugin", of_each("remnant"))
 
 
 async def test_behind_autoclave_nvidias_pods_find_nothing(outsider, behind):  # noqa: ARG001 - it runs
-    await finds(outsider, CLEAN)
+    await outsider.finds("NVIDIA's plugin behind Autoclave", CLEAN)
 
 
-@pytest.mark.parametrize("policy", [{}, FAST], ids=["default", "fast"])
+@pytest.mark.parametrize("policy", ["default", "fast"])
 async def test_behind_autoclave_the_next_pod_finds_nothing(outsider, autoclave, policy):
-    autoclave.rule(json.dumps(policy))
-    await finds(outsider, CLEAN)
+    autoclave.rule(json.dumps(FAST if policy == "fast" else {}))
+    await outsider.finds(f"Autoclave, policy {policy}", CLEAN)
+
+
+async def test_pods_with_claims_find_nothing(outsider, claims):  # noqa: ARG001 - it runs
+    await outsider.finds("Autoclave, claims", CLEAN, "--claim-template", f"gpus-{GPUS}")
 
 
 async def test_a_policy_that_only_observes_leaves_all(outsider, autoclave):
     autoclave.rule("{mode: observe}")
-    await finds(outsider, of_each("remnant"))
+    await outsider.finds("Autoclave, policy observe", of_each("remnant"))
 
 
-async def test_pods_with_claims_find_nothing(outsider, claims):  # noqa: ARG001 - it runs
-    await finds(outsider, CLEAN, "--claim-template", f"gpus-{GPUS}")
+async def test_a_pod_that_cannot_start_says_why(outsider, pods):
+    """And Ctrl-C leaves nothing."""
+    with outsider.started("--resource", "example.com/none") as run:
+        waits = await asyncio.to_thread(next, (line for line in run.stderr if "waits" in line))
+        assert "Insufficient example.com/none" in waits
+        run.send_signal(SIGINT)
+        _, said = await asyncio.to_thread(run.communicate)
+    assert (run.returncode, "there is no result" in said) == (130, True), said
+    assert not outsider.to.exists()
+    assert await pods.names() == []
 
 
-async def test_what_cannot_be_tested_is_said(outsider):
-    for flags, why in {
-        ("--resource", "example.com/none", "--rounds", "1"): "a container said nothing for",
-        ("--namespace", "none"): 'namespaces "none" not found',
-    }.items():
-        run = await asyncio.to_thread(outsider.run, *flags)
-        assert (run.returncode, why in run.stderr) == (2, True), run.stderr
+async def test_a_namespace_that_is_not_there_is_said(outsider):
+    run = await asyncio.to_thread(outsider.run, "--namespace", "none")
+    assert (run.returncode, 'namespaces "none" not found' in run.stderr) == (2, True), run.stderr
+    assert not outsider.to.exists()

@@ -127,8 +127,18 @@ IN_OWNERSHIP = "tests/core/test_ownership.py"
 GATE = "tests/core/test_in_force.py"
 TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
 COVERAGE = "tests/core/test_verdict_coverage.py"
+JUDGE_OF, IN_JUDGE = "autoclave/remnant/judge.py", "tests/remnant/test_judge.py"
+TENANT = "autoclave/remnant/tenant.py"
+IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to_the_byte"
 TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
 PLANTED = [
+    Mutant(JUDGE_OF, "if any(look.never_written for look in looks):", "if False:", tests=IN_JUDGE),
+    Mutant(JUDGE_OF, "for look in looks)) > 0:", "for look in looks)) > 16:", tests=IN_JUDGE),
+    Mutant(JUDGE_OF, "if not all(_controlled(", "if not any(_controlled(", tests=IN_JUDGE),
+    Mutant(JUDGE_OF, "if held or any(", "if any(", tests=IN_JUDGE),
+    Mutant(TENANT, "whole.write(pattern, _unheard)", "whole.write(ZERO, _unheard)", tests=IN_ROUNDS),
+    Mutant(TENANT, "planted += recognised(data, order.key)", "planted += 0", tests=IN_ROUNDS),
+    Mutant(JUDGE_OF, "if not looks or not all(look.read for look in looks):", "if not looks:", tests=IN_JUDGE),
     Mutant(TREE, "!= (place, node):", "!= (place, node) and level == 0:", tests=IN_TREE),
     Mutant(TREE, "elif not contains(connection, size, noted):", "elif False:", tests=IN_TREE),
     Mutant("scrubber/ledger/stored.py", "secrets.token_hex(SALT)", '""', tests=IN_TREE),
@@ -289,7 +299,7 @@ def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
     # Another worker may remove a temporary file of bytecode before this one can copy it.
     tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "*.pyc.*")
-    for room in ("scrubber", "policies", "ground", "tests"):
+    for room in ("autoclave", "scrubber", "policies", "ground", "tests"):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
     shutil.copy(ROOT / "pyproject.toml", tree)
     (ROOT / "build").mkdir(exist_ok=True)

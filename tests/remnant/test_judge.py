@@ -34,7 +34,7 @@ def rounds(*looks: Look, planted: Planted = FULL, refused: str = "", how: Ending
         (rounds(), Verdict.NO_ANSWER),
         # The controls: words that nobody wrote are found, or the own ones are not.
         (rounds(Look(GIB, GIB, 32, 16, 48)), Verdict.NO_ANSWER),
-        (rounds(NOTHING, planted=Planted(GIB, GIB - 1)), Verdict.NO_ANSWER),
+        (rounds(NOTHING) + rounds(NOTHING, planted=Planted(GIB, GIB - 1)), Verdict.NO_ANSWER),
         (rounds(NOTHING, planted=Planted(0, 0)), Verdict.NO_ANSWER),
         # What was found counts although the control failed.
         (rounds(Look(GIB, GIB, 16, 0, 16), planted=Planted(GIB, GIB - 1)), Verdict.REMNANT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -90,6 +91,8 @@ def test_a_driver_that_clears_leaves_no_word(bench) -> None:
     assert bench.uuid not in page + (bench.to / "result.json").read_text() + run.stdout
     assert (bench.to / "report.svg").read_text().count("<rect") == 12
     assert "round 4 of 4: stays, about" in run.stderr
+    said = json.loads((bench.to / "statement.json").read_text())["predicate"]
+    assert (said["result"], said["warnedTests"], len(said["passedTests"])) == ("WARNED", ["memory after stays"], 11)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,10 @@ def test_what_a_driver_leaves_is_found_to_the_byte(bench, hole) -> None:
     assert (found["verdict"], found["as_expected"]) == ("remnant", False)
     assert found["recognised"] == found["not_zero"] == (found["read"] if hole == {0: 0} else 4096)
     assert not any(bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :])  # zeros are left, beside the context
+    said = json.loads((bench.to / "statement.json").read_text())
+    assert (said["predicate"]["result"], said["predicate"]["failedTests"]) == ("FAILED", ["memory after kill"])
+    [subject] = said["subject"]
+    assert subject["digest"]["sha256"] == hashlib.sha256((bench.to / "result.json").read_bytes()).hexdigest()
 
 
 def test_what_is_cleared_only_after_the_first_look_counts(bench) -> None:

@@ -138,9 +138,13 @@ def run(
     except OSError as error:
         raise FatalError(f"cannot write to {place}: {error.strerror}") from error
     done = _Done([], facts)
-    _do(done, plan, lambda how: run_round(subject, how, chosen["medium"] or tuple(Medium)), wait_until_free)
+    media = chosen["medium"] or tuple(Medium)
+    _do(done, plan, lambda how: run_round(subject, how, media, _tell), wait_until_free)
     if not done.rounds or done.about is None:
         place.rmdir()
+        if done.why == _INTERRUPTED:
+            human.warn(f"{_INTERRUPTED} before the end of the first round: there is no result")
+            return INTERRUPTED
         raise FatalError(f"cannot test {f'GPU {gpu or 0}' if on in HERE else on.value}: {done.why}")
     result = Result(on.value, f"{began:%Y-%m-%d %H:%M:%S} UTC", done.about, tuple(done.rounds), done.why)
     cells = judge.cells(result)
@@ -183,6 +187,10 @@ def _do(
         done.why = _INTERRUPTED
     except (ContainerFailed, InUse, DeviceError) as error:
         done.why = str(error)
+
+
+def _tell(waits: str) -> None:
+    click.echo(human.printable(f"a container waits: {waits}"), err=True)
 
 
 def _on_the_same_gpu(one: Callable[[], tuple[Round, GpuAndDriver | None]]) -> tuple[Round, GpuAndDriver | None]:
