@@ -1,4 +1,4 @@
-"""What the next pod saw on the real node, by its plugin: ``python -m benchmarks.remnant [--output DIR]``.
+"""What the next pod saw on the real node, by its plugin: ``python -m benchmarks.remnant``.
 
 It reads what ``make cluster ARGS='-p no:randomly -k remnant --remnant-rounds 4'`` has left, and writes ``remnant.md``.
 """
@@ -34,7 +34,7 @@ def _text(results: dict[str, dict[str, Any]]) -> str:
     first = next(iter(results.values()))
     endings = [Ending(each) for each in dict.fromkeys(cell["ending"] for cell in first["cells"])]
     rounds = max(cell["rounds"] for cell in first["cells"])
-    looks = [_row("plugin", *(WORDS[each] for each in endings)), _row(*["---"] * (1 + len(endings)))]
+    looks = [_row("plugin", *(WORDS[each] for each in endings)), f"|{'---|' * (1 + len(endings))}"]
     times = [*looks]
     for arm, result in results.items():
         verdicts = {cell["ending"]: cell["verdict"] for cell in result["cells"]}
@@ -59,8 +59,8 @@ of the node.
 scheduler at once, and its container lives on for up to two seconds. No plugin but one that looks for processes can
 notice that. Autoclave lets the next pod wait.
 
-From the end of the first container until the next one has looked, p50; most of it is the start of a pod, and of Python
-in it:
+From the end of the first container until the next one has looked, p50. Most of it is the start of a pod, and of Python
+in it; other work ran on the two cores of the machine:
 
 {chr(10).join(times)}
 
@@ -85,9 +85,14 @@ def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description="Write what the next pod saw on the real node, by its plugin.")
     parser.add_argument("--output", type=Path, default=Path("docs/measurements"))
-    output = parser.parse_args().output
-    results = {file.parent.name: json.loads(file.read_text()) for file in FOUND.glob("*/result.json")}
-    (output / "remnant.md").write_text(wrapped(_text(dict(sorted(results.items(), key=lambda it: it[1]["began"])))))
+    parser.add_argument("found", type=Path, nargs="?", default=FOUND, help=f"the results; default: {FOUND}")
+    options = parser.parse_args()
+    results = {file.parent.name: json.loads(file.read_text()) for file in options.found.glob("*/result.json")}
+    if not results:
+        parser.error(f"no results in {options.found}: run {COMMAND}")
+    (options.output / "remnant.md").write_text(
+        wrapped(_text(dict(sorted(results.items(), key=lambda it: it[1]["began"]))))
+    )
 
 
 if __name__ == "__main__":
