@@ -34,7 +34,8 @@ def about(board: Board, host: Host, library: Library) -> GpuAndDriver:
     with library.session() as nvml:
         mode = nvml.ask_optional(pynvml.nvmlDeviceGetPersistenceMode, nvml.handle(board.uuid))
     persistence = None if mode is None else mode == pynvml.NVML_FEATURE_ENABLED
-    return GpuAndDriver(board.uuid, board.model, host.driver_version(), board.memory_bytes, board.ecc, persistence)
+    version, kind = host.driver_version(), host.has_open_modules()
+    return GpuAndDriver(board.uuid, board.model, version, board.memory_bytes, board.ecc, persistence, kind)
 
 
 def of_container(host_root: Path, count: int, wanted: str) -> tuple[Board, GpuAndDriver]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoclave.remnant.gpu import listed, whole
+from ground.quantities import quantity
 from policies.model import Policy
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
@@ -42,12 +43,14 @@ class IdleObserver:
     beside: tuple[str, ...] = ()  # programs that may have the GPU open, beside those that the usual policy names
     holder: int = 0  # the process of the trial, which may as well
 
-    def board(self, name: str) -> Board:
-        """The GPU with this UUID or index."""
+    def board(self, name: str | None) -> Board:
+        """The GPU with this UUID or index; without one, the only GPU."""
         with self.library.session() as nvml:
             gpus = listed(nvml)
+            if name is None and len(gpus) != 1:
+                raise DeviceError(f"this machine has {quantity(len(gpus), 'GPU')}: name one by --gpu")
             for index, (uuid, gpu) in enumerate(gpus.items()):
-                if name in (uuid, str(index)):
+                if name in (None, uuid, str(index)):
                     return whole(nvml, self.host, gpu, uuid)
         raise DeviceError(f"there is no GPU {name}: the driver lists {len(gpus)}")
 
@@ -60,7 +63,8 @@ class IdleObserver:
             gpu = nvml.handle(board.uuid)
             listed, usage = users.pids(nvml, gpu), users.read_usage(nvml, gpu, self.host.runs)
         if listed:
-            raise InUse(f"the driver lists {len(listed)} process(es) on it: {', '.join(map(str, sorted(listed)))}")
+            named = quantity(len(listed), "process", "processes")
+            raise InUse(f"the driver lists {named} on it: {', '.join(map(str, sorted(listed)))}")
         holders, everybody = self._look(board)
         if holders is None:
             raise InUse("its holders are unknown")

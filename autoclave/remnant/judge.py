@@ -6,11 +6,13 @@ proof: it bounds how often a remnant can be there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from autoclave.remnant.model import Ending, Look, Medium, Planted, Result, Round
+from ground.documents import units
 from ground.quantities import quantity
 
 _CONTEXTS_DIFFER = 64 * 2**20  # bytes, or one part in sixteen: so much less may be had where nobody holds any
@@ -93,8 +95,18 @@ def cell(medium: Medium, rounds: Sequence[Round]) -> Cell:
 
 
 def bound(rounds: int) -> float:
-    """How often a remnant can be there at most, at 95 %, if no round of so many has found any: the rule of three."""
-    return min(1.0, 3 / rounds)
+    """How often a remnant can be there at most, at 95 %, if no round of so many has found any. About 3 / rounds."""
+    return 1 - math.pow(0.05, 1 / rounds)
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit in which the number is at least one."""
+    amount, unit = float(count), "B"
+    for unit in units.BYTES:
+        if amount < 1024 or unit == "TiB":  # noqa: PLR2004 - one step between two units
+            break
+        amount /= 1024
+    return f"{amount:.4g} {unit}"
 
 
 def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], held: int) -> tuple[Verdict, str]:
@@ -102,16 +114,17 @@ def _verdict(medium: Medium, rounds: Sequence[Round], looks: Sequence[Look], hel
         return Verdict.NO_ANSWER, "words were recognised that nobody has written"
     if (total := sum(look.recognised for look in looks)) > 0:
         hits = sum(look.recognised > 0 for look in looks)
-        return Verdict.REMNANT, f"{total} bytes of the first container, in {hits} of {quantity(len(rounds), 'round')}"
+        return Verdict.REMNANT, f"{size(total)} of the first container, in {hits} of {quantity(len(rounds), 'round')}"
     if not all(_controlled(medium, each.planted[medium]) for each in rounds):
         return Verdict.NO_ANSWER, "the first container does not recognise its own words"
     if held or any(each.refused for each in rounds):
-        return Verdict.HELD, next((each.refused for each in rounds if each.refused), f"{held} bytes could not be had")
+        less = f"the next container got {size(held)} less than the first one"
+        return Verdict.HELD, next((each.refused for each in rounds if each.refused), less)
     if not looks or not all(look.read for look in looks):
         return Verdict.NO_ANSWER, "nobody has looked"
     if (strange := sum(look.not_zero or 0 for look in looks)) > 0:
-        return Verdict.NOT_ZERO, f"{strange} bytes that were not zero, and no word was recognised in them"
-    return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.3g} % of cases, at 95 %"
+        return Verdict.NOT_ZERO, f"{size(strange)} that were not zero, and no word was recognised in them"
+    return Verdict.NONE, f"so in at most {100 * bound(len(rounds)):.2g} % of cases (with a confidence of 95 %)"
 
 
 def _controlled(medium: Medium, planted: Planted) -> bool:

@@ -69,6 +69,7 @@ class GpuAndDriver:
     memory: int
     ecc: bool
     persistence: bool | None  # None: the driver does not say
+    open_modules: bool = False  # NVIDIA's open kernel modules, whose sources are published
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +80,6 @@ class Result:
     began: str  # in UTC
     gpu: GpuAndDriver
     rounds: tuple[Round, ...]
-    ended_early: str = ""  # why, if not all rounds were done
+    planned: int  # rounds
+    beside: tuple[str, ...] = ()  # programs that might have the GPU open
+    ended_early: str = ""  # if not all rounds were done: why, without names of a machine

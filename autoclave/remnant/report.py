@@ -6,21 +6,22 @@ import base64
 import dataclasses
 import hashlib
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from autoclave.remnant.judge import Cell, Verdict, cells
+from autoclave.remnant.judge import Cell, Verdict, cells, size
 from autoclave.remnant.model import Ending, Medium, Result
-from ground.documents import units
 from ground.quantities import quantity
 from scrubber import __version__
 
 FORMAT = "autoclave-remnant/1"
 SHOWN = 8  # characters of a UUID
 WIDTH = 120  # columns of a page
+_UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TESTS = {  # of in-toto, from the worst
     "FAILED": ("failedTests", {Verdict.REMNANT, Verdict.NO_ANSWER}),
     "WARNED": ("warnedTests", {Verdict.HELD, Verdict.NOT_ZERO}),
@@ -31,7 +32,7 @@ WORDS = {
     Ending.KILL: "it is killed (SIGKILL)",
     Ending.DELETE: "its pod is deleted",
     Ending.FORCE_DELETE: "its pod is deleted by force",
-    Ending.ABORT: "a kernel of it traps",
+    Ending.ABORT: "a CUDA kernel of it traps",
     Ending.STAYS: "a process of it is left behind",
 }
 COLOURS = {
@@ -42,8 +43,8 @@ COLOURS = {
     Verdict.REMNANT: "#c62828",
 }
 _METHOD = (
-    "A first container fills the memory, the shared memory and the registers of the GPU, and pinned memory of the host,"
-    " with words of a secret key. Then it ends. The next container looks for these words before it writes anything."
+    "A first container fills these media with words of a secret key. Then it ends, or a process of it is left behind."
+    " The next container looks for the words before it writes anything."
     " A result says something about this GPU and this driver only."
 )
 _LEGEND = (
@@ -71,10 +72,10 @@ _HEADERS = (
 def write(directory: Path, result: Result) -> tuple[Path, ...]:
     """Write all files; returns their paths."""
     grid = cells(result)
-    whole = document(result, grid)
+    whole = _cut(document(result, grid))
     texts = {
         "result.json": whole,
-        "report.md": page(result, grid),
+        "report.md": _cut(page(result, grid)),
         "report.svg": picture(grid),
         "statement.json": statement(whole, result, grid),
     }
@@ -101,16 +102,20 @@ def statement(whole: str, result: Result, grid: Sequence[Cell]) -> str:
         name: [f"{cell.medium.value} after {cell.ending.value}" for cell in grid if cell.verdict in verdicts]
         for name, verdicts in TESTS.values()
     }
+    if result.ended_early:
+        named["failedTests"].append("all rounds are done")
     worst = next(outcome for outcome, (name, _) in TESTS.items() if named[name])
-    gpu = {"model": result.gpu.model, "driver": result.gpu.driver, "on": result.on}
-    content = base64.b64encode(json.dumps(gpu).encode()).decode()
+    facts = json.loads(whole)
+    configuration = {name: facts[name] for name in ("tool", "on", "began", "gpu", "planned", "beside")}
+    configuration["rounds"] = len(result.rounds)
+    content = base64.b64encode(json.dumps(configuration).encode()).decode()
     document = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": "result.json", "digest": {"sha256": hashlib.sha256(whole.encode()).hexdigest()}}],
         "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
         "predicate": {
-            "result": "FAILED" if result.ended_early else worst,
-            "configuration": [{"name": "GPU and driver", "mediaType": "application/json", "content": content}],
+            "result": worst,
+            "configuration": [{"name": "run", "mediaType": "application/json", "content": content}],
             **named,
         },
     }
@@ -122,8 +127,10 @@ def page(result: Result, grid: Sequence[Cell]) -> str:
     gpu = result.gpu
     taken = (
         f"Taken {result.began} with `autoclave remnant run --on {result.on}` (autoclave {__version__}), on"
-        f" {gpu.uuid[:SHOWN]}, {_size(gpu.memory)}, driver {gpu.driver}, ECC {_switch(gpu.ecc)}, persistence mode"
-        f" {_switch(gpu.persistence)}. {_METHOD}"
+        f" {gpu.uuid[:SHOWN]}, {size(gpu.memory)}, driver {gpu.driver} with {'open' if gpu.open_modules else 'closed'}"
+        f" kernel modules, ECC {_switch(gpu.ecc)}, persistence mode {_switch(gpu.persistence)}."
+        f" {len(result.rounds)} of {quantity(result.planned, 'round')} were done. {_METHOD}"
+        + (f" These programs might have the GPU open: {', '.join(result.beside)}." if result.beside else "")
     )
     table = "\n".join("| " + " | ".join(row) + " |" for row in (_HEADERS, ("---",) * len(_HEADERS), *map(_row, grid)))
     points = "\n".join(_wrapped(f"* {line}", "  ") for line in summary(result, grid))
@@ -133,7 +140,8 @@ def page(result: Result, grid: Sequence[Cell]) -> str:
 
 def summary(result: Result, grid: Sequence[Cell]) -> list[str]:
     """The result in a few sentences, the worst first."""
-    lines = [
+    lines = [_headline({cell.verdict for cell in grid})]
+    lines += [
         f"{cell.verdict.value}: {cell.medium.value}, when {WORDS[cell.ending]}: {cell.why}"
         for verdict in Verdict
         for cell in grid
@@ -173,6 +181,19 @@ def picture(grid: Sequence[Cell]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{chr(10).join(parts)}\n</svg>\n'
 
 
+def _headline(verdicts: set[Verdict]) -> str:
+    if Verdict.REMNANT in verdicts:
+        return "The next container found words of the first one."
+    if Verdict.NO_ANSWER in verdicts:
+        return "The next container found no word of the first one, and a part of the test gives no answer."
+    return "The next container found no word of the first one."
+
+
+def _cut(text: str) -> str:
+    """UUIDs to their first characters, wherever they stand."""
+    return _UUID.sub(lambda found: found[0][:SHOWN], text)
+
+
 def _wrapped(text: str, after: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
 
@@ -184,10 +205,10 @@ def _row(cell: Cell) -> tuple[str, ...]:
         cell.expected.value,
         cell.verdict.value if cell.as_expected else f"**{cell.verdict.value}**",
         str(cell.rounds),
-        _size(cell.read),
-        "-" if cell.not_zero is None else _size(cell.not_zero),
-        _size(cell.recognised),
-        cell.why + (f"; filled through cuMemCreate: {_size(cell.mapped)}" if cell.medium is Medium.MEMORY else ""),
+        size(cell.read),
+        "-" if cell.not_zero is None else size(cell.not_zero),
+        size(cell.recognised),
+        cell.why + (f"; filled through cuMemCreate: {size(cell.mapped)}" if cell.medium is Medium.MEMORY else ""),
     )
 
 
@@ -205,16 +226,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- any value of a document
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value.value if isinstance(value, Medium | Ending | Verdict) else value
-
-
-def _size(count: int) -> str:
-    """Bytes in the largest unit in which the number is at least one."""
-    amount, unit = float(count), "B"
-    for unit in units.BYTES:
-        if amount < 1024 or unit == "TiB":  # noqa: PLR2004 - one step between two units
-            break
-        amount /= 1024
-    return f"{amount:.4g} {unit}"
 
 
 def _switch(value: bool | None) -> str:  # noqa: FBT001 -- what is said of it

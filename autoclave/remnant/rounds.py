@@ -33,6 +33,7 @@ class ContainerFailed(AutoclaveError):
 
     def __init__(self, why: str) -> None:
         super().__init__(Reason.INTERNAL, f"cannot go on: {why}")
+        self.why = why
 
 
 class AnotherGpu(ContainerFailed):
@@ -122,7 +123,7 @@ class _Container:
         self._process.kill()
         _, said = self._process.communicate()
         lines = [line for line in said.decode(errors="replace").split("\n") if line and not line.startswith(NO_REASON)]
-        last = lines[-1] if lines else "no word"
+        last = lines[-1] if lines else "it wrote nothing"
         return ContainerFailed(f"a container ended with status {self._process.returncode}: {last}")
 
     def _waits_for(self) -> str:
@@ -211,6 +212,12 @@ def _container(launcher: Launcher, order: ContainerOrder, tell: Callable[[str], 
     container = _Container(launcher, order, tell)
     try:
         yield container
+    except ContainerFailed as first:
+        try:
+            container.clear_away()
+        except ContainerFailed as second:
+            raise ContainerFailed(f"{first.why}; and then {second.why}") from first
+        raise
     finally:
         container.clear_away()
 
@@ -220,4 +227,6 @@ def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
-        raise ContainerFailed(f"`{shlex.join(command)}` ended with status {done.returncode}: {last or 'no word'}")
+        raise ContainerFailed(
+            f"`{shlex.join(command)}` ended with status {done.returncode}: {last or 'it wrote nothing'}"
+        )

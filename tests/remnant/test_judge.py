@@ -51,8 +51,10 @@ def test_host_memory_must_be_recognised_and_looked_at(planted: Planted, seen: Lo
 
 
 def test_no_finding_bounds_how_often_a_remnant_is_there() -> None:
-    assert judge.cell(Medium.MEMORY, rounds(*[NOTHING] * 20)).why == "so in at most 15 % of cases, at 95 %"
-    assert (judge.bound(300), judge.bound(2)) == (0.01, 1.0)
+    assert judge.cell(Medium.MEMORY, rounds(*[NOTHING] * 20)).why == (
+        "so in at most 14 % of cases (with a confidence of 95 %)"
+    )
+    assert (round(judge.bound(300), 3), round(judge.bound(1), 3)) == (0.01, 0.95)
 
 
 def test_words_are_recognised_at_any_alignment() -> None:

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from autoclave.remnant import judge, launchers, rounds, tenant
+from autoclave.cli.verbs import remnant
+from autoclave.remnant import judge, launchers, report, rounds, tenant
 from autoclave.remnant.judge import Verdict
 from autoclave.remnant.launchers import Launcher
-from autoclave.remnant.model import Ending, Medium, Planted
+from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Planted, Result
 from autoclave.remnant.rounds import Subject
 from autoclave.remnant.tenant import ContainerOrder
+from ground.errors import FatalError
 from scrubber.cuda import device
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import in_this_process, libraries
@@ -157,14 +159,14 @@ def test_pinned_memory_that_is_left_is_found_to_the_byte(bench, tmp_path, hole) 
     assert "the next container may get other pages" in " ".join((bench.to / "report.md").read_text().split())
 
 
-@pytest.mark.parametrize(("status", "code"), [(2, 1), (801, 2)])
-def test_pinned_memory_that_is_refused_is_no_finding(bench, status, code) -> None:
+@pytest.mark.parametrize(("status", "written"), [(2, True), (801, False)])
+def test_pinned_memory_that_is_refused_is_no_finding(bench, status, written) -> None:
     """Too little memory gives no answer, and another refusal ends the run."""
     bench.cuda.change(bench.uuid, clears=ALL)
     bench.cuda.fail(bench.uuid, "cuMemHostAlloc", status)
     run = bench.run("--medium", "host-memory", "--rounds", "1", "--ending", "kill")
-    assert run.returncode == code, run.stderr
-    assert ("no answer" if code == 1 else "cannot pin memory of the host for") in run.stdout + run.stderr
+    assert (run.returncode, bench.to.exists()) == (2, written), run.stderr
+    assert ("no answer" if written else "cannot pin memory of the host for") in run.stdout + run.stderr
 
 
 @pytest.mark.parametrize(("kept", "verdict"), [(True, "remnant"), (False, "no remnant")])
@@ -203,6 +205,23 @@ def test_wrong_input_is_one_sentence(bench) -> None:
     assert "there is no GPU 99: the driver lists" in run.stderr
 
 
+def test_who_names_no_gpu_of_several_is_asked(bench) -> None:
+    command = [*bench.command(), "--beside", "/bin/true"]
+    place = command.index("--gpu")
+    del command[place : place + 2]
+    run = subprocess.run(command, cwd=ROOT, env=bench.variables, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (
+        2,
+        "autoclave: cannot use a GPU: this machine has 8 GPUs: name one by --gpu\n",
+    )
+
+
+def test_who_cannot_see_all_processes_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(FatalError, match="only root sees all processes"):
+        remnant.run.main(["--gpu", "0"], standalone_mode=False)
+
+
 ANSWERS = """
 import json, sys
 order = json.loads(sys.stdin.readline())
@@ -237,12 +256,20 @@ def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(rounds, "LEFT_FREE", 1)
     one, _ = rounds.run_round(Subject(launchers.local(), gpu.uuid, gpu.pci, bench.stage.root.path), Ending.STAYS)
-    assert "CUDA_ERROR_OUT_OF_MEMORY" in one.refused
+    assert f"{gpu.uuid}: CUDA says CUDA_ERROR_OUT_OF_MEMORY" in one.refused
     assert judge.cell(Medium.MEMORY, [one]).verdict is Verdict.HELD
+    bench.to.mkdir()
+    about = GpuAndDriver(gpu.uuid, "H200", "580", SIZE, ecc=True, persistence=None)
+    for file in report.write(bench.to, Result("local", "now", about, (one,), 1)):
+        assert gpu.uuid not in file.read_text(), file
 
 
-def test_ctrl_c_keeps_what_was_done(bench) -> None:
-    bench.cuda.change(bench.uuid, clears=ALL)
+@pytest.mark.parametrize(
+    ("number", "hole", "code"), [(signal.SIGINT, ALL, 130), (signal.SIGTERM, ALL, 130), (signal.SIGHUP, {0: 0}, 1)]
+)
+def test_an_interruption_keeps_what_was_done(bench, number, hole, code) -> None:
+    """And hides no finding."""
+    bench.cuda.change(bench.uuid, clears=hole)
     with subprocess.Popen(
         [*bench.command(*CHOSEN, "--ending", "exit")], cwd=ROOT, env=bench.variables, stderr=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -250,11 +277,14 @@ def test_ctrl_c_keeps_what_was_done(bench) -> None:
         assert run.stderr is not None
         while "round 2 of 20" not in run.stderr.readline():
             pass
-        os.killpg(run.pid, signal.SIGINT)
+        [child] = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        os.kill(int(child), number)
         run.communicate()
-    assert run.returncode == 130
+    assert run.returncode == code
     result = json.loads((bench.to / "result.json").read_text())
     assert (len(result["rounds"]), result["ended_early"]) == (1, "it was interrupted")
+    said = json.loads((bench.to / "statement.json").read_text())["predicate"]
+    assert said["failedTests"][-1] == "all rounds are done"
 
 
 @pytest.fixture
@@ -318,10 +348,10 @@ def test_a_round_counts_only_on_one_gpu(bench, commands) -> None:
     ("flags", "why"),
     [
         (["--on", "kubernetes"], "--on kubernetes needs --image"),
-        (["--on", "slurm", "--image", "a"], "--image says nothing with --on slurm"),
+        (["--on", "slurm", "--image", "a"], "--image has no effect with --on slurm"),
         (["--on", "kubernetes", "--image", "a", "--gpu", "0"], "its scheduler chooses the GPU"),
         (["--on", "docker", "--image", "a", "--ending", "delete"], "possible are exit, kill, abort, stays"),
-        (["--runtime-class", "nvidia"], "--runtime-class says nothing with --on local"),
+        (["--runtime-class", "nvidia"], "--runtime-class has no effect with --on local"),
     ],
 )
 def test_a_flag_that_says_nothing_is_refused(bench, commands, flags, why) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, human, options
+from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, human, options
 from autoclave.remnant import judge, launchers, report
 from autoclave.remnant.gpu import about
 from autoclave.remnant.idle import IdleObserver, InUse
@@ -32,7 +34,13 @@ TRIES = 10  # of a round, until both containers have the same GPU
 FREED_WITHIN = 30.0  # seconds until nobody has the GPU after a round
 HERE = frozenset({Place.LOCAL, Place.DOCKER})  # where the containers use a GPU of this machine
 PROGRAMS = {Place.DOCKER: "docker", Place.KUBERNETES: "kubectl", Place.SLURM: "srun"}
-BAD = frozenset({Verdict.REMNANT, Verdict.NO_ANSWER})
+ENDED_EARLY = {  # what a result says of it, which may be sent to others
+    AnotherGpu: "the scheduler gave the two containers different GPUs",
+    ContainerFailed: "a container failed",
+    InUse: "another process used the GPU",
+    DeviceError: "the driver did not answer as it should",
+    KeyboardInterrupt: "it was interrupted",
+}
 
 
 class RemnantOptions(TypedDict):
@@ -52,8 +60,8 @@ class RemnantOptions(TypedDict):
 
 IN_PODS = ("node", "namespace", "count", "resource", "claim_template", "runtime_class")
 TAKES: dict[Place, tuple[str, ...]] = {
-    Place.LOCAL: (),
-    Place.DOCKER: ("image",),
+    Place.LOCAL: ("beside", "host_root"),
+    Place.DOCKER: ("image", "beside", "host_root"),
     Place.KUBERNETES: ("image", *IN_PODS),
     Place.SLURM: ("node", "count"),
 }
@@ -74,25 +82,30 @@ def remnant() -> None:
 @remnant.command(context_settings=ENVIRONMENT)
 @click.option("--on", type=options.Words(Place), default=Place.LOCAL.value, help="Where the containers run.")
 @click.option(
-    "--gpu", metavar="INDEX_OR_UUID", show_default="0",
+    "--gpu", metavar="INDEX_OR_UUID", show_default="the only one",
     help="The GPU, with local and docker. No process may use it. Elsewhere it is the one that the scheduler gives.",
 )  # fmt: skip
-@click.option("--image", default="", help="An image of Autoclave for NVIDIA GPUs, with docker and kubernetes.")
-@click.option("--node", default="", help="The node, with kubernetes and slurm  [default: any].")
-@click.option("--namespace", default="", help="The namespace of the pods  [default: kubectl's].")
+@click.option(
+    "--image", default="", show_default=False, help="An image of Autoclave for NVIDIA GPUs, with docker and kubernetes."
+)
+@click.option("--node", default="", show_default="any", help="The node, with kubernetes and slurm.")
+@click.option("--namespace", default="", show_default="kubectl's", help="The namespace of the pods.")
 @click.option(
     "--count", type=options.IntRange(1, 64), show_default="1",
     help="GPUs of each pod or job; one of them is tested. All of a node: then both get the same ones.",
 )  # fmt: skip
-@click.option("--resource", default="", help="The resource that a pod asks for  [default: nvidia.com/gpu].")
-@click.option("--claim-template", default="", help="A ResourceClaimTemplate, for pods with a claim for their GPUs.")
-@click.option("--runtime-class", default="", help="The RuntimeClass of the pods  [default: none].")
+@click.option("--resource", default="", show_default="nvidia.com/gpu", help="The resource that a pod asks for.")
+@click.option(
+    "--claim-template", default="", show_default="none",
+    help="A ResourceClaimTemplate: then a pod has a claim for its GPUs, and no resource.",
+)  # fmt: skip
+@click.option("--runtime-class", default="", show_default="none", help="The RuntimeClass of the pods.")
 @click.option("--rounds", type=options.IntRange(1, 1000), default=20, help="How often each ending is tried.")
 @click.option(
     "--ending",
     type=options.Words(Ending),
     multiple=True,
-    help="How the first container ends; can be repeated. Default: all that there are.",
+    help="How the first container ends; can be repeated. Default: all that are possible there.",
 )
 @click.option(
     "--medium",
@@ -104,7 +117,7 @@ def remnant() -> None:
     "--beside",
     type=options.PATH,
     multiple=True,
-    help="A program that may have the GPU open, because it only watches; can be repeated.",
+    help="A program that may have the GPU open, because it only watches; can be repeated. With local and docker.",
 )
 @click.option(
     "--to",
@@ -112,7 +125,10 @@ def remnant() -> None:
     help="A new directory for the result. Default: remnant-DATE-TIME here.",
 )
 @click.option(
-    "--host-root", type=options.DIRECTORY, default="/", help="Where this process sees the host's root directory."
+    "--host-root",
+    type=options.DIRECTORY,
+    default="/",
+    help="Where this process sees the host's root directory. With local and docker.",
 )
 def run(
     on: Place, gpu: str | None, rounds: int, to: Path | None, host_root: Path, **chosen: Unpack[RemnantOptions]
@@ -121,17 +137,19 @@ def run(
 
     --on local takes two processes of this machine, docker two containers of it, kubernetes two pods, by kubectl, and
     slurm two jobs. Overwrites all memory of the GPU, leaves zeros there, and changes no setting. local and docker
-    refuse a GPU that a process uses, and need root, to see all processes. Writes report.md, report.svg and result.json,
-    also after Ctrl-C: what was done by then counts. Exit code 1 if words of the first container were found, or if the
-    test gives no answer.
+    refuse a GPU that a process uses, and need root, to see all processes. Writes report.md, report.svg, result.json and
+    statement.json, also after Ctrl-C: what was done by then counts. Exit code 0: no word of the first container was
+    found. 1: words were found. 2: no answer, such as a GPU that cannot be used. 130: interrupted, and none found.
     """
-    _check(on, gpu, chosen)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that nothing is left behind then, either
+        signal.signal(number, signal.default_int_handler)
+    _check(on, gpu, host_root, chosen)
     began = calendar_time.utc(clock.now().wall)
     if on in HERE:
-        subject, facts, wait_until_free = _of_this_machine(on, gpu or "0", host_root, chosen)
+        subject, facts, wait_until_free = _of_this_machine(on, gpu, host_root, chosen)
     else:
         subject, facts, wait_until_free = _elsewhere(on, chosen), None, lambda: None
-    plan = tuple(in_turn(chosen["ending"] or subject.launcher.endings, rounds))
+    plan = tuple(in_turn(tuple(dict.fromkeys(chosen["ending"])) or subject.launcher.endings, rounds))
     place = to or Path(f"remnant-{began:%Y%m%d-%H%M%S}")
     try:
         place.mkdir()
@@ -139,32 +157,55 @@ def run(
         raise FatalError(f"cannot write to {place}: {error.strerror}") from error
     done = _Done([], facts)
     media = chosen["medium"] or tuple(Medium)
-    _do(done, plan, lambda how: run_round(subject, how, media, _tell), wait_until_free)
-    if not done.rounds or done.about is None:
-        place.rmdir()
-        if done.why == _INTERRUPTED:
-            human.warn(f"{_INTERRUPTED} before the end of the first round: there is no result")
-            return INTERRUPTED
-        raise FatalError(f"cannot test {f'GPU {gpu or 0}' if on in HERE else on.value}: {done.why}")
-    result = Result(on.value, f"{began:%Y-%m-%d %H:%M:%S} UTC", done.about, tuple(done.rounds), done.why)
+    try:
+        _do(done, plan, lambda how: run_round(subject, how, media, _tell), wait_until_free)
+        if done.about is not None and done.rounds:
+            result = Result(
+                on=on.value,
+                began=f"{began:%Y-%m-%d %H:%M:%S} UTC",
+                gpu=done.about,
+                rounds=tuple(done.rounds),
+                planned=len(plan),
+                beside=tuple(path.name for path in chosen["beside"]),
+                ended_early=done.class_of_end,
+            )
+            return _written(place, result, done)
+    finally:
+        if not any(place.iterdir()):
+            place.rmdir()
+    if isinstance(done.ended_by, KeyboardInterrupt):
+        human.warn("it was interrupted before the end of the first round: there is no result")
+        return INTERRUPTED
+    raise FatalError(f"cannot test {f'GPU {gpu or 0}' if on in HERE else on.value}: {done.ended_by}")
+
+
+def _written(place: Path, result: Result, done: _Done) -> int:
+    """Write the result; the exit code."""
     cells = judge.cells(result)
     files = report.write(place, result)
     human.say(*report.summary(result, cells), *map(str, files))
-    if done.why == _INTERRUPTED:
+    verdicts = {cell.verdict for cell in cells}
+    if Verdict.REMNANT in verdicts:
+        return NOT_CLEAN
+    if isinstance(done.ended_by, KeyboardInterrupt):
         return INTERRUPTED
-    return NOT_CLEAN if done.why or any(cell.verdict in BAD for cell in cells) else DONE
-
-
-_INTERRUPTED = "it was interrupted"
+    if done.ended_by is not None:
+        human.warn(str(done.ended_by))
+    return WRONG_USAGE if done.ended_by is not None or Verdict.NO_ANSWER in verdicts else DONE
 
 
 @dataclass
 class _Done:
-    """The rounds that were done, and why they are not all."""
+    """The rounds that were done, and what ended them early."""
 
     rounds: list[Round]
     about: GpuAndDriver | None
-    why: str = ""
+    ended_by: BaseException | None = None
+
+    @property
+    def class_of_end(self) -> str:
+        """Why the rounds are not all, without names of a machine; empty if they are."""
+        return next((words for kind, words in ENDED_EARLY.items() if isinstance(self.ended_by, kind)), "")
 
 
 def _do(
@@ -183,10 +224,8 @@ def _do(
             done.rounds.append(shown)
             done.about = done.about or gpu
             wait_until_free()
-    except KeyboardInterrupt:
-        done.why = _INTERRUPTED
-    except (ContainerFailed, InUse, DeviceError) as error:
-        done.why = str(error)
+    except (KeyboardInterrupt, ContainerFailed, InUse, DeviceError) as error:
+        done.ended_by = error
 
 
 def _tell(waits: str) -> None:
@@ -203,17 +242,23 @@ def _on_the_same_gpu(one: Callable[[], tuple[Round, GpuAndDriver | None]]) -> tu
     return one()
 
 
-def _check(on: Place, gpu: str | None, chosen: RemnantOptions) -> None:
-    """UsageError for a flag that says nothing there."""
-    given = {name for name in ("image", *IN_PODS) if dict(chosen)[name]}
+def _check(on: Place, gpu: str | None, host_root: Path, chosen: RemnantOptions) -> None:
+    """UsageError for a flag that has no effect there; FatalError for who cannot do this."""
+    given = {name for name in ("image", "beside", *IN_PODS) if dict(chosen)[name]}
+    given |= {"host_root"} if host_root != Path("/") else set()
     for name in sorted(given - set(TAKES[on])):
-        raise click.UsageError(f"--{name.replace('_', '-')} says nothing with --on {on.value}")
+        raise click.UsageError(f"--{name.replace('_', '-')} has no effect with --on {on.value}")
     if gpu is not None and on not in HERE:
-        raise click.UsageError(f"--gpu says nothing with --on {on.value}: its scheduler chooses the GPU")
+        raise click.UsageError(f"--gpu has no effect with --on {on.value}: its scheduler chooses the GPU")
+    for path in (host_root / "proc", *chosen["beside"]):
+        if not path.exists():
+            raise click.UsageError(f"there is no {path}")
+    if on in HERE and os.geteuid() != 0:
+        raise FatalError("cannot use a GPU: only root sees all processes that have it open; run this as root")
     if "image" in TAKES[on] and not chosen["image"]:
         raise click.UsageError(f"--on {on.value} needs --image")
     if chosen["resource"] and chosen["claim_template"]:
-        raise click.UsageError("--resource says nothing with --claim-template: a pod has one of them")
+        raise click.UsageError("--resource has no effect with --claim-template: a pod has one of them")
     if (program := PROGRAMS.get(on)) and shutil.which(program) is None:
         raise FatalError(f"cannot start containers: there is no program {program} here")
     launcher = launchers.local() if on in HERE else _elsewhere(on, chosen).launcher
@@ -239,7 +284,7 @@ def _elsewhere(on: Place, chosen: RemnantOptions) -> Subject:
 
 
 def _of_this_machine(
-    on: Place, name: str, host_root: Path, chosen: RemnantOptions
+    on: Place, name: str | None, host_root: Path, chosen: RemnantOptions
 ) -> tuple[Subject, GpuAndDriver, Callable[[], None]]:
     """The GPU, which nobody uses, and what waits until that is so again."""
     host, library = Host(host_root, pid_namespace=proc.own_namespace(PROC)), Library()
@@ -249,9 +294,10 @@ def _of_this_machine(
         idle.expect_no_holder(board)
         facts = about(board, host, library)
     except (InUse, DeviceError) as error:
-        raise FatalError(f"cannot use GPU {name}: {error}") from error
+        raise FatalError(f"cannot use {'a GPU' if name is None else f'GPU {name}'}: {error}") from error
     finally:
         library.close()
+    click.echo(f"tests {facts.model} {facts.uuid}, driver {facts.driver}", err=True)
     launcher = launchers.local() if on is Place.LOCAL else launchers.docker(chosen["image"], board.uuid)
     root = host_root if on is Place.LOCAL else Path("/")
 

@@ -59,15 +59,20 @@ class Host:
 
     def driver_version(self) -> str:
         """The version, such as 580.95.05."""
-        file = self.proc_driver / "version"
+        found = _VERSION.search(self._says_of_itself())
+        if found is None:
+            raise DeviceError(f"cannot tell the driver's version: {self.proc_driver / 'version'} does not name it")
+        return found[1]
+
+    def has_open_modules(self) -> bool:
+        """Whether the kernel modules are the open ones; DeviceError if no driver is loaded."""
+        return "Open Kernel Module" in self._says_of_itself()
+
+    def _says_of_itself(self) -> str:
         try:
-            text = file.read_text()
+            return (self.proc_driver / "version").read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise _not_loaded(error) from error
-        found = _VERSION.search(text)
-        if found is None:
-            raise DeviceError(f"cannot tell the driver's version: {file} does not name it")
-        return found[1]
 
     def driver_instance(self) -> str:
         """Identifies this load of the driver: a different value means that the driver was loaded again.
