@@ -131,6 +131,8 @@ def _manifest(name: str, pod: Pod) -> dict[str, object]:
     spec: dict[str, object] = {
         "containers": [container],
         "restartPolicy": "Never",
+        # What namespaces with the level "restricted" demand; the user is the image's.
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 1,  # the first process of a container does not hear TERM
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],

@@ -13,6 +13,7 @@ from signal import SIGINT
 
 import pytest
 import yaml
+from lightkube.resources.core_v1 import Namespace, ServiceAccount
 from lightkube.resources.node_v1 import RuntimeClass
 
 from deploy import image
@@ -92,8 +93,19 @@ def of_each(verdict):
     return {ending: {verdict} for ending in ENDINGS} | {"force-delete": {verdict, "held"}}
 
 
-async def test_a_plugin_that_does_nothing_leaves_all(outsider, floor):
-    await outsider.finds("a plugin that does nothing", of_each("remnant"), "--resource", floor)
+@pytest.fixture
+async def restricted(pods):
+    """A namespace that refuses pods with more rights than they need."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await pods.client.create(Namespace.from_dict({"metadata": {"name": "restricted", "labels": labels}}))
+    await pods.until(ServiceAccount, "default", lambda account: account is not None, namespace="restricted")
+    yield "restricted"
+    await pods.client.delete(Namespace, "restricted")
+
+
+async def test_a_plugin_that_does_nothing_leaves_all(outsider, floor, restricted):
+    flags = ("--resource", floor, "--namespace", restricted)
+    await outsider.finds("a plugin that does nothing", of_each("remnant"), *flags)
 
 
 @pytest.fixture
