@@ -81,7 +81,7 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.gpu.opened_memory": ((os, "open"), Ground.opened_memory),
     "simulated.gpu.scrub_chip": ((os, "open"), lambda it: gpu.scrub_chip(it.gpu, b"key")),
     "simulated.containers._environment": ((Path, "read_bytes"), lambda _it: list(containers.members())),
-    "nvidia.host.driver_version": ((Path, "read_text"), lambda it: it.host.driver_version()),
+    "nvidia.host._says_of_itself": ((Path, "read_text"), lambda it: it.host.driver_version()),
     "nvidia.host.driver_instance": ((Path, "stat"), lambda it: it.host.driver_instance()),
     "nvidia.slices._capability": ((Path, "read_text"), lambda it: slices._capability(it.file)),
     "nvidia.locks._claimed": ((os, "open"), Ground.claimed_lock),

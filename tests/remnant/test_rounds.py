@@ -287,6 +287,20 @@ def test_an_interruption_keeps_what_was_done(bench, number, hole, code) -> None:
     assert said["failedTests"][-1] == "all rounds are done"
 
 
+@pytest.mark.parametrize(("lines", "written"), [(1, False), (2, True)])
+def test_who_stops_reading_gets_no_false_finding(bench, lines, written) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL)
+    with subprocess.Popen(
+        bench.command(*CHOSEN, "--ending", "exit"), cwd=ROOT, env=bench.variables, stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+    ) as run:  # fmt: skip
+        assert run.stdout is not None
+        for _ in range(lines):
+            run.stdout.readline()
+        run.stdout.close()
+    assert (run.returncode, bench.to.exists()) == (130, written)
+
+
 @pytest.fixture
 def commands(bench, tmp_path) -> Path:
     """The commands of the places where containers run; the directory with what they have started."""

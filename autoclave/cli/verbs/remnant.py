@@ -14,7 +14,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, human, options
+from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, failure, human, options
 from autoclave.remnant import judge, launchers, report
 from autoclave.remnant.gpu import about
 from autoclave.remnant.idle import IdleObserver, InUse
@@ -40,7 +40,9 @@ ENDED_EARLY = {  # what a result says of it, which may be sent to others
     InUse: "another process used the GPU",
     DeviceError: "the driver did not answer as it should",
     KeyboardInterrupt: "it was interrupted",
+    BrokenPipeError: "it was interrupted",
 }
+INTERRUPTIONS = (KeyboardInterrupt, BrokenPipeError)  # also if nobody reads any more what it prints
 
 
 class RemnantOptions(TypedDict):
@@ -175,6 +177,7 @@ def run(
             place.rmdir()
     if isinstance(done.ended_by, KeyboardInterrupt):
         human.warn("it was interrupted before the end of the first round: there is no result")
+    if isinstance(done.ended_by, INTERRUPTIONS):
         return INTERRUPTED
     raise FatalError(f"cannot test {f'GPU {gpu or 0}' if on in HERE else on.value}: {done.ended_by}")
 
@@ -183,11 +186,14 @@ def _written(place: Path, result: Result, done: _Done) -> int:
     """Write the result; the exit code."""
     cells = judge.cells(result)
     files = report.write(place, result)
-    human.say(*report.summary(result, cells), *map(str, files))
+    try:
+        human.say(*report.summary(result, cells), *map(str, files))
+    except OSError as error:  # the files have it, and the exit code says what was found
+        failure.report(error)
     verdicts = {cell.verdict for cell in cells}
     if Verdict.REMNANT in verdicts:
         return NOT_CLEAN
-    if isinstance(done.ended_by, KeyboardInterrupt):
+    if isinstance(done.ended_by, INTERRUPTIONS):
         return INTERRUPTED
     if done.ended_by is not None:
         human.warn(str(done.ended_by))
@@ -224,7 +230,7 @@ def _do(
             done.rounds.append(shown)
             done.about = done.about or gpu
             wait_until_free()
-    except (KeyboardInterrupt, ContainerFailed, InUse, DeviceError) as error:
+    except (*INTERRUPTIONS, ContainerFailed, InUse, DeviceError) as error:
         done.ended_by = error
 
 
