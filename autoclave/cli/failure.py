@@ -30,7 +30,9 @@ def report(error: Exception) -> int:
             return INTERRUPTED
         case BrokenPipeError():
             # The reader closed the pipe. Without this, Python prints an error about the buffered rest at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(nothing, stream.fileno())
             return NOT_CLEAN
         case Unreachable():
             return _print(f"{error.message}; `autoclave doctor` says more", UNREACHABLE)

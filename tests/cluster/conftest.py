@@ -140,6 +140,17 @@ async def node_with_nvidia(pods: Cluster, autoclave: Autoclave, pytestconfig: py
 
 
 @pytest.fixture
+async def alone(node_with_nvidia: InFront, autoclave: Autoclave) -> InFront:
+    """Pods get GPUs of NVIDIA's plugin, without Autoclave."""
+    it = node_with_nvidia
+    autoclave.service.end()
+    it.vendor = it.nvidia(KUBELET_SOCKET="")
+    it.vendor.start()
+    await it.offered()
+    return it
+
+
+@pytest.fixture
 async def behind(node_with_nvidia: InFront) -> AsyncIterator[InFront]:
     """Pods get GPUs of NVIDIA's plugin, behind the gate."""
     it = node_with_nvidia

@@ -21,17 +21,12 @@ ONLY_PREFERS = {"DP_DISABLE_HEALTHCHECKS": "all"}  # NVIDIA's plugin goes on cal
 STRATEGIES = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 
 
-async def test_without_autoclave_the_next_pod_finds_the_secret(node_with_nvidia, autoclave):
+async def test_without_autoclave_the_next_pod_finds_the_secret(alone):
     """What the other tests rely on."""
-    it = node_with_nvidia
-    autoclave.service.end()
-    it.vendor = it.nvidia(KUBELET_SOCKET="")
-    it.vendor.start()
-    await it.offered()
-    await it.hold("first")
-    await it.cluster.delete("first")
-    await it.cluster.gone("first")
-    await it.hold("second", says="DIRTY")
+    await alone.hold("first")
+    await alone.cluster.delete("first")
+    await alone.cluster.gone("first")
+    await alone.hold("second", says="DIRTY")
 
 
 async def test_without_autoclave_one_lost_gpu_fails_every_pod(node_with_nvidia, autoclave):

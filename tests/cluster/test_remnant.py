@@ -108,17 +108,6 @@ async def test_a_plugin_that_does_nothing_leaves_all(outsider, floor, restricted
     await outsider.finds("a plugin that does nothing", of_each("remnant"), *flags)
 
 
-@pytest.fixture
-async def alone(node_with_nvidia, autoclave):
-    """NVIDIA's plugin, without Autoclave."""
-    it = node_with_nvidia
-    autoclave.service.end()
-    it.vendor = it.nvidia(KUBELET_SOCKET="")
-    it.vendor.start()
-    await it.offered()
-    return it
-
-
 async def test_a_driver_that_clears_leaves_nothing(outsider, alone):  # noqa: ARG001 - it runs
     for gpu in outsider.cuda.machine.gpus:
         outsider.cuda.change(gpu.uuid, clears={0: outsider.cuda.memory(gpu.uuid).stat().st_size})

@@ -232,6 +232,8 @@ def _do(
             wait_until_free()
     except (*INTERRUPTIONS, ContainerFailed, InUse, DeviceError) as error:
         done.ended_by = error
+        if isinstance(error, BrokenPipeError):
+            failure.report(error)
 
 
 def _tell(waits: str) -> None:
