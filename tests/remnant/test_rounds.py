@@ -287,17 +287,21 @@ def test_an_interruption_keeps_what_was_done(bench, number, hole, code) -> None:
     assert said["failedTests"][-1] == "all rounds are done"
 
 
-@pytest.mark.parametrize(("lines", "written"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("lines", "written"), [(0, False), (2, True)])
 def test_who_stops_reading_gets_no_false_finding(bench, lines, written) -> None:
+    """Before the first line, or in the first round."""
     bench.cuda.change(bench.uuid, clears=ALL)
-    with subprocess.Popen(
-        bench.command(*CHOSEN, "--ending", "exit"), cwd=ROOT, env=bench.variables, stderr=subprocess.STDOUT,
-        stdout=subprocess.PIPE,
-    ) as run:  # fmt: skip
-        assert run.stdout is not None
-        for _ in range(lines):
-            run.stdout.readline()
-        run.stdout.close()
+    read, write = os.pipe()
+    with os.fdopen(read) as reader:
+        if not lines:
+            reader.close()
+        command = bench.command(*CHOSEN, "--ending", "exit")
+        with subprocess.Popen(command, cwd=ROOT, env=bench.variables, stdout=write, stderr=write) as run:
+            os.close(write)
+            if lines:
+                while "round 1" not in reader.readline():
+                    pass
+                reader.close()
     assert (run.returncode, bench.to.exists()) == (130, written)
 
 

@@ -222,6 +222,8 @@ def _do(
 ) -> None:
     began = time.monotonic()
     try:
+        if (gpu := done.about) is not None:
+            click.echo(f"tests {gpu.model} {gpu.uuid}, driver {gpu.driver}", err=True)
         for number, how in enumerate(plan):
             left = (time.monotonic() - began) / number * (len(plan) - number) if number else None
             rest = "" if left is None else f", about {human.span(left)} left"
@@ -305,7 +307,6 @@ def _of_this_machine(
         raise FatalError(f"cannot use {'a GPU' if name is None else f'GPU {name}'}: {error}") from error
     finally:
         library.close()
-    click.echo(f"tests {facts.model} {facts.uuid}, driver {facts.driver}", err=True)
     launcher = launchers.local() if on is Place.LOCAL else launchers.docker(chosen["image"], board.uuid)
     root = host_root if on is Place.LOCAL else Path("/")
 
