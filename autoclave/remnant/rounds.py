@@ -218,8 +218,10 @@ def _container(launcher: Launcher, order: ContainerOrder, tell: Callable[[str], 
         except ContainerFailed as second:
             raise ContainerFailed(f"{first.why}; and then {second.why}") from first
         raise
-    finally:
+    except BaseException:
         container.clear_away()
+        raise
+    container.clear_away()
 
 
 def _run(command: Sequence[str]) -> None:

@@ -250,6 +250,15 @@ def test_only_a_shortage_of_memory_is_a_finding(ending, out_of_memory, why) -> N
         assert rounds.run_round(subject, ending)[0].refused == "no device"
 
 
+def test_the_first_error_is_said_before_that_of_clearing_away() -> None:
+    def fails(why: str) -> list[str]:
+        return ["sh", "-c", f"echo {why} >&2; exit 1"]
+
+    launcher = Launcher(lambda _name: fails("no-cluster"), remove=lambda _name: fails("no-pod"))
+    with pytest.raises(rounds.ContainerFailed, match="no-cluster; and then .*no-pod"):
+        rounds.run_round(Subject(launcher, "GPU"), Ending.EXIT)
+
+
 def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None:
     gpu = bench.stage.machine.gpu(0)
     for name, value in bench.variables.items():
