@@ -43,7 +43,7 @@ class AnotherGpu(ContainerFailed):
 class _Container:
     """One container, which has loaded CUDA's library and waits for its turn."""
 
-    def __init__(self, launcher: Launcher, order: ContainerOrder, tell: Callable[[str], None]) -> None:
+    def __init__(self, launcher: Launcher, tell: Callable[[str], None]) -> None:
         self._launcher, self._say = launcher, tell
         self._name = f"autoclave-remnant-{secrets.token_hex(4)}"
         self._process = subprocess.Popen(
@@ -54,6 +54,9 @@ class _Container:
             start_new_session=True,
         )
         self._cleared = False
+
+    def begin(self, order: ContainerOrder) -> None:
+        """Tell it what it is to do."""
         self._tell(json.dumps(dataclasses.asdict(order)))
 
     def wait_until_ready(self) -> GpuAndDriver | None:
@@ -209,8 +212,9 @@ def in_turn(endings: Sequence[Ending], each: int) -> Iterator[Ending]:
 
 @contextmanager
 def _container(launcher: Launcher, order: ContainerOrder, tell: Callable[[str], None]) -> Iterator[_Container]:
-    container = _Container(launcher, order, tell)
+    container = _Container(launcher, tell)
     try:
+        container.begin(order)
         yield container
     except ContainerFailed as first:
         try:

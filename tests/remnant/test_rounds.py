@@ -255,7 +255,7 @@ def test_the_first_error_is_said_before_that_of_clearing_away() -> None:
         return ["sh", "-c", f"echo {why} >&2; exit 1"]
 
     launcher = Launcher(lambda _name: fails("no-cluster"), remove=lambda _name: fails("no-pod"))
-    with pytest.raises(rounds.ContainerFailed, match="no-cluster; and then .*no-pod"):
+    with pytest.raises(rounds.ContainerFailed, match=r"no-cluster; and then .*no-pod"):
         rounds.run_round(Subject(launcher, "GPU"), Ending.EXIT)
 
 
