@@ -34,10 +34,15 @@ from tests.live import Service
 from tests.patience import WITHIN
 from tests.workers.zygotes import children, gone_within
 
-# Runs a program in a user namespace that may have no inotify instance.
-WITHOUT_WATCHES = [
-    "unshare", "-r", "sh", "-c", 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"', "sh",
-]  # fmt: skip
+
+def with_inotify(instances):
+    """Runs a program in a user namespace that may have so many inotify instances."""
+    return [
+        "unshare", "-r", "sh", "-c", f'echo {instances} > /proc/sys/user/max_inotify_instances && exec "$@"', "sh",
+    ]  # fmt: skip
+
+
+WITHOUT_WATCHES = with_inotify(0)
 ISOLATES = subprocess.run([*WITHOUT_WATCHES, "true"], capture_output=True, check=False).returncode == 0
 OWN_MEMORY = 46 * 2**20
 
@@ -301,6 +306,24 @@ def test_without_inotify_the_policy_file_is_read_every_few_seconds(service):
         [*doctor, "--run-dir", service.run_dir], capture_output=True, text=True, timeout=WITHIN, check=False
     )
     assert "this user can watch no file" in report.stdout, report.stderr
+
+
+@pytest.mark.skipif(not ISOLATES, reason="takes root, or user namespaces, to have few inotify instances")
+def test_nobody_gets_a_gpu_whose_short_uses_are_not_noticed(service):
+    """The watch on its memory fails, until the limit is raised. Another container may have taken all instances."""
+    service.settled(0, "clean")
+    service.stop()
+    service.command = [*with_inotify(2), *service.command]  # one for the alarm, and one of the two for the watch
+    service.start()
+    shown = service.settled(0, "clean", "dirty", "unknown")
+    with pytest.raises(AutoclaveError, match=r"raise sysctl fs\.inotify\.max_user_instances") as refused:
+        acquire(service, shown.device)
+    assert refused.value.reason is Reason.SHORTAGE
+    assert device(service).witness.startswith("not known: the scrub service cannot watch its memory")
+    raised = "echo 128 > /proc/sys/user/max_inotify_instances"
+    subprocess.run(["nsenter", "-U", "-t", str(service.process.pid), "sh", "-c", raised], check=True)
+    shown = service.settled(0, "clean")
+    assert (shown.witness, shown.receipt.witness) == ("watch on files", "watch on files")
 
 
 def test_a_hangup_during_the_start_is_answered_after_it(service):

@@ -190,6 +190,8 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     ended = f"{quantity(evidence['processes'], 'process', 'processes')}, {evidence['processesEnded']} of them ended"
     residue = f"{quantity(evidence['residueBytes'], 'byte')} not zero of {evidence['searchedBytes']} searched"
     yield f"found       {residue if evidence['searchedBytes'] else UNSEARCHED}; {ended}"
+    if "witness" in predicate:
+        yield f"witness     {predicate['witness']} (of short uses)"
     steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
     yield f"done        {steps} ({predicate['path']})"
     program, policy = predicate["program"], predicate["policy"]

@@ -44,7 +44,7 @@ def plain(headers: Sequence[str], rows: Rows) -> str:
 STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
 WIDE = (
     "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
-    "MODEL", "NOTE",
+    "WITNESS", "MODEL", "NOTE",
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
@@ -72,6 +72,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.policy_rule,
             device.receipt.id if device.receipt else "",
             coverage(device.receipt) if device.receipt else "",
+            device.witness.partition(":")[0],
             _model(device),
             note(device),
         ]
@@ -179,6 +180,8 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
         yield f"memory on the chip overwritten on {receipt.units_reached}/{quantity(receipt.units, 'unit')}{beyond}"
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
+    if receipt.witness:
+        yield f"witness of short uses: {receipt.witness}"
 
 
 def _model(device: views.DeviceStatus) -> str:

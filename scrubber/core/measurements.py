@@ -70,6 +70,7 @@ class Measurements:
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     searched_bytes: int | None = None  # searched for residue; None: all that was covered; 0: see ``UNSEARCHED``
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
+    witness: str = ""  # of short uses, from the clear on: ``Testimony.words``; empty: not recorded
 
     @property
     def leaves(self) -> str:

@@ -16,6 +16,7 @@ from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported f
 from policies.values import Xid as Xid  # noqa: PLC0414 - the same
 from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - the same
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
+from scrubber.core.witness import Testimony
 
 
 class State(Enum):
@@ -416,6 +417,8 @@ class Facts:
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
+    use_unsure: str = ""  # for operators: why it is not known whether one had it open then; empty: one had
+    witness: Testimony | None = None  # of short uses, by its last answer; None: not asked yet
     unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then
     unasked: tuple[str, ...] = ()  # pods that use the device and that the create gate did not let through
     # When they were observed: the moment of the decision that rests on them. Observations are compared without it.

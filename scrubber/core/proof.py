@@ -48,7 +48,8 @@ def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
     if facts.holders:
         return ev.Soiled("it was used without a grant", facts.holders, times)
     if receipt is not None and receipt.finished.uptime < facts.used_at:
-        return ev.Soiled("it was used without a grant, by a process that cannot be named", times=times)
+        unsure = f"it is not known whether it was used: {facts.use_unsure}" if facts.use_unsure else ""
+        return ev.Soiled(unsure or "it was used without a grant, by a process that cannot be named", times=times)
     leaked = leaked_bytes(facts)
     return ev.Soiled(leak(leaked), times=times) if leaked else None
 

@@ -101,6 +101,9 @@ def fence(
         after = facts.observed_since - clear_began
         why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
         return answers.Fenced(Blame.SERVICE, why)
+    if facts.used_at > clear_began and facts.use_unsure:
+        why = f"it is not known whether another process has used the device since its clear began: {facts.use_unsure}"
+        return answers.Fenced(Blame.SERVICE, why)
     if facts.used_at > clear_began:
         return answers.Fenced(Blame.TENANT, "another process has used the device since its clear began, and has left")
     if step is Step.RESET and facts.siblings_busy is not False:

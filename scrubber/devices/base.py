@@ -14,6 +14,7 @@ from typing import Protocol
 
 from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import DeviceInfo, Findings, Holder, Vitals
+from scrubber.core.witness import Testimony
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 Counts = tuple[int, int, int]  # of a device's memory: total, reserved and used bytes
@@ -109,11 +110,11 @@ class Uses(Protocol):
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """The processes that the driver lists as holders, also workers. The list may be incomplete."""
 
-    def last_use(self, uuid: str, own: Collection[int]) -> float:
-        """The uptime at which it was last noticed that a process has used the device, and perhaps left it again.
+    def witness(self, uuid: str, own: Collection[int]) -> Testimony:
+        """How often other processes have used the device, up to now, and whether nothing was missed.
 
-        Minus infinity before the first use, and where the driver keeps no such list. The service's workers do not
-        count, except those that were killed. ``own``: the latest of them.
+        A use counts at the latest when its process has left. The service's workers do not count, except those that were
+        killed. ``own``: the latest of them.
         """
 
     def memory(self, uuid: str) -> Counts | None:

@@ -110,6 +110,9 @@ class ScrubJob:
         self._observer = context.observer
         self._changed = Changed()
         self._clear_began = math.inf  # the uptime at which the clear of the present path began
+        self._witness = (
+            ""  # of short uses, when that clear began: if it is lost before the end, the path proves nothing
+        )
         self._free = False  # whether the last observation of the present path found no holder
         self._workers: list[int] = []  # the pids of its workers so far
         self._cancel_why = "it was cancelled"
@@ -266,6 +269,7 @@ class ScrubJob:
             order = replace(order, unused=facts.holders == ())
         if step is Step.CLEAR:  # it overwrites what was written before this moment
             self._clear_began = self._context.now().uptime
+            self._witness = facts.witness.words if facts.witness is not None else ""
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._run_watched(worker, step, order)
         try:
@@ -458,7 +462,7 @@ class ScrubJob:
         now = self._context.now()
         if isinstance(judged, Measurements):
             name = (self.device_policy.rule, self._policy.proof_digest)
-            receipt = verdict.write_receipt(record, job, judged, name, now)
+            receipt = verdict.write_receipt(record, job, replace(judged, witness=self._witness), name, now)
             if not self._policy.serial_in_receipts:
                 record = replace(record, device=replace(record.device, serial=None))
             return ev.ScrubPassed(job.id, self._context.seal(record, receipt))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from scrubber.core.model import DeviceInfo, Incarnation
+from scrubber.core.witness import Testimony
 from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
 from scrubber.devices.calls import Caller
 
@@ -19,7 +19,7 @@ class Listed(NamedTuple):
 
     incarnation: Incarnation
     pids: frozenset[int] | None  # None: they are not known, or the device may have others
-    last_use: float = -math.inf
+    testimony: Testimony | None = None  # of the witness of short uses; None with unknown holders
 
 
 class DriverCalls:
@@ -56,23 +56,23 @@ class DriverCalls:
         """``incarnation``, asked in the thread of the caller."""
         return Incarnation(self._boot_id, self.backend.driver())
 
-    def is_used(self, uuid: str, own: Collection[int]) -> tuple[Incarnation, bool | None, float]:
-        """The driver instance, whether the device has a holder, and ``Backend.last_use``.
+    def is_used(self, uuid: str, own: Collection[int]) -> tuple[Incarnation, bool | None, Testimony | None]:
+        """The driver instance, whether the device has a holder, and ``Backend.witness``.
 
-        During an orphaned reset it is not known whether the device has a holder.
+        During an orphaned reset it is not known whether the device has a holder, and no witness is asked.
         """
         incarnation = self.read_incarnation()
         if self.in_orphaned_reset(uuid):
-            return incarnation, None, -math.inf
-        return incarnation, self.backend.has_holders(uuid), self.backend.last_use(uuid, own)
+            return incarnation, None, None
+        return incarnation, self.backend.has_holders(uuid), self.backend.witness(uuid, own)
 
     def listed(self, uuid: str, own: Collection[int], *, idle: bool) -> Listed:
         """What the driver says of the holders of a device; ``idle``: it must also say that the device has none."""
         incarnation = self.read_incarnation()
         if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
             return Listed(incarnation, None)
-        # The last use comes last: a use that began and ended meanwhile is among them.
-        return Listed(incarnation, self.backend.listed_holders(uuid), self.backend.last_use(uuid, own))
+        # The witness comes last: it counts a use that began and ended meanwhile.
+        return Listed(incarnation, self.backend.listed_holders(uuid), self.backend.witness(uuid, own))
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from typing import TypeVar
 
 from ground import log
 from scrubber.core.model import Holder, Incarnation
+from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.node.processes import Processes
@@ -23,8 +24,15 @@ LATEST_WORKERS = 64
 logger = log.get("observer")
 
 T = TypeVar("T")
+R = TypeVar("R")
 Holders = dict[str, tuple[Holder, ...] | None]
 IsBystander = Callable[[Holder], bool]
+
+
+class Later(Enum):
+    """Why a witness has not answered and nothing is missed."""
+
+    RELEASED = "the driver is released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class SearchResult:
     missing: Mapping[str, str] = field(default_factory=dict)  # why the files of a device cannot be looked for
     open: frozenset[str] = frozenset()  # the devices of which the driver listed a holder
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
-    last_uses: Mapping[str, float] = field(default_factory=dict)  # ``Backend.last_use`` of each device that it knows
+    testimonies: Mapping[str, Testimony] = field(default_factory=dict)  # of the witnesses of short uses that answered
 
 
 class HolderSearch:
@@ -83,7 +91,7 @@ class HolderSearch:
         left = frozenset(uuid for uuid, pids in lists.items() if not (pids or frozenset()) - ours - self._workers)
         missing = {uuid: self._unlisted[uuid] for uuid in uuids if uuid in self._unlisted} | dict(search.missing)
         search = replace(search, holders=holders, missing=missing, open=opened, left=left)
-        return incarnation, await self._with_last_uses(search, uuids)
+        return incarnation, await self._with_testimonies(search, uuids)
 
     async def none_listed(
         self, uuids: Sequence[str], *, idle: bool = False
@@ -104,19 +112,19 @@ class HolderSearch:
         some = any(listed.pids is None or listed.pids - ours - self._workers for listed in answers.values())
         if some or len(incarnations) > 1:
             return None
-        uses = {uuid: listed.last_use for uuid, listed in answers.items()}
-        return incarnations.pop(), SearchResult(dict.fromkeys(uuids, ()), last_uses=uses)
+        said = {uuid: listed.testimony for uuid, listed in answers.items() if listed.testimony is not None}
+        return incarnations.pop(), SearchResult(dict.fromkeys(uuids, ()), testimonies=said)
 
-    async def _with_last_uses(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
-        """The result with the last uses. They come last: a use that began and ended during the search is among them.
+    async def _with_testimonies(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
+        """The result with what the witnesses say. They come last: they count a use that fell into the search.
 
-        If the driver does not say the last use, the holders are not known either.
+        If the driver does not answer for a witness, the holders are not known either.
         """
         known = [uuid for uuid in uuids if search.holders[uuid] is not None]
-        answers = dict(zip(known, await asyncio.gather(*map(self._ask_last_use, known)), strict=True))
-        uses = {uuid: use for uuid, use in answers.items() if use is not None}
-        unknown = dict.fromkeys(known - uses.keys())
-        return replace(search, holders={**search.holders, **unknown}, last_uses=uses)
+        answers = dict(zip(known, await asyncio.gather(*map(self._ask_witness, known)), strict=True))
+        said = {uuid: answer for uuid, answer in answers.items() if isinstance(answer, Testimony)}
+        unknown = dict.fromkeys(uuid for uuid, answer in answers.items() if answer is None)
+        return replace(search, holders={**search.holders, **unknown}, testimonies=said)
 
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
         listed = {uuid: self.listed[uuid] for uuid in asked}
@@ -145,12 +153,12 @@ class HolderSearch:
         """The holders that the driver lists; None if it does not answer. A released driver lists none."""
         return await self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, frozenset())
 
-    async def _ask_last_use(self, uuid: str) -> float | None:
-        """``last_use``; None if the driver does not answer. A released driver knows of no use."""
+    async def _ask_witness(self, uuid: str) -> Testimony | Later | None:
+        """``ask_witness``; None if the driver does not answer. A released driver goes on counting, and tells later."""
         # A key of its own: another question about the device may hang, and files alone answer for a simulated one.
-        return await self._ask_driver(f"last use {uuid}", self.last_use, uuid, -math.inf)
+        return await self._ask_driver(f"witness {uuid}", self.ask_witness, uuid, Later.RELEASED)
 
-    async def _ask_driver(self, key: str, question: Callable[[str], T], uuid: str, released: T) -> T | None:
+    async def _ask_driver(self, key: str, question: Callable[[str], T], uuid: str, released: R) -> T | R | None:
         """The answer of the driver; None if it does not answer. ``released``: what counts while it is released."""
         driver = self._driver
         try:
@@ -163,9 +171,9 @@ class HolderSearch:
         self._unlisted.pop(key, None)
         return answer
 
-    def last_use(self, uuid: str) -> float:
-        """``Backend.last_use``, asked in the thread of the caller."""
-        return self._driver.backend.last_use(uuid, self.latest_workers)
+    def ask_witness(self, uuid: str) -> Testimony:
+        """``Backend.witness``, asked in the thread of the caller."""
+        return self._driver.backend.witness(uuid, self.latest_workers)
 
     def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""

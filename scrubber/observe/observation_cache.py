@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from scrubber.core import short_uses
 from scrubber.core.model import Facts, Holder, Moment, State
 from scrubber.core.record import Record
+from scrubber.core.witness import Counted, Missed, Testimony
 from scrubber.node import clock
 
 CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
@@ -29,7 +31,8 @@ class ObservedSince:
         self._now = now
         self._last: dict[str, float] = {}
         self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
-        self._used_at: dict[str, float] = {}
+        self._used_at: dict[str, tuple[float, str]] = {}  # with the reason if it is not known whether it was used
+        self._heard: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()
         self._seen_open: dict[str, float] = {}  # when a quick observation saw a holder that no search has found yet
 
@@ -51,17 +54,45 @@ class ObservedSince:
         """Whether a quick observation saw a holder, and no search for that holder has ended since."""
         return device in self._seen_open
 
+    def heard(self, device: str, said: Testimony) -> None:
+        """The witness of short uses has answered. Called by any thread.
+
+        Answers may come in another order than they were given in: a smaller count is an older one.
+        """
+        with self._turn:
+            before = self._heard.get(device)
+            if isinstance(said, Counted) and isinstance(before, Counted) and said.uses < before.uses:
+                return
+            self._heard[device] = said
+            use = short_uses.use_between(before, said)
+            if use is not None:
+                self._used(device, self._now().uptime, use.unsure)
+
+    def testimony(self, device: str) -> Testimony | None:
+        """The last answer of the witness of short uses; None before the first one."""
+        return self._heard.get(device)
+
     def used(self, device: str, at: float) -> None:
         """A process used the device until this uptime at the latest, and has left. Called by any thread."""
         with self._turn:
-            self._used_at[device] = max(at, self._used_at.get(device, at))
+            self._used(device, at)
+
+    def _used(self, device: str, at: float, unsure: str = "") -> None:
+        if at >= self._used_at.get(device, (at, ""))[0]:
+            self._used_at[device] = at, unsure
 
     def stamped(self, device: str, facts: Facts, *, found: bool | None = None) -> Facts:
         """The facts with their times. An observation that could not tell the holders does not count.
 
         ``found``: whether a search found a holder, None without a search. If it found none, a holder that a quick
         observation saw has left, and no proof from before it is valid.
+
+        While the witness of short uses cannot answer, nothing can be proven of the device, so its holders count as
+        unknown, too.
         """
+        said = self._heard.get(device)
+        if isinstance(said, Missed):
+            facts = replace(facts, holders=None, shortage=facts.shortage or said.why)
         seen = self._seen_open.pop(device, None) if found is not None else None
         if seen is not None and not found:
             self.used(device, seen)
@@ -72,9 +103,17 @@ class ObservedSince:
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
                 self._since[device] = now.uptime, why
             self._last[device] = now.uptime
-        used_at = self._used_at.get(device, facts.used_at)
+        used_at, unsure = self._used_at.get(device, (facts.used_at, ""))
         since, why = self._since.get(device, (self._began, ""))
-        return replace(facts, at=now, observed_since=since, unobserved=why, used_at=used_at)
+        return replace(
+            facts,
+            at=now,
+            observed_since=since,
+            unobserved=why,
+            used_at=used_at,
+            use_unsure=unsure,
+            witness=said,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +124,7 @@ class CachedObservation:
     until: float
     facts: Facts
     listed: frozenset[int]  # the holders that the driver listed
-    witnesses: tuple[Holder, ...]  # while one of them runs, the facts may be valid
+    confirming: tuple[Holder, ...]  # while one of them runs, the facts may be valid
 
 
 class ObservationCache:
@@ -95,7 +134,7 @@ class ObservationCache:
         self._last: dict[str, CachedObservation] = {}
 
     def remember(
-        self, record: Record, facts: Facts, listed: frozenset[int], witnesses: tuple[Holder, ...], took: float
+        self, record: Record, facts: Facts, listed: frozenset[int], confirming: tuple[Holder, ...], took: float
     ) -> None:
         """``took``: the seconds that the observation took. A costly observation is valid for longer."""
         if facts.holders is None:
@@ -104,7 +143,7 @@ class ObservationCache:
         now = asyncio.get_running_loop().time()
         until = now + max(VALID_AT_LEAST, took / CPU_SHARE)
         kept = replace(facts, starting_pod_alive=None)
-        self._last[record.device.uuid] = CachedObservation(now, until, kept, listed, witnesses)
+        self._last[record.device.uuid] = CachedObservation(now, until, kept, listed, confirming)
 
     def forget(self, record: Record) -> None:
         """Make the next observation a full one."""
@@ -115,11 +154,11 @@ class ObservationCache:
         last = self._valid(record)
         return last is not None and last.facts.holders == ()
 
-    def witnessed(self, record: Record) -> tuple[CachedObservation, Holder] | None:
-        """The last full observation and its witness: a process that confirms the observation for as long as it runs.
+    def confirmed(self, record: Record) -> tuple[CachedObservation, Holder] | None:
+        """The last full observation, and a process that confirms the observation for as long as it runs.
 
-        None if the observation is too old or has no witness. On a device with an owner, the witness must belong to the
-        owner; it need not hold the device. Without an owner any holder is a witness, for a shorter time.
+        None if the observation is too old or there is no such process. On a device with an owner, the process must
+        belong to the owner; it need not hold the device. Without an owner any holder counts, for a shorter time.
         """
         last = self._valid(record)
         if last is None or (record.state not in ASSIGNED and asyncio.get_running_loop().time() > last.at + VALID_FOR):
@@ -129,9 +168,9 @@ class ObservationCache:
             return None
         if record.tenancy.owner is not None and record.tenancy.owner.unannounced and not last.facts.holders:
             return None  # an unannounced pod that no longer holds the device may lose it
-        candidates = (last.facts.holders or ()) if owner is None else last.witnesses
-        witness = next((it for it in candidates if owner in (None, it.container)), None)
-        return None if witness is None else (last, witness)
+        candidates = (last.facts.holders or ()) if owner is None else last.confirming
+        confirming = next((it for it in candidates if owner in (None, it.container)), None)
+        return None if confirming is None else (last, confirming)
 
     def _valid(self, record: Record) -> CachedObservation | None:
         last = self._last.get(record.device.uuid)

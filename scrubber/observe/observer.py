@@ -8,7 +8,6 @@ begins with each grant, for the start on it. After one that found no holder, the
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -17,6 +16,7 @@ from pathlib import Path
 from scrubber.core import presence
 from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
 from scrubber.core.record import Record
+from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
 from scrubber.node import assignments, clock
@@ -25,7 +25,7 @@ from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls, Shared
 from scrubber.observe.health import HealthReports
-from scrubber.observe.holders import Holders, HolderSearch, IsBystander
+from scrubber.observe.holders import Holders, HolderSearch, IsBystander, SearchResult
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
 AHEAD_AFTER = 0.02  # seconds after a grant: its answer goes first, and a sandbox takes longer
@@ -77,12 +77,13 @@ class Observer:
             return self._observed_since.stamped(uuid, facts)
         try:
             question = partial(driver.is_used, uuid, self.holders.latest_workers)
-            incarnation, held, used = await driver.caller.ask(uuid, question, driver.patience)
+            incarnation, held, said = await driver.caller.ask(uuid, question, driver.patience)
         except DeviceError as error:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.
             vitals = self.health.unanswered(uuid, error)
         else:
-            self._observed_since.used(uuid, used)
+            if said is not None:
+                self._observed_since.heard(uuid, said)
             if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
             enough = not before_use and self._no_is_enough(record)
@@ -95,7 +96,7 @@ class Observer:
         return replace(await observe(record), vitals=vitals)
 
     async def _cached(self, record: Record) -> Facts | None:
-        """The last full observation, while its witness still runs and the driver lists no new holder.
+        """The last full observation, while the process that confirms it runs and the driver lists no new holder.
 
         This can prove that the device is used, never that it is free. A holder that the driver does not list shows
         at the next full observation. The more a full observation costs, the later the next one comes. The observation
@@ -109,16 +110,16 @@ class Observer:
 
     def _cached_question(self, record: Record) -> Callable[[], Facts | None] | None:
         """What ``_cached`` runs in a thread; None where the last observation is not valid."""
-        witnessed = self._cache.witnessed(record)
-        if witnessed is None:
+        confirmed = self._cache.confirmed(record)
+        if confirmed is None:
             return None
-        last, witness = witnessed
+        last, confirming = confirmed
         driver, uuid = self.driver, record.device.uuid
 
         def ask() -> Facts | None:
             if driver.in_orphaned_reset(uuid):  # the driver must not be asked about it
                 return None
-            runs = self._processes.lives(witness) and driver.backend.listed_holders(uuid) <= last.listed
+            runs = self._processes.lives(confirming) and driver.backend.listed_holders(uuid) <= last.listed
             same = runs and driver.read_incarnation() == last.facts.incarnation
             return replace(last.facts, epoch=self.epoch()) if same else None
 
@@ -163,7 +164,7 @@ class Observer:
                 return None
             incarnation = read_incarnation()
             reported, held = self.driver.backend.quick_observation(uuid)
-            self._observed_since.used(uuid, self.holders.last_use(uuid))
+            self._observed_since.heard(uuid, self.holders.ask_witness(uuid))
             if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
             vitals = self.health.in_layout(reported, parent)
@@ -238,8 +239,7 @@ class Observer:
         if listed is None or self._observed_since.needs_search(uuid):
             return await self.full(record, siblings, starting_pod)
         incarnation, result = listed
-        for seen, used in result.last_uses.items():
-            self._observed_since.used(seen, used)
+        self._hear(result)
         busy = _siblings_busy(siblings, result.holders)
         unstamped = Facts(
             incarnation,
@@ -277,10 +277,10 @@ class Observer:
             why = "" if lack else str(error)
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
+        self._hear(search)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
-            self._observed_since.used(uuid, search.last_uses.get(uuid, -math.inf))
             if uuid in search.left:
                 why = "a process had it open, and left before the service found it"
             elif held is None and uuid in search.open:
@@ -306,16 +306,24 @@ class Observer:
         self._owners.follow(record, facts, starting_pod)
         return facts
 
+    def _hear(self, search: SearchResult) -> None:
+        for uuid, said in search.testimonies.items():
+            self._observed_since.heard(uuid, said)
+
+    def witness(self, uuid: str) -> Testimony | None:
+        """What the witness of the device's short uses said last; None if it was not asked yet."""
+        return self._observed_since.testimony(uuid)
+
     def _remember(self, record: Record, facts: Facts) -> None:
         """Keep the facts for quick observations."""
         member = self._owners.member(record.tenancy.container)
         try:
-            witnesses = facts.holders or (self._processes.process(member) if member is not None else ())
+            confirming = facts.holders or (self._processes.process(member) if member is not None else ())
         except OSError:  # such as too many open files
             self._cache.forget(record)
             return
         listed = self.holders.listed.get(record.device.uuid, frozenset())
-        self._cache.remember(record, facts, listed, witnesses, self.holders.took)
+        self._cache.remember(record, facts, listed, confirming, self.holders.took)
 
     async def process_of_owner(self, record: Record) -> tuple[Holder, ...]:
         """A live process of the container that owns the device, whether or not it has the device open; for operators.

@@ -100,6 +100,7 @@ def _predicate(
             processes=receipt.processes_found,
             processesEnded=receipt.processes_terminated,
         ),
+        witness=words(receipt.witness),
         receipt=_given(id=receipt.id, previous=receipt.previous or "", lastOwner=owner_digest),
     )
 

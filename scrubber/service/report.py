@@ -85,7 +85,13 @@ class StatusReporter:
         offer = self._with_signs(record, self._offer(record, device_policy.policy, now))
         status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
         holders = tuple(map(_holder_view, self._context.holders.get(uuid, ())))
-        return replace(status, setback=self._context.blocked.get(uuid) or status.setback, holders=holders)
+        said = self._context.observer.witness(uuid)
+        return replace(
+            status,
+            setback=self._context.blocked.get(uuid) or status.setback,
+            holders=holders,
+            witness=said.words if said is not None else "",
+        )
 
     def reported(self) -> ReportedDevices:
         """What the kubelet learns of every device."""

@@ -156,6 +156,8 @@ def _receipt(receipt: Receipt) -> str:
         notes.append(f"{format_size(receipt.shared_unreached_bytes)} of it out of reach")
     if receipt.tests:
         notes.append(f"tested: {', '.join(receipt.tests)}")
+    if receipt.witness:
+        notes.append(f"witness of short uses: {receipt.witness}")
     return "; ".join(notes)
 
 

@@ -121,6 +121,7 @@ class DeviceStatus:
     ecc: bool | None = None
     resource: str = ""
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
+    witness: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
 
     @property
     def name(self) -> str:

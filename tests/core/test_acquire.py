@@ -399,6 +399,7 @@ CLEARED_AT = lives.NOW.uptime
 SINCE_CLEAR = rows(
     ("a use before the clear", replace(facts(), used_at=CLEARED_AT - 1), None),
     ("a use since then", replace(facts(), used_at=CLEARED_AT + 1), Blame.TENANT),
+    ("perhaps a use", replace(facts(), used_at=CLEARED_AT + 1, use_unsure="raise its limit"), Blame.SERVICE),
     ("a time without observations since then", replace(facts(since=CLEARED_AT + 1), unobserved="a gap"), Blame.SERVICE),
 )
 

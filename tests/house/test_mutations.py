@@ -36,7 +36,8 @@ from tests.fakes.cuda.fixtures import FORM
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "tenancy", "scrubs", "health", "bypasses", "acquire", "start", "ownership", "proof", "pauses", "presence",
-    "leftover", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "step_results", "verdict",
+    "leftover", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "short_uses", "step_results",
+    "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -131,6 +132,7 @@ COVERAGE = "tests/core/test_verdict_coverage.py"
 JUDGE_OF, IN_JUDGE = "autoclave/remnant/judge.py", "tests/remnant/test_judge.py"
 TENANT = "autoclave/remnant/tenant.py"
 IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to_the_byte"
+SHORT_USES, IN_SHORT_USES = "scrubber/core/short_uses.py", "tests/core/test_short_uses.py"
 TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
 PLANTED = [
     Mutant(JUDGE_OF, "if any(look.never_written for look in looks):", "if False:", tests=IN_JUDGE),
@@ -202,6 +204,10 @@ PLANTED = [
         tests=IN_USES,
     ),
     Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
+    Mutant(SHORT_USES, "if isinstance(now, Missed):", "if False:", tests=IN_SHORT_USES),
+    Mutant(SHORT_USES, "if isinstance(before, Missed):", "if False:", tests=IN_SHORT_USES),
+    Mutant(SHORT_USES, "if isinstance(now, NoWitness):", "if False:", tests=IN_USES),
+    Mutant("scrubber/observe/observation_cache.py", "isinstance(said, Missed)", "False", tests=IN_USES),
     Mutant(START, "pod == record.tenancy.last_owner and", "False and", tests=IN_START),
     Mutant(TENANCY, "tenancy.allocations if event.restart else", "", tests=IN_START),
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),

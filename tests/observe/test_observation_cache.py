@@ -49,27 +49,27 @@ def test_a_costly_observation_stands_longer(clock, took, stands):
     free, used = seen(lives.CLEAN, NO_HOLDER, took), seen(lives.IN_USE, AT_WORK, took)
     clock.now = stands - 0.01
     assert free.shows_no_holder(lives.CLEAN)
-    assert used.witnessed(lives.IN_USE) is not None
+    assert used.confirmed(lives.IN_USE) is not None
     clock.now = stands + 0.01
     assert not free.shows_no_holder(lives.CLEAN)
-    assert used.witnessed(lives.IN_USE) is None
+    assert used.confirmed(lives.IN_USE) is None
 
 
 def test_an_observation_without_holders_known_replaces_the_last_one(clock):
     assert clock.now == 0.0
     known = seen(lives.IN_USE, AT_WORK)
     known.remember(lives.IN_USE, facts(None, alive=True), frozenset(), (OF_A,), LONG)
-    assert known.witnessed(lives.IN_USE) is None
+    assert known.confirmed(lives.IN_USE) is None
     assert not known.shows_no_holder(lives.IN_USE)
 
 
-def test_a_foreign_process_is_a_witness_for_a_short_time(clock):
+def test_a_foreign_process_confirms_for_a_short_time(clock):
     known = seen(lives.SOILED, facts((FOREIGN,)))
     clock.now = VALID_FOR
-    assert known.witnessed(lives.SOILED) is not None
+    assert known.confirmed(lives.SOILED) is not None
     clock.now = VALID_FOR + 0.01
-    assert known.witnessed(lives.SOILED) is None
-    assert observation_cache.ObservationCache().witnessed(lives.SOILED) is None
+    assert known.confirmed(lives.SOILED) is None
+    assert observation_cache.ObservationCache().confirmed(lives.SOILED) is None
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,20 @@ def test_a_foreign_process_is_a_witness_for_a_short_time(clock):
         pytest.param(lives.USED_BY_B, facts(alive=True), id="who was merely met had let go"),
     ],
 )
-def test_no_other_process_is_a_witness(clock, record, look):
+def test_no_other_process_confirms(clock, record, look):
     assert clock.now == 0.0
     known = ObservationCache()
     known.remember(record, look, frozenset(), look.holders or (OF_B,), LONG)
-    assert known.witnessed(record) is None
+    assert known.confirmed(record) is None
 
 
 def test_the_starting_pod_is_not_cached(clock):
     assert clock.now == 0.0
-    observe_once, witness = seen(lives.IN_USE, replace(AT_WORK, starting_pod_alive=True)).witnessed(lives.IN_USE) or (
+    observe_once, confirming = seen(lives.IN_USE, replace(AT_WORK, starting_pod_alive=True)).confirmed(
+        lives.IN_USE
+    ) or (
         None,
         None,
     )
     assert observe_once is not None
-    assert (observe_once.facts, witness) == (AT_WORK, OF_A)
+    assert (observe_once.facts, confirming) == (AT_WORK, OF_A)

@@ -18,6 +18,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, Vitals
 from scrubber.core.record import Record
 from scrubber.core.states import apply
+from scrubber.core.witness import NoWitness, Testimony
 from scrubber.devices.base import DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import drills
@@ -166,7 +167,7 @@ async def test_a_file_that_is_not_here_is_named(bank, lacking, tmp_path):
 @pytest.fixture
 def no_uses(bank, monkeypatch) -> None:
     """The backend keeps no uses that have ended: the observations alone end a proof."""
-    monkeypatch.setattr(bank.backend, "last_use", lambda *_: -math.inf)
+    monkeypatch.setattr(bank.backend, "witness", lambda *_: NoWitness("of this test"))
 
 
 async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes, tmp_path):
@@ -335,14 +336,14 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
 async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
-    last_use = bank.backend.last_use
+    witness = bank.backend.witness
 
-    def starts_meanwhile(uuid: str, own: tuple[int, ...]) -> float:
+    def starts_meanwhile(uuid: str, own: tuple[int, ...]) -> Testimony:
         launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
-        used: float = last_use(uuid, own)
-        return used
+        said: Testimony = witness(uuid, own)
+        return said
 
-    monkeypatch.setattr(bank.backend, "last_use", starts_meanwhile)
+    monkeypatch.setattr(bank.backend, "witness", starts_meanwhile)
     facts = await observer.listed(owned)
     assert (facts.holders, facts.owner_alive) == ((), True)
 
@@ -350,7 +351,7 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
 async def test_a_use_while_the_owner_is_looked_for_counts(bank, processes, tmp_path, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
-    bank.backend.last_use(bank.first, ())  # from now on it notices
+    await observer.full(owned)  # from now on it notices
     before, living = clock.now().uptime, bank.backend.living
 
     def used_meanwhile() -> dict[str, int]:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from scrubber.core.model import AilmentKind, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
+from scrubber.core.witness import Counted, Missed, NoWitness, Testimony
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.node.processes import no_bystander
@@ -71,6 +72,7 @@ class Gpu:
     chip: Process | None = None  # the last writer of the on-chip memory; None means zeros
     processes: dict[int, Process] = field(default_factory=dict)
     left: float = -math.inf  # uptime when a process last left it that was no worker of ours
+    uses: int = 0  # how many such processes have left it while the witness did not miss them
     deeds: list[Step] = field(default_factory=list)  # what the workers of the newest path did, really and wholly
     drift: bool = False
     lost: bool = False
@@ -141,6 +143,7 @@ class Node:
         self.unrestored: set[str] = set()  # devices with a pending restore
         self.restores_fail = False
         self.keeps_uses = True  # the driver knows of uses that have ended
+        self.misses_uses = False  # ... but cannot do so for now
         self.restored_by_worker: list[str] = []  # by worker, in order
         self.away = 0  # how many resets demand that the service keeps off the driver
         self.hung_at = float("-inf")  # the last call of a hanging driver
@@ -200,7 +203,15 @@ class Node:
         process.unwatched |= self.life != process.life
         if process.kind is not Kind.WORKER:
             self.gpus[process.gpu].left = self.now().uptime
+            self.gpus[process.gpu].uses += self.keeps_uses and not self.misses_uses
         self.gpus[process.gpu].processes.pop(process.pid, None)
+
+    def miss_uses(self, missed: bool) -> None:  # noqa: FBT001 - a switch
+        """The witness of short uses cannot answer, or can again: what it has missed counts as a use."""
+        if self.misses_uses and not missed:
+            for gpu in self.gpus.values():
+                gpu.uses += 1
+        self.misses_uses = missed
 
     def end_container(self, container: str, *, leaving: bool = False) -> None:
         """End a container; with ``leaving`` its processes stay behind without a container."""
@@ -240,6 +251,7 @@ class Node:
     def heal(self) -> None:
         """End all faults and all processes, except the workers of a running service."""
         self.driver_hangs = False
+        self.miss_uses(False)
         for gpu in self.gpus.values():
             gpu.heal()
         for process in self.everybody():
@@ -273,9 +285,11 @@ class Node:
         gpu = self._answering(uuid)
         return frozenset(it.pid for it in gpu.processes.values() if not it.secret)
 
-    def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
-        """When a process last closed the device, if the driver records that."""
-        return self.gpus[uuid].left if self.keeps_uses else -math.inf
+    def witness(self, uuid: str, own: Collection[int]) -> Testimony:  # noqa: ARG002 - the port's
+        """How often a process has closed the device, if the driver records that."""
+        if not self.keeps_uses:
+            return NoWitness("this driver keeps no accounts")
+        return Missed("raise its limit") if self.misses_uses else Counted("accounts", self.gpus[uuid].uses)
 
     def memory(self, uuid: str) -> None:
         """Not counted."""

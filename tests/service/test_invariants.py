@@ -306,18 +306,21 @@ class Histories(RuleBasedStateMachine):
     def things_heal(self, device, pause):
         self.world.node.gpus[self.world.uuids[device]].heal()
         self.world.node.driver_hangs = False
+        self.world.node.miss_uses(False)
         if self.world.up:
             self.world.life.disk.full = False
         self.loop.advance(pause)
 
     @precondition(up)
-    @rule(how=st.sampled_from((1, 2, "full", "driver")), pause=PAUSE)
-    def the_disk_or_the_driver_fails(self, how, pause):
+    @rule(how=st.sampled_from((1, 2, "full", "driver", "witness")), pause=PAUSE)
+    def the_disk_the_driver_or_the_witness_fails(self, how, pause):
         match how:
             case int():
                 self.world.life.disk.failures = how
             case "full":
                 self.world.life.disk.full = True
+            case "witness":
+                self.world.node.miss_uses(True)
             case _:
                 self.world.node.driver_hangs = True
         self.loop.advance(pause)

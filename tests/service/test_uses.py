@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from ground.errors import AutoclaveError
+from ground.errors import AutoclaveError, NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
 from scrubber.service.monitor import Monitor
@@ -122,6 +122,58 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
     job = await world.operator_requests.scrub(device, None)
     await job.finished.wait()
     assert job.receipt is not None
+
+
+async def test_a_witness_that_cannot_answer_ends_the_proof(begin):
+    """It may have missed a use. Nobody gets the device meanwhile, and the sentence says what to do."""
+    world = await unobserved(begin)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    world.node.misses_uses = True
+    with pytest.raises(NotReady, match="raise its limit") as refused:
+        await world.acquire("pod", device)
+    assert refused.value.reason is Reason.SHORTAGE
+    await world.upkeep.reconcile(device)
+    shown = world.life.reporter.device(device)
+    assert (shown.state, shown.healthy, shown.setback) == ("dirty", False, "raise its limit")
+    assert shown.witness == "not known: raise its limit"
+    [soiled] = rows(world, ev.Soiled, device)
+    assert (soiled.why, soiled.holders) == ("it is not known whether it was used: raise its limit", ())
+    world.node.misses_uses = False
+    await world.acquire("pod", device)
+    assert scrubs(world, device) == passed + 1
+
+
+@pytest.mark.parametrize(("switch", "why"), [("misses_uses", "raise its limit"), ("keeps_uses", "keeps no accounts")])
+async def test_a_witness_that_is_lost_during_a_scrub_leaves_no_receipt(begin, switch, why):
+    """Also if it is back at once."""
+    world = await unobserved(begin)
+    device, now = world.uuids[0], getattr(world.node, switch)
+    job = await world.operator_requests.scrub(device, ScrubPath.FAST)
+    await at_step(world, device, Step.VERIFY)
+    setattr(world.node, switch, not now)
+    await world.life.observer.full(world.record(device))
+    setattr(world.node, switch, now)
+    await job.finished.wait()
+    assert job.receipt is None
+    assert why in job.why
+
+
+async def test_a_receipt_names_the_witness_of_its_scrub(begin):
+    """A witness that comes after the clear has not seen all of the scrub."""
+    world = await unobserved(begin)
+    device = world.uuids[0]
+    receipt = world.record(device).scrubs.receipt
+    assert receipt is not None
+    assert receipt.witness == "accounts"
+    world.node.keeps_uses = False
+    await world.upkeep.reconcile(device)
+    job = await world.operator_requests.scrub(device, ScrubPath.FAST)
+    await at_step(world, device, Step.SETTINGS)
+    world.node.keeps_uses = True
+    await job.finished.wait()
+    assert job.receipt is not None
+    assert job.receipt.witness == "none: this driver keeps no accounts"
+    assert world.life.reporter.device(device).witness == "accounts"
 
 
 async def test_a_short_use_before_the_clear_is_overwritten(begin):

@@ -115,6 +115,8 @@ def file_watches(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.ok(name, "files can be watched: a change of the policy is seen at once")
         return
     text = "this user can watch no file: changes of the policy and of the kubelet's sockets are seen 5 seconds late"
+    if not facts.guards_nvidia:
+        text += ", and simulated GPUs are not handed out"
     remedy = (
         "end the program that has most of them (`find /proc/[0-9]*/fd -lname anon_inode:inotify`), "
         "or raise `sysctl fs.inotify.max_user_instances`"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pynvml
 
 from ground.documents import strict_json
 from scrubber.core.model import DeviceInfo, Sign, Vitals
+from scrubber.core.witness import NoWitness, Testimony
 from scrubber.cuda import cupy_loading
 from scrubber.cuda.images import image_for
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
@@ -121,12 +121,12 @@ class Nvidia:
         with self._library.session() as nvml:
             return holders.pids(nvml, nvml.handle(uuid))
 
-    def last_use(self, uuid: str, own: Collection[int]) -> float:
-        """By the driver's accounting mode; minus infinity for a slice, which has no such list."""
+    def witness(self, uuid: str, own: Collection[int]) -> Testimony:
+        """The driver's accounting mode, which a slice does not have."""
         if uuid.startswith(SLICE):
-            return -math.inf
+            return NoWitness("slices have no accounting mode")
         with self._library.session() as nvml:
-            return self._accounts.last_use(uuid, nvml, nvml.handle(uuid), own)
+            return self._accounts.uses(uuid, nvml, nvml.handle(uuid), own)
 
     def memory(self, uuid: str) -> Counts:
         """The counts of NVML, which the service has open: so a worker need not open it before it uses CUDA."""

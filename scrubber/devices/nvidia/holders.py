@@ -25,6 +25,7 @@ from typing import Any
 
 import pynvml
 
+from scrubber.core.witness import ACCOUNTS, Counted, NoWitness
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.nvml import (
     ArgumentError,
@@ -132,18 +133,18 @@ class Accounts:
     def __init__(self) -> None:
         self._turns: dict[str, threading.Lock] = {}  # an older list of a GPU must not replace a newer one
         self._listed: dict[str, frozenset[int]] = {}
-        self._last_use: dict[str, float] = {}
+        self._uses: dict[str, int] = {}
 
-    def last_use(self, uuid: str, nvml: Session, handle: Handle, own: Collection[int]) -> float:
-        """The uptime at which a new process was last found on the list, other than those of ``own``."""
+    def uses(self, uuid: str, nvml: Session, handle: Handle, own: Collection[int]) -> Counted | NoWitness:
+        """How many new processes were found on the list, other than those of ``own``."""
         with self._turns.setdefault(uuid, threading.Lock()):
             listed = nvml.ask_optional(pynvml.nvmlDeviceGetAccountingPids, handle)
-            if listed is not None:
-                now = frozenset(listed)
-                if now - self._listed.get(uuid, now) - {*own}:
-                    self._last_use[uuid] = clock.now().uptime
-                self._listed[uuid] = now
-            return self._last_use.get(uuid, -math.inf)
+            if listed is None:
+                return NoWitness("the accounting mode is off")
+            now = frozenset(listed)
+            new = now - self._listed.get(uuid, now) - {*own}
+            self._listed[uuid], self._uses[uuid] = now, self._uses.get(uuid, 0) + len(new)
+            return Counted(ACCOUNTS, self._uses[uuid])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import math
 import os
 import select
 import struct
@@ -18,17 +18,22 @@ from asyncinotify import Inotify, Mask
 
 from ground import log
 from scrubber.core.model import DeviceInfo, Vitals
+from scrubber.core.witness import FILES, Counted, Missed, Testimony
+from scrubber.devices import shortage
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings
 from scrubber.devices.simulated import containers, layout, open_check
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.devices.simulated.users import Users
-from scrubber.node import clock
 from scrubber.node.cgroups import GROUPS, Containers
 
 logger = log.get("simulated")
 
 _REPORT = struct.Struct("iIII")  # of inotify about a file: the number of the watch, what happened, and two zeros
 _MOST = 64 * 1024  # bytes for each read of the alarm; the events themselves are not used
+_NO_INOTIFY = {
+    errno.EMFILE: "its user has no inotify instance left: raise sysctl fs.inotify.max_user_instances",
+    errno.ENOSPC: "its user has no inotify watch left: raise sysctl fs.inotify.max_user_watches",
+}
 
 
 class Simulated:
@@ -84,9 +89,9 @@ class Simulated:
         """Those that have its memory file or that of its chip open; not complete while one of them has."""
         return self._users.listed(uuid, self.files(uuid))
 
-    def last_use(self, uuid: str, own: Collection[int]) -> float:  # noqa: ARG002 - the port's
+    def witness(self, uuid: str, own: Collection[int]) -> Testimony:  # noqa: ARG002 - the port's
         """Exact: the kernel tells when a process that could write to the device has closed it."""
-        return self._writers.last_left(self.files(uuid))
+        return self._writers.uses(self.files(uuid))
 
     def memory(self, uuid: str) -> None:
         """None: nothing but the memory itself takes memory."""
@@ -190,7 +195,7 @@ class Simulated:
 
 
 class Writers:
-    """When a process that is no worker of the service last closed a memory file that it could write to.
+    """How often a process that is no worker of the service has closed a memory file that it could write to.
 
     The kernel reports it when the last use of the opened file ends: a descriptor, a mapping, a message in transit. The
     kernel's answer whether a file is open and this report together show each use, however short it is. The kernel does
@@ -198,7 +203,8 @@ class Writers:
 
     The kernel drops what does not fit into a queue, and joins equal reports that follow each other. So one queue has
     the memory of all GPUs, and another one their memory on the chip: the owner of one GPU can fill neither. More queues
-    would be dear: the programs of a user share 128 inotify instances.
+    would be dear: the programs of a user share 128 inotify instances. What is dropped, and what was not watched since
+    the first question, counts as a use.
     """
 
     def __init__(self) -> None:
@@ -206,12 +212,14 @@ class Writers:
         self._turn = threading.Lock()
         self._queues: dict[str, tuple[Inotify, dict[int, Path]]] = {}  # by file name: the files by number of the watch
         self._watched: set[Path] = set()
-        self._left: dict[Path, float] = {}  # by the directory of a GPU
+        self._uses: dict[Path, int] = {}  # by the directory of a GPU
         self._closes: dict[Path, int] = {}  # how many closes the kernel has reported, and those before the watch
-        self._refused = ""
+        self._missed: set[Path] = set()  # the GPUs of which reports were lost since their uses were last counted
+        self._uncounted = False  # whether reports have come since the uses were last counted
+        self._said: set[str] = set()  # why some memory could not be watched
 
-    def last_left(self, files: Collection[str]) -> float:
-        """The uptime at which it was noticed that a process had closed one of these files; minus infinity before."""
+    def uses(self, files: Collection[str]) -> Counted | Missed:
+        """How often a process has closed one of these files of a GPU."""
         paths = [Path(file) for file in files]
         with self._turn:
             try:
@@ -219,13 +227,14 @@ class Writers:
                     if path not in self._watched:
                         self._watch(path)
                 self._read()
+                self._count()
             except OSError as error:
-                if str(error) != self._refused:
-                    self._refused = str(error)
-                    logger.warning(
-                        "cannot watch the memory of simulated GPUs: a short use is not seen", error=str(error)
-                    )
-            return max((self._left.get(path.parent, -math.inf) for path in paths), default=-math.inf)
+                why = _why_unwatched(error)
+                if why not in self._said:
+                    self._said.add(why)
+                    logger.warning("cannot watch the memory of a simulated GPU: it is not handed out", error=why)
+                return Missed(why)
+            return Counted(FILES, self._uses[paths[0].parent])
 
     def close(self) -> None:
         """Stop watching."""
@@ -238,6 +247,7 @@ class Writers:
         if path.name not in self._queues:
             self._queues[path.name] = Inotify(), {}
         queue, files = self._queues[path.name]
+        self._uses[path.parent] = self._uses.get(path.parent, -1) + 1
         self._closes.setdefault(path.parent, layout.closes(path.parent))
         counter = layout.GpuFiles(path.parent).closes
         layout.count_closes(path.parent, 0)
@@ -246,23 +256,24 @@ class Writers:
         self._watched.add(path)
 
     def _read(self) -> None:
-        used = set[Path]()
-        reported = False
         for queue, files in self._queues.values():
             for number, mask, *_ in _reports(queue):
-                reported, file = True, files.get(number)
+                self._uncounted, file = True, files.get(number)
                 if file is None:  # reports were lost: they may be of any file
-                    used |= self._closes.keys()
+                    self._missed |= self._closes.keys()
                 elif mask & Mask.IGNORED:  # the file is gone, and another one of its name is not watched
-                    used.add(file.parent)
+                    self._missed.add(file.parent)
                     self._watched.discard(file)
                     del files[number]
                 elif file in self._watched:
                     self._closes[file.parent] += 1
-        # Counted after the reports were read: a worker counts before it closes, so no reported close is missing.
-        counted = {gpu: layout.closes(gpu) for gpu in self._closes} if reported else {}
-        for gpu in used | {gpu for gpu, count in counted.items() if self._closes[gpu] > count}:
-            self._left[gpu], self._closes[gpu] = clock.now().uptime, counted[gpu]
+
+    def _count(self) -> None:
+        """Count after the reports were read: a worker counts before it closes, so no reported close is missing."""
+        counted = {gpu: layout.closes(gpu) for gpu in self._closes} if self._uncounted else {}
+        for gpu in self._missed | {gpu for gpu, count in counted.items() if self._closes[gpu] > count}:
+            self._uses[gpu], self._closes[gpu] = self._uses[gpu] + 1, counted[gpu]
+        self._missed, self._uncounted = set(), False
 
 
 def _reports(queue: Inotify) -> Iterable[tuple[int, ...]]:
@@ -270,6 +281,13 @@ def _reports(queue: Inotify) -> Iterable[tuple[int, ...]]:
     waiting = array("i", [0])
     fcntl.ioctl(queue.fd, termios.FIONREAD, waiting)
     return _REPORT.iter_unpack(os.read(queue.fd, waiting[0]) if waiting[0] else b"")
+
+
+def _why_unwatched(error: OSError) -> str:
+    """Why uses of the memory cannot be noticed, and what to do."""
+    lack = shortage.of(error if error.filename is not None else DeviceError())  # inotify has other limits than files
+    lack = lack or _NO_INOTIFY.get(error.errno or 0, str(error))
+    return f"the scrub service cannot watch its memory: {lack}"
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pynvml
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core.model import Moment
+from scrubber.core.witness import ACCOUNTS, Counted, NoWitness
 from scrubber.devices.base import DeviceError, DeviceHandling
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
@@ -241,20 +241,19 @@ def test_the_accounts_of_the_driver_show_an_ended_process(rig) -> None:
     """While the accounting mode is off, the driver keeps no accounts."""
     backend, gpu, other = rig.backend(), rig.gpu(0), rig.gpu(1)
     both = (gpu, other)
-    assert [backend.last_use(it.uuid, ()) for it in both] == [-math.inf] * 2
+    off = NoWitness("the accounting mode is off")
+    assert [backend.witness(it.uuid, ()) for it in both] == [off] * 2
     for it in both:
         it.set({"accounting_mode": 1, "accounting.pids": "100"})  # from before the first question: no use of now
-    assert [backend.last_use(it.uuid, ()) for it in both] == [-math.inf] * 2
+    assert [backend.witness(it.uuid, ()) for it in both] == [Counted(ACCOUNTS, 0)] * 2
     gpu.set({"accounting.pids": "100 101"})
-    assert backend.last_use(gpu.uuid, {101}) == -math.inf, "it is a worker of the service"
-    before = clock.now().uptime
+    assert backend.witness(gpu.uuid, {101}) == Counted(ACCOUNTS, 0), "it is a worker of the service"
     gpu.set({"accounting.pids": "101 102"})
-    used = backend.last_use(gpu.uuid, {101})
-    assert used >= before
+    assert backend.witness(gpu.uuid, {101}) == Counted(ACCOUNTS, 1)
     gpu.set({"accounting_mode": 0})
-    assert [backend.last_use(it.uuid, ()) for it in both] == [used, -math.inf]
+    assert [backend.witness(it.uuid, ()) for it in both] == [off, Counted(ACCOUNTS, 0)]
 
 
 def test_a_slice_has_no_accounts(rig) -> None:
     (uuid,) = rig.cut(0, Slice())
-    assert rig.seen().last_use(uuid, ()) == -math.inf
+    assert rig.seen().witness(uuid, ()) == NoWitness("slices have no accounting mode")

@@ -12,6 +12,7 @@ import pytest
 
 from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, State, Vitals
 from scrubber.core.record import Record
+from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
@@ -97,11 +98,11 @@ async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path) -> Non
     assert seen.used_at >= before
 
 
-async def test_no_holders_are_known_without_the_last_use(gpu, backend, new_observer, monkeypatch) -> None:
-    def fails(*_) -> float:
+async def test_no_holders_are_known_without_an_answer_of_the_witness(gpu, backend, new_observer, monkeypatch) -> None:
+    def fails(*_) -> Testimony:
         raise DeviceError("the driver does not answer")
 
-    monkeypatch.setattr(backend, "last_use", fails)
+    monkeypatch.setattr(backend, "witness", fails)
     assert (await new_observer().full(record(backend, gpu.uuid))).holders is None
 
 

@@ -1,0 +1,53 @@
+"""The witness of the short uses of a device: how often did others use it, up to now, and was nothing missed?
+
+A short use begins and ends between two observations, so nobody but a witness notices it. Which witness a device has
+depends on its backend and on its settings. That a device has none is known, and is said. That the witness of a device
+cannot answer means that others may have used it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FILES = "watch on files"
+ACCOUNTS = "accounting mode"
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """All uses by others up to now are counted. What may have been missed before counts as a use."""
+
+    by: str  # the witness, for people
+    uses: int  # only grows while the service runs
+
+    @property
+    def words(self) -> str:
+        """The witness, as status and receipts say it."""
+        return self.by
+
+
+@dataclass(frozen=True, slots=True)
+class NoWitness:
+    """The device has no witness, for a reason that is known: short uses of it are not noticed."""
+
+    why: str
+
+    @property
+    def words(self) -> str:
+        """That there is none, as status and receipts say it."""
+        return f"none: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The device has a witness that cannot answer now: whether others have used the device is not known."""
+
+    why: str  # and what to do
+
+    @property
+    def words(self) -> str:
+        """That nothing is known, as status says it."""
+        return f"not known: {self.why}"
+
+
+Testimony = Counted | NoWitness | Missed
