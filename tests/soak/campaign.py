@@ -2,6 +2,7 @@
 
     python -m tests.soak.campaign --seconds 7200 --seed 1      seeds 1, 2, 3, ... for two hours
     python -m tests.soak.campaign --only 17                    the moves of seed 17 again
+    python -m tests.soak.campaign --only 17 --wipes            a short history of what may end in a wipe
 
 A history is one node of 2 to 8 simulated GPUs. It alternates between trouble and calm. In trouble everything may
 happen that ``moves.py`` lists. Then all attackers, pods and faults end, and each GPU must be clean and offered again.
@@ -39,7 +40,7 @@ from tests import forking
 from tests.flows.node import Node
 from tests.soak.hostile import Hostile
 from tests.soak.judge import BETWEEN, Judge, complaints
-from tests.soak.moves import ATTACKS, FAULTS, Moves, answer
+from tests.soak.moves import ATTACKS, FAULTS, WIPES, Moves, answer
 from tests.soak.pods import Pods, within
 
 BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}"
@@ -76,8 +77,9 @@ class Summary:
 class History:
     """One node from its first to its last moment."""
 
-    def __init__(self, seed: int, root: Path) -> None:
-        dice = dice_of(str(seed), "node")
+    def __init__(self, seed: int, root: Path, *, wipes: bool = False) -> None:
+        """``wipes``: a short history, of what may end in a wipe alone."""
+        dice, self._wipes = dice_of(str(seed), "node"), wipes
         self.seed, self.step, self.said, self.moves = str(seed), 0, list[str](), Counter[str]()
         self.policy, gpus, grouped = dice.choice(POLICIES), dice.choice((2, 2, 3, 4, 8)), dice.random() < 0.5
         file = root / "policy.yaml"
@@ -112,7 +114,10 @@ class History:
             async with asyncio.timeout(HANGS_AFTER):
                 await self.node.up()
                 await self._moves.make("keep", dice_of(self.seed, "keep"))
-                for _ in range(course.randint(*ROUNDS)):
+                if self._wipes:
+                    await self._one_by_one(course.sample(tuple(WIPES), counts=WIPES.values(), k=sum(WIPES.values())))
+                    await self._settle()
+                for _ in range(0 if self._wipes else course.randint(*ROUNDS)):
                     self.pods.calm = False
                     weights = course.choice((ATTACKS, ATTACKS | FAULTS))
                     moves = course.choices(tuple(weights), tuple(weights.values()), k=course.randint(*TROUBLE))
@@ -126,6 +131,15 @@ class History:
         except* Exception as errors:  # noqa: BLE001 - whatever it is, it is a finding
             self.findings.append("".join(traceback.format_exception(errors)))
         self.findings.extend(f"a line in a log: {it}" for it in complaints(self.node))
+
+    async def _one_by_one(self, moves: Sequence[str]) -> None:
+        """Each move begins when the GPUs that it takes are clean."""
+        for name in moves:
+            for number in range(self.stage.gpus):
+                await self.stage.settled(number, _is_clean, HEALS_WITHIN)
+            self.step += 1
+            await self._move(self.step, name, dice_of(self.seed, self.step))
+            self.demand_nothing()
 
     async def _round(self, moves: Sequence[str]) -> None:
         """Each move begins some moment after the one before, and takes its time."""
@@ -236,11 +250,11 @@ def _rests(device: views.DeviceStatus) -> bool:
     return device.state in ("clean", "granted", "in_use", "quarantined") and device.job is None
 
 
-async def play(seed: int, summary: Summary, *, keep: bool) -> History:
+async def play(seed: int, summary: Summary, *, keep: bool, wipes: bool = False) -> History:
     """One history; its findings are printed with all of its moves."""
     root = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
     (root / "node").mkdir()
-    history = History(seed, root)
+    history = History(seed, root, wipes=wipes)
     try:
         await history.run()
     finally:
@@ -274,12 +288,12 @@ def _count(history: History, summary: Summary) -> None:
     summary.excused.update(history.judge.excused)
 
 
-def campaign(seeds: Iterable[int], summary: Summary, *, keep: bool = False) -> None:
+def campaign(seeds: Iterable[int], summary: Summary, *, keep: bool = False, wipes: bool = False) -> None:
     """One history for each seed."""
     with forking.forking(forking.Popen):
         for seed in seeds:
             began = time.monotonic()
-            history = asyncio.run(play(seed, summary, keep=keep))
+            history = asyncio.run(play(seed, summary, keep=keep, wipes=wipes))
             took, allocates = time.monotonic() - began, sum(it.method == "Allocate" for it in history.kubelet.calls)
             found = f"{len(history.findings)} findings" if history.findings else "nothing found"
             words = f"seed {seed}: {history.step} moves, {allocates} Allocates, {took:.0f} s: {found}"
@@ -299,11 +313,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one history, of this seed")
     parser.add_argument("--keep", action="store_true", help="keep the directory of a history with a finding")
+    parser.add_argument("--wipes", action="store_true", help="short histories of what may end in a wipe")
     asked, summary = parser.parse_args(), Summary()
     seeds = until(time.monotonic() + asked.seconds, asked.seed) if asked.only is None else (asked.only,)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        campaign(seeds, summary, keep=asked.keep)
+        campaign(seeds, summary, keep=asked.keep, wipes=asked.wipes)
     except KeyboardInterrupt:
         _print(sys.stderr, "interrupted")
     finally:

@@ -160,9 +160,11 @@ class Guests(ContainerRunner):
             yield came
 
     @asynccontextmanager
-    async def host_process(self, uid: str, uuid: str, container: str = "") -> AsyncIterator[Guest | None]:
+    async def host_process(
+        self, uid: str, uuid: str, container: str = "", deeds: str = "tell wait write watch"
+    ) -> AsyncIterator[Guest | None]:
         """A process of the host, or of a container, has a GPU open; ``write`` lets it write there."""
-        what, deeds = "process of a container" if container else "process of the host", "tell wait write watch"
+        what = "process of a container" if container else "process of the host"
         guest = await self._guest(what, uid, deeds, (uuid,), container, may_be_killed=not container)
         async with self._staying(guest):
             yield guest

@@ -25,6 +25,7 @@ from ground import paths
 from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills
+from scrubber.devices.simulated.layout import Resetting
 from scrubber.ledger import file, stored
 from scrubber.node import assignments
 from scrubber.words import views
@@ -42,10 +43,12 @@ PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
 LIFE = 5.0  # seconds that a leftover waits for the end of that pod
 STREAMS = 100
 NOTICED_WITHIN = 5.0  # seconds
+RESETS_FOR = 45.0  # seconds at most: the move ends the reset; less than a reset may take
 ENDS_WITHIN = 30.0  # seconds: a scrub that somebody disturbs, on a busy machine too
 PASSING, CONTAINED = "comes and goes", "stays, in a container that nobody announced"
 MANNERS = (PASSING, CONTAINED, "stays")  # what a process does in the middle of a clear
 BEFORE_START = ("nobody", "a visitor", "a writer")  # who uses a GPU between its acquisition and the first container
+BEFORE_CLEAR = "comes between evict and clear, and stays"
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
 # How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
 ATTACKS = {
@@ -55,6 +58,7 @@ ATTACKS = {
     "comes_and_goes": 4,
     "host_process": 8,
     "in_clear": 6,
+    "before_clear": 6,
     "claim": 8,
     "importer": 3,
     "doubled": 8,
@@ -64,6 +68,7 @@ ATTACKS = {
     "order": 3,
     "stall": 4,
 }
+WIPES = {"before_clear": 2, "in_clear": 2, "host_process": 1}  # how often each comes in a history about wipes alone
 FAULTS = {
     "kubelet_restart": 4,
     "keep": 2,
@@ -207,6 +212,62 @@ class Moves:
                 self._judge.take(f"{gpu} is called clean by a scrub in which a process {manner}", None)
         return f"on {gpu}: it {manner}"
 
+    async def _before_clear(self, dice: random.Random) -> str:
+        """Somebody opens a GPU and writes there, after evict has found nobody and before the clear: it must not begin.
+
+        By chance this would hardly ever come about: from evict to clear it takes milliseconds. So the scrub waits in
+        between, for the end of a reset of another GPU.
+        """
+        contained, seconds = dice.random() < 0.5, dice.uniform(0.1, 0.5)
+        async with self._busy["service"], self._clean_gpu(dice) as (other, _), self._clean_gpu(dice) as (gpu, _):
+            if not (other and gpu) or self._is_held(other) or self._is_held(gpu):
+                return "no two GPUs are free and clean"
+            drills.break_reset(self._stage.simulated, other, Resetting.SLOW, RESETS_FOR)
+            try:
+                resets = await self._scrub_until(other, "reset", lambda it: it.step == "reset")
+                job = resets and await self._scrub_until(gpu, "fast", lambda it: it.queue_place is not None)
+                if not job:
+                    return "the reset did not begin, or the clear did not wait for it"
+                async with self._unasked(gpu, contained=contained, deeds="write tell watch") as (guest, _):
+                    if guest is None:
+                        return "it did not start"
+                    guest.may_be_killed = False
+                    drills.heal(self._stage.simulated, other)
+                    await self._stage.settled(self._stage.uuids.index(gpu), lambda it: not _runs(it, job), ENDS_WITHIN)
+                    self._pods.counters.came[BEFORE_CLEAR] += 1
+                    await asyncio.sleep(seconds)
+                return f"on {gpu}, {'in a container' if contained else 'of the host'}"
+            finally:
+                drills.heal(self._stage.simulated, other)
+
+    async def _scrub_until(self, gpu: str, path: str, wanted: Callable[[views.JobStatus], bool]) -> str:
+        """Begin a scrub, and return its id once it is where it is wanted; empty if that does not come about."""
+        try:
+            async with self._stage.admin() as admin:
+                [job] = [it.job async for it in admin.scrub([gpu], path=path, no_wait=True)]
+        except (Refused, NotReady):
+            return ""
+        number = self._stage.uuids.index(gpu)
+        device = await self._stage.settled(number, lambda it: not _runs(it, job) or _at(it, wanted), ENDS_WITHIN)
+        return job if _runs(device, job) and _at(device, wanted) else ""
+
+    @asynccontextmanager
+    async def _unasked(
+        self, gpu: str, *, contained: bool, deeds: str = "tell wait write watch"
+    ) -> AsyncIterator[tuple[Guest | None, str]]:
+        """A process that nobody announced has a GPU open, in a container or in none. With its name."""
+        pod = Pod.of(f"unasked-{len(self._runtime.names)}", {RESOURCE: 1})
+        self._runtime.names[pod.uid] = pod.name
+        if contained:
+            await self._runtime.open_sandbox(pod)
+        self._may_stay(pod.uid)
+        try:
+            async with self._runtime.host_process(pod.uid, gpu, pod.uid if contained else "", deeds) as guest:
+                yield guest, pod.uid
+        finally:
+            if contained:
+                await self._runtime.close_sandbox(pod)
+
     async def _claim(self, dice: random.Random) -> str:
         """A claim gets a GPU. Its first container may come only onto empty memory, whoever used the GPU before."""
         claim, pod = str(uuids.UUID(int=dice.getrandbits(128))), Pod.of(f"claimed-{len(self._runtime.names)}", {})
@@ -250,29 +311,24 @@ class Moves:
 
     async def _stay(self, gpu: str, job: str, before: int, manner: str, seconds: float) -> None:
         """Write once the scrub has ended. One that does not end shows what it does to those bytes."""
-        pod = Pod.of(f"unasked-{len(self._runtime.names)}", {RESOURCE: 1})
-        self._runtime.names[pod.uid] = pod.name
-        contained = manner == CONTAINED
-        if contained:
-            await self._runtime.open_sandbox(pod)
-        try:
-            async with self._runtime.host_process(pod.uid, gpu, pod.uid if contained else "") as guest:
-                number = self._stage.uuids.index(gpu)
-                await self._stage.settled(number, lambda it: not _runs(it, job), ENDS_WITHIN)
-                rows = {row.kind for row in self._rows_of(gpu, before)}
-                if guest is not None and "scrub-passed" not in rows:  # else another move has let the clear go on
-                    await self._write(guest, pod.uid, gpu)
-                    drills.heal(self._stage.simulated, gpu)
-                    await asyncio.sleep(seconds)
-        finally:
-            if contained:
-                await self._runtime.close_sandbox(pod)
+        async with self._unasked(gpu, contained=manner == CONTAINED) as (guest, uid):
+            number = self._stage.uuids.index(gpu)
+            await self._stage.settled(number, lambda it: not _runs(it, job), ENDS_WITHIN)
+            rows = {row.kind for row in self._rows_of(gpu, before)}
+            if guest is not None and "scrub-passed" not in rows:  # else another move has let the clear go on
+                await self._write(guest, uid, gpu)
+                drills.heal(self._stage.simulated, gpu)
+                await asyncio.sleep(seconds)
 
     async def _write(self, guest: Guest, uid: str, gpu: str) -> None:
         """From now on nobody may end the process, nor overwrite what it has written."""
+        self._may_stay(uid)
+        await self._runtime.write(guest, uid, gpu)
+
+    def _may_stay(self, uid: str) -> None:
+        """The judge excuses nothing that is done to this process from now on."""
         self._runtime.entered[uid] = uptime()
         self._judge.noticed.add(uid)
-        await self._runtime.write(guest, uid, gpu)
 
     @asynccontextmanager
     async def _clean_gpu(self, dice: random.Random) -> AsyncIterator[tuple[str, int]]:
@@ -563,6 +619,10 @@ async def answer(node: Node) -> None:
 
 def _runs(device: views.DeviceStatus, job: str) -> bool:
     return device.job is not None and device.job.id == job
+
+
+def _at(device: views.DeviceStatus, wanted: Callable[[views.JobStatus], bool]) -> bool:
+    return device.job is not None and wanted(device.job)
 
 
 def _left_alone(device: views.DeviceStatus) -> bool:

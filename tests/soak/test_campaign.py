@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
+import subprocess
+import sys
 import time
+from collections import Counter
 from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import pytest
 
@@ -21,13 +26,16 @@ from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import ATTACKS, BEFORE_START, FAULTS, HOLDING, MANNERS
+from tests.soak.moves import ATTACKS, BEFORE_CLEAR, BEFORE_START, FAULTS, HOLDING, MANNERS, WIPES
 from tests.soak.pods import SHAPES
 
 pytestmark = pytest.mark.night
 
 ANSWER = deviceplugin_pb2.ContainerAllocateResponse()
+ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4)  # about two minutes
+WIPES_SEED = 1  # of a history about wipes alone, half a minute
+LONG = 600.0  # seconds; a net, no bound
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 # A campaign that does nothing finds nothing. So many a minute at least: a third of what two busy cores do.
 AT_LEAST = {"starts": 40, "hand-overs from pod to pod": 20}
@@ -39,6 +47,7 @@ DID = (
     *(f"pods, {shape}" for shape in SHAPES),
     *(f"in a clear, it {manner}" for manner in MANNERS),
     *(f"before a claim's start: {who}" for who in BEFORE_START),
+    BEFORE_CLEAR,
 )
 
 
@@ -52,6 +61,46 @@ def test_the_campaign_finds_nothing(request, capsys):
     assert summary.findings == [], "\n".join(summary.findings)
     minutes = (time.monotonic() - began) / 60
     assert missing(summary, minutes) == []
+
+
+# Each lets a scrub overwrite memory that a live process uses: a file, a place in it, and what stands there instead.
+CARELESS = {
+    "no holder stops a step": (
+        "core/verdict.py",
+        "    if facts.holders:\n        holders",
+        "    if False:\n        holders",
+    ),
+    "nobody looks before a step": (
+        "jobs/scrub_job.py",
+        "self._fence(step, facts)\n        if fenced is not None:",
+        "self._fence(step, facts)\n        if False:",
+    ),
+}
+ROOMS = ("autoclave", "scrubber", "plugin", "policies", "ground", "demo", "tests")
+
+
+def test_a_short_history_about_wipes_finds_nothing():
+    summary = Summary()
+    campaign((WIPES_SEED,), summary, wipes=True)
+    assert summary.findings == [], "\n".join(summary.findings)
+    assert summary.moves == Counter(WIPES)
+    assert summary.pods[BEFORE_CLEAR] == WIPES["before_clear"]
+
+
+@pytest.mark.parametrize("how", CARELESS)
+def test_a_scrub_that_overwrites_memory_in_use_is_found(tmp_path, how):
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("*.pyc.*"))
+    (tmp_path / "build").symlink_to(ROOT / "build")  # what is compiled already
+    file, old, new = CARELESS[how]
+    careless = tmp_path / "scrubber" / file
+    before, after = careless.read_text().split(old)  # a place that reads so once
+    careless.write_text(before + new + after)
+    command = [sys.executable, "-m", "tests.soak.campaign", "--only", str(WIPES_SEED), "--wipes"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LONG, check=False)
+    found = {line.split()[3] for line in done.stdout.splitlines() if line.startswith("FINDING")}
+    assert found == {"wipe:"}, done.stdout + done.stderr
 
 
 def missing(summary, minutes):

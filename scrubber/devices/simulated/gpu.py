@@ -47,7 +47,7 @@ class SimulatedGpu:
         faults = self._answer()
         if faults.reset is Resetting.REFUSED:
             raise DeviceError("cannot reset: the device is in use by another client")
-        time.sleep(faults.reset_seconds)
+        layout.wait_for_reset(self._place, faults.reset_seconds)
         if faults.reset is Resetting.FAILS:
             raise DeviceError("cannot reset: the device did not come back")
         with private_files.locked(self._place.directory):

@@ -281,6 +281,13 @@ def faults(place: GpuFiles) -> Faults:
     return found
 
 
+def wait_for_reset(place: GpuFiles, seconds: float) -> None:
+    """Block for so long, or until the GPU is healed."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and read(place.faults, Faults).reset_seconds:
+        time.sleep(_POLL_SECONDS)
+
+
 def stall(place: GpuFiles, meanwhile: Callable[[], None]) -> None:
     """Block while the fault ``stall_clears`` is set, and call ``meanwhile`` again and again."""
     while read(place.faults, Faults).stall_clears:
