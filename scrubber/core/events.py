@@ -94,7 +94,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Soiled:
-    """A clean device was used without a grant, or its used memory belongs to no visible process: its proof ended."""
+    """A clean device was used without a grant, or may have been, or has memory in use of nobody: its proof ended."""
 
     why: str
     holders: tuple[Holder, ...] = ()
