@@ -144,7 +144,10 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"wait: {_BACK}; if that keeps failing, {_REBOOT}"),
     AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"see above which step failed; {_BACK}"),
     AilmentKind.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
-    AilmentKind.FABRIC: Remedy(Course.WAIT, f"check the fabric manager and the switches; {_BACK} once they work"),
+    AilmentKind.FABRIC: Remedy(
+        Course.WAIT,
+        f"check the fabric manager, the switches and, where the fabric spans nodes, nvidia-imex; {_BACK} once they work",
+    ),
     AilmentKind.SWITCH: Remedy(Course.RESET, f"look for the NVSwitch in the kernel log; {_BACK}, with a reset"),
     AilmentKind.PCIE: Remedy(
         Course.WAIT,

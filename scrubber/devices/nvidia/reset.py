@@ -37,12 +37,13 @@ Action = Callable[[Session], object]
 
 _POLL_SECONDS = 0.05
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.05, 2.0, 1.0
-_ACTIONS: dict[int, str] = {
+# A reset has done its part: an IMEX domain is recovered on all its nodes.
+_DONE = frozenset({None, RecoveryAction.NONE, RecoveryAction.RECOVER_IMEX_DOMAIN})
+_ACTIONS: dict[int | None, str] = {
     RecoveryAction.GPU_RESET: "another reset",
     RecoveryAction.NODE_REBOOT: "a reboot of the node",
     RecoveryAction.DRAIN_P2P: "its peers to be drained",
     RecoveryAction.DRAIN_AND_RESET: "to be drained and reset",
-    RecoveryAction.RECOVER_IMEX_DOMAIN: "its IMEX domain to be recovered, or its bus to be reset",
     RecoveryAction.BUS_RESET: "a reset of its bus",
     RecoveryAction.SYSTEM_REBOOT: "a reboot of the whole system",
 }
@@ -186,7 +187,8 @@ def _checked(session: Session, target: ResetTarget) -> Handle:
             f"cannot reset: it came back at {place} and was at {target.place.pci_address}: reboot the node"
         )
     boards.memory(session, device)
-    if action := session.field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION):
+    action = session.field(device, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+    if action not in _DONE:
         raise DeviceError(f"it needs {_ACTIONS.get(action, f'recovery action {action}')}")
     return device
 

@@ -9,6 +9,7 @@ import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia import reset
+from scrubber.devices.nvidia.nvml import RecoveryAction
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import SHORT, target, there
 
@@ -74,6 +75,12 @@ def test_a_faulty_gpu_after_its_reset_is_not_back(rig, then: dict[str, object], 
 )
 def test_only_what_was_there_before_must_be_back(rig, gpu, state: dict[str, object]) -> None:
     gpu.set(state)
+    reset.reset(target(rig))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_domain_of_many_nodes_does_not_fail_a_reset(rig) -> None:
+    rig.machine.set({"smi.then.field.230": int(RecoveryAction.RECOVER_IMEX_DOMAIN)})
     reset.reset(target(rig))
 
 

@@ -27,9 +27,16 @@ REPLAY_WINDOW = 60.0  # seconds over which replays of a PCIe link are counted
 # More replays than this are a fault. A good link has almost none; a failing link was not measured yet.
 REPLAYS = 8
 
-_REBOOT: dict[int, str] = {
-    RecoveryAction.NODE_REBOOT: "the driver asks for a reboot of the node",
-    RecoveryAction.SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
+# A sliced GPU uses neither links nor fabric, and reports no load.
+NOT_OF_SLICES = frozenset({AilmentKind.LINKS, AilmentKind.FABRIC, AilmentKind.GHOST_LOAD})
+
+# What the driver asks for and no reset gives. Any other action counts as a request for a reset.
+_ASKED: dict[int | None, Sign] = {
+    RecoveryAction.NODE_REBOOT: Sign(AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the node"),
+    RecoveryAction.SYSTEM_REBOOT: Sign(
+        AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the whole system"
+    ),
+    RecoveryAction.RECOVER_IMEX_DOMAIN: Sign(AilmentKind.FABRIC, "the driver asks to recover its IMEX domain"),
 }
 
 ALL = 100  # percent of the time
@@ -50,7 +57,7 @@ _CLOCK_FAULTS = {
 def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple[Vitals, Usage | None]:
     """The health of a GPU or a slice, and its memory usage, from which the caller computes leaked memory.
 
-    ``signs`` reads the signs of the whole GPU, in addition to a reboot that the driver asks for.
+    ``signs`` reads the signs of the whole GPU, in addition to what the driver asks for.
     A GPU that is now sliced is reported as lost and relaid: it cannot be offered as a whole any more.
     """
     try:
@@ -67,15 +74,15 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         action = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         usage = holders.read_usage(nvml, handle, is_running)
         kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-        # Any other action counts as a request for a reset.
-        reboots = (Sign(AilmentKind.REBOOT_REQUIRED, _REBOOT[action]),) if action in _REBOOT else ()
+        asked = (_ASKED[action],) if action in _ASKED else ()
+        unused = () if gpu is handle else NOT_OF_SLICES
         found = Vitals(
             # 0 for a GPU without ECC, or with ECC off
             ecc_uncorrectable=nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0,
             remap_pending=bool(pending),
             remap_failed=bool(failed),
-            reset_required=action not in {None, RecoveryAction.NONE, *_REBOOT},
-            signs=(*reboots, *signs(gpu)),
+            reset_required=action not in {None, RecoveryAction.NONE, *_ASKED},
+            signs=tuple(sign for sign in (*asked, *signs(gpu)) if sign.kind not in unused),
         )
     except DeviceLostError:
         return Vitals(lost=True), None

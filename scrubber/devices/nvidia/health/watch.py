@@ -134,7 +134,7 @@ class _GpuSigns:
                     self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
                     self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
                 self._opening, self._read_at = nvml.opening, now
-            unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC, AilmentKind.GHOST_LOAD)
+            unused = () if whole else vitals.NOT_OF_SLICES
             used = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
             read_at, since = self._read_at, self._since
             return tuple(sign for sign in used if read_at - since.get(sign.kind, read_at) >= LASTS[sign.kind])

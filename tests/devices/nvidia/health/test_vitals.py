@@ -57,9 +57,12 @@ def test_an_ailment_is_reported_of_its_gpu_only(rig, state, expected: Vitals) ->
     assert vitals(rig, 1) == Vitals()
 
 
-REBOOTS = {
-    RecoveryAction.NODE_REBOOT: "the driver asks for a reboot of the node",
-    RecoveryAction.SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
+SIGNS = {
+    RecoveryAction.NODE_REBOOT: Sign(AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the node"),
+    RecoveryAction.SYSTEM_REBOOT: Sign(
+        AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the whole system"
+    ),
+    RecoveryAction.RECOVER_IMEX_DOMAIN: Sign(AilmentKind.FABRIC, "the driver asks to recover its IMEX domain"),
 }
 
 
@@ -82,10 +85,10 @@ def test_the_oldest_allowed_pynvml_is_enough_to_import_the_backend() -> None:
 
 
 @pytest.mark.parametrize("action", RecoveryAction)
-def test_the_drivers_recovery_action_becomes_reset_or_reboot(rig, action: int) -> None:
+def test_only_what_a_reset_mends_asks_for_a_reset(rig, action: RecoveryAction) -> None:
     rig.gpu(0).set({ACTION: int(action)})
-    signs = tuple(Sign(AilmentKind.REBOOT_REQUIRED, REBOOTS[each]) for each in REBOOTS if each == action)
-    wanted = action not in {RecoveryAction.NONE, *REBOOTS}
+    signs = (SIGNS[action],) if action in SIGNS else ()
+    wanted = action not in {RecoveryAction.NONE, *SIGNS}
     assert vitals(rig) == Vitals(reset_required=wanted, signs=signs)
 
 
@@ -108,10 +111,11 @@ def test_a_field_that_fails_is_no_health(rig) -> None:
     [
         ({"ecc.total.1.0": 3}, Vitals(ecc_uncorrectable=3)),
         ({ACTION: 1}, Vitals(reset_required=True)),
+        ({ACTION: int(RecoveryAction.RECOVER_IMEX_DOMAIN)}, Vitals()),  # of which slices are no part
         ({"lost": 1}, Vitals(lost=True)),
         ({"reset_required": 1}, Vitals(reset_required=True)),
     ],
-    ids=["ecc", "action", "lost", "reset required"],
+    ids=["ecc", "action", "domain", "lost", "reset required"],
 )
 def test_an_ailment_of_a_gpu_is_its_slices_too(rig, state, expected: Vitals) -> None:
     backend, uuids = rig.backend(), rig.cut(0, Slice(), Slice())
