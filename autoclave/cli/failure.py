@@ -17,6 +17,8 @@ from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
 from scrubber.devices.base import DeviceError
 
+_LISTED = "; `autoclave status` lists the GPUs, and the log of the scrub service says which GPU cannot be read"
+
 
 def report(error: Exception) -> int:
     """Print the error and return its exit code."""
@@ -38,8 +40,7 @@ def report(error: Exception) -> int:
             return _print(f"{error.message}; `autoclave doctor` says more", UNREACHABLE)
         case InvalidRequest():
             text = error.message if error.message.startswith("cannot") else f"cannot do that: {error.message}"
-            hint = "; `autoclave status` lists the GPUs" if error.reason is Reason.UNKNOWN_DEVICE else ""
-            return _print(f"{text}{hint}", WRONG_USAGE)
+            return _print(text + (_LISTED if error.reason is Reason.UNKNOWN_DEVICE else ""), WRONG_USAGE)
         case FatalError() | DocumentError():
             return _print(str(error), WRONG_USAGE)
         case UnicodeEncodeError(reason="surrogates not allowed"):  # Python marks so what it could not read as UTF-8

@@ -146,7 +146,7 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
     AilmentKind.FABRIC: Remedy(
         Course.WAIT,
-        f"check the fabric manager, the switches and, where the fabric spans nodes, nvidia-imex; {_BACK} once they work",
+        f"check the fabric manager and the switches, and nvidia-imex if the fabric has it; {_BACK} once they work",
     ),
     AilmentKind.SWITCH: Remedy(Course.RESET, f"look for the NVSwitch in the kernel log; {_BACK}, with a reset"),
     AilmentKind.PCIE: Remedy(

@@ -148,7 +148,8 @@ class Inventory:
                     self._remembered.boards[uuid] = boards.read(nvml, self._host, handle, uuid)
                 board = self._remembered.boards[uuid]
                 sliced = boards.sliced(nvml, handle)
-                self.neighbours.observe(nvml, handle, board, sliced=sliced)
+                if error := self.neighbours.observe(nvml, handle, board, sliced=sliced):
+                    listing.notes.append(f"cannot read the NVLinks of GPU {index}: {error}")
                 listing.present.append((index, handle, board, sliced))
         islands = self.neighbours.islands()
         for index, handle, board, sliced in listing.present:

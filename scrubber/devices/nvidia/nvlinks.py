@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import pynvml
 
+from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.boards import Board
-from scrubber.devices.nvidia.nvml import ArgumentError, Handle, Session, pci_address
+from scrubber.devices.nvidia.nvml import ArgumentError, DriverGoneError, Handle, Session, pci_address
 
-ALL_SWITCHED = "nvswitch"  # the reset domain of GPUs on NVSwitches: a node has one fabric
+ALL_SWITCHED = "nvswitch"  # the reset domain of GPUs on NVSwitches, of which a node has one fabric, or of all GPUs
 LINKS_HOLD = 60.0  # seconds; a fabric manager may come up, or a link go down, at any time
 
 
@@ -90,11 +91,11 @@ def states(nvml: Session, handle: Handle) -> Iterator[tuple[int, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class _KnownBoard:
-    """The links of a GPU at the last reading."""
+    """The links of a GPU at the last reading. None: not read yet, so they may lead to any other GPU."""
 
     read_at: float
     place: str
-    links: Links
+    links: Links | None
 
 
 class Neighbours:
@@ -108,22 +109,35 @@ class Neighbours:
         self._known: dict[str, _KnownBoard] = {}
         self._domains: dict[str, str] = {}
 
-    def observe(self, nvml: Session, handle: Handle, board: Board, *, sliced: bool) -> None:
-        """Read the links of a GPU. A sliced GPU does not use its links, but a reset may follow them."""
+    def observe(self, nvml: Session, handle: Handle, board: Board, *, sliced: bool) -> DeviceError | None:
+        """Read the links of a GPU; returns why they could not be read. Then the last ones stay.
+
+        A sliced GPU does not use its links, but a reset may follow them.
+        """
         if sliced and resets_alone(board.architecture):
-            return
-        known = self._known.get(board.uuid)
-        if known is None or time.monotonic() - known.read_at > LINKS_HOLD:
+            return None
+        known = self._known.get(board.uuid, _KnownBoard(float("-inf"), board.pci_address, None))
+        if time.monotonic() - known.read_at <= LINKS_HOLD:
+            return None
+        try:
             self._known[board.uuid] = _KnownBoard(time.monotonic(), board.pci_address, of(nvml, handle))
+        except (DeviceLostError, DriverGoneError):
+            raise
+        except DeviceError as error:
+            self._known[board.uuid] = known
+            return error
+        return None
 
     def islands(self) -> dict[str, str]:
         """The island of each GPU that is connected to another."""
-        return islands({uuid: (known.place, known.links) for uuid, known in self._known.items()})
+        return islands({uuid: (known.place, known.links or Links()) for uuid, known in self._known.items()})
 
     def domain(self, board: Board, island: str | None) -> str | None:
         """The reset domain of a GPU; call this after all GPUs were observed."""
-        switches = any(known.links.switched for known in self._known.values())
-        domain = reset_domain(board.architecture, island, switches=switches)
+        links = [known.links for known in self._known.values()]
+        domain = reset_domain(board.architecture, island, switches=any(each and each.switched for each in links))
+        if None in links and not resets_alone(board.architecture):
+            domain = ALL_SWITCHED
         if domain is not None and board.uuid not in self._domains:
             # GPUs of the same island may have a domain name already.
             islands = self.islands()

@@ -247,6 +247,26 @@ def test_a_gpu_is_identified_again_after_reset_or_driver_change(rig) -> None:
     assert backend.inventory()[0].memory_bytes == 200 * MIB
 
 
+@pytest.mark.parametrize(
+    ("architecture", "domain"),
+    [(pynvml.NVML_DEVICE_ARCH_HOPPER, None), (pynvml.NVML_DEVICE_ARCH_TURING, "nvswitch")],
+    ids=["a reset is of one GPU", "a reset follows the links"],
+)
+def test_a_gpu_with_unreadable_links_is_listed(rig, architecture: int, domain: str | None) -> None:
+    """Where a reset follows the links, it may take down every GPU."""
+    rig.set_all(NO_LINKS, architecture=architecture)
+    rig.gpu(0).fail("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_UNKNOWN)
+    backend = rig.backend()
+    with capture_logs() as logs:
+        found = backend.inventory()
+    assert [info.index for info in found] == [*range(8)]
+    assert {info.reset_domain for info in found} == ({domain} if domain else {gpu.uuid for gpu in rig.machine.gpus})
+    assert [entry["event"].split(":")[0] for entry in logs] == ["cannot read the NVLinks of GPU 0"]
+    rig.gpu(0).fail("nvmlDeviceGetNvLinkState", None)
+    rig.gpu(0).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})
+    assert [info.island for info in backend.inventory()] == [rig.gpu(0).uuid] * 2 + [None] * 6
+
+
 def test_links_that_come_up_later_are_seen(rig, monkeypatch) -> None:
     for gpu in rig.machine.gpus:
         gpu.set({f"nvlink.{link}": f"0 2 4 {gpu['pci']}" for link in range(18)})
