@@ -7,7 +7,7 @@ Rule 3: without persistence mode, the driver sets up a GPU when a process asks f
         seconds; more than 25 s were reported for eight GPUs. So the service asks for the first handle of every GPU in
         each opening, in threads of their own, and no session begins before these calls have returned.
 Rule 4: every NVML error becomes one of the errors below. None of them is an answer, except "not supported" in
-        ``ask_optional``.
+        ``ask_optional``, from a device that has not answered the question before (``about``).
 
 A call may hang for ever, so the service calls through ``calls.Caller``.
 """
@@ -143,6 +143,7 @@ class Library:
         self._openings = 0
         self.driver_version: tuple[int, ...] = ()  # of this opening, once a session has asked
         self.event_sets: list[Handle] = []  # event sets, each of which uses the driver while it exists
+        self.supported: set[tuple[str, str]] = set()  # a device and a question that it answered since its last reset
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -173,6 +174,7 @@ class Library:
                 self._released -= 1
                 asking = ", ".join(sorted({*self._active}))
                 raise DeviceError(f"cannot release the driver: a call to it has not returned ({asking})")
+            self.supported.clear()
         try:
             self.close()
         except DeviceError:
@@ -261,15 +263,22 @@ class Library:
     def failed(self, error: DeviceError) -> None:
         """For sessions: after an error the device may be lost, or destroyed and created again."""
         self.handles = {}
-        self._broken |= isinstance(error, DriverGoneError)
+        if isinstance(error, DriverGoneError):
+            self._broken = True
+            self.supported.clear()
 
 
 class Session:
     """Calls to an open NVML."""
 
-    def __init__(self, library: Library, opening: int) -> None:
+    def __init__(self, library: Library, opening: int, device: str = "") -> None:
         self._library = library
         self.opening = opening  # a different number: earlier answers may be outdated
+        self._device = device
+
+    def about(self, device: str) -> Session:
+        """The session for questions about one device. What it has answered since its last reset, it must support."""
+        return Session(self._library, self.opening, device)
 
     def handle(self, uuid: str) -> Handle:
         """The handle of a GPU or MIG slice. A slice may have been created again, so its handle is never stored."""
@@ -317,21 +326,32 @@ class Session:
     def ask_optional(self, function: Callable[..., Any], *arguments: object) -> Any | None:  # noqa: ANN401 - see ``ask``
         """The result of a pynvml function; None if this device or driver does not support it."""
         try:
-            return self.ask(function, *arguments)
-        except NotSupportedError:
+            return self._answered(function.__name__, self.ask(function, *arguments))
+        except NotSupportedError as error:
+            self._demand_never_supported(function.__name__, str(error))
             return None
 
     def field(self, handle: Handle, number: int) -> int | None:
         """A field value that is an integer; None if this device or driver does not support the field."""
         values = self.ask_optional(pynvml.nvmlDeviceGetFieldValues, handle, [number])
         if values is None or values[0].nvmlReturn in _NO_FIELD:
+            self._demand_never_supported(f"field {number}", f"field {number} is not supported")
             return None
         if values[0].nvmlReturn != pynvml.NVML_SUCCESS:
             raise _translate(pynvml.NVMLError(values[0].nvmlReturn), f"field {number} failed")
         kind = _NUMBERS.get(values[0].valueType)
         if kind is None:
             raise DeviceError(f"field {number} failed: it is not an integer")
-        return int(getattr(values[0].value, kind))
+        return self._answered(f"field {number}", int(getattr(values[0].value, kind)))
+
+    def _answered(self, question: str, answer: T) -> T:
+        if self._device:
+            self._library.supported.add((self._device, question))
+        return answer
+
+    def _demand_never_supported(self, question: str, error: str) -> None:
+        if (self._device, question) in self._library.supported:
+            raise DeviceError(f"{error}, which it supported before")
 
 
 def unless_silent(read: Callable[[], T], otherwise: T) -> T:

@@ -1,8 +1,8 @@
 """Health as the driver reports it now.
 
-A value that the device or driver does not support counts as healthy. Only the values that are read with
-``ask_optional`` or ``field`` may be missing. Any other missing answer is an error, never health. Signs that must last
-are judged in ``watch``.
+A value that the device or driver does not support counts as healthy, unless it was supported since the last reset.
+Only the values that are read with ``ask_optional`` or ``field`` may be missing. Any other missing answer is an error,
+never health. Signs that must last are judged in ``watch``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ NOT_OF_SLICES = frozenset({AilmentKind.LINKS, AilmentKind.FABRIC, AilmentKind.GH
 # What the driver asks for and no reset gives. Any other action counts as a request for a reset.
 _ASKED: dict[int | None, Sign] = {
     RecoveryAction.NODE_REBOOT: Sign(AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the node"),
-    RecoveryAction.SYSTEM_REBOOT: Sign(
-        AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the whole system"
-    ),
+    RecoveryAction.SYSTEM_REBOOT: Sign(AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the whole system"),
     RecoveryAction.RECOVER_IMEX_DOMAIN: Sign(AilmentKind.FABRIC, "the driver asks to recover its IMEX domain"),
 }
 
@@ -65,20 +63,21 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         gpu = _gpu(nvml, uuid, handle)
         if gpu is handle and boards.sliced(nvml, gpu):
             return Vitals(lost=True, relaid=True), None
+        asking = nvml.about(uuid)
         # Remapped rows. GPUs before Ampere retire pages instead; with MIG on, neither is reported.
-        rows = nvml.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu)
+        rows = asking.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu)
         if rows is None:
-            pending, failed = nvml.ask_optional(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu), False
+            pending, failed = asking.ask_optional(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu), False
         else:
             _, _, pending, failed = rows
-        action = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+        action = asking.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         usage = holders.read_usage(nvml, handle, is_running)
         kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         asked = (_ASKED[action],) if action in _ASKED else ()
         unused = () if gpu is handle else NOT_OF_SLICES
         found = Vitals(
             # 0 for a GPU without ECC, or with ECC off
-            ecc_uncorrectable=nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0,
+            ecc_uncorrectable=asking.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0,
             remap_pending=bool(pending),
             remap_failed=bool(failed),
             reset_required=action not in {None, RecoveryAction.NONE, *_ASKED},

@@ -126,11 +126,12 @@ class _GpuSigns:
             if self._opening != nvml.opening:  # perhaps after a reset, when links are still trained
                 self._since.pop(AilmentKind.LINKS, None)
             if self._opening != nvml.opening or now - self._read_at >= EVERY:
-                self._note(AilmentKind.HEAT, now, lambda: vitals.heat(nvml, gpu))
-                self._note(AilmentKind.PCIE, now, lambda: self._pcie(nvml, gpu, now))
-                self._note(AilmentKind.SRAM, now, lambda: vitals.sram(nvml, gpu))
-                if whole:
-                    self._note(AilmentKind.GHOST_LOAD, now, lambda: vitals.ghost_load(nvml, gpu))
+                asking = nvml.about(self._uuid)
+                self._note(AilmentKind.HEAT, now, lambda: vitals.heat(asking, gpu))
+                self._note(AilmentKind.PCIE, now, lambda: self._pcie(asking, gpu, now))
+                self._note(AilmentKind.SRAM, now, lambda: vitals.sram(asking, gpu))
+                if whole:  # links and fabric have a memory of their own
+                    self._note(AilmentKind.GHOST_LOAD, now, lambda: vitals.ghost_load(asking, gpu))
                     self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
                     self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
                 self._opening, self._read_at = nvml.opening, now

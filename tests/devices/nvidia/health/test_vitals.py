@@ -59,9 +59,7 @@ def test_an_ailment_is_reported_of_its_gpu_only(rig, state, expected: Vitals) ->
 
 SIGNS = {
     RecoveryAction.NODE_REBOOT: Sign(AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the node"),
-    RecoveryAction.SYSTEM_REBOOT: Sign(
-        AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the whole system"
-    ),
+    RecoveryAction.SYSTEM_REBOOT: Sign(AilmentKind.REBOOT_REQUIRED, "the driver asks for a reboot of the whole system"),
     RecoveryAction.RECOVER_IMEX_DOMAIN: Sign(AilmentKind.FABRIC, "the driver asks to recover its IMEX domain"),
 }
 
@@ -104,6 +102,22 @@ def test_a_field_that_fails_is_no_health(rig) -> None:
     rig.gpu(0).set({"field_fail.230": pynvml.NVML_ERROR_UNKNOWN})
     with pytest.raises(DeviceError, match="field 230"):
         vitals(rig)
+
+
+CEASES = {"rows": NO_ROWS, "errors": {"ecc.current": 0}, "action": {ACTION: None}}
+
+
+@pytest.mark.parametrize("state", CEASES.values(), ids=CEASES)
+def test_a_question_that_was_answered_stays_supported_until_a_reset(rig, state: dict[str, object]) -> None:
+    backend, uuid = rig.seen(), rig.gpu(0).uuid
+    assert backend.vitals(uuid) == Vitals()
+    rig.gpu(0).set(state)
+    rig.library.close()
+    with pytest.raises(DeviceError, match="which it supported before"):
+        backend.vitals(uuid)
+    backend.release_driver()
+    backend.reacquire_driver()
+    assert backend.vitals(uuid) == Vitals()  # such as ECC that was switched off
 
 
 @pytest.mark.parametrize(
