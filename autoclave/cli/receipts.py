@@ -185,6 +185,10 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     rest = f"; not covered: {parts}" if parts else ""
     what = "none, of a SIMULATED GPU:" if _is_simulated(statement) else f"{claim['category']} ({claim['standard']}) of"
     yield f"claim       {what} {covered}{rest}"
+    if "units" in claim:
+        beside = ", ".join(claim.get("unitsLeft", ["not said"]))
+        units = f"{claim['unitsReached']} of {quantity(claim['units'], 'unit')}"
+        yield f"on chip     shared memory and registers of {units} overwritten; not overwritten: {beside}"
     if "left" in claim:  # otherwise zeros
         yield f"left        {claim['left']}: {PATTERN_LEFT}"
     ended = f"{quantity(evidence['processes'], 'process', 'processes')}, {evidence['processesEnded']} of them ended"

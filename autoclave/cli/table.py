@@ -176,8 +176,11 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
     elif receipt.searched_bytes is not None:
         yield f"{human.size(receipt.searched_bytes)} searched for data of the last user"
     if receipt.units is not None:
-        beyond = f", {human.size(left)} of it out of reach" if (left := receipt.shared_unreached_bytes) else ""
-        yield f"memory on the chip overwritten on {receipt.units_reached}/{quantity(receipt.units, 'unit')}{beyond}"
+        beyond = f", {human.size(left)} of them out of reach" if (left := receipt.shared_unreached_bytes) else ""
+        units = f"{receipt.units_reached}/{quantity(receipt.units, 'unit')}"
+        yield f"shared memory and registers overwritten on {units}{beyond}"
+    if receipt.units_left:
+        yield f"not overwritten on the chip: {', '.join(receipt.units_left)}"
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
     if receipt.witness:

@@ -22,9 +22,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 NUMBER, SIGNATURE = re.compile("0|[1-9][0-9]{0,18}"), re.compile("\u2014 ([^\\s+]+) ([A-Za-z0-9+/]+=*)")
-ENVELOPE, PROOF = "receipt.dsse.json", "receipt.tlog-proof"
+ENVELOPE, PROOF, RECEIPT, OTHER = "receipt.dsse.json", "receipt.tlog-proof", 2**20, 2**26  # the most bytes of a file
 TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "tag:autoclave.internal,2026:receipts/v1")
-RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
+ON_CHIP = "shared memory and registers of {unitsReached} of {units} units overwritten; not overwritten: {}"
 
 
 class WrongError(ValueError):
@@ -147,8 +147,7 @@ def verify(given: argparse.Namespace) -> list[str]:
     key = read_key(content(given.key, OTHER).decode(errors="replace"))
     demand(given.path.exists(), "path", f"there is no {given.path}")
     given.field = ENVELOPE
-    text = content(file, RECEIPT).rstrip(b"\n")
-    statement = open_envelope(text, key)
+    statement = open_envelope(text := content(file, RECEIPT).rstrip(b"\n"), key)
     device, boot = statement["predicate"]["device"]["uuid"], statement["predicate"]["boot"]["id"]
     demand(given.gpu in (None, device), "gpu", f"the receipt is for {device}, not for {given.gpu}")
     demand(given.boot in (None, boot), "boot", f"the receipt is of boot {boot}, not of {given.boot}")
@@ -170,6 +169,7 @@ def verify(given: argparse.Namespace) -> list[str]:
         f"{of} {claim['coveredBytes']} of {claim['allocatableBytes']} bytes, left as {claim.get('left', 'zero')}",
         f"finished {statement['predicate']['finished']}, by the clock of node {statement['predicate'].get('node', '')}",
         *(f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"]),
+        *([ON_CHIP.format(", ".join(claim.get("unitsLeft", ["not said"])), **claim)] if "units" in claim else []),
     ]
 
 

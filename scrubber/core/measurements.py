@@ -67,6 +67,7 @@ class Measurements:
     units: int | None = None  # multiprocessors; None when the path does not overwrite their memory
     units_reached: int | None = None
     shared_unreached_bytes: int | None = None  # shared memory of the units that the driver lets no program write
+    units_left: tuple[str, ...] = ()  # memory of the units that the scrub does not overwrite; empty: not said
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     searched_bytes: int | None = None  # searched for residue; None: all that was covered; 0: see ``UNSEARCHED``
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
@@ -80,12 +81,13 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Scratched:
-    """How much of the memory on the chip was overwritten and read back."""
+    """How much of the shared memory and registers was overwritten and read back."""
 
     units: int  # multiprocessors that the device has
     reached: int  # ... and those that were overwritten
     faulty: int = 0  # ... and of these, those that did not hold what was written
     unreached_bytes: int | None = None  # shared memory of all of them that the driver lets no program write
+    left: tuple[str, ...] = ()  # other memory of theirs, which is not overwritten; empty: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,7 @@ class Findings:
     units_reached: int | None = None  # ... and those whose memory was overwritten
     units_faulty: int | None = None  # ... and those whose memory did not hold what was written
     shared_unreached_bytes: int | None = None  # shared memory of the units that the driver lets no program write
+    units_left: tuple[str, ...] = ()  # other memory of the units, which was not overwritten
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     deviating: tuple[int, ...] = ()  # units with other results than most
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support

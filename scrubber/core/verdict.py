@@ -377,6 +377,7 @@ def _measurements(job: Job, done: Done) -> Measurements:
         units=scratch.findings.units if scratch else None,
         units_reached=scratch.findings.units_reached if scratch else None,
         shared_unreached_bytes=scratch.findings.shared_unreached_bytes if scratch else None,
+        units_left=scratch.findings.units_left if scratch else (),
         tests=selftest.findings.tests if selftest else (),
         searched_bytes=_searched(job, clear),
         unsupported=done[Step.SETTINGS].findings.unsupported,

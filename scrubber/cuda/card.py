@@ -112,6 +112,7 @@ class Card(Protocol):
 
     name: str  # for messages
     units: int  # multiprocessors
+    capability: tuple[int, int]  # of CUDA, by which the kernels are chosen
 
     @property
     def ungranted(self) -> int:

@@ -164,6 +164,7 @@ class CudaCard:
         self._events: list[c_void_p] = []
         self._found = 0  # where kernels write their results; 0: nothing is loaded yet
         self.units = 0
+        self.capability = (0, 0)
         self._most_blocks = 0  # that fit on a multiprocessor, by their threads
         self._shared = _Shared(0, 0, 0)
         self._granted: dict[KernelProgram, int] = {}  # the dynamic shared memory that the driver grants a block
@@ -253,6 +254,8 @@ class CudaCard:
                 if status_of(error) not in _REFUSED:  # the context takes more memory then, which is counted
                     raise
         self.units = self._driver.attribute(_MULTIPROCESSORS)
+        major, minor = map(self._driver.attribute, _CAPABILITY)
+        self.capability = major, minor
         self._most_blocks = self._driver.attribute(_THREADS_OF_UNIT) // THREADS
         self._shared = _Shared(*map(self._driver.attribute, (_SHARED_OF_UNIT, _SHARED_OF_BLOCK, _SHARED_OF_SYSTEM)))
         self._module = self._driver.load(str(self._image()))
@@ -355,9 +358,8 @@ class CudaCard:
         return self._kernels[name]
 
     def _image(self) -> Path:
-        major, minor = map(self._driver.attribute, _CAPABILITY)
         try:
-            return image_for((major, minor))
+            return image_for(self.capability)
         except ValueError as error:
             raise CardBusyError(f"cannot open {self.name}: {error}") from error
 

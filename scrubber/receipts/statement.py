@@ -92,6 +92,7 @@ def _predicate(
             units=receipt.units,
             unitsReached=receipt.units_reached,
             sharedUnreachedBytes=receipt.shared_unreached_bytes,
+            unitsLeft=[words(each) for each in receipt.units_left] or None,
             tests=[words(test) for test in receipt.tests[:PARTS]],
         ),
         found=_given(

@@ -30,13 +30,14 @@ def verify(_order: Order, context: StepContext) -> Report:
 
 
 def scratch(order: Order, context: StepContext) -> Report:
-    """Overwrite the on-chip memory, which no allocation reaches, and read it back."""
+    """Overwrite shared memory and registers, which no allocation reaches, and read them back."""
     scratched = context.gpu.scratch(order.key_for("scratch"))
     findings = Findings(
         units=scratched.units,
         units_reached=scratched.reached,
         units_faulty=scratched.faulty,
         shared_unreached_bytes=scratched.unreached_bytes,
+        units_left=scratched.left,
     )
     return Report(Outcome.PASSED, findings=findings)
 

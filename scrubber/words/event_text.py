@@ -151,9 +151,12 @@ def _receipt(receipt: Receipt) -> str:
     if receipt.uncovered:
         notes.append(f"not covered: {_parts(receipt.uncovered)}")
     if receipt.units is not None:
-        notes.append(f"memory on the chip overwritten on {receipt.units_reached} of {quantity(receipt.units, 'unit')}")
+        units = f"{receipt.units_reached} of {quantity(receipt.units, 'unit')}"
+        notes.append(f"shared memory and registers overwritten on {units}")
     if receipt.shared_unreached_bytes:
-        notes.append(f"{format_size(receipt.shared_unreached_bytes)} of it out of reach")
+        notes.append(f"{format_size(receipt.shared_unreached_bytes)} of them out of reach")
+    if receipt.units_left:
+        notes.append(f"not overwritten on the chip: {', '.join(receipt.units_left)}")
     if receipt.tests:
         notes.append(f"tested: {', '.join(receipt.tests)}")
     if receipt.witness:

@@ -71,6 +71,19 @@ def test_both_verifiers_say_which_pattern_was_left(verify, files):
     assert f"\nleft        random: {PATTERN_LEFT}\n" in verify().stdout
 
 
+@pytest.mark.parametrize(("left", "words"), [(("caches", "tensor memory"), "caches, tensor memory"), ((), "not said")])
+def test_both_verifiers_say_what_stayed_on_the_chip(verify, files, left, words):
+    place = files / HANDOVER
+    said = vectors.statement_of(replace(vectors.receipt(), units=148, units_reached=148, units_left=left))
+    envelope = dsse.envelope(said, NODE)
+    (place / "receipt.dsse.json").write_text(envelope)
+    (place / "receipt.tlog-proof").write_text(vectors.Log(envelope).proof())
+    script = [sys.executable, "-I", vectors.SCRIPT, place, f"--key={files / 'node.pem'}"]
+    line = f"shared memory and registers of 148 of 148 units overwritten; not overwritten: {words}\n"
+    assert line in verify().stdout
+    assert line in subprocess.run(script, capture_output=True, check=True, text=True).stdout
+
+
 def test_with_every_value_given_nothing_is_left_unchecked(verify, files):
     run = verify("--gpu", GPU, "--boot", BOOT, "--handover", HANDOVER, "--checkpoint", files / "checkpoint")
     assert run.exit_code == 0

@@ -311,7 +311,7 @@ def test_a_receipt_says_what_was_measured():
             "uncovered": (Uncovered("own context", 7),), "patterns": ("random", "zero"),
         },
         verify={"covered_bytes": 980, "allocatable_bytes": 999, "holders": (ORPHAN,)},
-        scratch={"shared_unreached_bytes": 99},
+        scratch={"shared_unreached_bytes": 99, "units_left": ("caches",)},
         settings={"unsupported": ("a lock",)},
         health={"vitals": Vitals(ecc_uncorrectable=0, xids=(Xid(3, 13),))},
     )  # fmt: skip
@@ -322,7 +322,8 @@ def test_a_receipt_says_what_was_measured():
         covered_bytes=980, allocatable_bytes=1000, residue_bytes=5, processes_found=2, processes_terminated=1,
         baseline=Baseline(3, 0), previous=None, digest=verdict.digest_of(said), residue_at=(64, 512),
         uncovered=(Uncovered("own context", 7), Uncovered("unexplained", 13)), patterns=("random", "zero"), units=132,
-        units_reached=132, shared_unreached_bytes=99, tests=("address", "arithmetic"), unsupported=("a lock",),
+        units_reached=132, shared_unreached_bytes=99, units_left=("caches",), tests=("address", "arithmetic"),
+        unsupported=("a lock",),
     )  # fmt: skip
 
 
@@ -363,7 +364,8 @@ OTHER = {
     "covered_bytes": 1, "allocatable_bytes": 1, "residue_bytes": 1, "processes_found": 1, "processes_terminated": 1,
     "baseline": Baseline(0, 1), "previous": "0000", "residue_at": (1,), "uncovered": (Uncovered("", 1),),
     "patterns": ("ones",), "units": 1, "units_reached": 1, "tests": ("none",), "searched_bytes": 1,
-    "shared_unreached_bytes": 1, "unsupported": ("a lock",), "last_owner": "4711", "witness": "none: off",
+    "shared_unreached_bytes": 1, "units_left": ("caches",), "unsupported": ("a lock",), "last_owner": "4711",
+    "witness": "none: off",
 }  # fmt: skip
 NAMED_BY_DIGEST = {"id", "digest", "envelope"}  # made from the digest, or naming it
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from deploy import compile_kernels
 from deploy.compile_kernels import ARCHITECTURES, CompilingError
-from scrubber.cuda import images
-from scrubber.cuda.images import FOLDER, PORTABLE, binary, chosen, image_for
+from scrubber.cuda import chip, images
+from scrubber.cuda.images import FOLDER, PORTABLE, binary, chosen, image_for, present
 from tests.fakes.cuda.translation.elf import Elf
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +197,14 @@ def test_without_a_compiler_the_message_says_how_to_install(tmp_path):
 def test_a_device_gets_its_nearest_older_code(capability, name):
     assert image_for(capability) == FOLDER / name
     assert image_for(capability).is_file()
+
+
+def test_the_memory_on_each_shipped_chip_is_known():
+    """Not known: a capability for which the driver compiles the portable form."""
+    numbers = [re.fullmatch(r"scrub\.sm_(\d+)(\d)\.cubin", name) for name in present()]
+    shipped = {(int(number[1]), int(number[2])) for number in numbers if number}
+    assert shipped == {*chip.BESIDE}
+    assert not any(chip.UNKNOWN in chip.not_overwritten(each) for each in shipped)
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 2), (6, 1), (0, 0)])

@@ -15,6 +15,7 @@ from policies.values import ScrubPath
 from scrubber.core import plans, verdict
 from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
+from scrubber.cuda import chip
 from scrubber.receipts import dsse, statement
 from scrubber.receipts.handover import owner_digest
 from scrubber.receipts.statement import Program
@@ -47,6 +48,7 @@ devices = st.builds(
     DeviceInfo, uuid=st.just(UUID), index=st.just(0), model=texts, memory_bytes=counts, pci_address=texts,
     parent=st.sampled_from([None, "GPU-" + UUID[4:]]),
 )  # fmt: skip
+LEFT = chip.not_overwritten((10, 9), virtual=True)
 receipts = st.builds(
     Receipt, id=st.just(""), device=st.just(UUID), job=st.just("fedcba98765f"), path=st.sampled_from(ScrubPath),
     incarnation=st.builds(Incarnation, st.just(BOOT), texts), policy=texts, policy_digest=st.just("d" * 16),
@@ -57,6 +59,7 @@ receipts = st.builds(
     uncovered=st.lists(st.builds(Uncovered, texts, counts), max_size=12).map(tuple),
     patterns=st.sampled_from([("zero",), ("random", "ones", "zero")]), units=st.none() | counts,
     units_reached=st.none() | counts, shared_unreached_bytes=st.none() | counts,
+    units_left=st.lists(st.sampled_from(LEFT), unique=True).map(tuple),
     tests=st.lists(texts, max_size=9).map(tuple), searched_bytes=st.none() | counts,
     last_owner=owners,
 ).map(sealed)  # fmt: skip
@@ -72,7 +75,7 @@ LARGE = sealed(
         residue_bytes=190_000_000_000, processes_found=1000, processes_terminated=1000,
         uncovered=tuple(Uncovered(cause, 400_000_000) for cause in CAUSES), patterns=("random", "ones", "zero"),
         units=160, units_reached=160, shared_unreached_bytes=163_840, tests=("address", "walking-ones", "arithmetic"),
-        searched_bytes=190_000_000_000,
+        searched_bytes=190_000_000_000, units_left=chip.not_overwritten((10, 0)),
     )
 )  # fmt: skip
 LARGE_DEVICE = DeviceInfo(
@@ -115,7 +118,8 @@ def test_the_subjects_are_the_handover_and_the_receipt():
 
 
 def test_the_claim_is_clear_of_so_many_bytes():
-    claim = json.loads(written(LARGE, LARGE_DEVICE))["predicate"]["sanitization"]
+    short = replace(LARGE, steps=((Step.VERIFY, 1.0),))  # there is room for the causes
+    claim = json.loads(written(short, LARGE_DEVICE))["predicate"]["sanitization"]
     assert (claim["standard"], claim["category"], claim["verification"]) == ("NIST SP 800-88r2", "Clear", "full")
     assert (claim["coveredBytes"], claim["allocatableBytes"]) == (190_000_000_000, 191_000_000_000)
     assert [(part["cause"], part["bytes"]) for part in claim["uncovered"]] == [(it, 400_000_000) for it in CAUSES]
@@ -133,6 +137,13 @@ def test_the_claim_names_a_pattern_that_stays_in_memory(patterns, tests, left):
     assert [*VALIDATOR.iter_errors(payload)] == []
     claim = payload["predicate"]["sanitization"]
     assert (claim["patterns"], claim.get("left")) == ([*patterns], left)
+
+
+def test_the_claim_names_what_was_not_overwritten_on_the_chip():
+    claim = json.loads(written(LARGE, LARGE_DEVICE))["predicate"]["sanitization"]
+    assert claim["unitsLeft"] == ["caches", "some registers", "tensor memory"]
+    without = json.loads(written(replace(LARGE, units_left=()), LARGE_DEVICE))
+    assert "unitsLeft" not in without["predicate"]["sanitization"]
 
 
 def test_a_simulated_gpu_makes_no_claim_of_nist():

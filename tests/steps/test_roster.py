@@ -123,8 +123,8 @@ def report_of(step: Step, said: Scratched | measurements.Tested) -> Report:
 
 
 def test_a_scratch_reports_all_that_it_counted() -> None:
-    findings = Findings(units=8, units_reached=7, units_faulty=2, shared_unreached_bytes=99)
-    assert report_of(Step.SCRATCH, Scratched(8, 7, 2, 99)) == Report(Outcome.PASSED, findings=findings)
+    findings = Findings(units=8, units_reached=7, units_faulty=2, shared_unreached_bytes=99, units_left=("caches",))
+    assert report_of(Step.SCRATCH, Scratched(8, 7, 2, 99, ("caches",))) == Report(Outcome.PASSED, findings=findings)
 
 
 def test_a_self_test_reports_all_that_it_found() -> None:

@@ -35,7 +35,8 @@ RECEIPT = Receipt(
 PROVEN = replace(
     RECEIPT, steps=((Step.RESET, 1.0),), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
     patterns=("random", "zero"),
-    units=132, units_reached=132, shared_unreached_bytes=132 * 1024, tests=("address", "arithmetic"), last_owner="4711",
+    units=132, units_reached=132, shared_unreached_bytes=132 * 1024, units_left=("caches", "tensor memory"),
+    tests=("address", "arithmetic"), last_owner="4711",
 )  # fmt: skip
 GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
 REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
@@ -55,8 +56,8 @@ LIFE = [
     (ev.ScrubPassed("job-1", PROVEN),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
       "64 bytes of residue found, 1 of 2 processes ended; the last owner was 4711; the device was reset; "
-      "not covered: 3B own context, 2B unexplained; memory on the chip overwritten on 132 of 132 units; "
-      "132KiB of it out of reach; tested: address, arithmetic")),
+      "not covered: 3B own context, 2B unexplained; shared memory and registers overwritten on 132 of 132 units; "
+      "132KiB of them out of reach; not overwritten on the chip: caches, tensor memory; tested: address, arithmetic")),
     (ev.ScrubPassed("job-1", replace(RECEIPT, envelope=lives.ENVELOPE)),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
       "64 bytes of residue found, 1 of 2 processes ended; signed by 0123456789abcdef")),

@@ -191,8 +191,8 @@ class Nvidia:
 
     def address(self, uuid: str, handling: DeviceHandling) -> Address:
         """The target of a worker child, with the idle baseline, which a worker has no time to learn."""
-        info = self._inventory.seen(uuid).info
-        gpu = info.parent or uuid
+        seen = self._inventory.seen(uuid)
+        info, gpu = seen.info, seen.info.parent or uuid
         # For mypy: the inventory has read both.
         assert info.pci_address is not None  # noqa: S101 -- see above
         assert info.minor is not None  # noqa: S101 -- see above
@@ -200,6 +200,7 @@ class Nvidia:
             self._target(gpu, info.pci_address, info.minor),
             uuid=uuid,
             parent=info.parent,
+            virtual=seen.virtual,
             settings=of_policy(handling.settings),
             reset_seconds=handling.reset_seconds,
             locks=tuple(sorted(self._inventory.neighbours.down_with(gpu))),

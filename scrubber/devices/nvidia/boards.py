@@ -34,6 +34,7 @@ class Board:
     numa_node: int | None
     ecc: bool
     serial: str | None
+    virtual: bool  # a vGPU, of which the GPU serves several virtual machines
 
     @property
     def node(self) -> str:
@@ -58,6 +59,8 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
         numa_node=_numa_node(host, place),
         ecc=ecc is not None and ecc[0] == pynvml.NVML_FEATURE_ENABLED,
         serial=nvml.ask_optional(pynvml.nvmlDeviceGetSerial, handle),
+        virtual=nvml.ask_optional(pynvml.nvmlDeviceGetVirtualizationMode, handle)
+        == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ground.documents import strict_json
 from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import Findings, Vitals
-from scrubber.cuda import clearing, device, selftest
+from scrubber.cuda import chip, clearing, device, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Progress, Users
 from scrubber.devices.nvidia import holders, locks, pending_restore, preconditions, reset, settings, slices
@@ -87,7 +87,8 @@ class NvidiaGpu:
         with self._closed_after():
             card = self._holding.memory().card
             with cuda_errors_translated():
-                return clearing.scratch(card, key)
+                done = clearing.scratch(card, key)
+        return replace(done, left=chip.not_overwritten(card.capability, virtual=self._place.virtual))
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test memory and arithmetic, and compare the error and repair counters before and after."""

@@ -36,6 +36,7 @@ class Seen:
     files: tuple[str, ...]
     driver: str
     instance: int | None = None  # the GPU instance of a slice
+    virtual: bool = False  # as of its GPU
 
 
 @dataclass(slots=True)
@@ -184,7 +185,7 @@ class Inventory:
         files: tuple[str, ...] = (str(self._host.dev / board.node),)
         if partition is not None:
             files = *(str(self._host.dev / node) for node in partition.nodes), *map(str, partition.access)
-        return Seen(info, files, self._remembered.driver)
+        return Seen(info, files, self._remembered.driver, virtual=board.virtual)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ HEALTH_OF_A_SLICE = USE_OF_A_SLICE | {PARENT, PAGES, ROWS, ECC, FIELDS}
 NAMING = {
     OPEN, MIG, MEMORY, "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
     "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMinorNumber", CAPABILITY, ARCHITECTURE,
-    ECC_MODE, "nvmlDeviceGetSerial", LINK, LINKED_TO, AT,
+    ECC_MODE, "nvmlDeviceGetSerial", "nvmlDeviceGetVirtualizationMode", LINK, LINKED_TO, AT,
     "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
     "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", INSTANCE, INSTANCE_INFO, PROFILE,
 }  # fmt: skip

@@ -16,11 +16,12 @@ import pytest
 
 from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched
 from scrubber.core.model import Findings, Outcome, Step
-from scrubber.cuda import coverage, device, selftest
+from scrubber.cuda import chip, coverage, device, selftest
 from scrubber.cuda.card import CardBusyError, Span, Sweep
 from scrubber.cuda.driver import CudaDriver, Kernel
+from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import ZERO
-from scrubber.devices.base import DeviceError, NodeOrDeviceError, NotNowError, ProgramFailedError
+from scrubber.devices.base import DeviceError, DeviceHandling, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.devices.nvidia import memory as nvidia_memory
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.memory import FREED_WITHIN
@@ -205,8 +206,28 @@ def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, r
         one.selftest(KEY, 6.0, nothing)
 
 
+@pytest.mark.parametrize(
+    ("capability", "virtual", "left"),
+    [
+        ("9.0", False, ()),
+        ("10.0", False, (chip.TENSOR,)),
+        ("10.9", False, (chip.TENSOR, chip.UNKNOWN)),
+        ("13.0", False, (chip.UNKNOWN,)),
+        ("9.0", True, (chip.SHARED,)),
+    ],
+)
+def test_a_scratch_names_the_memory_that_it_leaves(rig, cuda, monkeypatch, capability, virtual, left):
+    code = image_for((9, 0))  # the only one that the stand-in for the driver runs
+    monkeypatch.setattr(device, "image_for", lambda _capability: code)
+    cuda.change(rig.gpu(0).uuid, capability=capability)
+    rig.gpu(0).set(virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU if virtual else 0)
+    place = rig.seen().address(rig.gpu(0).uuid, DeviceHandling()).place
+    done = NvidiaGpu(place, no_holders, rig.library, clock=Skipping().clock).scratch(KEY)
+    assert done == Scratched(UNITS, UNITS, 0, UNITS * 1024, ("caches", "some registers", *left))
+
+
 def test_the_chip_is_overwritten_and_the_memory_tested(one):
-    assert one.scratch(KEY) == Scratched(UNITS, UNITS, 0, UNITS * 1024)
+    assert one.scratch(KEY).reached == UNITS
     tested = one.selftest(KEY, 6.0, nothing)
     assert (tested.tests[-1], tested.mismatch, tested.units, tested.deviating) == ("arithmetic", None, UNITS, ())
     assert tested.covered_bytes == COVERED
