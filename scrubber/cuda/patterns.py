@@ -1,8 +1,8 @@
 """The patterns that overwrite a GPU's memory, as values. The kernels and their stand-ins compute the same bytes.
 
 Memory is a sequence of vectors of two 64-bit words. ``CONSTANT`` repeats its words, ``ADDRESS`` mixes them with the
-number of the vector, and ``KEYED`` is a stream that cannot be predicted without its words. So data of an older pass or
-of another address does not match.
+number of the vector, and ``KEYED`` is a stream of two words, which are new for each scrub. So data of an older pass or
+of another address does not match. The stream is no cipher: 16 bytes of it give its words.
 """
 
 from __future__ import annotations

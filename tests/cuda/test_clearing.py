@@ -1,4 +1,4 @@
-"""All available memory is overwritten with an unpredictable pattern, read back, and left as zeros."""
+"""All available memory is overwritten with a keyed pattern, read back, and left as zeros."""
 
 from __future__ import annotations
 

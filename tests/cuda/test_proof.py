@@ -385,7 +385,7 @@ def test_a_block_overwrites_what_the_driver_grants(bench, named, counted, status
         **dict.fromkeys((1, 200, 209, 218, 222, 300, 400, 500, 701, 720, 800, 801), "update Autoclave"),
         **dict.fromkeys((221, 223), "libnvidia-ptxjitcompiler"),
         **dict.fromkeys((301, 302, 303, 304), "limits of the service"),
-        **dict.fromkeys((802,), "nvidia-fabricmanager"),
+        **dict.fromkeys((802,), "nvidia-fabricmanager .*nvidia-smi conf-compute -srs 1"),
         **dict.fromkeys((805, 806, 807, 808, 809, 810), "MPS"),
     }.items(),
 )

@@ -300,7 +300,7 @@ def ones(_number: int, length: int) -> memoryview:
 
 
 def keyed(key: bytes) -> Pattern:
-    """A stream that cannot be predicted without the key."""
+    """A stream of its own for each key."""
     stream = memoryview(hashlib.shake_128(key).digest(CHUNK) * 2)
 
     def pattern(number: int, length: int) -> memoryview:
