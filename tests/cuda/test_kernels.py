@@ -274,6 +274,11 @@ def wrongs(units):
     return [unit.wrong for unit in units]
 
 
+def reached(units):
+    """How often each was visited, and how many words were wrong there."""
+    return [(unit.visits, unit.wrong) for unit in units]
+
+
 def compared(units):
     return [unit.compared for unit in units]
 
@@ -311,12 +316,13 @@ def test_a_planted_value_is_found_until_scratch_ran(gpu, size, block, key):
 
 def a_planted_value_is_found(gpu, size, block, key):
     shape = Shape(grid=2, block=block, shared_bytes=size * 4, units=2)
-    gpu.on_chip("plant", CANARY, shape)
-    assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [size, size]
-    assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [size, size]  # listening changes nothing
-    assert wrongs(gpu.on_chip("scratch", key, shape)) == [0, 0]
-    assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [0, 0]
-    assert wrongs(gpu.on_chip("listen", 0, shape)) == [size, size]  # it leaves zeros, everywhere
+    all_of_both, none_of_both = [(1, size)] * 2, [(1, 0)] * 2
+    assert reached(gpu.on_chip("plant", CANARY, shape)) == none_of_both
+    assert reached(gpu.on_chip("listen", CANARY, shape)) == all_of_both
+    assert reached(gpu.on_chip("listen", CANARY, shape)) == all_of_both  # listening changes nothing
+    assert reached(gpu.on_chip("scratch", key, shape)) == none_of_both
+    assert reached(gpu.on_chip("listen", CANARY, shape)) == none_of_both
+    assert reached(gpu.on_chip("listen", 0, shape)) == all_of_both  # it leaves zeros, everywhere
 
 
 @pytest.mark.parametrize("block", range(5))
@@ -456,10 +462,14 @@ def exit_code(kernel: str, address: int | None) -> int | None:
         ("STG.E.EF.128", "desc[UR4][R3.64], R4"),
         ("STG.E.EF.128", "desc[UR4][R2.64], R6"),
         ("LDG.E.NA.128.CONSTANT", "R6, desc[UR4][R2.64]"),
+        ("LDC", "R2, c[0x0][0x212]"),
+        ("LDC.64", "R2, c[0x0][0x214]"),
+        ("IMAD.WIDE.U32", "R2, R4, R5, c[0x0][0x21c]"),
+        ("LDCU.128", "UR4, c[0x0][0x218]"),
     ],
 )
-def test_registers_that_no_gpu_takes_together_are_refused(name, operands):
-    """A pair begins at an even number, four words at a multiple of four."""
+def test_words_that_no_gpu_takes_together_are_refused(name, operands):
+    """Registers: a pair begins at an even number, four at a multiple of four. Constants likewise, by their place."""
     code = sass._Code(Elf((FOLDER / binary(9, 0)).read_bytes()), "write")
     with pytest.raises(UnknownCodeError):
         code.statement(sass.Instruction(0, "", name, tuple(operands.split(", "))))

@@ -40,6 +40,7 @@ PLANTED = {
     ("scratch", 0x05A0): "ISETP.NE.AND P1, PT, R9, R10, PT",
     ("plant", 0x0130): "STS [R4], R7",
     ("listen", 0x01B0): "ISETP.NE.AND P0, PT, R5, R10, PT",
+    ("listen", 0x0400): "IMAD.WIDE.U32 R2, R7, 0x18, R2",  # where the visits of its unit are
     ("registers", 0x2FE0): "ISETP.NE.AND P4, PT, R4, R245, PT",
     ("plant_registers", 0x00C0): "LDS R238, [R11]",
     ("listen_registers", 0x1EA0): "ISETP.NE.U32.AND P0, PT, R8, UR4, PT",

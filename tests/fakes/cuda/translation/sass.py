@@ -198,14 +198,17 @@ class _Code:
             return f"{sign}pair({self.register(kind, number, 2)}, {self.register(kind, str(int(number) + 1))})"
         if match := re.fullmatch(r"c\[0x(\d)\]\[(0x[0-9a-f]+)\]", operand):
             bank, offset = int(match[1]), int(match[2], 16)
-            return f"pair({self.constant(bank, offset)}, {self.constant(bank, offset + 4)})"
+            return f"pair({self.constant(bank, offset, 2)}, {self.constant(bank, offset + 4)})"
         if re.fullmatch(r"U?RZ", operand):
             return "u64{0}"
         if re.fullmatch(r"-?0x[0-9a-f]+", operand):
             return f"{int(operand, 16) & (2**64 - 1):#x}ull"
         raise UnknownCodeError(operand)
 
-    def constant(self, bank: int, offset: int) -> str:
+    def constant(self, bank: int, offset: int, words: int = 1) -> str:
+        """The first of so many ``words``, which begin at a multiple of their size."""
+        if offset % (4 * words):
+            raise UnknownCodeError(f"{offset:#x}")
         if bank == 0 and self._start <= offset < self._start + self._end:
             return f"arguments.at<u32>({offset - self._start})"
         if bank == 0:
@@ -404,7 +407,7 @@ class _Code:
     def move_four(self, target: str, operand: str) -> str:
         kind, number = parsed(r"(UR)(\d+)", target).groups()
         bank, offset = parsed(r"c\[0x(\d)\]\[(0x[0-9a-f]+)\]", operand).groups()
-        words = (self.constant(int(bank), int(offset, 16) + 4 * n) for n in range(4))
+        words = [self.constant(int(bank), int(offset, 16) + 4 * n, 1 if n else 4) for n in range(4)]
         self.register(kind, number, 4)
         return " ".join(f"{self.register(kind, str(int(number) + n))} = {word};" for n, word in enumerate(words))
 
