@@ -112,6 +112,7 @@ def scratched(where: Where) -> dict[str, int]:
     """The memory on the chip; what the driver says of it: the kernel's own, and what a block can have."""
     card = opened(where)
     done = asdict(clearing.scratch(card, secrets.token_bytes(16)))
+    del done["left"]  # only the device knows it
     return {**done, "own": card.shared_of(KernelProgram.SCRATCH), "block": card.driver.attribute(97)}
 
 

@@ -83,7 +83,7 @@ def test_the_oldest_allowed_pynvml_is_enough_to_import_the_backend() -> None:
 
 
 @pytest.mark.parametrize("action", RecoveryAction)
-def test_only_what_a_reset_mends_asks_for_a_reset(rig, action: RecoveryAction) -> None:
+def test_no_reset_is_asked_for_what_none_can_give(rig, action: RecoveryAction) -> None:
     rig.gpu(0).set({ACTION: int(action)})
     signs = (SIGNS[action],) if action in SIGNS else ()
     wanted = action not in {RecoveryAction.NONE, *SIGNS}
