@@ -48,6 +48,7 @@ from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.state import SigningState
 from scrubber.receipts.statement import Program
 from scrubber.receipts.tenant_files import TenantFiles
+from scrubber.service.chronicle import Chronicle
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.report import StatusReporter
@@ -73,6 +74,7 @@ class Assembly:
     service: Service
     reporter: StatusReporter
     monitor: Monitor
+    chronicle: Chronicle
     active_policy: ActivePolicy
     pool: WorkerPool
     collector: ServiceCollector
@@ -316,4 +318,6 @@ def build(
     collector = ServiceCollector(
         context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
     )
-    return Assembly(config, ledger, service, reporter, monitor, active_policy, pool, collector, board_sampler, gate)
+    chronicle = Chronicle(ledger, active_policy, clock.clocks)
+    parts = (service, reporter, monitor, chronicle, active_policy, pool, collector, board_sampler, gate)
+    return Assembly(config, ledger, *parts)

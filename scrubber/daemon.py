@@ -28,6 +28,7 @@ from scrubber.ledger.file import Window
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.node import clock
 from scrubber.policy import ActivePolicy
 from scrubber.workers.pool import WorkerPool
 
@@ -214,6 +215,7 @@ async def _run_service(
     await _note_start(ledger)
     built = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
+    await built.chronicle.write()  # before a grant: which policy it was given under
     await built.pool.start()  # first, because the zygote loads CuPy while the service recovers
     with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later
         await built.service.upkeep.recover()
@@ -228,6 +230,7 @@ async def _run_service(
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
+        asyncio.create_task(built.chronicle.run(), name="chronicle"),
         asyncio.create_task(_watch_policy(active_policy, policy_changed), name="policy file"),
         asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
         asyncio.create_task(_sign_checkpoints(ledger), name="checkpoints"),
@@ -279,19 +282,24 @@ async def _shut_down(
 async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Metrics) -> Ledger | None:
     """The ledger, as soon as it can be opened; None after a stop. Until then the sockets answer with the reason."""
     refusing: server.RefusingServers | None = None
-    attempt = 0
+    attempt, began, first_fault = 0, clock.now(), ""
     try:
         while not stop.is_set():
             try:
-                return assembly.open_ledger(config, metrics.counters)
+                ledger = assembly.open_ledger(config, metrics.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
+                first_fault = first_fault or error.message
                 if refusing is None:
                     refusing = server.RefusingServers(config.run_dir)
                     await refusing.open()
                 refusing.message = metrics.start_obstacle = error.message
                 systemd.tell(systemd.READY, systemd.status(f"grants nothing: {error.message}"))
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
+            else:
+                if first_fault:
+                    ledger.was_unavailable(began, first_fault)
+                return ledger
             attempt += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)

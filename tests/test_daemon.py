@@ -11,6 +11,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -25,6 +26,7 @@ from policies import load
 from scrubber import __version__, assembly, daemon, systemd
 from scrubber.api import admin_client, client
 from scrubber.config import BackendChoice, ScrubberConfig
+from scrubber.core import standstills
 from scrubber.devices.simulated import drills
 from scrubber.policy import ActivePolicy
 from scrubber.workers.pool import WorkerPool
@@ -70,6 +72,16 @@ def device(service):
 
 def texts(service):
     return [entry.text for entry in service_call.ask(service.run_dir, lambda admin: admin.history())]
+
+
+def await_text(service, begin):
+    """Wait until the history has an event whose text begins with these words."""
+
+    async def until(admin: admin_client.AdminClient) -> None:
+        while not any(entry.text.startswith(begin) for entry in await admin.history()):
+            await admin.status(newer_than=(await admin.status()).service.ledger_rows, wait=0.1)
+
+    service_call.ask(service.run_dir, until)
 
 
 def acquire(service, uuid):
@@ -216,6 +228,11 @@ def test_only_a_policy_file_without_faults_replaces_the_policy(short_tmp, how):
     service.hear("policy loaded")
     status = service_call.ask(service.run_dir, lambda admin: admin.status())
     assert (status.service.policy, status.service.policy_fault) == ("after", "")
+    await_text(service, "policy after (digest ")
+    service.stop()
+    service.start()  # it is the policy of the last row
+    in_force = [text for text in texts(service) if "is in force" in text]
+    assert [text.partition(" (digest")[0] for text in in_force] == ["policy before", "policy after"]
     service.stop()
     os.close(handle)
 
@@ -388,8 +405,8 @@ def test_a_damaged_ledger_is_set_aside_and_logged(service):
     assert f"was set aside as {aside.name}" in shown.communicate(timeout=WITHIN)[1]
     service.settled(0, "clean")
     events = texts(service)
-    assert events[1].startswith("found ")
-    assert "(nothing was known of its memory) started" in events[2]
+    assert events[2].startswith("found ")
+    assert "(nothing was known of its memory) started" in events[3]
 
 
 def address_of(service):
@@ -424,6 +441,8 @@ def test_a_full_disk_grants_nothing_until_it_has_room(service):
     service_call.ask(service.run_dir, until_healthy)
     assert acquire(service, uuid)
     assert service.process.poll() is None
+    [outage] = [text for text in texts(service) if text.startswith("the ledger could not be written for")]
+    assert "cannot write to the ledger" in outage
 
 
 def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monkeypatch):
@@ -453,6 +472,17 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, previous)
     service.hear("serving")
     assert device(service).state in {"clean", "scrubbing"}
+    [_, outage, *_] = [text for text in texts(service) if text.startswith(("the service was", "the ledger could"))]
+    assert outage.startswith("the ledger could not be written for ")
+
+
+def test_a_stopped_process_says_afterwards_that_it_stood_still(service):
+    """In its history, where no GPU is named. The test stops the process for as long as the row is about."""
+    service.process.send_signal(signal.SIGSTOP)
+    time.sleep(standstills.LONG + standstills.PAUSE)
+    service.process.send_signal(signal.SIGCONT)
+    assert service.hear("the service stood still for ")["level"] == "warning"
+    assert [text for text in texts(service) if text.startswith("the service stood still for ")]
 
 
 async def test_a_stop_without_a_ledger_frees_gpus_and_zygote(short_tmp, monkeypatch):

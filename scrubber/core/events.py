@@ -224,6 +224,40 @@ class ServiceStopped:
     """The service was stopped, and looks after nothing from here on."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoodStill:
+    """The service did not run for a while, although it had not ended: it observed nothing and answered nobody."""
+
+    since: Moment  # the begin of the first time
+    seconds: float  # of all times together
+    times: int = 1
+    suspended: float = 0.0  # seconds for which the whole machine was suspended
+
+
+@dataclass(frozen=True, slots=True)
+class WritesFailed:
+    """The ledger could not be written for a while. No device was handed out meanwhile."""
+
+    since: Moment  # the first write that failed
+    until: Moment
+    why: str  # of the first one
+
+
+@dataclass(frozen=True, slots=True)
+class ClockMoved:
+    """The wall clock was set: the times of the rows before and after this one do not fit together."""
+
+    seconds: float  # negative: back
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInForce:
+    """Another policy is in force from here on."""
+
+    name: str
+    digest: str  # of the whole policy
+
+
 Event = (
     Discovered
     | Described
@@ -249,19 +283,23 @@ Event = (
     | QuarantineWithdrawn
     | ServiceStarted
     | ServiceStopped
+    | StoodStill
+    | WritesFailed
+    | ClockMoved
+    | PolicyInForce
 )
 
 
 NODE = ""
 """The device of an entry that concerns the whole node."""
-NodeEvent = ServiceStarted | ServiceStopped
-OF_NODE = (ServiceStarted, ServiceStopped)
+NodeEvent = ServiceStarted | ServiceStopped | StoodStill | WritesFailed | ClockMoved | PolicyInForce
+OF_NODE = (ServiceStarted, ServiceStopped, StoodStill, WritesFailed, ClockMoved, PolicyInForce)
 """The events of the node: they change no record."""
 
 
 WARNINGS = (
     Distrusted, GrantedUnproven, Soiled, PastGate, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated,
-    PutInUse, ServiceStarted,
+    PutInUse, ServiceStarted, StoodStill, WritesFailed, ClockMoved,
 )  # fmt: skip
 """The events that may be warnings."""
 

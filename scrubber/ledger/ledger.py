@@ -27,6 +27,7 @@ from scrubber.core import states
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Change, Record
+from scrubber.core.standstills import LONG
 from scrubber.ledger import stored
 from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
 from scrubber.ledger.stored import KEEP_ALL, Fold, Retention
@@ -125,6 +126,7 @@ class Ledger:
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
+        self._outage: ev.WritesFailed | None = None  # in no row yet; while there is a fault, it lasts
         loaded = loaded or store.load(states.replay)
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
         self._set_records(loaded)
@@ -152,22 +154,35 @@ class Ledger:
 
     async def note(self, event: ev.NodeEvent) -> None:
         """Record an event of the node, which changes no record."""
-        await aio.finish(self._note([LedgerEntry(0, ev.NODE, self._now(), "", event)]))
+        await aio.finish(self._note(event))
+
+    async def try_again(self) -> None:
+        """After a failed write, record since when nothing could be written: it shows when the ledger works again."""
+        if self._outage is not None:
+            await aio.finish(self._note())
+
+    def was_unavailable(self, since: Moment, why: str) -> None:
+        """It could not be opened since this moment: the next write records that."""
+        self._outage = ev.WritesFailed(since, self._now(), why)
+
+    async def _note(self, *events: ev.NodeEvent) -> None:
+        async with self._lock:
+            if self._outage is not None:
+                await self._catch_up("")
+            for event in events:
+                await self._record_of_node(event)
         self.changed.notify()
 
-    async def _note(self, drafts: Sequence[LedgerEntry]) -> None:
-        async with self._lock:
-            if self._stale:
-                await self._catch_up("")
-            self._recent.extend(await self._write(lambda: self._store.append(drafts)))
-            self.fault = None
-            self._rows += len(drafts)
-            self.head = self._store.head
+    async def _record_of_node(self, event: ev.NodeEvent) -> None:
+        drafts = [LedgerEntry(0, ev.NODE, self._now(), "", event)]
+        entries = await self._write(lambda: self._store.append(drafts))
+        self._has_written(entries)
+        self.head = self._store.head
 
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:
             try:
-                first = await self._catch_up(op) if self._stale else frozenset[str]()
+                first = await self._catch_up(op) if self._outage is not None else frozenset[str]()
                 if first.isdisjoint(device for device, _ in events):
                     await self._record(op, events)
             except LedgerUnavailable:
@@ -183,12 +198,17 @@ class Ledger:
         self.changed.notify()
 
     async def _catch_up(self, op: str) -> frozenset[str]:
-        """After a failed write: load the records again, then record the sightings that were not written.
+        """Record an outage, and after a failed write load the records first, and record the sightings not written.
 
         Returns the devices of these sightings. The sightings are kept until they are on the disk.
         """
-        self._set_records(await self._write(lambda: self._store.load(states.replay)))
-        self._stale = False
+        if self._stale:
+            self._set_records(await self._write(lambda: self._store.load(states.replay)))
+            self._stale = False
+        if self._outage is not None:
+            outage = self._outage if self.fault is None else replace(self._outage, until=self._now())
+            await self._record_of_node(outage)
+            self._outage = None
         late = ((device, states.late(self._records.get(device), event)) for device, event in self._unwritten.items())
         events = [(device, event) for device, event in late if event is not None]
         if events:
@@ -209,23 +229,31 @@ class Ledger:
             changed[draft.device] = after[-1]
         began = asyncio.get_running_loop().time()
         entries = await self._write(lambda: self._append_and_witness(drafts, before, after))
-        self.fault = None  # only a successful write clears the fault: a readable ledger may still be read-only
         self._records.update(changed)
-        self._recent.extend(entries)
+        self._has_written(entries)
         if self._listener is not None:
             try:
                 self._listener(entries, before, asyncio.get_running_loop().time() - began)
             except Exception:  # the events are recorded: an error in the metrics must not undo that
                 logger.exception("cannot count what was recorded")
+        if self._rows >= self._most:
+            self._rows -= await self._write(lambda: self._store.compact(states.replay, self._keep, at, self._evidence))
+        self.head = self._store.head
+
+    def _has_written(self, entries: Sequence[LedgerEntry]) -> None:
+        """After a successful write. Only that clears the fault: a readable ledger may still be read-only."""
+        if self.fault is not None and self._outage is not None and not self._stale:  # it was slow, and succeeded
+            now = self._now()
+            lasted = now.uptime - self._outage.since.uptime
+            self._outage = replace(self._outage, until=now) if lasted >= LONG else None
+        self.fault = None
+        self._recent.extend(entries)
+        self._rows += len(entries)
         for entry in entries:
             logs_itself = isinstance(entry.event, ev.ScrubFailed)  # the job logs its own end
             level = logging.WARNING if ev.is_warning(entry.event) and not logs_itself else logging.DEBUG
             if logger.is_enabled_for(level):  # every grant comes here, and the text takes as long as a decision
-                logger.log(level, event_text.tell(entry.event), op=op, device=entry.device, row=entry.seq)
-        self._rows += len(drafts)
-        if self._rows >= self._most:
-            self._rows -= await self._write(lambda: self._store.compact(states.replay, self._keep, at, self._evidence))
-        self.head = self._store.head
+                logger.log(level, event_text.tell(entry.event), op=entry.op, device=entry.device, row=entry.seq)
 
     def _append_and_witness(
         self, drafts: Sequence[LedgerEntry], before: Sequence[Record | None], after: Sequence[Record]
@@ -253,23 +281,27 @@ class Ledger:
 
     async def _write(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(SLOW, self._stalled)
+        began = self._now()
+        alarm = loop.call_later(SLOW, self._stalled, began)
         try:
             return await loop.run_in_executor(self._writer, work)
         except LedgerUnavailable as error:
             self._stale = True
-            self._set_fault(error.message)
+            self._set_fault(error.message, began)
             raise
         finally:
             alarm.cancel()
 
-    def _stalled(self) -> None:
+    def _stalled(self, began: Moment) -> None:
         logger.error("the ledger has stopped writing: no device is granted until the disk answers", seconds=SLOW)
-        self._set_fault(f"a write has taken longer than {SLOW:g} s; look for a disk that hangs in the kernel log")
+        self._set_fault(
+            f"a write has taken longer than {SLOW:g} s; look for a disk that hangs in the kernel log", began
+        )
 
-    def _set_fault(self, fault: str) -> None:
+    def _set_fault(self, fault: str, began: Moment) -> None:
         """A service that cannot record offers no device: wake all waiting calls."""
         self.fault = fault
+        self._outage = self._outage or ev.WritesFailed(began, began, fault)
         self.changed.notify()
 
     async def history(

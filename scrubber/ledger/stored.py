@@ -57,6 +57,10 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "quarantine-withdrawn": events.QuarantineWithdrawn,
         "service-started": events.ServiceStarted,
         "service-stopped": events.ServiceStopped,
+        "stood-still": events.StoodStill,
+        "writes-failed": events.WritesFailed,
+        "clock-moved": events.ClockMoved,
+        "policy-in-force": events.PolicyInForce,
     }
 )
 KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event in CLASSES.items()})

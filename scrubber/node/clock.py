@@ -7,15 +7,26 @@ import time
 import uuid
 from pathlib import Path
 
+from ground import boot
 from scrubber.core.model import Moment
+from scrubber.core.standstills import Clocks
 
 KUBELET_SOCKET = "kubelet.sock"
 NO_KUBELET = "none"
+TOGETHER = 0.01  # seconds: clocks that are read within this time are read at one moment
 
 
 def now() -> Moment:
     """The current wall time and uptime."""
     return Moment(wall=time.time(), uptime=time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def clocks() -> Clocks:
+    """All clocks at one moment. They are read again if the process did not run meanwhile."""
+    while True:
+        began, wall, awake = boot.uptime(), time.time(), time.monotonic()
+        if boot.uptime() - began < TOGETHER:
+            return Clocks(Moment(wall, began), awake)
 
 
 def kubelet_epoch(directory: Path) -> str:

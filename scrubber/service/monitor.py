@@ -74,7 +74,7 @@ class Monitor:
 
     async def round(self, stagger: float = 0.0) -> None:
         """Observe the devices and reconcile those that need an action. A failing device delays no other."""
-        errors = [await _attempt(self._upkeep.try_ledger)]
+        errors = [await _attempt(self._context.ledger.try_again)]
         now = asyncio.get_running_loop().time()
         if now >= self._inventory_due:
             self._inventory_due = now + OBSERVED_WITHIN - self._interval / 2

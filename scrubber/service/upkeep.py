@@ -81,13 +81,6 @@ class Upkeep:
                 events.append((device.uuid, ev.Distrusted("its memory size, model or layout has changed", incarnation)))
             await context.ledger.append(context.operation(), *events)
 
-    async def try_ledger(self) -> None:
-        """After a failed write, write a row that changes nothing: it shows when the ledger works again."""
-        ledger = self._context.ledger
-        record = next(iter(ledger.records.values()), None)
-        if ledger.fault is not None and record is not None:
-            await ledger.append(self._context.operation(), (record.device.uuid, ev.Described(record.device)))
-
     def needs_nothing(self, record: Record, facts: Facts) -> bool:
         """Whether these facts call for no action, so that ``reconcile`` need not observe the device again."""
         context = self._context

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from ground import calendar_time
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from scrubber.core import events as ev
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Uncovered
-from scrubber.core.model import Grant, Job, Outcome, Owner, Quarantine, Receipt, Step, StepResult, Trigger, holder_names
+from scrubber.core.model import (
+    Grant,
+    Job,
+    Moment,
+    Outcome,
+    Owner,
+    Quarantine,
+    Receipt,
+    Step,
+    StepResult,
+    Trigger,
+    holder_names,
+)
 
 _TRIGGERS = {  # those whose stored name says too little
     Trigger.FIRST_LOOK: "nothing was known of its memory",
@@ -75,6 +88,21 @@ def tell(event: ev.Event) -> str:
             return f"the service started (version {version}){before}"
         case ev.ServiceStopped():
             return "the service was stopped"
+        case ev.StoodStill(since, seconds, times, suspended):
+            often = f" {times} times since {_time(since)}, together" if times > 1 else ""
+            asleep = f"; the machine was suspended for {suspended:.0f} s of it" if suspended else ""
+            return f"the service stood still{often} for {seconds:.0f} s, and answered nobody meanwhile{asleep}"
+        case ev.WritesFailed(since, until, why):
+            span = f"for {until.uptime - since.uptime:.0f} s, from {_time(since)} to {_time(until)}"
+            return f"the ledger could not be written {span}: {why}"
+        case ev.ClockMoved(seconds):
+            return f"the clock was set {'forward' if seconds > 0 else 'back'} by {abs(seconds):.0f} s"
+        case ev.PolicyInForce(name, digest):
+            return f"policy {name} (digest {digest}) is in force from here on"
+
+
+def _time(moment: Moment) -> str:
+    return f"{calendar_time.utc(moment.wall):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _user(owner: Owner) -> str:

@@ -99,7 +99,50 @@ async def test_after_a_failed_write_the_disk_is_read_again(ledger, store):
     store.broken, before = False, store.loaded
     await ledger.append("op", discovered("GPU-1"))
     assert (store.loaded, ledger.fault) == (before + 1, None)
-    assert faults == ["cannot write: the disk is full"]
+    assert faults == ["cannot write: the disk is full", None]
+
+
+@pytest.mark.parametrize("next_write", ["try_again", "append", "note"])
+async def test_an_outage_is_one_row_before_the_next(store, next_write):
+    uptime = 100.0
+    ledger = Ledger(store, lambda: Moment(NOW.wall + uptime, uptime))
+    store.broken = True
+    for uptime in (200.0, 300.0, 447.0):
+        with pytest.raises(LedgerUnavailable):
+            await (ledger.append("op", discovered("GPU-1")) if uptime < 300 else ledger.try_again())
+    store.broken, uptime = False, 450.0
+    match next_write:
+        case "append":
+            await ledger.append("op", discovered("GPU-1"))
+        case "note":
+            await ledger.note(ev.ServiceStopped())
+        case _:
+            await ledger.try_again()
+    for _ in range(2):
+        await ledger.try_again()
+    [first, *others] = unfolded(store).entries
+    began, ended = Moment(NOW.wall + 200, 200.0), Moment(NOW.wall + 450, 450.0)
+    assert first.event == ev.WritesFailed(began, ended, "cannot write: the disk is full")
+    assert (first.device, ledger.fault, len(others)) == (ev.NODE, None, 0 if next_write == "try_again" else 1)
+    await ledger.close()
+
+
+@pytest.mark.parametrize(("took", "rows"), [(4.9, 0), (5.0, 1)])
+async def test_a_write_that_took_seconds_is_recorded(store, monkeypatch, took, rows):
+    monkeypatch.setattr(module, "SLOW", 0.0)
+    uptime, go = 100.0, threading.Event()
+    ledger = Ledger(store, lambda: Moment(NOW.wall + uptime, uptime))
+    store.on_append = go.wait
+    writing = asyncio.create_task(ledger.append("op", discovered("GPU-1")))
+    await ledger.changed.until(lambda: ledger.fault is not None)
+    uptime += took
+    go.set()
+    await writing
+    monkeypatch.setattr(module, "SLOW", 60.0)
+    await ledger.try_again()
+    outages = [entry.event for entry in unfolded(store).entries if entry.device == ev.NODE]
+    assert [event.until.uptime - event.since.uptime for event in outages] == [took] * rows
+    await ledger.close()
 
 
 @pytest.mark.parametrize("unreadable", [True, False])
@@ -125,9 +168,10 @@ async def test_each_recorded_event_is_logged_with_its_row(ledger, store):
     with capture_logs() as lines:
         await ledger.append("op", discovered("GPU-2"), described("GPU-2", 7))
     assert [(line["row"], line["device"], line["log_level"]) for line in lines] == [
-        (2, "GPU-1", "warning"),
-        (3, "GPU-2", "debug"),
+        (2, "", "warning"),  # the outage
+        (3, "GPU-1", "warning"),
         (4, "GPU-2", "debug"),
+        (5, "GPU-2", "debug"),
     ]
 
 

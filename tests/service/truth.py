@@ -95,6 +95,8 @@ class Truth:
 
     def written(self, entry: ev.LedgerEntry) -> None:
         """A row is durable."""
+        if isinstance(entry.event, ev.OF_NODE):
+            return
         before = self.records.get(entry.device)
         self.entries.append(entry)
         self.records[entry.device] = states.apply(before, entry)

@@ -7,7 +7,18 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.measurements import Mismatch, Uncovered
-from scrubber.core.model import Ailment, AilmentKind, Outcome, Owner, Quarantine, Receipt, ScrubPath, Step, Trigger
+from scrubber.core.model import (
+    Ailment,
+    AilmentKind,
+    Moment,
+    Outcome,
+    Owner,
+    Quarantine,
+    Receipt,
+    ScrubPath,
+    Step,
+    Trigger,
+)
 from scrubber.words import event_text
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
@@ -38,6 +49,7 @@ PROVEN = replace(
     units=132, units_reached=132, shared_unreached_bytes=132 * 1024, units_left=("caches", "tensor memory"),
     tests=("address", "arithmetic"), last_owner="4711",
 )  # fmt: skip
+AT_NIGHT = Moment(1795745403.0, 0.0)
 GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
 REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
 FAULT = Mismatch(offset=4096, expected=0, got=255, count=3)
@@ -135,6 +147,18 @@ LIFE = [
     (ev.ServiceStarted("0.1.0", cut_off=True),
      "the service started (version 0.1.0); its last run was cut off, so it may have been away since the row before"),
     (ev.ServiceStopped(), "the service was stopped"),
+    (ev.StoodStill(AT_NIGHT, 26.7), "the service stood still for 27 s, and answered nobody meanwhile"),
+    (ev.StoodStill(AT_NIGHT, 300.0, suspended=298.0),
+     ("the service stood still for 300 s, and answered nobody meanwhile; the machine was suspended for 298 s of it")),
+    (ev.StoodStill(AT_NIGHT, 61.0, times=14),
+     ("the service stood still 14 times since 2026-11-27 02:10:03 UTC, together for 61 s, and answered nobody "
+      "meanwhile")),
+    (ev.WritesFailed(AT_NIGHT, Moment(AT_NIGHT.wall + 247, 247.0), "cannot write to the ledger: the disk is full"),
+     ("the ledger could not be written for 247 s, from 2026-11-27 02:10:03 UTC to 2026-11-27 02:14:10 UTC: cannot "
+      "write to the ledger: the disk is full")),
+    (ev.ClockMoved(3600.2), "the clock was set forward by 3600 s"),
+    (ev.ClockMoved(-2.0), "the clock was set back by 2 s"),
+    (ev.PolicyInForce("site", "0123456789abcdef"), "policy site (digest 0123456789abcdef) is in force from here on"),
 ]  # fmt: skip
 
 

@@ -47,7 +47,9 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     "--kind", "kinds", multiple=True, envvar="AUTOCLAVE_KIND", shell_complete=complete_kinds,
     help="Only events of this kind, such as quarantined. Repeat it for several kinds.",
 )  # fmt: skip
-@click.option("--warnings", is_flag=True, help="Only faults, failed scrubs, unauthorised use, lost and missing proofs.")
+@click.option(
+    "--warnings", is_flag=True, help="Only faults, outages, failed scrubs, unauthorised use, lost and missing proofs."
+)
 @click.option("-f", "--follow", is_flag=True, help="Keep running and print each new event, also each row of a start.")
 @options.output("table", "csv", "json", "jsonl", "yaml")
 @options.run_dir
@@ -64,6 +66,9 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     **which: Unpack[admin_client.Which],
 ) -> None:
     """List the events of the ledger, oldest first.
+
+    Without a GPU, also what happened to the whole node: when the service started, was stopped or stood still, when the
+    ledger could not be written, when the clock was set, and which policy is in force since when.
 
     A scrub is one event, at its end, except with --steps. The table and csv also show the start of a container as one
     event; json, jsonl and yaml list each row about it. They show local time with the UTC offset; json and yaml show
