@@ -124,7 +124,8 @@ def job(status: views.JobStatus) -> str:
         return f"waiting for a slot, {human.ordinal(status.queue_place)} ({status.path} path)"
     share = f"{status.done_bytes / status.total_bytes:.0%}" if status.total_bytes else ""
     if status.step:
-        return f"{status.path} path: {STEPS.get(status.step, status.step)} {share}".rstrip()
+        still = f", no progress for {human.span(status.still_seconds or 0)}" if status.stalled else ""
+        return f"{status.path} path: {STEPS.get(status.step, status.step)} {share}".rstrip() + still
     return f"{status.path} path: {'between two steps' if share else 'starting'}"
 
 

@@ -25,6 +25,7 @@ class Traits:
     driver: Driver
     only_reads: bool = False  # it changes nothing on the device
     measures: bool = False  # it must say how much memory it covered
+    counts: bool = False  # it reports all the time how many bytes it has done
     not_on: frozenset[ScrubPath] = frozenset()  # the paths without it
 
 
@@ -32,10 +33,10 @@ _FAST, _SLOW = ScrubPath.FAST, ScrubPath.SLOW
 STEPS = {  # in the order in which they run
     Step.EVICT: Traits(Driver.NOT),
     Step.RESET: Traits(Driver.ALONE, not_on=frozenset({_FAST, _SLOW})),
-    Step.CLEAR: Traits(Driver.FOR_MEMORY, measures=True),
-    Step.VERIFY: Traits(Driver.FOR_MEMORY, measures=True, only_reads=True),
+    Step.CLEAR: Traits(Driver.FOR_MEMORY, measures=True, counts=True),
+    Step.VERIFY: Traits(Driver.FOR_MEMORY, measures=True, only_reads=True, counts=True),
     Step.SCRATCH: Traits(Driver.FOR_MEMORY),
-    Step.SELFTEST: Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST})),
+    Step.SELFTEST: Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST}), counts=True),
     Step.SETTINGS: Traits(Driver.BRIEFLY),
     Step.HEALTH: Traits(Driver.BRIEFLY, only_reads=True),
 }

@@ -101,6 +101,7 @@ class ScrubJob:
         self.bytes_total = 0
         self.step = job.step  # recorded in the ledger, or about to be recorded
         self.step_runs: tuple[float, float] | None = None  # since which uptime the step runs, and for how many seconds
+        self.progressed: float | None = None  # the uptime of the last progress of a step that counts its bytes
         self.receipt: Receipt | None = None
         self.why = "it was cancelled"  # why the device is not clean; replaced when the job runs to its end
         self.finished = asyncio.Event()
@@ -288,7 +289,8 @@ class ScrubJob:
         """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
         handle = await worker
         deadline = self._policy.deadline(step.value)
-        self.step_runs = self._context.now().uptime, deadline
+        began = self._context.now().uptime
+        self.step_runs, self.progressed = (began, deadline), began if plans.STEPS[step].counts else None
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
         watching = asyncio.create_task(self._until_fenced(step, partial(self._fence_during, step)))
         try:
@@ -401,7 +403,7 @@ class ScrubJob:
 
     async def _append(self, step: Step | None, *events: ev.Event) -> None:
         """Record the events in one transaction. ``step`` is the present step after them."""
-        self.step, self.step_runs = step, None
+        self.step, self.step_runs, self.progressed = step, None, None
         await self._ledger.append(self.op, *((self.device, event) for event in events))
 
     def _own_record(self) -> Record | None:
@@ -514,6 +516,8 @@ class ScrubJob:
         return worker
 
     def _progress(self, done: int, total: int) -> None:
+        if self.progressed is not None and done != self.bytes_done:  # a worker may report the same number again
+            self.progressed = self._context.now().uptime
         self.bytes_done, self.bytes_total = done, total
         self._changed.notify()
 

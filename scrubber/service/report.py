@@ -79,7 +79,8 @@ class StatusReporter:
         place = self._context.jobs.slots.place(uuid)
         progress = device_status.Progress(queue_place=place)
         if running is not None:
-            progress = device_status.Progress(running.bytes_done, running.bytes_total, place, running.step_runs)
+            done = running.bytes_done, running.bytes_total
+            progress = device_status.Progress(*done, place, running.step_runs, running.progressed)
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
         offer = self._with_signs(record, self._offer(record, device_policy.policy, now))
@@ -154,7 +155,9 @@ class StatusReporter:
         ends = device_status.ends(holders, pods) if record.state in (State.GRANTED, State.IN_USE) else ()
         before_release = unseen or "; ".join(ends)
         signs = vitals.signs if vitals is not None else ()
-        advice = device_status.advice(
+        job = self.device(uuid).job
+        stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()
+        advice = stalled or device_status.advice(
             record, blocked, reset_forbidden=forbidden, holders=holders, unseen=unseen, pods=pods, signs=signs
         )
         if blocked or record.scrubs.setback is not None:

@@ -59,6 +59,7 @@ class Progress:
     total: int = 0
     queue_place: int | None = None  # while it waits for a slot
     runs: tuple[float, float] | None = None  # since which uptime the step runs, and for how many seconds at most
+    last: float | None = None  # the uptime of the last progress; None if the step counts no bytes
 
 
 NO_PROGRESS = Progress()
@@ -71,9 +72,10 @@ def job_status(job: Job, progress: Progress, usual: float | None, now: Moment) -
     if usual is not None and job.path is ScrubPath.FAST and progress.queue_place is None:
         left = usual - (now.uptime - job.started.uptime)
         ready = left if left > 0 else None  # it takes longer than usual, so nothing is known
-    runs = (None, None) if progress.runs is None else (max(0.0, now.uptime - progress.runs[0]), progress.runs[1])
+    runs, limit = (None, None) if progress.runs is None else (max(0.0, now.uptime - progress.runs[0]), progress.runs[1])
+    still = None if progress.last is None else max(0.0, now.uptime - progress.last)
     about = job.id, job.path.value, job.trigger.value, step, job.started.wall, progress.done, progress.total
-    return views.JobStatus(*about, progress.queue_place, ready, *runs)
+    return views.JobStatus(*about, progress.queue_place, ready, runs, limit, still)
 
 
 def quarantine_status(quarantine: Quarantine, path: ScrubPath | None, now: Moment) -> views.QuarantineStatus:
@@ -245,6 +247,20 @@ def advice(
     if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
         return (*by_sign, f"no process of its owner was seen; if the owner has ended: `autoclave release {gpu}`")
     return by_sign
+
+
+def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
+    """What to do about a step that does not get on, as ``advice`` gives it; nothing if it does."""
+    if not job.stalled:
+        return
+    driver = "read what the driver has reported: `journalctl -k`"
+    left = (job.step_limit or 0.0) - (job.step_seconds or 0.0)
+    if left > 0:
+        yield f"{job.step} does not get on: wait, Autoclave ends it in {left:.0f} s at the latest"
+        yield f"if it happens again, {driver}"
+    else:
+        yield f"{job.step} does not get on, and its process does not end"
+        yield f"{driver}; if a driver call hangs, drain and reboot the node"
 
 
 def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:

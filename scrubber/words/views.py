@@ -19,6 +19,10 @@ GONE = frozenset({"lost", "replaced", "relaid"})
 """The reasons of a quarantine that say that the device is not there, as ``presence.GONE`` has them."""
 
 
+STALLED = 15.0
+"""Seconds without progress after which something is wrong. The self-test itself pauses for 10 s (``selftest``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """A step and how long it took."""
@@ -60,6 +64,12 @@ class JobStatus:
     ready_seconds: float | None = None  # about how long until it ends, of a fast path that was measured before
     step_seconds: float | None = None  # for how long the present step runs; None before it runs
     step_limit: float | None = None  # after how long the step is ended
+    still_seconds: float | None = None  # for how long the step has done no further byte; None if it counts none
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the step does not get on."""
+        return self.still_seconds is not None and self.still_seconds >= STALLED
 
 
 @dataclass(frozen=True, slots=True)

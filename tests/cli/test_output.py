@@ -253,6 +253,15 @@ def test_an_explanation_has_history_state_and_remedy():
     assert last.endswith("    1m ago  released: gone")
 
 
+def test_a_scrub_without_progress_says_for_how_long():
+    job = views.JobStatus("j1", "fast", "request", "clear", NOW, 17, 100, None, None, 45.0, 60.0, still_seconds=41.0)
+    device = replace(BUSY, job=job)
+    stalled = "fast path: clear 17%, no progress for 41s"
+    assert table.note(device) == stalled
+    assert f"a scrub runs: {stalled}, for 45s of at most 1m" in [line.strip() for line in story(device)]
+    assert "progress" not in table.note(replace(device, job=replace(job, still_seconds=14.0)))
+
+
 @pytest.mark.parametrize(
     ("device", "work", "before"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from scrubber.node.pods import Tenants
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.service.report import StatusReporter
 from tests.service.asking import let_on, written_down
+from tests.service.pretend_worker import PretendWorker
 
 
 @pytest.fixture
@@ -82,6 +84,40 @@ async def test_status_shows_the_progress_of_a_job(world, reporter):
     await running.finished.wait()
     assert reporter.device("GPU-0000").job is None
     assert reporter.device("GPU-0000").receipt.path == "slow"
+
+
+class StallsLater(PretendWorker):
+    """It stops in the middle of a step, once a test says so, and reports the same progress again and again."""
+
+    async def perform(self, step, order, progress):
+        def reported(done: int, total: int) -> None:
+            progress(done, total)
+            self.report_again = partial(progress, done, total)
+
+        return await super().perform(step, order, reported)
+
+    async def spend(self, seconds: float) -> None:
+        await super().spend(seconds)
+        while self.gpu.stalls:
+            self.report_again()
+            await super().spend(1.0)
+
+
+async def test_a_clear_that_stalls_is_explained_with_advice(begin):
+    world = await begin(worker=StallsLater)
+    device, reporter = world.uuids[0], world.life.reporter
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
+    while running.bytes_done == 0:
+        await anext(running.updates())
+    world.node.gpus[device].stalls = True
+    assert (await reporter.explain(device)).advice == ()
+    await asyncio.sleep(41.0)
+    explained = await reporter.explain(device)
+    assert explained.device.job.still_seconds == pytest.approx(41.0, abs=0.5)
+    assert explained.advice == (
+        "clear does not get on: wait, Autoclave ends it in 19 s at the latest",
+        "if it happens again, read what the driver has reported: `journalctl -k`",
+    )
 
 
 @pytest.mark.parametrize("sick", [False, True], ids=["in use", "quarantined"])

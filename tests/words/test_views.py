@@ -103,12 +103,21 @@ def test_a_job_shows_its_step_and_place_in_the_queue():
     assert shown(record, done=64, total=1000, queue_place=12).job == waits
     runs = shown(record, runs=(NOW.uptime + 3, 60.0)).job  # it was asked about 10 seconds after the start
     assert (runs.step_seconds, runs.step_limit) == (7.0, 60.0)
+    assert [shown(record, last=AT.uptime - still).job.stalled for still in (14.9, 15.0)] == [False, True]
     assert shown(lives.SCRUBBING).job == views.JobStatus(*about, "", NOW.wall, 0, 0)
     measured = lives.but(lives.SCRUBBING, fast_seconds=(11.0, 14.0, 90.0))  # it has run for 10 seconds
     assert shown(measured).job.ready_seconds == 4.0
     assert shown(measured, queue_place=2).job.ready_seconds is None
     assert shown(lives.but(measured, fast_seconds=(9.0,))).job.ready_seconds is None
     assert shown(lives.CLEAN, queue_place=12).job is None
+
+
+def test_a_step_that_hangs_past_its_limit_needs_a_person():
+    stalled = views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000, None, None, 61.0, 60.0, 41.0)
+    [first, then] = device_status.advice_if_stalled(stalled)
+    assert first == "clear does not get on, and its process does not end"
+    assert "drain and reboot the node" in then
+    assert [*device_status.advice_if_stalled(replace(stalled, still_seconds=None))] == []
 
 
 def test_a_quarantine_shows_when_it_will_be_tried_again():

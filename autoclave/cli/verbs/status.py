@@ -208,7 +208,11 @@ async def _answers(
 
 def _without_progress(device: views.DeviceStatus) -> views.DeviceStatus:
     """The device without the fields that change all the time. A change of the rest prints a new table."""
-    job = replace(device.job, done_bytes=0, total_bytes=0, queue_place=None) if device.job else None
+    job = device.job
+    if job is not None:
+        still = views.STALLED if job.stalled else None
+        job = replace(job, done_bytes=0, total_bytes=0, queue_place=None, still_seconds=still)
+        job = replace(job, step_seconds=None, ready_seconds=None)
     quarantine = replace(device.quarantine, next_probe_seconds=None) if device.quarantine else None
     return replace(device, job=job, quarantine=quarantine)
 
