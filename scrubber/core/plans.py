@@ -33,10 +33,10 @@ _FAST, _SLOW = ScrubPath.FAST, ScrubPath.SLOW
 STEPS = {  # in the order in which they run
     Step.EVICT: Traits(Driver.NOT),
     Step.RESET: Traits(Driver.ALONE, not_on=frozenset({_FAST, _SLOW})),
-    Step.CLEAR: Traits(Driver.FOR_MEMORY, measures=True, counts=True),
-    Step.VERIFY: Traits(Driver.FOR_MEMORY, measures=True, only_reads=True, counts=True),
+    Step.CLEAR: Traits(Driver.FOR_MEMORY, counts=True, measures=True),
+    Step.VERIFY: Traits(Driver.FOR_MEMORY, counts=True, measures=True, only_reads=True),
     Step.SCRATCH: Traits(Driver.FOR_MEMORY),
-    Step.SELFTEST: Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST}), counts=True),
+    Step.SELFTEST: Traits(Driver.FOR_MEMORY, counts=True, not_on=frozenset({_FAST})),
     Step.SETTINGS: Traits(Driver.BRIEFLY),
     Step.HEALTH: Traits(Driver.BRIEFLY, only_reads=True),
 }

@@ -123,9 +123,10 @@ def screen(width, height, devices, output="table", notes=()):
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
-async def test_a_watch_prints_no_table_for_queue_changes(capsys, monkeypatch):
+async def test_a_watch_prints_no_table_for_seconds_and_places(capsys, monkeypatch):
     assert BUSY.job
     answers = [*(replace(BUSY, job=replace(BUSY.job, queue_place=place)) for place in (12, 11, None)), CLEAN]
+    answers[3:3] = [replace(BUSY, job=replace(BUSY.job, still_seconds=it, step_seconds=it)) for it in (1.0, 15.0, 40.0)]
 
     async def answer(*_: object, **__: object) -> views.Status:
         return views.Status((answers.pop(0),), SERVICE)
@@ -135,7 +136,7 @@ async def test_a_watch_prints_no_table_for_queue_changes(capsys, monkeypatch):
         with pytest.raises(IndexError):  # there is no further answer
             await status.follow(admin, (), status.Form(Selection(), "table", headers=False))
     printed = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
-    assert printed == ["scrubbing", "clean"]
+    assert printed == ["scrubbing", "scrubbing", "clean"]
 
 
 USED = replace(CLEAN, state="in_use", owner="uid-7", pod="namespace/train/main-container")

@@ -128,6 +128,9 @@ IN_USES = "tests/service/test_uses.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
 GATE = "tests/core/test_in_force.py"
 TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
+STANDSTILLS = "scrubber/core/standstills.py"
+IN_LEDGER = "tests/ledger/test_ledger.py::test_a_write_that_took_seconds_is_recorded"
+IN_REPORT = "tests/service/test_report.py::test_a_clear_that_stalls_is_explained_with_advice"
 COVERAGE = "tests/core/test_verdict_coverage.py"
 JUDGE_OF, IN_JUDGE = "autoclave/remnant/judge.py", "tests/remnant/test_judge.py"
 TENANT = "autoclave/remnant/tenant.py"
@@ -164,7 +167,7 @@ PLANTED = [
     Mutant(SCRUBS, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
     Mutant("scrubber/core/proof.py", "most_thorough(route, record.scrubs.due_path)", "route", tests=IN_RESETS),
     Mutant(PLANS, "Step.SCRATCH: Traits(Driver.FOR_MEMORY)", f"Step.SCRATCH: {ON_NO_PATH}", tests=IN_VERDICT),
-    Mutant(PLANS, "Traits(Driver.FOR_MEMORY, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE),
+    Mutant(PLANS, "Traits(Driver.FOR_MEMORY, counts=True, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE),
     Mutant(PLANS, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
     Mutant("scrubber/cuda/clearing.py", "number < len(chosen) - 1", "False", tests=WRITTEN),
     Mutant(
@@ -239,6 +242,9 @@ PLANTED = [
     Mutant(TENANCY, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
     Mutant(TENANCY, 'return tenancy.awaits != "" and not grant.at_start', "return False", tests=IN_STATES),
     Mutant(TENANCY, "else tenancy.number + ends(tenancy, event)", "else tenancy.number", tests=IN_STATES),
+    Mutant(STANDSTILLS, "uptime - seen.reported >= every", "True", tests="tests/core/test_standstills.py"),
+    Mutant("scrubber/ledger/ledger.py", "if lasted >= LONG else None", "if lasted < 0 else None", tests=IN_LEDGER),
+    Mutant("scrubber/jobs/scrub_job.py", "is not None and done != self.bytes_done", "is not None", tests=IN_REPORT),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
     Mutant(
         TENANT_FILES, 'record.tenancy.start_admitted or record.tenancy.awaits != ""', "False", tests=IN_TENANT_FILES
