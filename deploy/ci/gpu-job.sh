@@ -7,7 +7,7 @@
 #
 # OWNER runs one job at a time: `begin` takes for granted that its last job is over.
 set -uf
-PATH=/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin # it runs as root: a caller's PATH may name programs of the caller
+export PATH=/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin # it runs as root: a caller's PATH may name programs of the caller
 LIMIT=600 # seconds that `begin` may wait for a proof
 
 say() { printf 'autoclave: %s\n' "$*" >&2; }
@@ -76,6 +76,12 @@ case ${2:-} in
   *[![:space:]]*) ;;
   *) wrong "OWNER is missing or empty" ;;
 esac
+for word; do
+  case $word in
+    --) break ;;
+    -*) wrong "OWNER and GPU must be names, not '$word'" ;; # a question for help succeeds, and acquires nothing
+  esac
+done
 case $verb in
   begin) [ $# -ge 3 ] || wrong "GPU is missing: name at least one" ;;
   end) [ $# -eq 2 ] || wrong "only OWNER may follow end" ;;

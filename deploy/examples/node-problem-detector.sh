@@ -4,11 +4,11 @@
 #
 # --host: the detector runs in a pod, with hostPID and privileged, and Autoclave on the host or in a pod of its own.
 set -u
+export PATH=/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin # it runs as root
 if [ "${1:-}" = --host ]; then
   nsenter --target 1 --mount -- /bin/sh -c : || exit 2 # its own failure must not count as a quarantined GPU
   exec nsenter --target 1 --mount -- /bin/sh -s <"$0"
 fi
-PATH="${PATH:-/usr/bin:/bin}:/opt/autoclave/bin:/usr/local/bin"
 
 if command -v autoclave >/dev/null; then
   inside=

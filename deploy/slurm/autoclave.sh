@@ -1,7 +1,7 @@
 #!/bin/sh
 # Slurm's Prolog, Epilog and HealthCheckProgram in one file, which reads no other file: docs/slurm.md.
 #
-# Which of them runs is said by the first argument, the file's name, Soperator or Slurm, in this order. Where the caller
+# Which of them runs is said by the only argument, the file's name, Soperator or Slurm, in this order. Where the caller
 # says none of these, write `set -- prolog`, `set -- epilog` or `set -- health` below this comment.
 
 # Settings. Change them here: Slurm gives its scripts nothing of slurmd's environment.
@@ -16,8 +16,8 @@ export AUTOCLAVE_SERVICE_WAIT="${AUTOCLAVE_SERVICE_WAIT:-1500ms}" # for a servic
 
 set -uf # the shell must not expand patterns in variables to file names
 umask 077
-PATH="${PATH:+$PATH:}/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-export PATH
+# It runs as root: a caller's PATH may name programs of others. Where Slurm or autoclave is elsewhere, add it here.
+export PATH=/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 
 JOB=${SLURM_JOB_ID:-${SLURM_JOBID:-}}
 BEGAN=$(date +%s)
@@ -269,8 +269,14 @@ Slurm calls the first three, which drain the node after a failure: docs/slurm.md
 TEXT
 }
 
-case ${1:-} in
-  -h | --help | help) usage; exit ;;
+case $*:$# in
+  -h:1 | --help:1 | help:1) usage; exit ;;
+  prolog:1 | epilog:1 | health:1 | gpus:1 | :[01]) ;;
+  *) # a person has typed it: the file's name must not make it a turn
+    say "cannot run '$*': the only argument is prolog, epilog, health or gpus"
+    usage >&2
+    exit 2
+    ;;
 esac
 for word in "${1:-}" "${0##*/}" "${CHECKS_CONTEXT:-}" "${SLURM_SCRIPT_CONTEXT:-}"; do
   case $word in

@@ -47,6 +47,13 @@ def program(path: Path, lines: str) -> None:
     path.chmod(0o755)
 
 
+def installed(script: Path, place: Path, programs: Path) -> Path:
+    """The script in this place, on a node with one more directory for programs."""
+    before, line, after = script.read_text().partition("PATH=/")
+    program(place, f"{before.removeprefix('#!/bin/sh')}PATH={programs}:/{after}" if line else before)
+    return place
+
+
 def lives(pid: int) -> bool:
     """Whether it runs: one that has ended and was not waited for yet is still listed, without its words."""
     words = Path(f"/proc/{pid}/cmdline")

@@ -1,7 +1,7 @@
 """The scripts for CI runners, on the real service. Runner, agent, sudo and docker are stand-ins."""
 
 import os
-import shutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.devices.simulated import drills
-from tests.deploy.jobs import JobService, lives, program
+from tests.deploy.jobs import JobService, installed, lives, program
 
 ROOT = Path(__file__).parents[2]
 CI = ROOT / "deploy" / "ci"
@@ -39,8 +39,7 @@ class Runner:
         self.gpu, self.root = gpu, root
         self.programs = root / "programs"
         self.programs.mkdir()
-        self.script = root / "gpu-job.sh"  # as installed with autoclave in another place
-        program(self.script, (CI / "gpu-job.sh").read_text().replace("/opt/autoclave/bin", str(self.programs)))
+        self.script = installed(CI / "gpu-job.sh", root / "gpu-job.sh", self.programs)
         program(self.programs / "autoclave", f'exec {sys.executable} -P -m autoclave "$@"')
         allowed = f"begin {ME} {gpu}|end {ME}"
         program(  # sudo keeps nothing of the environment
@@ -50,10 +49,10 @@ class Runner:
             '[ "$1" = /etc/autoclave/gpu-job.sh ] && shift || exit 9\n'
             f'case "$*" in {allowed.replace(" ", "?")}) ;; *) echo "sudo: a password is required" >&2; exit 1 ;; esac\n'
             '[ -n "${asked:-}" ] && exit\n'
-            f'exec env -i PATH="$PATH" PYTHONPATH={ROOT} AUTOCLAVE_RUN_DIR={service.run_dir} {self.script} "$@"',
+            f'exec env -i PYTHONPATH={ROOT} AUTOCLAVE_RUN_DIR={service.run_dir} {self.script} "$@"',
         )
         self.environment = {
-            "PATH": f"{self.programs}:{os.defpath}", "AUTOCLAVE_GPUS": str(gpu),
+            "AUTOCLAVE_GPUS": str(gpu),
             "PYTHONPATH": str(ROOT), "AUTOCLAVE_RUN_DIR": str(service.run_dir),
         }  # fmt: skip
 
@@ -76,13 +75,14 @@ def runner(service, unused, tmp_path):
 
 def github(runner, hook, **words):
     """The runner starts the file with a shell, and any other code than 0 fails the job."""
-    return runner.run("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", CI / f"{hook}.sh", **words)
+    script = installed(CI / f"{hook}.sh", runner.root / f"{hook}.sh", runner.programs)
+    return runner.run("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", script, **words)
 
 
 def buildkite(runner, hook, **words):
     """The agent sources the hook in a script of its own, which then writes down the environment."""
     name = {"started": "environment", "completed": "pre-exit"}[hook]
-    shutil.copy(CI / f"{hook}.sh", runner.root / name)
+    installed(CI / f"{hook}.sh", runner.root / name, runner.programs)
     wrapper = runner.root / "wrapper"
     program(wrapper, f". {runner.root / name}\nstatus=$?\nenv >{runner.root}/after\nexit $status")
     run = runner.run(wrapper, **words)
@@ -157,6 +157,10 @@ def test_docker_gets_proven_gpus_and_gives_them_back(service, runner):
         (["run", "box", "0", "1", "--"], "IMAGE is missing: name it after --"),
         (["run", "me", "0-1", "--", "image"], "name each GPU: docker takes no '0-1'"),
         (["run", "me", "0", "image"], "IMAGE is missing: name it after --"),
+        (["begin", "me", "--help"], "OWNER and GPU must be names, not '--help'"),
+        (["end", "--help"], "OWNER and GPU must be names, not '--help'"),
+        (["begin", "me", "0", "--quiet"], "OWNER and GPU must be names, not '--quiet'"),
+        (["run", "me", "--help", "--", "image"], "OWNER and GPU must be names, not '--help'"),
     ],
 )
 def test_wrong_words_are_refused(words, why):
@@ -168,15 +172,36 @@ def test_wrong_words_are_refused(words, why):
     assert helped.stdout == usage.removeprefix("autoclave: ") + "\n"
 
 
-def test_no_program_of_the_caller_runs_as_root(service, runner):
-    """A runner's own sudoers file, or root in its directory, may pass on any PATH."""
-    foreign = runner.root / "foreign"
+HOOKS = {
+    "ci/gpu-job.sh": ["begin", ME, "0"],
+    "ci/started.sh": [],
+    "ci/completed.sh": [],
+    "slurm/autoclave.sh": ["prolog"],
+    "examples/node-problem-detector.sh": ["--host"],
+}
+OURS = {"push_image.sh", "link-driver.sh"}  # for the one who builds, and in a container of our own
+
+
+def test_no_hook_of_a_node_is_left_out():
+    scripts = {path.relative_to(CI.parent) for path in CI.parent.rglob("*.sh")}
+    assert {str(path) for path in scripts if path.name not in OURS} == HOOKS.keys()
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_no_hook_runs_a_program_of_its_caller(tmp_path, hook):
+    """A hook runs as root, or its success starts the job. The caller's own programs say yes to everything."""
+    foreign = tmp_path / "foreign"
     foreign.mkdir()
-    for name in ("autoclave", "timeout", "uname", "tr", "docker", "env", "printf"):
-        program(foreign / name, f"touch {runner.root}/ran\nexit 0")
-    words = {"PATH": f"{foreign}:{os.defpath}"}
-    begun = runner.run(runner.script, "begin", ME, runner.gpu, **words)
-    assert (begun.returncode, (runner.root / "ran").exists()) == (0, False)
-    assert service.settled(runner.gpu, "granted").owner == ME
-    assert runner.run(runner.script, "end", ME, **words).returncode == 0
-    assert not (runner.root / "ran").exists()
+    text = (CI.parent / hook).read_text()
+    for name in {*re.findall(r"[a-z][a-z-]+", text)} - {"exec", "export", "set", "command", "printf", "echo"}:
+        program(foreign / name, f'echo "{name} $*" >>{tmp_path}/ran\nexit 0')
+    words = {"PATH": str(foreign), "SLURM_JOB_ID": "1", "SLURM_JOB_GPUS": "0", "AUTOCLAVE_SLURM_DRAIN": "no"}
+    run = subprocess.run([CI.parent / hook, *HOOKS[hook]], env=words, cwd=tmp_path, capture_output=True, check=False)
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+    assert run.returncode != 0, "nothing was acquired here"
+
+
+def test_buildkite_keeps_the_search_path_of_its_agent(runner):
+    buildkite(runner, "started", PATH="/bin:/usr/bin:/somewhere")
+    buildkite(runner, "completed", PATH="/bin:/usr/bin:/somewhere")
+    assert "PATH=/bin:/usr/bin:/somewhere\n" in (runner.root / "after").read_text()

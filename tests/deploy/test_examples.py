@@ -16,7 +16,7 @@ from plugin.cluster import api_objects
 from plugin.cluster.nvsentinel import health_event
 from scrubber.devices.simulated import layout
 from scrubber.receipts import key
-from tests.deploy import admission, manifests, podsecurity
+from tests.deploy import admission, jobs, manifests, podsecurity
 from tests.live import Service
 from tests.plugin.cluster.devices import out
 from tests.receipts.vectors import OTHER
@@ -119,14 +119,14 @@ def test_the_problem_detector_names_each_quarantined_gpu(node, tmp_path, place):
     """Its caller, nsenter and crictl are stand-ins; the service is real."""
 
     def program(name: str, line: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
+        jobs.program(tmp_path / name, line)
 
     def check() -> tuple[int, str]:
-        words = {"PATH": f"{tmp_path}:{os.defpath}", "PYTHONPATH": str(generate.ROOT)}
-        run = subprocess.run([DETECTOR, "--host"], env=words, stdout=subprocess.PIPE, text=True, check=False, cwd="/")
+        words = {"PYTHONPATH": str(generate.ROOT)}
+        run = subprocess.run([script, "--host"], env=words, stdout=subprocess.PIPE, text=True, check=False, cwd="/")
         return run.returncode, run.stdout.strip()
 
+    script = jobs.installed(DETECTOR, tmp_path / "detector", tmp_path)
     autoclave = f'exec {sys.executable} -P -m autoclave "$@"'
     enters = '[ "$1 $2 $3 $4" = "--target 1 --mount --" ] && shift 4 && exec "$@"'
     program("nsenter", enters)

@@ -18,7 +18,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.devices.simulated import drills
-from tests.deploy.jobs import JobService, lives, program
+from tests.deploy.jobs import JobService, installed, lives, program
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy" / "slurm" / "autoclave.sh"
@@ -36,12 +36,12 @@ class Slurmd:
     """What slurmd gives to its scripts: an environment with little in it."""
 
     def __init__(self, root: Path, service: JobService | None) -> None:
-        programs = root / "programs"
+        self.programs = programs = root / "programs"
         programs.mkdir()
         run_dir = service.run_dir if service else root / "no-service"
         self.drained, self.state = root / "drained", root / "state"
         self.environment = {
-            "PATH": f"{programs}:{os.defpath}", "AUTOCLAVE_RUN_DIR": str(run_dir), "SLURMD_NODENAME": "node7.example",
+            "AUTOCLAVE_RUN_DIR": str(run_dir), "SLURMD_NODENAME": "node7.example",
             "AUTOCLAVE_SLURM_STATE": str(self.state), "AUTOCLAVE_SLURM_DRIVER": str(root / "no-driver"),
         }  # fmt: skip
         self.asked = root / "asked"  # what the scripts have asked autoclave
@@ -56,8 +56,7 @@ class Slurmd:
         """The script under this name, in a directory of its own."""
         file = self.drained.parent / f"as-{name}" / name
         file.parent.mkdir(exist_ok=True)
-        shutil.copy(SCRIPT, file)
-        return file
+        return installed(SCRIPT, file, self.programs)
 
     @contextmanager
     def begun(self, script: str, job: int, gpus: object = "", **more: str) -> Iterator[subprocess.Popen[str]]:
@@ -155,8 +154,6 @@ def run_parts(script, environment):
 def check_runner(script, environment):
     """Soperator's runner: a login shell, with the reason on descriptor 3 and the rest in a file of its own."""
     command = f'{SOPERATOR["command"]} 3>&1 1>"{script.parent}/log" 2>&1'
-    # A login shell sets its own search path.
-    (script.parent / ".bash_profile").write_text(f"export PATH={environment['PATH']}\n")
     turn = environment["SLURM_SCRIPT_CONTEXT"].removesuffix("_slurmd")
     assert turn in SOPERATOR["contexts"]
     words = {"CHECKS_CONTEXT": turn, "HOME": str(script.parent)}
@@ -229,10 +226,21 @@ def test_a_question_for_help_is_no_turn(tmp_path, name):
     assert run.stdout.startswith(f"Usage: {name} [prolog | epilog | health | gpus]\n")
 
 
+@pytest.mark.parametrize("words", [["foo"], ["--version"], ["prolog", "foo"]])
+def test_an_unknown_word_drains_no_node(tmp_path, words):
+    """Whatever the file's name and the variables say: a person has typed it."""
+    slurmd = Slurmd(tmp_path, None)
+    environment = slurmd.environment | {"CUDA_VISIBLE_DEVICES": "0", "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
+    command = [slurmd.alone("prolog-autoclave.sh"), *words]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, slurmd.asked.exists(), slurmd.output()) == (2, False, []), run.stderr
+    assert run.stderr.startswith(f"autoclave: cannot run '{' '.join(words)}': ")
+
+
 def test_a_line_in_the_script_can_say_the_turn(tmp_path):
     slurmd = Slurmd(tmp_path, None)
     script = slurmd.alone("source")
-    first, rest = SCRIPT.read_text().split("\n\n", 1)
+    first, rest = script.read_text().split("\n\n", 1)
     script.write_text(f"{first}\nset -- prolog\n\n{rest}")
     assert subprocess.run([script], env=slurmd.environment | {"SLURM_JOB_ID": "45"}, check=False).returncode == 0
 
