@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -52,9 +53,10 @@ ranges such as 0,2-4, and `all`. An index means the GPU that has it now, or had 
 
 Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags override the environment.
 
-Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 4 left alone (nothing was
-done: the GPU belongs to a pod or a job, or does not need it), 5 not done within --timeout, 6 a receipt is good but of a
-simulated GPU, 130 interrupted. Of several GPUs, the worst decides: 3, 2, 1, 6, 5, 4, 0.
+Exit codes: 0 done and clean, 1 not clean or refused, or stdout does not take the answer, 2 wrong usage, 3 service not
+reachable, 4 left alone (nothing was done: the GPU belongs to a pod or a job, or does not need it), 5 not done within
+--timeout, 6 a receipt is good but of a simulated GPU, 130 interrupted. Of several GPUs, the worst decides: 3, 2, 1, 6,
+5, 4, 0.
 """
 
 DONE, NOT_CLEAN, WRONG_USAGE, UNREACHABLE, LEFT_ALONE, LATE, SIMULATED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
@@ -189,8 +191,50 @@ def cli(service_wait: float) -> None:
     del service_wait  # for ``service_call``
 
 
+class Unwritable(OSError):
+    """Stdout does not take the answer, for another reason than that its reader has closed the pipe."""
+
+
+class _Output(io.FileIO):
+    """Stdout or stderr. A reason that stderr does not take is lost; that must not change what a verb does."""
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - handed on as it comes
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self.fileno() == STDERR:
+                return len(data)
+            raise Unwritable(error.errno, error.strerror) from error
+
+
+STDIN, STDOUT, STDERR = range(3)
+
+
+def _open_outputs() -> None:
+    """Stdout and stderr as streams, also where the caller has closed them.
+
+    A file or a socket that is opened later must not get the number of one of them: it would get its text.
+    """
+    for number in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free, which is this one
+    sys.stdout, sys.stderr = _stream(STDOUT, sys.stdout), _stream(STDERR, sys.stderr)
+
+
+def _stream(number: int, before: TextIO | None) -> TextIO:
+    raw = _Output(number, "w", closefd=False)
+    encoding, errors = (before.encoding, before.errors) if before is not None else (None, "backslashreplace")
+    by_line = number == STDERR or raw.isatty()
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=by_line)
+
+
 def main() -> NoReturn:
     """The command ``autoclave``."""
+    _open_outputs()
     if sys.argv[1:2] and sys.argv[1] in SERVERS:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until ``aio.on_hangup``
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported; keeps its debug output from users

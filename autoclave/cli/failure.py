@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import TextIO
 
 import click
 from click.core import ParameterSource
 
-from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, human
+from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, Unwritable, human
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
 from scrubber.devices.base import DeviceError
@@ -31,11 +32,12 @@ def report(error: Exception) -> int:
         case click.Abort():
             return INTERRUPTED
         case BrokenPipeError():
-            # The reader closed the pipe. Without this, Python prints an error about the buffered rest at exit.
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            for stream in (sys.stdout, sys.stderr):
-                os.dup2(nothing, stream.fileno())
+            _forget_the_rest(sys.stdout, sys.stderr)  # the reader closed the pipe
             return NOT_CLEAN
+        case Unwritable():
+            _forget_the_rest(sys.stdout)
+            why = f"{error.strerror}; run the command again with another stdout"
+            return _print(f"cannot write the answer to stdout: {why}", NOT_CLEAN)
         case Unreachable():
             return _print(f"{error.message}; `autoclave doctor` says more", UNREACHABLE)
         case InvalidRequest():
@@ -54,6 +56,13 @@ def report(error: Exception) -> int:
     text = " ".join(str(error).split())
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return _print(f"unexpected error: {named}; set AUTOCLAVE_DEBUG=1 to see the traceback", NOT_CLEAN)
+
+
+def _forget_the_rest(*streams: TextIO) -> None:
+    """Without this, Python prints an error about what is still to be written at its end."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nothing, stream.fileno())
 
 
 def _print(message: str, code: int) -> int:

@@ -260,6 +260,27 @@ def test_a_closed_pipe_prints_no_error(verb):
     assert run.stderr == ""
 
 
+ANSWERS = {"a help": ["--help"], "words": ["xid", "79"], "a document": ["version", "-o", "yaml"], "a table": ["doctor"]}
+
+
+@pytest.mark.parametrize("verb", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize(("where", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
+def test_an_answer_that_cannot_be_written_is_said(tmp_path, verb, where, why):
+    command = [sys.executable, "-u", "-m", "autoclave", "--service-wait", "0s", *verb]
+    words = os.environ | {"AUTOCLAVE_RUN_DIR": str(tmp_path)}
+    run = subprocess.run(
+        ["sh", "-c", f'exec "$@" {where}', "sh", *command], env=words, stderr=subprocess.PIPE, text=True, check=False
+    )
+    last = f"cannot write the answer to stdout: {why}; run the command again with another stdout"
+    assert (run.returncode, run.stderr.splitlines()[-1]) == (1, f"autoclave: {last}")
+
+
+@pytest.mark.parametrize("where", [">&- 2>&-", "2>/dev/full", "2>&-"])
+def test_a_reason_that_cannot_be_written_keeps_its_code(tmp_path, where):
+    command = [sys.executable, "-m", "autoclave", "--service-wait", "0s", "scrub", "0", "--run-dir", tmp_path]
+    assert subprocess.run(["sh", "-c", f'exec "$@" {where}', "sh", *command], check=False).returncode == 3
+
+
 def test_without_a_service_the_exit_code_is_3(autoclave, tmp_path):
     run = autoclave("--service-wait", "0s", "status", "--run-dir", tmp_path)
     assert run.exit_code == 3
