@@ -15,6 +15,7 @@ from typing import Any
 
 from autoclave.remnant.judge import Cell, Verdict, cells, size
 from autoclave.remnant.model import Ending, Medium, Result
+from ground.errors import plain
 from ground.quantities import quantity
 from scrubber import __version__
 
@@ -27,6 +28,7 @@ TESTS = {  # of in-toto, from the worst
     "WARNED": ("warnedTests", {Verdict.HELD, Verdict.NOT_ZERO}),
     "PASSED": ("passedTests", {Verdict.NONE}),
 }
+_MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", **{sign: f"\\{sign}" for sign in "\\`[]|"}})
 WORDS = {
     Ending.EXIT: "it exits",
     Ending.KILL: "it is killed (SIGKILL)",
@@ -127,14 +129,15 @@ def page(result: Result, grid: Sequence[Cell]) -> str:
     gpu = result.gpu
     taken = (
         f"Taken {result.began} with `autoclave remnant run --on {result.on}` (autoclave {__version__}), on"
-        f" {gpu.uuid[:SHOWN]}, {size(gpu.memory)}, driver {gpu.driver} with {'open' if gpu.open_modules else 'closed'}"
-        f" kernel modules, ECC {_switch(gpu.ecc)}, persistence mode {_switch(gpu.persistence)}."
+        f" {gpu.uuid[:SHOWN]}, {size(gpu.memory)}, driver {_words(gpu.driver)}"
+        f" with {'open' if gpu.open_modules else 'closed'} kernel modules, ECC {_switch(gpu.ecc)},"
+        f" persistence mode {_switch(gpu.persistence)}."
         f" {len(result.rounds)} of {quantity(result.planned, 'round')} were done. {_METHOD}"
-        + (f" These programs might have the GPU open: {', '.join(result.beside)}." if result.beside else "")
+        + (f" These programs might have the GPU open: {_words(', '.join(result.beside))}." if result.beside else "")
     )
     table = "\n".join("| " + " | ".join(row) + " |" for row in (_HEADERS, ("---",) * len(_HEADERS), *map(_row, grid)))
-    points = "\n".join(_wrapped(f"* {line}", "  ") for line in summary(result, grid))
-    title = f"# What the next container sees: {gpu.model}"
+    points = "\n".join(_wrapped(f"* {_words(line)}", "  ") for line in summary(result, grid))
+    title = f"# What the next container sees: {_words(gpu.model)}"
     return "\n\n".join((title, _wrapped(taken), points, table, _wrapped(_LEGEND))) + "\n"
 
 
@@ -194,6 +197,11 @@ def _cut(text: str) -> str:
     return _UUID.sub(lambda found: found[0][:SHOWN], text)
 
 
+def _words(text: str) -> str:
+    """Words that may be those of another program, as a page shows them: no markup."""
+    return plain(text).translate(_MARKUP)
+
+
 def _wrapped(text: str, after: str = "") -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=after, break_on_hyphens=False, break_long_words=False)
 
@@ -208,7 +216,8 @@ def _row(cell: Cell) -> tuple[str, ...]:
         size(cell.read),
         "-" if cell.not_zero is None else size(cell.not_zero),
         size(cell.recognised),
-        cell.why + (f"; filled through cuMemCreate: {size(cell.mapped)}" if cell.medium is Medium.MEMORY else ""),
+        _words(cell.why)
+        + (f"; filled through cuMemCreate: {size(cell.mapped)}" if cell.medium is Medium.MEMORY else ""),
     )
 
 

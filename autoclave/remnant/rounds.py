@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-import selectors
 import shlex
 import subprocess
 import time
@@ -13,16 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from autoclave.remnant import tenant
+from autoclave.remnant import answers, tenant
+from autoclave.remnant.answers import Answer, Filled, Looked, NoAnswer, Ready, Refused
 from autoclave.remnant.launchers import Launcher
-from autoclave.remnant.model import Ending, GpuAndDriver, Look, Medium, Planted, Round
+from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Round
+from autoclave.remnant.output import LONGEST, Output
 from autoclave.remnant.tenant import ContainerOrder
-from ground.errors import AutoclaveError, Reason
+from ground.errors import AutoclaveError, Reason, plain
 
 ANSWERS_WITHIN = 120.0  # seconds
 GONE_WITHIN = 30.0
+COMMANDS_WITHIN = 120.0  # such as one that deletes a pod, and waits until it is gone
 SAYS_AFTER = 5.0  # seconds, and then as often: what a container that does not start waits for
 NO_REASON = ("pod ", "Run 'docker")  # so begin last lines of kubectl and docker, which say why in a line before
 LEFT_FREE = 2  # a container that stays fills one part in so many: the next one must be able to begin
@@ -51,23 +52,30 @@ class _Container:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,
+            restore_signals=False,  # if this process is killed, the command must be able to clear away
         )
+        self._output = Output(self._process)
+        self._media: tuple[str, ...] = ()
         self._cleared = False
 
     def begin(self, order: ContainerOrder) -> None:
         """Tell it what it is to do."""
+        self._media = order.media
         self._tell(json.dumps(dataclasses.asdict(order)))
 
     def wait_until_ready(self) -> GpuAndDriver | None:
         """It has loaded CUDA's library, and has not called it. Its GPU, if it was not told which one to use."""
-        gpu = self._hear(self._launcher.starts_within).get("gpu")
-        return GpuAndDriver(**gpu) if gpu else None
+        ready = self._hear(Ready, self._launcher.starts_within)
+        if isinstance(ready, Refused):
+            raise ContainerFailed(ready.refused)
+        return ready.gpu
 
-    def go(self) -> dict[str, Any]:
+    def go(self, kind: type[Answer]) -> Answer | Refused:
         """Let it do its part; what it says."""
         self._tell("go")
-        return self._hear()
+        return self._hear(kind, ANSWERS_WITHIN)
 
     def end(self, ending: Ending) -> None:
         """Let it end so, and wait until it has."""
@@ -91,56 +99,63 @@ class _Container:
         if self._process.poll() is None:
             self._process.kill()
         self._wait()
+        assert self._process.stdin is not None  # noqa: S101 -- a pipe, see above
+        self._process.stdin.close()
+        self._output.close()
         if self._launcher.remove is not None:
             _run(self._launcher.remove(self._name))
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
         self._cleared = True
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None  # noqa: S101 -- a pipe, see above
         try:
             self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._failed() from error
 
-    def _hear(self, within: float = ANSWERS_WITHIN) -> dict[str, Any]:
-        assert self._process.stdout is not None  # noqa: S101 -- a pipe, see above
+    def _hear(self, kind: type[Answer], within: float) -> Answer | Refused:
+        """Its next answer; ContainerFailed if it gives none in time, or another program's."""
         ends, last = time.monotonic() + within, ""
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._process.stdout, selectors.EVENT_READ)
-            while not ready.select(SAYS_AFTER):
-                if time.monotonic() > ends:
-                    raise ContainerFailed(f"a container said nothing for {within:g} s{last and f': {last}'}")
-                if (waits := self._waits_for()) not in ("", last):
-                    self._say(last := waits)
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._failed()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        while (line := self._output.line()) is None:
+            if self._output.complete:
+                raise self._failed()
+            if self._output.too_long:
+                raise ContainerFailed(f"a container said more than {LONGEST} bytes, and no answer")
+            if (left := ends - time.monotonic()) <= 0:
+                raise ContainerFailed(f"a container gave no answer within {within:g} s{last and f': {last}'}")
+            if not self._output.read(min(left, SAYS_AFTER)) and (waits := self._waits_for()) not in ("", last):
+                self._say(last := waits)
+        try:
+            return answers.parse(kind, line, self._media)
+        except NoAnswer as error:
+            raise ContainerFailed(str(error)) from error
 
     def _failed(self) -> ContainerFailed:
         self._process.kill()
-        _, said = self._process.communicate()
-        lines = [line for line in said.decode(errors="replace").split("\n") if line and not line.startswith(NO_REASON)]
-        last = lines[-1] if lines else "it wrote nothing"
+        self._wait()
+        self._output.read(0)
+        said = self._output.last_words.decode(errors="replace").split("\n")
+        lines = [line for line in said if line and not line.startswith(NO_REASON)]
+        last = plain(lines[-1]) if lines else "it wrote nothing"
         return ContainerFailed(f"a container ended with status {self._process.returncode}: {last}")
 
     def _waits_for(self) -> str:
         """What the place says of a container that has not started; nothing if it does not answer."""
         if self._launcher.waits is None:
             return ""
-        asked = subprocess.run(self._launcher.waits(self._name), capture_output=True, text=True, check=False)
+        command = self._launcher.waits(self._name)
+        try:
+            asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMANDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            return ""
         return " ".join(asked.stdout.split())
 
     def _wait(self) -> None:
-        try:
-            self._process.wait(GONE_WITHIN)
-        except subprocess.TimeoutExpired as error:
-            raise ContainerFailed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s") from error
+        ends = time.monotonic() + GONE_WITHIN
+        while self._process.poll() is None:
+            if (left := ends - time.monotonic()) <= 0:
+                raise ContainerFailed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s")
+            self._output.read(left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +194,9 @@ def run_round(
 
         first, gpu = begun(order)
         second = begun(looks)[0] if subject.launcher.together else None
-        said = first.go()
-        if "refused" in said:
-            raise ContainerFailed(said["refused"])
+        said = first.go(Filled)
+        if isinstance(said, Refused):
+            raise ContainerFailed(said.refused)
         if how is not Ending.STAYS:
             first.end(how)
         began = time.monotonic()
@@ -191,17 +206,15 @@ def run_round(
             second, other = begun(dataclasses.replace(looks, wanted=gpu.uuid if gpu else ""))
             if other != gpu:
                 raise AnotherGpu(f"the next container got GPU {other and other.uuid} instead of {gpu and gpu.uuid}")
-        seen = second.go()
-        if "refused" in seen and not seen["out_of_memory"]:  # memory that the first one holds refuses so, and no other
-            raise ContainerFailed(seen["refused"])
-        return Round(
-            ending=how,
-            seconds=time.monotonic() - began,
-            available=said["available"],
-            planted={Medium(name): Planted(**fields) for name, fields in said["planted"].items()},
-            looks={Medium(name): Look(**fields) for name, fields in seen.get("looks", {}).items()},
-            refused=seen.get("refused", ""),
-        ), gpu
+        seen = second.go(Looked)
+        seconds = time.monotonic() - began
+        planted = {Medium(name): each for name, each in said.planted.items()}
+        if isinstance(seen, Looked):
+            found = {Medium(name): each for name, each in seen.looks.items()}
+            return Round(how, seconds, said.available, planted, found), gpu
+        if not seen.out_of_memory:  # memory that the first one holds refuses so, and nothing else
+            raise ContainerFailed(seen.refused)
+        return Round(how, seconds, said.available, planted, refused=seen.refused), gpu
 
 
 def in_turn(endings: Sequence[Ending], each: int) -> Iterator[Ending]:
@@ -230,7 +243,12 @@ def _container(launcher: Launcher, order: ContainerOrder, tell: Callable[[str], 
 
 def _run(command: Sequence[str]) -> None:
     """Run a command of the place; ContainerFailed if it fails. Ctrl-C does not end it: it clears away."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, start_new_session=True, timeout=COMMANDS_WITHIN
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ContainerFailed(f"`{shlex.join(command)}` has not ended within {COMMANDS_WITHIN:g} s") from error
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         raise ContainerFailed(

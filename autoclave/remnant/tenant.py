@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 from autoclave.remnant import gpu
-from autoclave.remnant.model import Ending, Look, Medium, Planted
+from autoclave.remnant.answers import Filled, Looked, Ready, Refused
+from autoclave.remnant.model import Ending, GpuAndDriver, Look, Medium, Planted
+from ground.documents import strict_json
 from scrubber.cuda import device, memory
 from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
 from scrubber.cuda.device import CudaCard
@@ -153,7 +155,7 @@ def opened(order: ContainerOrder, driver: CudaDriver) -> Tenant:
     return card
 
 
-def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[dict[str, Any], Callable[[], None]]:
+def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[Filled, Callable[[], None]]:
     """Fill memory and chip; what was planted, and how this container aborts itself."""
     card = opened(order, driver)
     planted = {}
@@ -174,11 +176,10 @@ def fill(order: ContainerOrder, driver: CudaDriver) -> tuple[dict[str, Any], Cal
         recognised_here = sum(unit.wrong for unit in card.everywhere(listen, _word(order.key)))
         planted[medium.value] = Planted(_WORD * card.words_of(plant), _WORD * recognised_here)
         card.everywhere(plant, _word(order.key))  # what listened may have overwritten a part
-    answer = {"available": available, "planted": {name: dataclasses.asdict(each) for name, each in planted.items()}}
-    return answer, lambda: card.trap(whole.spans[0])
+    return Filled(available, planted), lambda: card.trap(whole.spans[0])
 
 
-def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
+def look(order: ContainerOrder, driver: CudaDriver) -> Looked:
     """What this container finds, before it writes; then it leaves zeros in the memory."""
     card = opened(order, driver)
     looks: dict[str, Look] = {}
@@ -194,7 +195,7 @@ def look(order: ContainerOrder, driver: CudaDriver) -> dict[str, Any]:
     if Medium.MEMORY.value in order.media:
         looks[Medium.MEMORY.value] = _in_memory(card, whole, order)
     whole.write(ZERO, _unheard)
-    return {"looks": {name: dataclasses.asdict(each) for name, each in looks.items()}}
+    return Looked(looks)
 
 
 def _in_memory(card: Tenant, whole: GpuMemory, order: ContainerOrder) -> Look:
@@ -278,8 +279,8 @@ def _unheard(_size: int) -> None:
     """Progress that is not reported."""
 
 
-def _say(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def _say(answer: Ready | Filled | Looked | Refused) -> None:
+    sys.stdout.write(strict_json.encode(answer).decode())
     sys.stdout.flush()
 
 
@@ -287,17 +288,18 @@ def main(lines: Iterable[str]) -> NoReturn:
     """Do what the first line says; then what the next ones say. Ends without a handler, as a container does."""
     rest = iter(lines)
     order = ContainerOrder(**json.loads(next(rest)))
-    ready: dict[str, Any] = {"ready": os.getpid()}
+    about: GpuAndDriver | None = None
     if not order.uuid:
         try:
             board, about = gpu.of_container(Path(order.host_root), order.count, order.wanted)
         except DeviceError as error:
             sys.exit(str(error))
         order = dataclasses.replace(order, uuid=board.uuid, pci_address=board.pci_address)
-        ready["gpu"] = dataclasses.asdict(about)
     driver = device.driver_of(order.uuid)  # loading CuPy takes longer than all else
-    _say(ready)
-    next(rest, "")
+    _say(Ready(about))
+    if next(rest, None) is None:
+        os._exit(0)  # who gave the order has gone
+    answer: Filled | Looked | Refused
     abort: Callable[[], None] = lambda: None  # noqa: E731 -- replaced where there is something to abort
     try:
         if order.deed == "fill":
@@ -307,7 +309,7 @@ def main(lines: Iterable[str]) -> NoReturn:
     except CudaError as error:
         cause = error.__cause__
         full = isinstance(cause, driver.Error) and status_of(cause) == device.OUT_OF_MEMORY
-        answer = {"refused": str(error), "out_of_memory": full}
+        answer = Refused(str(error), full)
     _say(answer)
     match next(rest, "").strip():
         case Ending.ABORT.value:

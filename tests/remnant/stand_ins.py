@@ -1,7 +1,8 @@
 """Stands in for the programs ``docker``, ``kubectl``, ``srun`` and ``scancel``: their containers are processes.
 
 ``GIVEN``: a directory with a file for each container, by its name: its PID. The file ``gpus`` has the UUID that the
-next container gets, and the ones after it; the last one is for all others.
+next container gets, and the ones after it; the last one is for all others. The file ``banner`` has how many containers
+start before one that says a line of its own.
 """
 
 import json
@@ -54,6 +55,11 @@ def _next_gpu() -> str:
 def _run(name: str, uuid: str, command: list[str]) -> NoReturn:
     """The container sees the root directory of the stand-in for a machine."""
     order = json.loads(sys.stdin.readline()) | {"host_root": os.environ["HOST_ROOT"]}
+    if (banner := GIVEN / "banner").exists():
+        if (left := int(banner.read_text())) == 0:
+            sys.stdout.write("== CUDA ==\n")
+        banner.write_text(str(left - 1))
+        sys.stdout.flush()
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
     container = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=variables, text=True)
     (GIVEN / name).write_text(str(container.pid))

@@ -19,7 +19,7 @@ from autoclave.cli.verbs import remnant
 from autoclave.remnant import judge, launchers, report, rounds, tenant
 from autoclave.remnant.judge import Verdict
 from autoclave.remnant.launchers import Launcher
-from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Planted, Result
+from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Planted, Result, Round
 from autoclave.remnant.rounds import Subject
 from autoclave.remnant.tenant import ContainerOrder
 from ground.errors import FatalError
@@ -142,7 +142,7 @@ def test_all_memory_is_filled_whatever_can_be_mapped(bench, changes, pages) -> N
     order = ContainerOrder("fill", bench.uuid, pci, root, "0" * 32, "1" * 32, ("memory",))
     with in_this_process(bench.cuda):
         answer, _ = tenant.fill(order, device.driver_of(bench.uuid))
-    assert Planted(**answer["planted"]["memory"]) == Planted(10 * PAGE, 10 * PAGE, pages * PAGE)
+    assert answer.planted["memory"] == Planted(10 * PAGE, 10 * PAGE, pages * PAGE)
     taken = bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :]  # beside the context and its page of results
     assert taken == tenant.words(order.key) * (10 * PAGE // 16)
 
@@ -225,9 +225,9 @@ def test_who_cannot_see_all_processes_is_refused(monkeypatch) -> None:
 ANSWERS = """
 import json, sys
 order = json.loads(sys.stdin.readline())
-print("{}", flush=True)
+print('{"gpu": null}', flush=True)
 sys.stdin.readline()
-filled = {"available": 1, "planted": {}}
+filled = {"available": 1, "planted": dict.fromkeys(order["media"], {"written": 1, "recognised": 1, "mapped": 0})}
 print(json.dumps(filled if order["deed"] == "fill" else json.loads(sys.argv[1])), flush=True)
 sys.stdin.readline()
 """
@@ -248,6 +248,65 @@ def test_only_a_shortage_of_memory_is_a_finding(ending, out_of_memory, why) -> N
     subject = Subject(Launcher(lambda _name: [sys.executable, "-c", ANSWERS, refusal]), "GPU")
     with pytest.raises(rounds.ContainerFailed, match=why) if why else nullcontext():
         assert rounds.run_round(subject, ending)[0].refused == "no device"
+
+
+ABOUT = {
+    "uuid": "GPU-0aaaaaaa-0000-4000-8000-000000000000", "model": "H200", "driver": "580", "memory": 1, "ecc": True,
+    "persistence": None, "open_modules": True,
+}  # fmt: skip
+ODD = {
+    "a line without end": ("while True: sys.stdout.write('x' * 4096)", "said more than 65536 bytes, and no answer"),
+    "a drip": ("while True: sys.stdout.write('.'), sys.stdout.flush(), time.sleep(0.01)", "gave no answer within 1 s"),
+    "many lines": ("while True: print('x')", "answered 'x', which is no answer of autoclave"),
+    "complaints without end": ("while True: sys.stderr.write('x' * 4096)", "gave no answer within 1 s"),
+    "a banner": ("print('== CUDA ==')", "answered '== CUDA ==', which is no answer"),
+    "deep JSON": ("print('[' * 50000)", "which is no answer .* nested too deeply"),
+    "another release": ("print(json.dumps({'gpu': None, 'ready': 1}))", "no answer .* exactly the fields gpu"),
+    "a large number": (f"print(json.dumps({{'gpu': {ABOUT | {'memory': 2**63}}}}))", "a number in it is no size"),
+    "no UUID": (f"print(json.dumps({{'gpu': {ABOUT | {'uuid': 'GPU-' + chr(27) + '[2J'}}}}))", "its GPU has no UUID"),
+    "no name": (f"print(json.dumps({{'gpu': {ABOUT | {'driver': chr(10)}}}}))", "its GPU has no printable name"),
+    "bytes": ("sys.stdout.buffer.write(bytes(range(128, 256)) + b'\\n')", "which is no answer"),
+}
+
+
+@pytest.mark.parametrize(("odd", "why"), ODD.values(), ids=ODD)
+def test_a_foreign_container_ends_the_run_in_a_sentence(odd, why) -> None:
+    program = f"import json, sys, time\n{odd}"
+    launcher = Launcher(lambda _name: [sys.executable, "-c", program], starts_within=1)
+    with pytest.raises(rounds.ContainerFailed, match=why) as failed:
+        rounds.run_round(Subject(launcher), Ending.EXIT)
+    assert failed.value.message.isprintable()
+    assert len(failed.value.message) < 500
+
+
+@pytest.mark.parametrize("planted", [{}, {"memory": {"written": -1, "recognised": 0, "mapped": 0}}])
+def test_sizes_and_media_are_those_that_were_asked_for(planted) -> None:
+    filled = {"available": 1, "planted": planted}
+    program = f"print('{{\"gpu\": null}}', flush=True)\nprint({json.dumps(filled)!r}, flush=True)\ninput()\ninput()"
+    with pytest.raises(rounds.ContainerFailed, match=r"no answer .*other media|no size"):
+        rounds.run_round(Subject(Launcher(lambda _: [sys.executable, "-c", program])), Ending.EXIT, [Medium.MEMORY])
+
+
+def test_a_container_may_complain_as_long_as_it_likes() -> None:
+    """A pipe holds 64 KiB: before an answer, and before the end."""
+    complains = "import atexit, sys\nsys.stderr.write('x' * 300000)\natexit.register(sys.stderr.write, 'y' * 300000)\n"
+    refusal = json.dumps({"refused": "full", "out_of_memory": True})
+    subject = Subject(Launcher(lambda _name: [sys.executable, "-c", complains + ANSWERS, refusal]), "GPU")
+    assert rounds.run_round(subject, Ending.EXIT)[0].refused == "full"
+
+
+def test_a_command_of_the_place_that_hangs_is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(rounds, "COMMANDS_WITHIN", 0.5)
+    monkeypatch.setattr(rounds, "SAYS_AFTER", 0.1)
+
+    def hangs(*_name: str) -> list[str]:
+        return ["sleep", "1000"]
+
+    launcher = Launcher(hangs, waits=hangs, remove=hangs, starts_within=0.5)
+    with pytest.raises(
+        rounds.ContainerFailed, match=r"no answer within 0.5 s; and then `sleep 1000` has not ended within 0.5 s"
+    ):
+        rounds.run_round(Subject(launcher), Ending.EXIT)
 
 
 def test_the_first_error_is_said_before_that_of_clearing_away() -> None:
@@ -271,6 +330,17 @@ def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None
     about = GpuAndDriver(gpu.uuid, "H200", "580", SIZE, ecc=True, persistence=None)
     for file in report.write(bench.to, Result("local", "now", about, (one,), 1)):
         assert gpu.uuid not in file.read_text(), file
+
+
+def test_a_report_keeps_no_markup_of_others(tmp_path) -> None:
+    foreign = "<script>alert(1)</script> ![x](https://example.com/) | `x`"
+    one = Round(Ending.EXIT, 1.0, 1, {Medium.MEMORY: Planted(1, 1)}, refused=foreign)
+    about = GpuAndDriver("GPU-1", foreign, foreign, 1, ecc=True, persistence=None)
+    report.write(tmp_path, Result("local", "now", about, (one,), 1, (foreign,)))
+    page = (tmp_path / "report.md").read_text()
+    assert page.count("alert") == 5
+    assert "<script" not in page
+    assert page.count("![x]") == page.count(" | `x`") == 0
 
 
 @pytest.mark.parametrize(
@@ -358,6 +428,16 @@ def test_what_is_left_is_found_wherever_containers_run(bench, commands, place, h
     result = json.loads((bench.to / "result.json").read_text())
     assert (result["on"], result["gpu"]["uuid"], result["gpu"]["model"]) == (place, bench.uuid[:8], "NVIDIA H200")
     assert {path.name for path in commands.iterdir()} == {"gpus"}, "a container is left"
+
+
+def test_a_foreign_container_loses_no_round(bench, commands) -> None:
+    bench.cuda.change(bench.uuid, clears=ALL)
+    (commands / "banner").write_text("2")
+    run = elsewhere(bench, commands, "--on", "slurm", "--medium", "memory", "--ending", "exit")
+    assert (run.returncode, run.stderr.count("\n")) == (2, 3), run.stderr
+    assert "a container answered '== CUDA ==', which is no answer" in run.stderr.splitlines()[-1]
+    result = json.loads((bench.to / "result.json").read_text())
+    assert (len(result["rounds"]), result["ended_early"]) == (1, "a container failed")
 
 
 def test_a_round_counts_only_on_one_gpu(bench, commands) -> None:
