@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from autoclave.remnant.model import Ending
@@ -17,6 +17,13 @@ PROGRAM = ("-P", "-m", "autoclave.remnant.tenant")
 IN_IMAGE = "/opt/autoclave/bin/python"
 STARTS_WITHIN = 600  # seconds until a container runs: its image may have to come first
 LOADS_WITHIN = 120  # seconds, of the program alone
+LIVES_AT_MOST = STARTS_WITHIN + 300  # seconds; after that, Kubernetes ends a pod that nobody has removed
+RIGHTS = (  # in the namespace of the pods, to make them, hear them and remove them
+    *(f"{verb} pods" for verb in ("create", "get", "list", "watch", "delete")),
+    "create pods/attach",
+    "get pods/attach",
+    "get pods/log",
+)
 _REMOVE = ("sh", "-c", 'docker ps --all --quiet --filter "name=^$1$" | xargs --no-run-if-empty docker rm --force', "sh")
 _WAITS = (  # for a node, or for its image
     '{.status.conditions[?(@.type=="PodScheduled")].message}{.status.message}'
@@ -46,6 +53,7 @@ class Launcher:
     remove: Callable[[str], list[str]] | None = None  # in whatever state it is; None: nothing is left of it
     starts_within: float = STARTS_WITHIN
     together: bool = True  # the next container can be started before the first one has given up the GPU
+    rights: Mapping[str, list[str]] = field(default_factory=dict)  # what an account must be allowed, and what asks that
 
     @property
     def endings(self) -> tuple[Ending, ...]:
@@ -81,7 +89,18 @@ def docker(image: str, uuid: str) -> Launcher:
 
     def start(name: str) -> list[str]:
         flags = ["--interactive", "--name", name, "--gpus", f"device={uuid}"]
-        return ["docker", "run", *flags, "-e", f"{_CAPABILITIES}={_NEEDED}", "--entrypoint", IN_IMAGE, image, *PROGRAM]
+        return [
+            "docker",
+            "run",
+            "--rm",
+            *flags,
+            "-e",
+            f"{_CAPABILITIES}={_NEEDED}",
+            "--entrypoint",
+            IN_IMAGE,
+            image,
+            *PROGRAM,
+        ]
 
     return Launcher(start, remove=lambda name: [*_REMOVE, name])
 
@@ -91,7 +110,7 @@ def kubernetes(pod: Pod) -> Launcher:
     kubectl = ["kubectl", *(["--namespace", pod.namespace] if pod.namespace else [])]
 
     def start(name: str) -> list[str]:
-        flags = ["--quiet", "--stdin", "--restart=Never", f"--pod-running-timeout={STARTS_WITHIN}s"]
+        flags = ["--quiet", "--stdin", "--rm", "--restart=Never", f"--pod-running-timeout={STARTS_WITHIN}s"]
         return [
             *kubectl,
             "run",
@@ -110,7 +129,13 @@ def kubernetes(pod: Pod) -> Launcher:
     def waits(name: str) -> list[str]:
         return [*kubectl, "get", "pod", name, "--ignore-not-found", f"--output=jsonpath={_WAITS}"]
 
-    return Launcher(start, waits=waits, delete=delete, force_delete=force, remove=delete, together=False)
+    def asks(right: str) -> list[str]:
+        verb, resource = right.split()
+        resource, _, part = resource.partition("/")  # kubectl takes what stands after a slash for a name
+        return [*kubectl, "auth", "can-i", verb, resource, *([f"--subresource={part}"] if part else [])]
+
+    rights = {right: asks(right) for right in RIGHTS}
+    return Launcher(start, waits=waits, delete=delete, force_delete=force, remove=delete, together=False, rights=rights)
 
 
 def _manifest(name: str, pod: Pod) -> dict[str, object]:
@@ -131,6 +156,7 @@ def _manifest(name: str, pod: Pod) -> dict[str, object]:
     spec: dict[str, object] = {
         "containers": [container],
         "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIVES_AT_MOST,
         # What namespaces with the level "restricted" demand; the user is the image's.
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "automountServiceAccountToken": False,

@@ -143,12 +143,10 @@ class _Container:
         """What the place says of a container that has not started; nothing if it does not answer."""
         if self._launcher.waits is None:
             return ""
-        command = self._launcher.waits(self._name)
         try:
-            asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMANDS_WITHIN)
-        except subprocess.TimeoutExpired:
+            return " ".join(_asked(self._launcher.waits(self._name)).stdout.split())
+        except ContainerFailed:
             return ""
-        return " ".join(asked.stdout.split())
 
     def _wait(self) -> None:
         ends = time.monotonic() + GONE_WITHIN
@@ -156,6 +154,20 @@ class _Container:
             if (left := ends - time.monotonic()) <= 0:
                 raise ContainerFailed(f"process {self._process.pid} is not gone within {GONE_WITHIN:g} s")
             self._output.read(left)
+
+
+def expect_rights(launcher: Launcher) -> None:
+    """ContainerFailed if the account may not do all that a round takes: it might leave a container behind."""
+    denied = []
+    for right, command in launcher.rights.items():
+        asked = _asked(command)
+        if asked.stdout.split()[:1] not in (["yes"], ["no"]):
+            raise _unlike_success(command, asked)
+        if asked.returncode:
+            denied.append(right)
+    if denied:
+        why = "a pod that it makes could stay; docs/remnant.md has the rights that it needs"
+        raise ContainerFailed(f"this account may not {', '.join(denied)}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +254,22 @@ def _container(launcher: Launcher, order: ContainerOrder, tell: Callable[[str], 
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run a command of the place; ContainerFailed if it fails. Ctrl-C does not end it: it clears away."""
+    """Run a command of the place; ContainerFailed if it fails."""
+    done = _asked(command)
+    if done.returncode:
+        raise _unlike_success(command, done)
+
+
+def _asked(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """What a command of the place answers. Ctrl-C does not end it: it clears away."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command, capture_output=True, text=True, check=False, start_new_session=True, timeout=COMMANDS_WITHIN
         )
     except subprocess.TimeoutExpired as error:
         raise ContainerFailed(f"`{shlex.join(command)}` has not ended within {COMMANDS_WITHIN:g} s") from error
-    if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise ContainerFailed(
-            f"`{shlex.join(command)}` ended with status {done.returncode}: {last or 'it wrote nothing'}"
-        )
+
+
+def _unlike_success(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> ContainerFailed:
+    last = done.stderr.strip().rpartition("\n")[2] or "it wrote nothing"
+    return ContainerFailed(f"`{shlex.join(command)}` ended with status {done.returncode}: {last}")

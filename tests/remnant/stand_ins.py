@@ -2,7 +2,8 @@
 
 ``GIVEN``: a directory with a file for each container, by its name: its PID. The file ``gpus`` has the UUID that the
 next container gets, and the ones after it; the last one is for all others. The file ``banner`` has how many containers
-start before one that says a line of its own.
+start before one that says a line of its own, ``denied`` what the account of ``kubectl`` may not do, one on each line.
+A pipe ``begun`` gets the PID of the command when a container has begun.
 """
 
 import json
@@ -35,7 +36,15 @@ def main(program: str, arguments: list[str]) -> int:
             manifest = json.loads(rest[-1].removeprefix("--overrides="))
             [container] = manifest["spec"]["containers"]
             assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-            return _run(container["name"], _next_gpu(), container["command"][1:])
+            assert 600 < manifest["spec"]["activeDeadlineSeconds"] < 3600
+            return _run(container["name"], _next_gpu(), container["command"][1:], remove="--rm" in rest)
+        case ["kubectl", *rest] if "can-i" in rest:
+            denied = (GIVEN / "denied").read_text().splitlines() if (GIVEN / "denied").exists() else []
+            verb, resource, *part = rest[rest.index("can-i") + 1 :]
+            assert "/" not in resource, "a name"
+            right = "/".join([f"{verb} {resource}", *(each.removeprefix("--subresource=") for each in part)])
+            sys.stdout.write("no - nobody allows it\n" if right in denied else "yes\n")
+            return int(right in denied)
         case ["kubectl", *rest] if "delete" in rest:
             return _end(rest[rest.index("pod") + 1])
         case ["srun", *rest]:
@@ -52,8 +61,8 @@ def _next_gpu() -> str:
     return first
 
 
-def _run(name: str, uuid: str, command: list[str]) -> NoReturn:
-    """The container sees the root directory of the stand-in for a machine."""
+def _run(name: str, uuid: str, command: list[str], *, remove: bool = False) -> NoReturn:
+    """The container sees the root directory of the stand-in for a machine. ``remove``: when it has ended."""
     order = json.loads(sys.stdin.readline()) | {"host_root": os.environ["HOST_ROOT"]}
     if (banner := GIVEN / "banner").exists():
         if (left := int(banner.read_text())) == 0:
@@ -63,8 +72,12 @@ def _run(name: str, uuid: str, command: list[str]) -> NoReturn:
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": uuid}
     container = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, env=variables, text=True)
     (GIVEN / name).write_text(str(container.pid))
+    if (GIVEN / "begun").exists():
+        (GIVEN / "begun").write_text(str(os.getpid()))
     threading.Thread(target=_pass_on, args=(json.dumps(order), container), daemon=True).start()
     status = container.wait()
+    if remove:
+        _end(name)
     os._exit(status if status >= 0 else 128 - status)  # it does not wait for the end of its own input
 
 
@@ -74,6 +87,7 @@ def _pass_on(order: str, container: subprocess.Popen[str]) -> None:
         for line in chain([order + "\n"], iter(sys.stdin.readline, "")):
             container.stdin.write(line)
             container.stdin.flush()
+        container.stdin.close()
 
 
 def _end(name: str) -> int:
@@ -81,7 +95,7 @@ def _end(name: str) -> int:
         return 0
     with suppress(ProcessLookupError):  # the command that has started it ends after it
         os.kill(int((GIVEN / name).read_text()), signal.SIGKILL)
-    (GIVEN / name).unlink()
+    (GIVEN / name).unlink(missing_ok=True)
     return 0
 
 

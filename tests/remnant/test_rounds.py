@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +33,13 @@ from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
 from tests.fakes.nvml.fixtures import Stage, nvml_build, stage
 from tests.fakes.nvml.machine import Process
 from tests.gpu.rehearsing import ROOT, environment
+from tests.patience import WITHIN
 
 __all__ = ["nvml_build", "stage"]  # fixtures
 pytestmark = needs_namespace
 
 SIZE = 12 * PAGE
+KEY = "0" * 32
 ALL = {0: SIZE}  # of the memory
 # Registers of the stand-in are new in each launch.
 CHOSEN = ("--medium", "memory", "--medium", "host-memory", "--medium", "shared-memory")
@@ -398,13 +403,26 @@ def commands(bench, tmp_path) -> Path:
     return given
 
 
-def elsewhere(bench, commands, *flags: str) -> subprocess.CompletedProcess[str]:
+def ended(process: int) -> None:
+    """Wait until this process has ended."""
+    assert select.select([process], [], [], WITHIN)[0]
+    os.close(process)
+
+
+def running(bench, commands, *flags: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
     """The command where these are on the search path."""
     programs = commands.with_name("programs")
     own = {"GIVEN": str(commands), "HOST_ROOT": str(bench.stage.root.path)}
     variables = bench.variables | own | {"PATH": f"{programs}:{bench.variables['PATH']}"}
-    command = ["unshare", *FLAGS, sys.executable, "-m", "autoclave", "remnant", "run", "--to", str(bench.to), *flags]
-    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    command = [*before, sys.executable, "-m", "autoclave", "remnant", "run", "--to", str(bench.to), *flags]
+    return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def elsewhere(bench, commands, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The same in a namespace of its own, until it ends."""
+    with running(bench, commands, *flags, before=["unshare", *FLAGS]) as run:
+        out, said = run.communicate()
+    return subprocess.CompletedProcess(run.args, run.returncode, out, said)
 
 
 PLACES = {
@@ -438,6 +456,53 @@ def test_a_foreign_container_loses_no_round(bench, commands) -> None:
     assert "a container answered '== CUDA ==', which is no answer" in run.stderr.splitlines()[-1]
     result = json.loads((bench.to / "result.json").read_text())
     assert (len(result["rounds"]), result["ended_early"]) == (1, "a container failed")
+
+
+@pytest.mark.parametrize("right", ["create pods/attach", "delete pods", "get pods/log"])
+def test_no_pod_is_made_that_could_not_be_removed(bench, commands, right) -> None:
+    (commands / "denied").write_text(right)
+    flags = ("--medium", "memory", "--ending", "exit", "--rounds", "1")
+    run = elsewhere(bench, commands, "--on", "kubernetes", "--image", "ours", *flags)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1), run.stderr
+    assert f"cannot start pods: this account may not {right}: " in run.stderr
+    assert not bench.to.exists()
+    assert {path.name for path in commands.iterdir()} == {"gpus", "denied"}
+
+
+def test_a_killed_command_leaves_no_pod(bench, commands) -> None:
+    os.mkfifo(commands / "begun")
+    with running(bench, commands, "--on", "kubernetes", "--image", "ours") as run:
+        kubectl = os.pidfd_open(int((commands / "begun").read_text()))
+        run.kill()
+    ended(kubectl)
+    assert {path.name for path in commands.iterdir()} == {"gpus", "begun"}
+
+
+def test_a_command_of_the_place_outlives_this_one(tmp_path) -> None:
+    """It can clear away, although it writes to a pipe that nobody reads."""
+    os.mkfifo(tmp_path / "begun")
+    place = f"echo $$ >{tmp_path}/begun; while read line; do :; done; echo answer; touch {tmp_path}/cleared"
+    program = f"""
+from autoclave.remnant import launchers, rounds
+launcher = launchers.Launcher(lambda _name: ["sh", "-c", {place!r}])
+rounds.run_round(rounds.Subject(launcher), rounds.Ending.EXIT)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as run:
+        shell = os.pidfd_open(int((tmp_path / "begun").read_text()))
+        run.kill()
+    ended(shell)
+    assert (tmp_path / "cleared").exists()
+
+
+def test_a_container_without_its_command_does_nothing(bench) -> None:
+    order = ContainerOrder("fill", bench.uuid, bench.stage.machine.gpu(0).pci, str(bench.stage.root.path), KEY, KEY)
+    command = [sys.executable, *launchers.PROGRAM]
+    said = subprocess.run(
+        command, cwd=ROOT, env=bench.variables, input=json.dumps(dataclasses.asdict(order)) + "\n",
+        stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert said == '{"gpu": null}\n'
+    assert bench.cuda.memory(bench.uuid).read_bytes() == bytes(SIZE)
 
 
 def test_a_round_counts_only_on_one_gpu(bench, commands) -> None:

@@ -21,7 +21,7 @@ from autoclave.remnant.idle import IdleObserver, InUse
 from autoclave.remnant.judge import Verdict
 from autoclave.remnant.launchers import Place
 from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Result, Round
-from autoclave.remnant.rounds import AnotherGpu, ContainerFailed, Subject, in_turn, run_round
+from autoclave.remnant.rounds import AnotherGpu, ContainerFailed, Subject, expect_rights, in_turn, run_round
 from ground import calendar_time
 from ground.errors import FatalError
 from scrubber.devices.base import DeviceError
@@ -275,6 +275,10 @@ def _check(on: Place, gpu: str | None, host_root: Path, chosen: RemnantOptions) 
     for how in set(chosen["ending"]) - set(launcher.endings):
         possible = ", ".join(each.value for each in launcher.endings)
         raise click.UsageError(f"--ending {how.value} is not possible with --on {on.value}; possible are {possible}")
+    try:
+        expect_rights(launcher)
+    except ContainerFailed as error:
+        raise FatalError(f"cannot start pods: {error.why}") from error
 
 
 def _elsewhere(on: Place, chosen: RemnantOptions) -> Subject:
