@@ -2,7 +2,8 @@
 
 An answer may have the forms that NVIDIA's plugin gives it, and no other part: docs/in-front.md lists them. Each name of
 a GPU in it, by UUID or by index, must be that of a granted one, and each granted GPU must be named. Only variables may
-be others: a new one that names no GPU and reaches no device must not stop all pods of a node.
+be others: a new one that names no GPU and reaches no device must not stop all pods of a node. The vendor is trusted
+with the code that its containers run, but not with their GPUs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _VARIABLES = {
     "NVIDIA_MOFED": re.compile("enabled"),
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of any other variable
-# The linker, a shell, CUDA, or what gives containers their devices acts on these: each may reach what was not granted.
-_HARMFUL = re.compile(r"(LD|GLIBC|CUDA|NVIDIA|AUTOCLAVE)_.*|.*_VISIBLE_DEVICES|PATH|ENV|BASH_ENV|PYTHON.*")
+# CUDA, its libraries by the linker, or what gives containers their devices acts on these: they may reach another GPU.
+_REACHES_A_GPU = re.compile(r"(CUDA|NVIDIA|LD)_.*|.*_VISIBLE_DEVICES")
 # The GPU operator has NVIDIA's plugin write the second prefix.
 _ANNOTATION = re.compile(r"(nvidia\.)?cdi\.k8s\.io/nvidia-device-plugin_[A-Za-z0-9_.-]+")
 _CDI_NAME = re.compile(r"k8s\.device-plugin\.nvidia\.com/(gpu|imex-channel|gdrcopy|gds|mofed)=[A-Za-z0-9_.:-]+")
@@ -43,7 +44,7 @@ def check(
     cdi_dirs: Collection[Path],
     variables: Collection[str] = (),
 ) -> frozenset[str]:
-    """Raise Refused if the answer disagrees with the grant. Returns the variables in it that are unknown, and harmless.
+    """Raise Refused if the answer disagrees with the grant. Returns the variables in it that are unknown, and pass.
 
     ``granted``: the devices of each container. ``variables``: other variables that the operator lets pass.
     """
@@ -97,7 +98,7 @@ def _fault(
     """Why a container may not have this variable; empty: it may."""
     if name == VARIABLE or name in variables or (name in _VARIABLES and _VARIABLES[name].fullmatch(value)):
         return ""
-    if _unknown(name) and _NAME.fullmatch(name) and not _HARMFUL.fullmatch(name):
+    if _unknown(name) and _NAME.fullmatch(name) and not _REACHES_A_GPU.fullmatch(name):
         foreign = cdi.fault({"env": [f"{name}={value}"]}, granted, on_node)
     else:
         foreign = "may reach what was not granted"
