@@ -15,6 +15,7 @@ from autoclave.cli import human
 from ground.device_messages import state_words
 from ground.quantities import quantity
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Measurements
+from scrubber.core.witness import ACCOUNTS, FILES
 from scrubber.words import views
 
 EMPTY = "-"
@@ -44,11 +45,12 @@ def plain(headers: Sequence[str], rows: Rows) -> str:
 STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
 WIDE = (
     "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
-    "WITNESS", "MODEL", "NOTE",
+    "USES", "MODEL", "NOTE",
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
 STEPS = {"evict": "ending processes (evict)", "scratch": "memory on the chip (scratch)"}  # those that say too little
+_WITNESSES = {FILES: "files", ACCOUNTS: "driver", "not known": "unknown"}  # short enough for a column
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
@@ -72,7 +74,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.policy_rule,
             device.receipt.id if device.receipt else "",
             coverage(device.receipt) if device.receipt else "",
-            device.witness.partition(":")[0],
+            _WITNESSES.get(witness := device.witness.partition(":")[0], witness),
             _model(device),
             note(device),
         ]

@@ -28,10 +28,10 @@ class House:
             simulated_memory=2**20,
         )
         unix_sockets.lock_run_dir(self.config.run_dir)
-        backend = assembly.build_backend(self.config)
+        self.backend = assembly.build_backend(self.config)
         counters = ServiceCounters(CollectorRegistry())
         ledger, pool = assembly.open_ledger(self.config, counters), assembly.build_pool(self.config)
-        self.built = assembly.build(self.config, backend, ActivePolicy("fast"), ledger, counters, pool)
+        self.built = assembly.build(self.config, self.backend, ActivePolicy("fast"), ledger, counters, pool)
         self.doors = server.GrpcServers(self.built.service, self.built.reporter, counters, self.config.run_dir)
 
     async def open(self):
@@ -50,6 +50,7 @@ class House:
         await self.built.pool.close()
         await self.doors.close(0)
         await self.built.ledger.close()
+        self.backend.close()  # all programs of a user share few inotify instances
 
     def scrubber(self):
         return client.ScrubberClient(paths.scrubber_socket(self.config.run_dir))
