@@ -216,6 +216,7 @@ async def _run_service(
     built = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
     await built.chronicle.write()  # before a grant: which policy it was given under
+    chronicle = asyncio.create_task(built.chronicle.run(), name="chronicle")
     await built.pool.start()  # first, because the zygote loads CuPy while the service recovers
     with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later
         await built.service.upkeep.recover()
@@ -230,7 +231,7 @@ async def _run_service(
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
-        asyncio.create_task(built.chronicle.run(), name="chronicle"),
+        chronicle,
         asyncio.create_task(_watch_policy(active_policy, policy_changed), name="policy file"),
         asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
         asyncio.create_task(_sign_checkpoints(ledger), name="checkpoints"),

@@ -33,13 +33,23 @@ class Chronicle:
         self._policy: ev.Event | None = None  # the newest row about the policy
 
     async def run(self) -> None:
-        """Watch the clocks and the policy until cancelled."""
+        """Watch the clocks and the policy until cancelled. A disk that hangs is no standstill."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_clocks())
+            tasks.create_task(self._write_again_and_again())
+
+    async def _watch_clocks(self) -> None:
+        ended = self._clocks()
         while True:
-            began = self._clocks()
             await asyncio.sleep(PAUSE)
-            self._seen, events = standstills.after_pause(self._seen, began, self._clocks())
+            began, ended = ended, self._clocks()  # a standstill between two pauses counts as well
+            self._seen, events = standstills.after_pause(self._seen, began, ended)
             self._unwritten += events
+
+    async def _write_again_and_again(self) -> None:
+        while True:
             await self.write()
+            await asyncio.sleep(PAUSE)
 
     async def write(self) -> None:
         """Write what is in no row yet, unless the ledger has a fault."""
