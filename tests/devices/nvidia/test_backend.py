@@ -61,6 +61,7 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
         "restore_only": False,
         "resets": str(rig.settings.parent / "resets"),
         "locks": [gpu.uuid],
+        "virtual": False,
         "links": [],
         "idle_bytes": 4 * 2**20,
     }
