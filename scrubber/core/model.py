@@ -383,10 +383,14 @@ class Setback:
     detail: str
     at: Moment
     count: int = 1
-    stuck: tuple[Holder, ...] = ()  # processes that the scrub told to end and that still run ...
-    stuck_since: Moment | None = None  # ... and when a scrub first found one of them
-    undecided: bool = False  # since the last proof, a program of ours has failed on the device
-    node_or_device: Moment | None = None  # the first failure since the last proof that the node may have caused
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Processes that do not end, and since when they, or others before them without a gap, hold the device."""
+
+    holders: tuple[Holder, ...]
+    since: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +418,7 @@ class Facts:
     successor: str | None = None  # the GPU that is now at the PCI address of this device
     withheld: bool = False  # a request for the device was refused: the kubelet believes that the device is free
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
-    hung_since: float | None = None  # uptime: since then all holders hung in the kernel at every observation
+    hung: Stuck | None = None  # all holders hang in the kernel, and since when at every observation that saw them
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded

@@ -103,7 +103,7 @@ def _lately(record: Record, now: Moment, within: float) -> bool:
     and longer pauses, does not fail for a passing reason.
     """
     job, failed = record.scrubs.job, record.scrubs.setback
-    if failed is not None and (failed.stuck or 2 * pauses.until_retry(failed) > within):
+    if record.scrubs.stuck is not None or (failed is not None and 2 * pauses.until_retry(failed) > within):
         return False
     if job is not None:
         return job.trigger is not Trigger.REINSTATE and now.uptime - job.started.uptime <= within

@@ -34,6 +34,13 @@ def all_holders_hang(facts: Facts) -> bool:
     return bool(facts.holders) and all(holder.state == "D" for holder in facts.holders or ())
 
 
+def hanging(facts: Facts) -> tuple[Holder, ...] | None:
+    """The holders if all of them hang in the kernel, nobody if one does not; None: the holders are not known."""
+    if facts.holders is None:
+        return None
+    return facts.holders if all_holders_hang(facts) else ()
+
+
 def about_to_start(owner: Owner | None, now: Moment) -> bool:
     """Whether the owner's container was admitted and may still appear: it was not seen yet."""
     return owner is not None and not owner.seen and just_admitted(owner, now)

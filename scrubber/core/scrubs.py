@@ -5,13 +5,17 @@
   request. An ailment makes the path due that ``ailments.path_after`` names, and a grave error from before the first
   observation the path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
 * ``setback``: how often a scrub has failed. It sets the next pause.
+* ``stuck``: who did not end, and since when (``core.stuck``). Only an evict that has passed says that nobody is stuck.
+* ``undecided``, ``node_or_device``: failures whose blame is open. They count whatever has ended their job.
+
+A proof ends the last three. So do a person's word, and another boot or driver instance, which no process outlives.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scrubber.core import ailments, tenancy
+from scrubber.core import ailments, stuck, tenancy
 from scrubber.core import events as ev
 from scrubber.core.measurements import ZEROS
 from scrubber.core.model import (
@@ -23,6 +27,7 @@ from scrubber.core.model import (
     ScrubPath,
     Setback,
     Step,
+    Stuck,
     Trigger,
     most_thorough,
 )
@@ -40,6 +45,9 @@ class Scrubs:
     last_receipt: str | None = None  # digest of the newest receipt ever given
     proven_at: float = 0.0  # uptime of this boot; when the last scrub that passed had finished
     setback: Setback | None = None
+    stuck: Stuck | None = None  # told to end by a scrub, and still on the device
+    undecided: bool = False  # since the last proof, a program of ours has failed on the device
+    node_or_device: Moment | None = None  # the first failure since the last proof that the node may have caused
     due_path: ScrubPath | None = None  # the next scrub takes at least this path
     half_cleared: bool = False  # a clear began and no proof followed: what is in memory may be our own pattern
     pattern_left: bool = False  # the last proof left a pattern: what no user has overwritten may still be that
@@ -80,29 +88,31 @@ def _demand_job(scrubs: Scrubs, job: str) -> None:
 
 
 def fold(
-    scrubs: Scrubs, event: ev.Event, at: Moment, *, had: Tenancy, quarantined: bool, rebooted: bool
+    scrubs: Scrubs, event: ev.Event, at: Moment, *, had: Tenancy, quarantined: bool, before: Incarnation
 ) -> Scrubs:  # fmt: skip
-    """What an event changes. ``had``: who has the device before it. ``rebooted``: the service notices another boot."""
+    """What an event changes. ``had``: who has the device before it. ``before``: the boot and driver of the record."""
     match event:
         case ev.ScrubStarted(job) | ev.ProbationStarted(job):
             return _started(scrubs, job)
         case ev.StepStarted(step=step):
             return replace(scrubs, job=replace(_job(scrubs), step=step))
         case ev.StepFinished(result=result):
-            job = _job(scrubs)
-            return replace(scrubs, job=replace(job, step=None, results=(*job.results, result)))
+            job, here = _job(scrubs), scrubs.stuck
+            if result.step is Step.EVICT:
+                here = stuck.followed(here, stuck.left_by(result), at)
+            return replace(scrubs, job=replace(job, step=None, results=(*job.results, result)), stuck=here)
         case ev.Escalated(path=path):
             job = replace(_job(scrubs), path=path)
             return replace(scrubs, job=job, due_path=path, half_cleared=_half_cleared(scrubs))
         case ev.ScrubPassed(receipt=receipt):
             return _passed(scrubs, receipt, at)
         case ev.ScrubFailed(why=why):
-            job, half, failed = _job(scrubs), _half_cleared(scrubs), set_back(scrubs, why, at)
+            job, count = _job(scrubs), scrubs.setback.count + 1 if scrubs.setback is not None else 1
             burn_in = job.trigger is Trigger.BURN_IN
             due = scrubs.due_path if burn_in else most_thorough(scrubs.due_path, job.path)
-            return replace(scrubs, job=None, setback=failed, half_cleared=half, due_path=due)
+            return replace(_without_job(scrubs, at), setback=Setback(why, at, count), due_path=due)
         case ev.ScrubInterrupted():
-            return replace(scrubs, job=None, half_cleared=_half_cleared(scrubs))
+            return _without_job(scrubs, at)
         case ev.Granted():
             its = scrubs.receipt
             if its is not None and tenancy.ends(had, event):
@@ -118,34 +128,34 @@ def fold(
             return replace(scrubs, due_path=most_thorough(scrubs.due_path, ailments.path_after(ailment)))
         case ev.Quarantined(quarantine):
             due = most_thorough(scrubs.due_path, ailments.path_after(quarantine.ailment))
-            return replace(scrubs, job=None, receipt=None, half_cleared=_half_cleared(scrubs), due_path=due)
+            return replace(_without_job(scrubs, at), receipt=None, due_path=due)
         case ev.QuarantineWithdrawn() if scrubs.due_path is ScrubPath.FAST:
             return replace(scrubs, due_path=None)  # the ailment has made it due
         case ev.Reinstated():
-            return replace(scrubs, setback=None, due_path=None)
+            return replace(_forgiven(scrubs), due_path=None)
         case ev.ErrorsNoted(grave=True):
             return replace(scrubs, due_path=ScrubPath.RESET)
-        case ev.Distrusted():
-            return _distrusted(scrubs, quarantined=quarantined, rebooted=rebooted)
+        case ev.Distrusted(incarnation=now):
+            return _distrusted(scrubs, before, now, quarantined=quarantined)
         case _:
             return scrubs
 
 
-def set_back(scrubs: Scrubs, why: str, at: Moment) -> Setback:
-    """What the job that runs leaves behind if it fails now, with the processes that no scrub could end."""
-    before = scrubs.setback
-    count = before.count + 1 if before is not None else 1
-    results = scrubs.job.results if scrubs.job is not None else ()
-    undecided = any(result.blame is Blame.UNDECIDED for result in results) or (before is not None and before.undecided)
-    stuck = tuple(holder for result in results for holder in result.findings.stuck)
-    node = before.node_or_device if before is not None else None
-    if node is None and any(result.blame is Blame.NODE_OR_DEVICE for result in results):
-        node = at
-    if not stuck:
-        return Setback(why, at, count, undecided=undecided, node_or_device=node)
-    known = {(holder.pid, holder.started) for holder in before.stuck} if before is not None else set()
-    same = any((holder.pid, holder.started) in known for holder in stuck)
-    return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at, undecided, node)
+def _without_job(scrubs: Scrubs, at: Moment) -> Scrubs:
+    """What a job leaves behind that ends without a proof, whatever ends it."""
+    blamed = {result.blame for result in scrubs.job.results} if scrubs.job is not None else set()
+    return replace(
+        scrubs,
+        job=None,
+        half_cleared=_half_cleared(scrubs),
+        undecided=scrubs.undecided or Blame.UNDECIDED in blamed,
+        node_or_device=scrubs.node_or_device or (at if Blame.NODE_OR_DEVICE in blamed else None),
+    )
+
+
+def _forgiven(scrubs: Scrubs) -> Scrubs:
+    """Without a memory of what has failed."""
+    return replace(scrubs, setback=None, stuck=None, undecided=False, node_or_device=None)
 
 
 def _job(scrubs: Scrubs) -> Job:
@@ -177,12 +187,11 @@ def _passed(scrubs: Scrubs, receipt: Receipt, at: Moment) -> Scrubs:
         took = (*took[1 - REMEMBERED :], at.uptime - _job(scrubs).started.uptime)
     met = most_thorough(scrubs.due_path, receipt.path) is receipt.path
     return replace(
-        scrubs,
+        _forgiven(scrubs),
         job=None,
         receipt=receipt,
         last_receipt=receipt.digest,
         proven_at=receipt.finished.uptime,
-        setback=None,
         half_cleared=False,
         pattern_left=receipt.leaves != ZEROS,
         due_path=None if met else scrubs.due_path,
@@ -191,14 +200,13 @@ def _passed(scrubs: Scrubs, receipt: Receipt, at: Moment) -> Scrubs:
     )
 
 
-def _distrusted(scrubs: Scrubs, *, quarantined: bool, rebooted: bool) -> Scrubs:
-    due = scrubs.due_path
+def _distrusted(scrubs: Scrubs, before: Incarnation, now: Incarnation, *, quarantined: bool) -> Scrubs:
+    due, rebooted = scrubs.due_path, now.boot_id != before.boot_id
     if rebooted and due is ScrubPath.RESET:
         due = ScrubPath.SLOW  # the reboot has reset the device
     return replace(
-        scrubs,
+        scrubs if now == before else _forgiven(scrubs),  # all processes have ended, and times may be of another boot
         receipt=None,
         proven_at=0.0 if rebooted else scrubs.proven_at,
-        setback=None,  # its processes have ended, and its times may be of another boot
         due_path=most_thorough(ScrubPath.SLOW, due) if quarantined else due,  # as after a first observation
     )

@@ -191,7 +191,9 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         device=event.device if isinstance(event, ev.Described) else record.device,
         incarnation=incarnation,
         tenancy=tenancy.fold(record.tenancy, event, at),
-        scrubs=scrubs.fold(record.scrubs, event, at, had=record.tenancy, quarantined=quarantined, rebooted=rebooted),
+        scrubs=scrubs.fold(
+            record.scrubs, event, at, had=record.tenancy, quarantined=quarantined, before=record.incarnation
+        ),
         health=health.fold(record.health, event, at, job=record.scrubs.job, rebooted=rebooted),
         bypasses=bypasses.fold(record.bypasses, event, at, rebooted=rebooted),
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ground.quantities import quantity
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import ailments, answers, burn_in, in_force, ownership, pauses, presence, proof, verdict
+from scrubber.core import ailments, answers, burn_in, in_force, ownership, pauses, presence, proof, stuck, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
@@ -139,7 +139,7 @@ def quarantine(
     sticky = _needs_person(ailment) or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     last_try = newest.detail if before is not None and record.scrubs.job is not None else ""
-    since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
+    since = now if newest.kind in presence.TAKEN_AWAY else _since(record, now)
     entered = Quarantine(ailment, since, by, record.health.baseline, probes, due, last_try)
     # An operator's quarantine judges no errors: errors since the present baseline still count as new.
     if newest.kind is AilmentKind.OPERATOR:
@@ -309,8 +309,7 @@ def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
 def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     """Say which processes hang. No signal can end them; after ``give_up`` they count as an ailment."""
     why = f"its processes hang in the kernel (state D): {holder_names(facts.holders or ())}"
-    waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
-    if waited and record.health.ailment is None:
+    if stuck.held_for(facts.hung, now) >= policy.evict.give_up and record.health.ailment is None:
         return answers.RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
     return answers.Proceed() if record.health.ailment is not None else answers.Blocked(why)
 

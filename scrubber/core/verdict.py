@@ -23,7 +23,7 @@ from typing import Any
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.model import Policy
-from scrubber.core import answers, ownership, plans, proof, scrubs, step_results
+from scrubber.core import answers, ownership, plans, proof, step_results, stuck
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measurements import Measurements, Uncovered, forgiven_memory, own_memory
 from scrubber.core.model import (
@@ -166,9 +166,9 @@ def confirmed(
 
 def _has_failed(record: Record) -> bool:
     """Whether an earlier path of this job has failed, or an earlier scrub since the last proof in the same way."""
-    job, setback = record.scrubs.job, record.scrubs.setback
+    job = record.scrubs.job
     escalated = job is not None and any(result.path is not job.path for result in job.results)
-    return escalated or (setback is not None and setback.undecided)
+    return escalated or record.scrubs.undecided
 
 
 def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
@@ -176,8 +176,7 @@ def _passed_elsewhere(record: Record, others: Collection[Record]) -> bool:
 
     Since the first one: on a quiet node no other device is scrubbed again before the next attempt at this one.
     """
-    setback = record.scrubs.setback
-    first = setback.node_or_device if setback is not None else None
+    first = record.scrubs.node_or_device
     failed_at = first.uptime if first is not None else math.inf
     receipts = (it.scrubs.receipt for it in others if it.device.uuid != record.device.uuid)
     return any(
@@ -207,8 +206,8 @@ def consequence(
         return Consequence.ENTER_QUARANTINE
     if quarantined:
         return Consequence.STAY_IN_QUARANTINE
-    stuck = failure.ailment.kind is AilmentKind.STUCK_PROCESS
-    return Consequence.ENTER_QUARANTINE if stuck and given_up else Consequence.LEAVE_DIRTY
+    held = failure.ailment.kind is AilmentKind.STUCK_PROCESS
+    return Consequence.ENTER_QUARANTINE if held and given_up else Consequence.LEAVE_DIRTY
 
 
 def write_receipt(record: Record, job: Job, found: Measurements, policy: tuple[str, str], now: Moment) -> Receipt:
@@ -408,6 +407,5 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def given_up(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether processes that do not end have delayed the scrubs of this device for the policy's ``give_up`` time."""
-    since = scrubs.set_back(record.scrubs, "", now).stuck_since
-    return since is not None and now.uptime - since.uptime >= policy.evict.give_up
+    """Whether processes that do not end have held this device for the policy's ``give_up`` time."""
+    return stuck.held_for(record.scrubs.stuck, now) >= policy.evict.give_up

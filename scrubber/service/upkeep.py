@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ground import log
-from scrubber.core import answers, burn_in, in_force, ownership, presence, proof, upkeep
+from scrubber.core import answers, burn_in, in_force, ownership, presence, proof, stuck, upkeep
 from scrubber.core import events as ev
-from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, ScrubPath, State, Trigger, Vitals
+from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, ScrubPath, State, Stuck, Trigger, Vitals
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.policy import DevicePolicy
@@ -27,7 +27,7 @@ class Upkeep:
         self._context = context
         self._on_vitals = on_vitals
         self._burn_in_lock = asyncio.Lock()  # held from counting the free devices until the burn-in is recorded
-        self._hanging: dict[str, tuple[frozenset[tuple[int, float]], float]] = {}  # hanging holders, since this uptime
+        self._hanging: dict[str, Stuck] = {}  # holders that hang in the kernel, all of a device's
 
     async def recover(self) -> None:
         """Close every job that was open when the last service ended: it proved nothing.
@@ -86,9 +86,10 @@ class Upkeep:
         context = self._context
         device, vitals = record.device.uuid, facts.vitals
         context.holders[device] = facts.holders or ()
+        hung = self._follow_hanging(device, facts)
         if context.jobs.stopping or record.scrubs.job is not None or context.ledger.records.get(device) is not record:
             return False
-        if ownership.needs_assignment(record.tenancy.owner, facts) or ownership.all_holders_hang(facts):
+        if ownership.needs_assignment(record.tenancy.owner, facts) or hung is not None:
             return False
         if vitals is None or vitals != context.vitals.get(device) or device in context.blocked:
             return False
@@ -115,7 +116,7 @@ class Upkeep:
                 record = context.record(device)
                 seen = await context.complete(record, await context.observer.quick(record))
                 context.holders[device] = seen.holders or ()
-                seen = replace(seen, vitals=vitals, hung_since=self._hanging_since(device, seen))
+                seen = replace(seen, vitals=vitals, hung=self._follow_hanging(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)
                 answer = upkeep.tend(record, facts, device_policy.policy, facts.at, context.chance())
@@ -165,15 +166,12 @@ class Upkeep:
         for kind in old - new:
             logger.info("the device no longer reports the fault", device=device, sign=kind.value)
 
-    def _hanging_since(self, device: str, facts: Facts) -> float | None:
-        """The uptime since which all holders hang in the kernel at every observation; None when a holder does not."""
-        known, since = self._hanging.pop(device, (frozenset(), 0.0))
-        if not ownership.all_holders_hang(facts):
-            return None
-        holders = frozenset((holder.pid, holder.started) for holder in facts.holders or ())
-        since = since if holders <= known else facts.at.uptime
-        self._hanging[device] = holders, since
-        return since
+    def _follow_hanging(self, device: str, facts: Facts) -> Stuck | None:
+        """The holders that hang in the kernel, after this observation; None if one does not hang, or there is none."""
+        hung = stuck.followed(self._hanging.pop(device, None), ownership.hanging(facts), facts.at)
+        if hung is not None:
+            self._hanging[device] = hung
+        return hung
 
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
         """The facts, and what other devices add: whether the device is withheld, and which device took its place."""

@@ -9,7 +9,7 @@ from policies.model import GateMode
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.answers import Offer
-from scrubber.core.model import Availability, ScrubPath, State, Trigger
+from scrubber.core.model import Availability, ScrubPath, State, Stuck, Trigger
 from scrubber.core.offering import OfferFacts
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, OBSERVE, STRICT, later, rows
@@ -103,7 +103,7 @@ WAITED = rows(
     ("its scrub failed, and runs again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), True),
     ("its scrub failed five times", lives.but(lives.SET_BACK, setback=replace(SETBACK, count=5)), True),
     ("its scrub failed six times", lives.but(lives.SET_BACK, setback=replace(SETBACK, count=6)), False),
-    ("a process does not end", lives.but(lives.SET_BACK, setback=replace(SETBACK, stuck=(lives.FOREIGN,))), False),
+    ("a process does not end", lives.but(lives.SET_BACK, stuck=Stuck((lives.FOREIGN,), NOW)), False),
 )
 
 

@@ -19,8 +19,8 @@ from scrubber.core.model import (
     Moment,
     Outcome,
     ScrubPath,
-    Setback,
     Step,
+    Stuck,
     Trigger,
     Vitals,
 )
@@ -37,48 +37,36 @@ def patient(time: str) -> Policy:
     return Policy(evict=Evict.model_validate({"give_up": time}))
 
 
-def trial(*stuck: Holder, blame: Blame = Blame.TENANT, before: Record = lives.DIRTY) -> Record:
+def trial(*stuck: Holder, before: Record = lives.DIRTY, at: Moment = NOW) -> Record:
     """A scrub whose evict found these told to end and still there, or failed for somebody else."""
     found = lives.result(Step.EVICT, outcome=Outcome.FAILED, holders=(LEFTOVER,), stuck=stuck)
-    return live(before, ev.ScrubStarted(lives.job()), ev.StepFinished("job-1", replace(found, blame=blame, detail="x")))
+    failed = replace(found, blame=Blame.TENANT, detail="x")
+    return live(before, ev.ScrubStarted(lives.job()), ev.StepFinished("job-1", failed), at=at)
 
 
 def failed(record: Record, at: Moment) -> Record:
     return live(record, ev.ScrubFailed("job-1", "still on the device"), at=at)
 
 
-def test_a_setback_names_the_stuck_processes_and_their_first_time():
-    first = failed(trial(STUCK), NOW)
-    assert first.scrubs.setback == Setback("still on the device", NOW, 1, (STUCK,), NOW)
-    again = failed(trial(STUCK, OTHER, before=first), later(60))
-    assert again.scrubs.setback == Setback("still on the device", later(60), 2, (STUCK, OTHER), NOW)
-
-
 SINCE = rows(
     ("the same one", (STUCK,), NOW),
     ("one of them has gone, another stays", (OTHER, STUCK), NOW),
     ("another one", (OTHER,), later(60)),
-    ("nobody who was told to end", (), None),
 )
 
 
 @pytest.mark.parametrize(("stuck", "since"), SINCE)
 def test_the_wait_begins_anew_when_other_processes_are_stuck(stuck, since):
-    after = failed(trial(*stuck, before=failed(trial(STUCK), NOW)), later(60)).scrubs.setback
-    assert after is not None
-    assert (after.stuck_since, after.stuck, after.count) == (since, stuck, 2)
+    assert trial(*stuck, before=failed(trial(STUCK), NOW), at=later(60)).scrubs.stuck == Stuck(stuck, since)
 
 
 TWICE = trial(STUCK, before=failed(trial(STUCK), NOW))
-OTHERS = trial(OTHER, before=failed(trial(STUCK), NOW))
 GIVEN_UP = rows(
     ("just before the time of the default policy", TWICE, ENFORCE, GIVE_UP - 0.001, False),
     ("at the time of the default policy", TWICE, ENFORCE, GIVE_UP, True),
     ("at the time of another policy", TWICE, patient("30s"), 30, True),
-    ("at the first scrub", trial(STUCK), ENFORCE, 1e6, False),
     ("at the first scrub without patience", trial(STUCK), patient("0s"), 0, True),
-    ("nobody was told to end", trial(before=failed(trial(STUCK), NOW)), ENFORCE, 1e6, False),
-    ("another process was told to end", OTHERS, ENFORCE, 1e6, False),
+    ("nobody was told to end", trial(), patient("0s"), 1e6, False),
 )
 
 
@@ -124,7 +112,7 @@ REPORTED = 'its processes hang in the kernel (state D): "train-a" (pid 41, pod-a
 
 def hung(*holders: Holder, seconds: float = GIVE_UP, withheld: bool = False, given: Collection[str] | None = None):
     seen = facts(holders, alive=True, assigned_pods=given)
-    return replace(seen, withheld=withheld, hung_since=NOW.uptime + 1e4 - seconds)
+    return replace(seen, withheld=withheld, hung=Stuck(holders, later(1e4 - seconds)))
 
 
 STUCK_IN_USE = RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, REPORTED)))

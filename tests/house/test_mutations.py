@@ -36,7 +36,7 @@ from tests.fakes.cuda.fixtures import FORM
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "tenancy", "scrubs", "health", "bypasses", "acquire", "start", "ownership", "proof", "pauses", "presence",
-    "leftover", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "short_uses", "step_results",
+    "leftover", "stuck", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "short_uses", "step_results",
     "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
@@ -126,6 +126,7 @@ IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_RESULTS, IN_VERDICT, IN_RESETS 
 )
 IN_USES = "tests/service/test_uses.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
+STUCK, IN_SINCE = "scrubber/core/stuck.py", "tests/core/test_since.py"
 GATE = "tests/core/test_in_force.py"
 TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
 STANDSTILLS = "scrubber/core/standstills.py"
@@ -245,6 +246,9 @@ PLANTED = [
     Mutant(STANDSTILLS, "uptime - seen.reported >= every", "True", tests="tests/core/test_standstills.py"),
     Mutant("scrubber/ledger/ledger.py", "if lasted >= LONG else None", "if lasted < 0 else None", tests=IN_LEDGER),
     Mutant("scrubber/jobs/scrub_job.py", "is not None and done != self.bytes_done", "is not None", tests=IN_REPORT),
+    Mutant(STUCK, "evict.findings.stuck or None", "evict.findings.stuck", tests=IN_SINCE),
+    Mutant(OWNERSHIP, "if facts.holders is None:\n        return None", "if False:\n        pass", tests=IN_SINCE),
+    Mutant(SCRUBS, "scrubs if now == before else _forgiven(scrubs)", "_forgiven(scrubs)", tests=IN_SINCE),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
     Mutant(
         TENANT_FILES, 'record.tenancy.start_admitted or record.tenancy.awaits != ""', "False", tests=IN_TENANT_FILES

@@ -70,6 +70,17 @@ async def test_a_holder_that_hangs_now_and_then_is_not_stuck(world):
     assert world.record(device).health.ailment is None
 
 
+async def test_a_look_that_cannot_say_is_no_end_of_hanging(world):
+    device, _ = await killed_and_hanging(world)
+    written_down(world)
+    await asyncio.sleep(GIVE_UP - 60)
+    world.node.gpus[device].blind = True
+    await asyncio.sleep(30)
+    world.node.gpus[device].blind = False
+    await asyncio.sleep(60)
+    assert world.record(device).health.ailment.kind is AilmentKind.STUCK_PROCESS
+
+
 async def test_an_owner_that_hangs_keeps_its_device(world):
     device, _ = await killed_and_hanging(world)
     await asyncio.sleep(LONG)
