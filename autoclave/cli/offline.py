@@ -99,5 +99,5 @@ class Offline:
         status = device_status.device_status(record, NO_ANSWER, "", Policy(), Moment(time.time(), 0.0))
         if status.quarantine is not None:
             status = replace(status, quarantine=replace(status.quarantine, next_probe_seconds=None, next_path=""))
-        entries = asyncio.run(self._history.of_present_state(uuid))
+        entries = tuple(map(self._history.shown, asyncio.run(self._history.of_present_state(uuid))))
         return views.Explanation(status, entries, (ADVICE, *presence.had_index(self._file.records, gpu, uuid)), "")

@@ -6,12 +6,12 @@ below write them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ground.errors import Reason
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Facts, ScrubPath, Trigger
+from scrubber.core.model import Blame, Facts, Findings, ScrubPath, Trigger
 from scrubber.core.record import Record
 
 
@@ -83,6 +83,7 @@ class Fenced:
 
     blame: Blame
     why: str
+    findings: Findings = field(default_factory=Findings)  # who is in the way, if somebody is
 
 
 @dataclass(frozen=True, slots=True)

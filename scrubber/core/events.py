@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from scrubber.core.model import (
     Ailment,
+    Blame,
     DeviceInfo,
     Grant,
     Holder,
@@ -99,6 +100,7 @@ class Soiled:
     why: str
     holders: tuple[Holder, ...] = ()
     times: int = 1  # how often this has happened, with this time, since the device was last handed out
+    unnamed: bool = False  # by a process that had left before it could be named
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,10 @@ class ScrubFailed:
 
     job: str
     why: str
+    blame: Blame | None = None  # None: not recorded
+    holders: tuple[Holder, ...] = ()  # who was in its way ...
+    unnamed: bool = False  # ... or a process that had left before it could be named
+    times: int = 1  # how many scrubs have failed, with this one, since the last proof
 
 
 @dataclass(frozen=True, slots=True)

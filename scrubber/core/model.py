@@ -275,6 +275,7 @@ class Findings:
     deviating: tuple[int, ...] = ()  # units with other results than most
     unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
     stuck: tuple[Holder, ...] = ()  # processes that were told to end and did not
+    unnamed: bool = False  # another process has used the device, and left before it could be named
 
 
 @dataclass(frozen=True, slots=True)

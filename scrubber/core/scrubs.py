@@ -20,6 +20,7 @@ from scrubber.core import events as ev
 from scrubber.core.measurements import ZEROS
 from scrubber.core.model import (
     Blame,
+    Findings,
     Incarnation,
     Job,
     Moment,
@@ -107,7 +108,7 @@ def fold(
         case ev.ScrubPassed(receipt=receipt):
             return _passed(scrubs, receipt, at)
         case ev.ScrubFailed(why=why):
-            job, count = _job(scrubs), scrubs.setback.count + 1 if scrubs.setback is not None else 1
+            job, count = _job(scrubs), _failures(scrubs) + 1
             burn_in = job.trigger is Trigger.BURN_IN
             due = scrubs.due_path if burn_in else most_thorough(scrubs.due_path, job.path)
             return replace(_without_job(scrubs, at), setback=Setback(why, at, count), due_path=due)
@@ -139,6 +140,17 @@ def fold(
             return _distrusted(scrubs, before, now, quarantined=quarantined)
         case _:
             return scrubs
+
+
+def failure(scrubs: Scrubs, why: str, blame: Blame, findings: Findings) -> ev.ScrubFailed:
+    """How the job that runs is recorded if it ends without a proof: with whoever was in its way, and is not ended."""
+    holders = tuple(holder for holder in findings.holders if holder.pid not in findings.terminated)
+    return ev.ScrubFailed(_job(scrubs).id, why, blame, holders, findings.unnamed, _failures(scrubs) + 1)
+
+
+def _failures(scrubs: Scrubs) -> int:
+    """How many scrubs have failed since the last proof."""
+    return scrubs.setback.count if scrubs.setback is not None else 0
 
 
 def _without_job(scrubs: Scrubs, at: Moment) -> Scrubs:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -60,6 +60,7 @@ class Failed:
     blame: Blame
     detail: str
     ailment: Ailment
+    findings: Findings = field(default_factory=Findings)  # of the step that did not pass
 
 
 Verdict = Measurements | Failed  # what a job measured that passed, or why there is no proof
@@ -92,11 +93,11 @@ def fence(
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
         return answers.Fenced(blame, answers.why_unknown_for_operators(facts))
     if facts.holders:
-        holders = holder_names(facts.holders)
+        names, found = holder_names(facts.holders), Findings(holders=facts.holders)
         if ownership.live_container(facts.holders) is not None:
-            return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")
+            return answers.Fenced(Blame.TENANT, f"a live container uses the device ({names})", found)
         if step is not Step.EVICT:
-            return answers.Fenced(Blame.TENANT, f"the device is used by {holders}")
+            return answers.Fenced(Blame.TENANT, f"the device is used by {names}", found)
     if facts.observed_since > clear_began:
         after = facts.observed_since - clear_began
         why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
@@ -105,7 +106,8 @@ def fence(
         why = f"it is not known whether another process has used the device since its clear began: {facts.use_unsure}"
         return answers.Fenced(Blame.SERVICE, why)
     if facts.used_at > clear_began:
-        return answers.Fenced(Blame.TENANT, "another process has used the device since its clear began, and has left")
+        why = "another process has used the device since its clear began, and has left"
+        return answers.Fenced(Blame.TENANT, why, Findings(unnamed=True))
     if step is Step.RESET and facts.siblings_busy is not False:
         return answers.Fenced(Blame.TENANT, "a device of the same reset domain is in use")
     return None
@@ -252,6 +254,10 @@ def failed(step: Step, blame: Blame, detail: str, ailment: Ailment | None = None
 
 def _from_result(result: StepResult) -> Failed:
     """The failure of a step that did not pass."""
+    return replace(_kind_of_failure(result), findings=result.findings)
+
+
+def _kind_of_failure(result: StepResult) -> Failed:
     detail = f"{result.step.value} {result.outcome.value}" + (f": {result.detail}" if result.detail else "")
     kind = step_results.hardware_fault(result.findings)
     if kind is not None:

@@ -31,7 +31,7 @@ from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
-from scrubber.core import leftover, plans, presence, proof, states, step_results, upkeep, verdict
+from scrubber.core import leftover, plans, presence, proof, scrubs, states, step_results, upkeep, verdict
 from scrubber.core.answers import Fenced
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -306,7 +306,7 @@ class ScrubJob:
             await asyncio.gather(doing, watching, return_exceptions=True)
 
     def _aborted(self, step: Step, fenced: Fenced) -> StepResult:
-        return StepResult(step, self.path, Outcome.ABORTED, 0.0, fenced.why, fenced.blame, Findings())
+        return StepResult(step, self.path, Outcome.ABORTED, 0.0, fenced.why, fenced.blame, fenced.findings)
 
     # -- unexpected holders
 
@@ -458,7 +458,9 @@ class ScrubJob:
         """Observe the device once more, after the last step and before the device is called clean."""
         facts = await self._observer.full(self._ledger.records[self.device])
         fenced = unexpected_holder or self._fence(Step.HEALTH, facts)
-        return judged if fenced is None else verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
+        if fenced is None:
+            return judged
+        return replace(verdict.failed(Step.HEALTH, fenced.blame, fenced.why), findings=fenced.findings)
 
     def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:
         now = self._context.now()
@@ -480,7 +482,7 @@ class ScrubJob:
             case verdict.Consequence.STAY_IN_QUARANTINE:
                 return upkeep.interruption(record, judged.detail, now)
             case verdict.Consequence.LEAVE_DIRTY:
-                return ev.ScrubFailed(job.id, judged.detail)
+                return scrubs.failure(record.scrubs, judged.detail, judged.blame, judged.findings)
 
     async def _give_up(self, why: str) -> None:
         """End the job after a fault of the service.
@@ -492,7 +494,7 @@ class ScrubJob:
         job = record.scrubs.job if record is not None else None
         proven = job is not None and verdict.proven_fault(job) is not None
         if record is not None and record.health.quarantine is None and not proven:
-            await self._close(ev.ScrubFailed(self.id, why), why)
+            await self._close(scrubs.failure(record.scrubs, why, Blame.SERVICE, Findings()), why)
         else:
             await self._interrupt(why)
 

@@ -68,14 +68,14 @@ BEGUN = "ledger-begun"
 COMPACTED = "ledger-compacted"
 KEY = "receipt-key"
 NOTES = frozenset({BEGUN, COMPACTED, KEY})
-SOILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubPassed]
+SOILED, FAILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubFailed], KINDS[events.ScrubPassed]
 STEPS = frozenset(KINDS[event] for event in events.STEPS)
 
 SALT = 16  # bytes
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
 
-User = tuple[str, frozenset[str | None]]
-"""Who used a clean device: the reason and the containers. A process of none can choose its name."""
+User = tuple[str, object, frozenset[str | None]]
+"""Who used a device, or made its scrub fail: kind, reason, and containers. A process of none can choose its name."""
 
 Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
 """The records after more entries: (records so far, next entries) -> records."""
@@ -258,8 +258,9 @@ def fold(
 def evidence(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
     """The rows that stay in the history after they were folded.
 
-    Who uses a clean device again and again must not push out what else is kept. Of such uses, the first one stays, and
-    for each container the last one, which counts them. The proofs between them were for nobody.
+    Who uses a device again and again must not push out what else is kept. Of such uses, and of scrubs that fail again
+    and again, the first one stays, and for each container the last one, which counts them. The proofs between them were
+    for nobody.
     """
     kept: dict[int, LedgerRow] = {}
     uses: dict[str, dict[User, list[LedgerRow]]] = {}  # by device: the last use by each, and the proof after it
@@ -268,11 +269,12 @@ def evidence(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
             continue
         kept[row.seq] = row
         users = uses.setdefault(row.device, {})
-        if row.kind == SOILED:
+        if row.kind in (SOILED, FAILED):
             times, user = _use(row)
+            goes_on = times > 1 or any(kind == row.kind for kind, _, _ in users)  # a proof begins the count anew
             for counted in users.pop(user, ()):
                 del kept[counted.seq]
-            users[user] = [row] if times > 1 else []
+            users[user] = [row] if goes_on else []
         elif row.kind == PROVEN and users:
             next(reversed(users.values())).append(row)
         else:
@@ -281,9 +283,11 @@ def evidence(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
 
 
 def _use(row: LedgerRow) -> tuple[int, User]:
-    """How often it has happened since the device was last handed out, and who used it."""
-    [event] = _read(events.Soiled, f"[{row.body}]", "an event")
-    return event.times, (event.why, frozenset(holder.container for holder in event.holders))
+    """How often it has happened, and who used the device: a use while it was clean, or a scrub that has failed."""
+    [event] = _read(CLASSES[row.kind], f"[{row.body}]", "an event")
+    # The sentence of a scrub that has failed names processes.
+    why = (event.blame, event.unnamed) if isinstance(event, events.ScrubFailed) else event.why
+    return event.times, (row.kind, why, frozenset(holder.container for holder in event.holders))
 
 
 def batch(cut: int, kept: Sequence[LedgerRow]) -> Batch:

@@ -55,6 +55,15 @@ def user(pid: int) -> str:
         return str(uid)
 
 
+def user_of(pid: int, started: float) -> str:
+    """The user of this very process; empty if it has ended, also if its pid is used again."""
+    found = user(pid)
+    try:
+        return found if status(f"/proc/{pid}").started == started else ""
+    except ENDED:
+        return ""
+
+
 def processor_time(pid: int) -> int | None:
     """The nanoseconds that a process has run so far, with all its threads, also ended ones; None if it has ended.
 

@@ -47,11 +47,11 @@ class History:
             page, partial = await self._ledger.history(device, since or None, rows, window)
             entries[:0] = [entry for entry in page if not window.warnings or ev.is_warning(entry.event)]
             if not window.warnings or len(page) < MAX_ENTRIES or len(entries) >= limit:
-                wanted_rows = tuple(map(self._entry, entries[-limit:]))
+                wanted_rows = tuple(map(self.shown, entries[-limit:]))
                 return views.History(wanted_rows, partial=partial and len(wanted_rows) < limit)
             window = replace(window, before=page[0].seq)
 
-    async def of_present_state(self, uuid: str) -> tuple[views.HistoryEntry, ...]:
+    async def of_present_state(self, uuid: str) -> tuple[LedgerEntry, ...]:
         """How a device came into its state: its newest events, back to a grant or to its discovery."""
         entries = (await self._ledger.history(uuid, None, EXPLAINED)).entries
         begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
@@ -59,9 +59,10 @@ class History:
         # How a device that is granted or in use became clean stands before its grant: begin one grant earlier.
         wanted = 2 if self._ledger.records[uuid].state in (State.GRANTED, State.IN_USE) else 1
         first = starts[-min(wanted, len(starts))] if starts else 0
-        return tuple(map(self._entry, entries[first:]))
+        return tuple(entries[first:])
 
-    def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:
+    def shown(self, entry: LedgerEntry) -> views.HistoryEntry:
+        """An event as people read it."""
         kind, body = stored.encode(entry.event)
         record = self._ledger.records.get(entry.device)
         index, number = (record.device.index, record.device.slice) if record else (-1, None)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
 from ground.device_messages import ReportedDevice, ReportedDevices
 from policies.model import Policy, concessions
-from scrubber.core import answers, offering, presence, proof
+from scrubber.core import answers, offering, presence, proof, visits
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Moment, State
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
@@ -164,9 +165,23 @@ class StatusReporter:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += presence.had_index(self._context.ledger.records, gpu, uuid)
         [device] = await self._with_pods([uuid])
-        entries = await self.history.of_present_state(uuid)
         device = replace(device, holders=tuple(map(_holder_view, holders)))
-        return views.Explanation(device, entries, advice, device_policy.why, before_release)
+        entries = await self.history.of_present_state(uuid)
+        known = set(holders) if blocked else set()  # the advice names them already
+        advice = (*await self._keeps_out(record, entries, known), *advice)
+        return views.Explanation(
+            device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
+        )
+
+    async def _keeps_out(
+        self, record: Record, entries: Sequence[LedgerEntry], known: Collection[Holder]
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Who else than the known holders comes again and again, and what to do: the device cannot stay clean."""
+        visitors = [it for it in visits.visitors(entries, self._context.now().uptime) if it.last not in known]
+        named = [each.last for each in visitors if each.last is not None]
+        pods = (await self._pods()).names if any(it.container for it in named) else device_status.NO_PODS
+        users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
+        return tuple(device_status.keeps_out(visitors, users, pods, next(iter(record.device.nodes), "")))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

@@ -24,6 +24,7 @@ from scrubber.core.model import (
     Vitals,
 )
 from scrubber.core.record import Record
+from scrubber.core.visits import Visitor
 from scrubber.words import views
 
 AGAIN = "Autoclave tries the scrub again by itself"
@@ -261,6 +262,31 @@ def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
     else:
         yield f"{job.step} does not get on, and its process does not end"
         yield f"{driver}; if a driver call hangs, drain and reboot the node"
+
+
+def keeps_out(
+    visitors: Sequence[Visitor], users: Mapping[Holder, str], pods: Mapping[str, str], node: str
+) -> Iterator[str]:  # fmt: skip
+    """Who ends the proofs and scrubs of a device again and again, and what ends that: each deed after a semicolon.
+
+    ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID. ``node``: the device file, if known.
+    """
+    find = ["look for what starts it, such as a timer"]
+    if node:
+        find = [f"let Linux note who opens it: `auditctl -w {node} -k autoclave`"]
+        find += ["read the notes a minute later: `ausearch -k autoclave -i`"]
+    for each in visitors:
+        last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU lately"
+        if last is None:
+            yield "; ".join((f"a process that leaves before it can be named {did}", *find))
+            continue
+        where = pods.get(last.container or "", last.container or "no container")
+        user = f"user {users[last]}, " if last in users else ""
+        process = process_names.describe(last.command, last.pid, user + where)
+        if last in users or last.container in pods:
+            yield "; ".join((f"{process} {did}", *ends([last], pods)))
+        else:
+            yield "; ".join((f"{process} {did}, and does not run now", *find))
 
 
 def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:

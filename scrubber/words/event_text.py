@@ -51,7 +51,7 @@ def tell(event: ev.Event) -> str:
             return f"released: {why}"
         case ev.Soiled(why, holders, times):
             user = f" by {holder_names(holders)}: unauthorised use" if holders else ""
-            again = f" ({times} times since it was last handed out)" if times > 1 else ""
+            again = _times(times, "handed out")
             return f"no longer clean: {why}{user}{again}"
         case ev.PastGate(pod, unproven):
             proven = f"NOT PROVEN CLEAN ({unproven})" if unproven else "proven clean"
@@ -68,8 +68,8 @@ def tell(event: ev.Event) -> str:
             return f"escalated to the {path.value} path: {why}"
         case ev.ScrubPassed(_, receipt):
             return _receipt(receipt)
-        case ev.ScrubFailed(_, why):
-            return f"not clean: {why}"
+        case ev.ScrubFailed(why=why, times=times):
+            return f"not clean: {why}{_times(times, 'proven clean')}"
         case ev.ScrubInterrupted(_, why):
             return f"scrub cancelled, nothing was proven: {why}"
         case ev.ErrorsNoted(codes, grave=grave):
@@ -103,6 +103,10 @@ def tell(event: ev.Event) -> str:
 
 def _time(moment: Moment) -> str:
     return f"{calendar_time.utc(moment.wall):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _times(times: int, since: str) -> str:
+    return f" ({times} times since it was last {since})" if times > 1 else ""
 
 
 def _user(owner: Owner) -> str:
@@ -141,7 +145,7 @@ def _step(result: StepResult) -> str:
         notes.append(f"not covered: {_parts(findings.uncovered)}")
     if findings.units_reached is not None:
         notes.append(f"{findings.units_reached} of {quantity(findings.units or 0, 'unit')}")
-    if findings.holders:
+    if findings.holders and result.outcome is not Outcome.ABORTED:  # then the detail names them
         notes.append(f"found {holder_names(findings.holders)}")
     if findings.terminated:
         notes.append(f"ended pid {', '.join(map(str, findings.terminated))}")

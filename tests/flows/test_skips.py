@@ -98,6 +98,22 @@ async def test_a_short_use_of_a_clean_gpu_ends_its_proof(build):
         await node.kubelet.delete(pod)
 
 
+async def test_an_explanation_names_who_keeps_a_gpu_out(build):
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    for _ in range(2):
+        await node.clean()
+        ours = os.open(layout.find(node.stage.simulated, uuid).memory, os.O_RDWR)
+        await node.reach(uuid, lambda device: device.state == "dirty")
+        os.close(ours)
+    await node.clean()
+    async with node.stage.admin() as admin:
+        advice = (await admin.explain(uuid)).advice
+    assert f"(pid {os.getpid()}, user" in advice[0]
+    assert "has ended 2 proofs or scrubs of the GPU lately; end" in advice[0]
+    assert f"`kill {os.getpid()}`" in advice[0]
+
+
 async def test_s7_an_old_grant_belongs_to_the_pod_that_starts(build):
     node = await build(1)
     pod = node.pod("train")

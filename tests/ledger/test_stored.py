@@ -63,7 +63,10 @@ def test_a_body_is_canonical():
     holder = model.Holder(7, 0.1, "é x", None)
     assert stored.encode(events.Soiled("why", (holder,))) == (
         "soiled",
-        '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"times":1,"why":"why"}',
+        (
+            '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"times":1,'
+            '"unnamed":false,"why":"why"}'
+        ),
     )
 
 
@@ -151,8 +154,15 @@ def used(times, container="pod-a", why="it was used without a grant"):
     return stored.encode(events.Soiled(why, (holder,), times))
 
 
+def failed(times, container="pod-a", blame=model.Blame.TENANT):
+    """A scrub that failed, with other words each time."""
+    holder = model.Holder(100 + times, 0.5, "python", container)
+    return stored.encode(events.ScrubFailed("job", f"used by pid {100 + times}", blame, (holder,), times=times))
+
+
 PROVEN = "scrub-passed", "{}"  # what it says does not matter here
 HANDED_OUT = "granted", "{}"
+UNDECIDED = model.Blame.UNDECIDED
 
 
 @pytest.mark.parametrize(
@@ -163,11 +173,26 @@ HANDED_OUT = "granted", "{}"
         ([used(1), PROVEN, used(2), PROVEN, used(3, "pod-b"), PROVEN, used(4), PROVEN, used(5)], [1, 5, 6, 9]),
         ([used(2), PROVEN, used(3, why="unnamed"), PROVEN, used(4), PROVEN, used(5, why="unnamed")], [5, 6, 7]),
         ([used(2), PROVEN, HANDED_OUT, used(1), PROVEN, used(2), PROVEN], [1, 2, 3, 4, 6, 7]),
-        ([used(2), PROVEN, ("scrub-failed", "{}"), PROVEN, used(3)], [1, 2, 3, 4, 5]),
+        ([used(2), PROVEN, ("errors-noted", "{}"), PROVEN, used(3)], [1, 2, 3, 4, 5]),
+        ([failed(1), failed(2), failed(3), failed(4), PROVEN, HANDED_OUT, failed(1)], [1, 4, 5, 6, 7]),
+        ([failed(7), failed(8), failed(9, "pod-b"), failed(10)], [3, 4]),  # the batch before ends with 6
+        ([failed(1), failed(2), failed(3, blame=UNDECIDED), failed(4), failed(5)], [1, 3, 5]),
+        ([used(1), failed(1), PROVEN, used(2), failed(1), PROVEN, used(3), failed(1), PROVEN], [1, 2, 7, 8, 9]),
     ],
-    ids=["one run", "goes on", "another container", "in turns", "another tenant", "a failure between"],
+    ids=[
+        "one run",
+        "goes on",
+        "another container",
+        "in turns",
+        "another tenant",
+        "another event between",
+        "scrubs that failed",
+        "they go on",
+        "they fail for another reason",
+        "each proof and each scrub in turns",
+    ],
 )
-def test_repeated_uses_are_counted_together_by_container(rows, kept):
+def test_repeated_uses_and_failures_are_counted_together_by_container(rows, kept):
     both = [each for row in rows for each in (("GPU-1", row), ("GPU-2", PROVEN))]
     numbered = [stored.new_row(seq, device, AT, "op", *row) for seq, (device, row) in enumerate(both, 1)]
     assert [(row.seq + 1) // 2 for row in stored.evidence(numbered) if row.device == "GPU-1"] == kept

@@ -130,6 +130,7 @@ LIFE = [
      "health timed-out in 0.250 s - not clean"),
     (ev.Escalated("job-1", "verify failed", ScrubPath.SLOW), "escalated to the slow path: verify failed"),
     (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
+    (ev.ScrubFailed("job-1", "used", times=17), "not clean: used (17 times since it was last proven clean)"),
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
     (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
     (ev.PastGate("pod-b", "it was scrubbing"),

@@ -8,6 +8,7 @@ from scrubber.core import ailments, offering
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
 from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step
+from scrubber.core.visits import Visitor
 from scrubber.words import device_status, views
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
@@ -169,6 +170,32 @@ def test_every_ailment_has_its_advice(kind):
     assert held == ((words,) if kind is AilmentKind.STUCK_PROCESS else (first, END, words))
     [served] = device_status.advice(lives.CLEAN, signs=(Sign(kind, "so it is"),))
     assert served.startswith(f"{kind.value}: {words.partition('; Autoclave tests')[0]}; the GPU stays in service")
+
+
+KEEPS = "has ended 17 proofs or scrubs of the GPU lately"
+LOOK = "let Linux note who opens it: `auditctl -w /dev/nvidia3 -k autoclave`"
+READ = "read the notes a minute later: `ausearch -k autoclave -i`"
+HOST = Holder(8, 1.0, "loop", None)
+
+
+@pytest.mark.parametrize(
+    ("last", "users", "pods", "advice"),
+    lives.rows(
+        ("a pod", TRAIN, {}, {"pod-a": "team/a-0"},
+         (f'"train" (pid 7, team/a-0) {KEEPS}',
+          'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`')),
+        ("a process that runs", HOST, {HOST: "ann"}, {},
+         (f'"loop" (pid 8, user ann, no container) {KEEPS}',
+          'end "loop" (pid 8): `kill 8`', "if that does not help: `kill -9 8`")),
+        ("one that has ended", HOST, {}, {},
+         (f'"loop" (pid 8, no container) {KEEPS}, and does not run now', LOOK, READ)),
+        ("nobody that can be named", None, {}, {},
+         (f"a process that leaves before it can be named {KEEPS}", LOOK, READ)),
+    ),
+)  # fmt: skip
+def test_the_advice_says_who_keeps_a_device_out(last, users, pods, advice):
+    [said] = device_status.keeps_out([Visitor(last, 17)], users, pods, "/dev/nvidia3")
+    assert tuple(said.split("; ")) == advice
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():

@@ -1,0 +1,47 @@
+"""Who uses a device that nobody was given, again and again: read from its newest events.
+
+Such a use ends a proof, or makes a scrub fail. The device is rightly kept out, until whoever comes stays away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scrubber.core import events as ev
+from scrubber.core.events import LedgerEntry
+from scrubber.core.model import Holder
+
+AGAIN = 2  # uses: a single one, such as a person who has looked at the GPU, ends by itself
+LATELY = 3600.0  # seconds; who has stayed away for longer does not come again and again
+HANDED_OUT = (ev.Granted, ev.GrantedUnproven, ev.PutInUse)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A container, or the processes of one name outside containers; or processes that had left each time."""
+
+    last: Holder | None  # the newest process; None: none could be named
+    times: int
+
+
+def visitors(entries: Iterable[LedgerEntry], uptime: float) -> tuple[Visitor, ...]:
+    """Who came again and again since the device was last handed out, the most frequent first. ``uptime``: now."""
+    seen: dict[tuple[str | None, str] | None, list[Holder | None]] = {}
+    for entry in entries:
+        if isinstance(entry.event, HANDED_OUT):
+            seen.clear()
+        if not isinstance(entry.event, ev.Soiled | ev.ScrubFailed) or not 0 <= uptime - entry.at.uptime <= LATELY:
+            continue
+        came: dict[tuple[str | None, str] | None, Holder | None] = {_who(it): it for it in entry.event.holders}
+        if entry.event.unnamed:
+            came[None] = None
+        for who, holder in came.items():
+            seen.setdefault(who, []).append(holder)
+    found = (Visitor(each[-1], len(each)) for each in seen.values() if len(each) >= AGAIN)
+    return tuple(sorted(found, key=lambda it: -it.times))
+
+
+def _who(holder: Holder) -> tuple[str | None, str]:
+    """A container whatever runs in it; outside, a process can choose its name, and no better one is known."""
+    return holder.container, "" if holder.container is not None else holder.command
