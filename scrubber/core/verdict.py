@@ -60,7 +60,7 @@ class Failed:
     blame: Blame
     detail: str
     ailment: Ailment
-    findings: Findings = field(default_factory=Findings)  # of the step that did not pass
+    findings: Findings = field(default_factory=Findings, compare=False)  # of the step that did not pass
 
 
 Verdict = Measurements | Failed  # what a job measured that passed, or why there is no proof

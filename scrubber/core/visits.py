@@ -21,7 +21,7 @@ HANDED_OUT = (ev.Granted, ev.GrantedUnproven, ev.PutInUse)
 class Visitor:
     """A container, or the processes of one name outside containers; or processes that had left each time."""
 
-    last: Holder | None  # the newest process; None: none could be named
+    last: Holder | None  # the newest process; None: it could not be named
     times: int
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -16,6 +18,7 @@ from scrubber.core.model import Holder, Incarnation
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
+from scrubber.node import opens
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Listed, Shared
 
@@ -174,6 +177,19 @@ class HolderSearch:
     def ask_witness(self, uuid: str) -> Testimony:
         """``Backend.witness``, asked in the thread of the caller."""
         return self._driver.backend.witness(uuid, self.latest_workers)
+
+    async def who_opens(self, uuid: str, within: float) -> tuple[Holder, ...]:
+        """The first process that opens the device within this time and is none of ours, for people; or nobody."""
+        return await asyncio.to_thread(self._first_to_open, uuid, tuple(self._workers), within)
+
+    def _first_to_open(self, uuid: str, workers: Collection[int], within: float) -> tuple[Holder, ...]:
+        ours, is_bystander = {os.getpid(), *workers}, self._bystanders(uuid)
+        with closing(opens.pids(self._files(uuid), within)) as opened:
+            for pid in opened:
+                found = () if pid in ours else self._processes.process(pid)
+                if found and not self._is_ignored(ours, is_bystander, found[0]):
+                    return found
+        return ()
 
     def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""

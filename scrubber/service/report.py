@@ -25,6 +25,7 @@ from scrubber.words import device_status, nvidia_advice, views
 from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
+WATCHED = 1.0  # seconds for which an explanation waits for an open by a process that could not be named so far
 REPORTED_FOR = 600.0  # seconds for which the plugin is told of a container past the create gate: it may have been away
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
@@ -178,10 +179,12 @@ class StatusReporter:
     ) -> tuple[str, ...]:  # fmt: skip
         """Who else than the known holders comes again and again, and what to do: the device cannot stay clean."""
         visitors = [it for it in visits.visitors(entries, self._context.now().uptime) if it.last not in known]
-        named = [each.last for each in visitors if each.last is not None]
+        unnamed, search = any(it.last is None for it in visitors), self._context.observer.holders
+        opens = await search.who_opens(record.device.uuid, WATCHED) if unnamed else ()
+        named = [*opens, *(each.last for each in visitors if each.last is not None)]
         pods = (await self._pods()).names if any(it.container for it in named) else device_status.NO_PODS
         users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
-        return tuple(device_status.keeps_out(visitors, users, pods, next(iter(record.device.nodes), "")))
+        return tuple(device_status.keeps_out(visitors, opens, users, pods, next(iter(record.device.nodes), "")))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

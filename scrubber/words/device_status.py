@@ -265,28 +265,38 @@ def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
 
 
 def keeps_out(
-    visitors: Sequence[Visitor], users: Mapping[Holder, str], pods: Mapping[str, str], node: str
-) -> Iterator[str]:  # fmt: skip
+    visitors: Sequence[Visitor],
+    opens: Sequence[Holder],
+    users: Mapping[Holder, str],
+    pods: Mapping[str, str],
+    node: str,
+) -> Iterator[str]:
     """Who ends the proofs and scrubs of a device again and again, and what ends that: each deed after a semicolon.
 
-    ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID. ``node``: the device file, if known.
+    ``opens``: who has just opened it. ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID.
+    ``node``: the device file, if known.
     """
+
+    def named(holder: Holder) -> str:
+        where = pods.get(holder.container or "", holder.container or "no container")
+        user = f"user {users[holder]}, " if holder in users else ""
+        return process_names.describe(holder.command, holder.pid, user + where)
+
     find = ["look for what starts it, such as a timer"]
     if node:
         find = [f"let Linux note who opens it: `auditctl -w {node} -k autoclave`"]
         find += ["read the notes a minute later: `ausearch -k autoclave -i`"]
     for each in visitors:
         last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU lately"
-        if last is None:
+        if last is None and opens:
+            just = f"{named(opens[0])} has just opened it"
+            yield "; ".join((f"a process that leaves at once {did}", just, *ends(opens, pods)))
+        elif last is None:
             yield "; ".join((f"a process that leaves before it can be named {did}", *find))
-            continue
-        where = pods.get(last.container or "", last.container or "no container")
-        user = f"user {users[last]}, " if last in users else ""
-        process = process_names.describe(last.command, last.pid, user + where)
-        if last in users or last.container in pods:
-            yield "; ".join((f"{process} {did}", *ends([last], pods)))
+        elif last in users or last.container in pods:
+            yield "; ".join((f"{named(last)} {did}", *ends([last], pods)))
         else:
-            yield "; ".join((f"{process} {did}, and does not run now", *find))
+            yield "; ".join((f"{named(last)} {did}, and does not run now", *find))
 
 
 def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
