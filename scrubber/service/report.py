@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from ground.device_messages import ReportedDevice, ReportedDevices
 from policies.model import Policy, concessions
-from scrubber.core import answers, offering, presence, proof, visits
+from scrubber.core import answers, offering, presence, proof, repeated_uses
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Moment, State
 from scrubber.core.record import Record
@@ -178,13 +178,13 @@ class StatusReporter:
         self, record: Record, entries: Sequence[LedgerEntry], known: Collection[Holder]
     ) -> tuple[str, ...]:  # fmt: skip
         """Who else than the known holders comes again and again, and what to do: the device cannot stay clean."""
-        visitors = [it for it in visits.visitors(entries, self._context.now().uptime) if it.last not in known]
-        unnamed, search = any(it.last is None for it in visitors), self._context.observer.holders
+        uses = [it for it in repeated_uses.of(entries, self._context.now().uptime) if it.last not in known]
+        unnamed, search = any(it.last is None for it in uses), self._context.observer.holders
         opens = await search.who_opens(record.device.uuid, WATCHED) if unnamed else ()
-        named = [*opens, *(each.last for each in visitors if each.last is not None)]
+        named = [*opens, *(each.last for each in uses if each.last is not None)]
         pods = (await self._pods()).names if any(it.container for it in named) else device_status.NO_PODS
         users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
-        return tuple(device_status.keeps_out(visitors, opens, users, pods, next(iter(record.device.nodes), "")))
+        return tuple(device_status.keeps_out(uses, opens, users, pods, next(iter(record.device.nodes), "")))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

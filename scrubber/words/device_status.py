@@ -24,7 +24,7 @@ from scrubber.core.model import (
     Vitals,
 )
 from scrubber.core.record import Record
-from scrubber.core.visits import Visitor
+from scrubber.core.repeated_uses import RepeatedUse
 from scrubber.words import views
 
 AGAIN = "Autoclave tries the scrub again by itself"
@@ -265,7 +265,7 @@ def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
 
 
 def keeps_out(
-    visitors: Sequence[Visitor],
+    uses: Sequence[RepeatedUse],
     opens: Sequence[Holder],
     users: Mapping[Holder, str],
     pods: Mapping[str, str],
@@ -286,7 +286,7 @@ def keeps_out(
     if node:
         find = [f"let Linux note who opens it: `auditctl -w {node} -k autoclave`"]
         find += ["read the notes a minute later: `ausearch -k autoclave -i`"]
-    for each in visitors:
+    for each in uses:
         last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU lately"
         if last is None and opens:
             just = f"{named(opens[0])} has just opened it"

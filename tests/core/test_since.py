@@ -331,7 +331,7 @@ def test_only_what_ends_a_count_or_a_time_ends_it():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_only_a_holder_that_works_ends_the_time_of_hanging_ones(seed):
+def test_only_a_working_holder_ends_the_time_of_hanging_ones(seed):
     chance, before, said = random.Random(seed), None, []  # noqa: S311 - no secret
     for number in range(LOOKS):
         there = tuple(it for it in PROCESSES if chance.random() < 0.6)

@@ -11,7 +11,7 @@ from tests.patience import WITHIN
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root: the kernel reports opens to nobody else")
-def test_a_process_that_has_a_file_open_for_a_moment_is_named(tmp_path):
+def test_a_process_that_opens_a_file_briefly_is_named(tmp_path):
     file = tmp_path / "memory"
     file.touch()
     script = 'while :; do : < "$0"; done'

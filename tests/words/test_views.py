@@ -8,7 +8,7 @@ from scrubber.core import ailments, offering
 from scrubber.core import events as ev
 from scrubber.core.measurements import Uncovered
 from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step
-from scrubber.core.visits import Visitor
+from scrubber.core.repeated_uses import RepeatedUse
 from scrubber.words import device_status, views
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
@@ -197,7 +197,7 @@ HOST = Holder(8, 1.0, "loop", None)
     ),
 )  # fmt: skip
 def test_the_advice_says_who_keeps_a_device_out(last, opens, users, pods, advice):
-    [said] = device_status.keeps_out([Visitor(last, 17)], opens, users, pods, "/dev/nvidia3")
+    [said] = device_status.keeps_out([RepeatedUse(last, 17)], opens, users, pods, "/dev/nvidia3")
     assert tuple(said.split("; ")) == advice
 
 

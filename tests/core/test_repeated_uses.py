@@ -7,7 +7,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Blame
-from scrubber.core.visits import LATELY, Visitor, visitors
+from scrubber.core.repeated_uses import LATELY, RepeatedUse, of
 from tests.core import lives
 from tests.core.lives import FOREIGN, NOW, OF_A, OF_B, later, rows
 
@@ -26,15 +26,19 @@ def failed(*holders, unnamed=False):
 HANDED_OUT = ev.Granted(lives.grant(lives.CLEAN))
 COME = rows(
     ("once", [soiled(FOREIGN)], ()),
-    ("twice", [soiled(FOREIGN), failed(FOREIGN)], (Visitor(FOREIGN, 2),)),
-    ("by processes of one pod", [failed(OF_A), soiled(AGAIN)], (Visitor(AGAIN, 2),)),
+    ("twice", [soiled(FOREIGN), failed(FOREIGN)], (RepeatedUse(FOREIGN, 2),)),
+    ("by processes of one pod", [failed(OF_A), soiled(AGAIN)], (RepeatedUse(AGAIN, 2),)),
     ("by several of a pod at once", [failed(OF_A, AGAIN)], ()),
     ("by processes of two names", [failed(FOREIGN), failed(OTHER)], ()),
-    ("the most frequent first", [soiled(OF_B), *[failed(OF_A, OF_B)] * 2], (Visitor(OF_B, 3), Visitor(OF_A, 2))),
-    ("by nobody that can be named", [soiled(unnamed=True), failed(unnamed=True)], (Visitor(None, 2),)),
+    (
+        "the most frequent first",
+        [soiled(OF_B), *[failed(OF_A, OF_B)] * 2],
+        (RepeatedUse(OF_B, 3), RepeatedUse(OF_A, 2)),
+    ),
+    ("by nobody that can be named", [soiled(unnamed=True), failed(unnamed=True)], (RepeatedUse(None, 2),)),
     ("failed for another reason", [failed(), failed(), failed()], ()),
     ("before it was handed out", [soiled(FOREIGN), soiled(FOREIGN), HANDED_OUT, soiled(FOREIGN)], ()),
-)
+)  # fmt: skip
 
 
 def recorded(events):
@@ -43,5 +47,5 @@ def recorded(events):
 
 @pytest.mark.parametrize(("events", "found"), COME)
 def test_who_comes_again_and_again_is_found(events, found):
-    assert visitors(recorded(events), later(LATELY).uptime) == found
-    assert visitors(recorded(events), later(LATELY + 1).uptime) == ()
+    assert of(recorded(events), later(LATELY).uptime) == found
+    assert of(recorded(events), later(LATELY + 1).uptime) == ()

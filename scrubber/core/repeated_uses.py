@@ -18,14 +18,14 @@ HANDED_OUT = (ev.Granted, ev.GrantedUnproven, ev.PutInUse)
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class RepeatedUse:
     """A container, or the processes of one name outside containers; or processes that had left each time."""
 
     last: Holder | None  # the newest process; None: it could not be named
     times: int
 
 
-def visitors(entries: Iterable[LedgerEntry], uptime: float) -> tuple[Visitor, ...]:
+def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]:
     """Who came again and again since the device was last handed out, the most frequent first. ``uptime``: now."""
     seen: dict[tuple[str | None, str] | None, list[Holder | None]] = {}
     for entry in entries:
@@ -38,7 +38,7 @@ def visitors(entries: Iterable[LedgerEntry], uptime: float) -> tuple[Visitor, ..
             came[None] = None
         for who, holder in came.items():
             seen.setdefault(who, []).append(holder)
-    found = (Visitor(each[-1], len(each)) for each in seen.values() if len(each) >= AGAIN)
+    found = (RepeatedUse(each[-1], len(each)) for each in seen.values() if len(each) >= AGAIN)
     return tuple(sorted(found, key=lambda it: -it.times))
 
 
