@@ -68,6 +68,11 @@ def receipt_key(state_dir: Path) -> Path:
     return state_dir / "receipt-key"
 
 
+def last_checkpoint(state_dir: Path) -> Path:
+    """The newest signed checkpoint of the ledger."""
+    return state_dir / "last-checkpoint"
+
+
 def ledger(state_dir: Path) -> Path:
     """The ledger in a state directory."""
     return state_dir / "ledger.db"

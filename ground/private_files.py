@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ground.errors import FatalError
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
+READABLE_DIRECTORY = 0o755
 READABLE_FILE = 0o644  # a CDI specification, for container runtimes of other users, as nvidia-ctk writes it
 NOT_TO_ENTER = 0o077  # the mode bits that a directory may not have whose files other users may not even reach
 NOT_TO_CHANGE = 0o022  # the same for a directory whose files are private themselves
@@ -171,6 +172,17 @@ def replace(path: Path, content: bytes, mode: int = PRIVATE_FILE, *, durable: bo
     """
     with replacing(path, content, mode, durable=durable):
         pass
+
+
+def write_for_others(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files that a person hands on, and make their folder. What others have put into their place is replaced.
+
+    ForeignFileError if another user may change the folder, or if it is a link. Raises OSError.
+    """
+    folder.mkdir(mode=READABLE_DIRECTORY, parents=True, exist_ok=True)
+    demand_folder(folder)
+    for name, text in files.items():
+        replace(folder / name, text.encode(), READABLE_FILE)
 
 
 @contextmanager

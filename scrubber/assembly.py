@@ -41,7 +41,7 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.receipts import endorsement, tenant_files
+from scrubber.receipts import endorsement, note, tenant_files
 from scrubber.receipts import key as key_file
 from scrubber.receipts.notary import Notary
 from scrubber.receipts.signer import ReceiptError
@@ -201,7 +201,9 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     if not key_file.can_sign():
         return None
     counters.signing = signing = SigningState()  # from now on, a receipt without a signature is a fault
+    node = config.node_name or socket.gethostname()
     try:
+        origin = note.log_name(node)
         key = key_file.open_key(config.state_dir)
         noted = store.last_note(stored.KEY)
         signs = key.next or key
@@ -214,10 +216,9 @@ def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCo
     except (ReceiptError, OSError, ImportError) as error:  # an import fails where a part of ``cryptography`` is missing
         logger.error("receipts are not signed", error=str(error))  # noqa: TRY400 - expected
         return None
-    node = config.node_name or socket.gethostname()
     files = TenantFiles(paths.receipts(config.state_dir), key.secret)
     program = Program(scrubber.__version__, simulated=config.backend is BackendChoice.SIMULATED, node=node)
-    return Notary(key, f"autoclave/{node}", program, files, signing)
+    return Notary(key, origin, program, files, signing, paths.last_checkpoint(config.state_dir))
 
 
 def create_gate(config: ScrubberConfig, news: Changed) -> CreateGate | None:

@@ -84,9 +84,9 @@ class Offline:
                 break
         return events
 
-    def prove(self, seq: int) -> tuple[Inclusion, str]:
-        """That the ledger has a row."""
-        return self._file.prove(seq)
+    def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
+        """That the first ``size`` rows of the ledger have a row; and its hash."""
+        return self._file.prove(seq, size)
 
     def tenancy(self, uuid: str) -> int:
         """The number of the newest tenancy of a device."""

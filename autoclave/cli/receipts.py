@@ -15,7 +15,7 @@ from typing import Any
 
 from autoclave.cli import DONE, NOT_CLEAN, SIMULATED, document, human, service_call, worst
 from autoclave.cli.offline import Offline
-from ground import paths
+from ground import paths, private_files
 from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
 from ground.quantities import quantity
@@ -265,8 +265,11 @@ async def _signed(name: str, history: History) -> Signed:
     return Signed(receipt["id"], entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
 
 
-def export(name: str, folder: Path, state_dir: Path, node: str) -> int:
-    """Write the two files of a receipt, as its tenant has found them, into a directory called after its hand-over."""
+def export(name: str, folder: Path, state_dir: Path) -> int:
+    """Write the two files of a receipt for others, into a directory called after its hand-over.
+
+    The proof ends in the newest checkpoint that the service has signed: here nothing is signed.
+    """
     try:
         key = key_file.read_key(state_dir)
     except (ReceiptError, OSError) as error:
@@ -279,14 +282,14 @@ def export(name: str, folder: Path, state_dir: Path, node: str) -> int:
     handover_id = handover.found_handover(
         key.secret, device, ledger.tenancy(device) + 1, lambda number: handover_digest(device, boot, number) in digests
     )
-    included, row_hash = ledger.prove(signed.row)
-    checkpoint = note.sign(note.Checkpoint(f"autoclave/{node}", included.size, included.root), key)
-    place = folder / (handover_id or signed.id)
-    files = {ENVELOPE: signed.envelope, PROOF: note.prove(included, row_hash, checkpoint).text}
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        for called, text in files.items():
-            (place / called).write_text(text, encoding="utf-8")
+        proof = _proof(signed, ledger, paths.last_checkpoint(state_dir), key.public_key)
+    except ReceiptError as error:
+        advice = f"`autoclave receipt show {signed.id} -o json` has the signed document, which verifies without the log"
+        raise FatalError(f"cannot export receipt {signed.id}: {error}; {advice}") from error
+    place = folder / (handover_id or signed.id)
+    try:
+        private_files.write_for_others(place, {ENVELOPE: signed.envelope, PROOF: proof})
     except OSError as error:
         raise FatalError(f"cannot write the receipt into {place}: {error.strerror}") from error
     if key.key_id not in signed.keys:
@@ -297,9 +300,27 @@ def export(name: str, folder: Path, state_dir: Path, node: str) -> int:
     return DONE
 
 
-def show_key(state_dir: Path, name: str, output: str, *, rotate: bool) -> int:
+def _proof(signed: Signed, ledger: Offline, newest: Path, public_key: bytes) -> str:
+    """That the ledger has the receipt, by the newest checkpoint of the service; ReceiptError without such a one."""
+    try:
+        checkpoint = private_files.content(newest).decode(errors="replace")
+    except FileNotFoundError as error:
+        raise ReceiptError(f"the service has not signed a checkpoint yet; it does when it runs ({newest})") from error
+    except OSError as error:
+        raise ReceiptError(f"the newest checkpoint {newest} cannot be read: {error.strerror}") from error
+    size = note.opened(checkpoint, [public_key]).size
+    if size < signed.row:
+        older = f"the newest checkpoint has {quantity(size, 'row')}: it was made before the receipt, row {signed.row}"
+        raise ReceiptError(f"{older}; the service signs one with each receipt, and every ten minutes")
+    proof = note.prove(*ledger.prove(signed.row, size), checkpoint).text
+    verification.logged(signed.envelope, proof, [public_key])  # as its readers do
+    return proof
+
+
+def show_key(state_dir: Path, node: str, output: str, *, rotate: bool) -> int:
     """Show the public key of this node, or make and show the next one."""
     try:
+        name = note.log_name(node)
         key = key_file.make_next(state_dir) if rotate else key_file.read_key(state_dir)
     except (ReceiptError, OSError) as error:
         raise FatalError(f"cannot show the key of receipts: {error}") from error

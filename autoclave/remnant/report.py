@@ -15,6 +15,7 @@ from typing import Any
 
 from autoclave.remnant.judge import Cell, Verdict, cells, size
 from autoclave.remnant.model import Ending, Medium, Result
+from ground import private_files
 from ground.errors import plain
 from ground.quantities import quantity
 from scrubber import __version__
@@ -81,8 +82,7 @@ def write(directory: Path, result: Result) -> tuple[Path, ...]:
         "report.svg": picture(grid),
         "statement.json": statement(whole, result, grid),
     }
-    for name, text in texts.items():
-        (directory / name).write_text(text)
+    private_files.write_for_others(directory, texts)
     return tuple(directory / name for name in texts)
 
 

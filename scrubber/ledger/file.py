@@ -862,19 +862,16 @@ class LedgerFile:
         with _reading(LedgerPaths(self.path)) as connection:
             return HistoryPage(_newest(connection, device, since, limit, window))
 
-    def prove(self, seq: int) -> tuple[Inclusion, str]:
-        """That a row is in the tree over all rows that the service has acknowledged; and the row's hash."""
-        paths = LedgerPaths(self.path)
-        noted = _noted(paths)
-        with _reading(paths) as connection:
-            stands = tree_of(connection)
-            head = noted or Head.of(stands)
+    def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
+        """That a row is in the tree of the first ``size`` rows; and the row's hash."""
+        with _reading(LedgerPaths(self.path)) as connection:
             candidates = (*_evidence(connection, seq, seq), *rows(connection, seq, seq))
-            if not candidates or seq > head.size or not tree.contains(connection, stands.size, head):
+            if not candidates or not seq <= size <= tree_of(connection).size:
                 raise FatalError(
-                    f"cannot prove row {seq} of the ledger {self.path}: `autoclave ledger verify` checks it"
+                    f"cannot prove row {seq} of the ledger {self.path} among {quantity(size, 'row')}: it does not have "
+                    "them; `autoclave ledger verify` checks it"
                 )
-            return tree.include(connection, seq, head.size), candidates[0].hash
+            return tree.include(connection, seq, size), candidates[0].hash
 
 
 def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from ground import log
+from ground import log, private_files
 from scrubber.core import events as ev
 from scrubber.core.model import Receipt
 from scrubber.core.record import Change, Record
@@ -25,13 +26,16 @@ logger = log.get("receipts")
 class Notary:
     """The witness of the ledger. Its errors are logged: without a signature, a clean GPU is still clean."""
 
-    def __init__(self, key: FileKey, origin: str, program: Program, files: TenantFiles, state: SigningState) -> None:
-        """``origin``: the name of the node's log in each checkpoint."""
+    def __init__(
+        self, key: FileKey, origin: str, program: Program, files: TenantFiles, state: SigningState, newest_in: Path
+    ) -> None:
+        """``origin``: the name of the node's log in each checkpoint. ``newest_in``: the file of the newest one."""
         self._key = key
         self._origin = origin
         self._program = program
         self.files = files
         self._state = state
+        self._newest_in = newest_in
         self.newest = ""  # checkpoint, signed
 
     def seal(self, record: Record, receipt: Receipt) -> Receipt:
@@ -61,9 +65,13 @@ class Notary:
     def checkpoint(self, included: Inclusion) -> str:
         """Sign the size and the root of the tree, and log it: the log leaves the node, so others can hold it.
 
-        Returns the signed note.
+        Returns the signed note. A file has the newest one, for exports: nobody but the service signs.
         """
         signed = note.sign(Checkpoint(self._origin, included.size, included.root), self._key)
         self.newest, self._state.last_checkpoint = signed, time.time()
         logger.info("checkpoint", checkpoint=signed, rows=included.size)
+        try:  # of no use after a power loss: the next start signs another one
+            private_files.replace(self._newest_in, signed.encode(), durable=False)
+        except OSError as error:
+            logger.error("cannot keep the newest checkpoint for exports", error=error.strerror)  # noqa: TRY400 - expected
         return signed

@@ -24,6 +24,7 @@ PROOF = "c2sp.org/tlog-proof@v1"
 HASH_BYTES = 32
 _SIGNATURE = re.compile(r"\u2014 ([^\s+]+) ([A-Za-z0-9+/]+=*)")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_NAME = re.compile(r"[^\s+\x00-\x1f\x7f\ud800-\udfff]+")  # of a key: the format forbids white space and a plus sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,14 @@ class LogProof:
         return f"{PROOF}\n{extra}index {self.index}\n{hashes}\n{self.checkpoint}"
 
 
+def log_name(node: str) -> str:
+    """The name of a node's log; ReceiptError if a signed note cannot have it."""
+    return _name(f"autoclave/{node}")
+
+
 def sign(checkpoint: Checkpoint, signer: Signer) -> str:
-    """The checkpoint as a signed note."""
-    body, name = checkpoint.body, checkpoint.origin
+    """The checkpoint as a signed note; ReceiptError for a name that would add lines to it, or has no key."""
+    body, name = checkpoint.body, _name(checkpoint.origin)
     signature = key.note_id(name, signer.public_key) + signer.sign(body.encode())
     return f"{body}\n\u2014 {name} {_base64(signature)}\n"
 
@@ -128,6 +134,15 @@ def _fields(line: str) -> dict[str, object]:
     except RecursionError as error:
         raise ReceiptError("a line of the log has too many brackets") from error
     return fields if isinstance(fields, dict) else {}
+
+
+def _name(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise ReceiptError(
+            f"cannot use the name {text!r} in a checkpoint: it has white space, a plus sign or a control character; "
+            "give another with --node-name"
+        )
+    return text
 
 
 def _base64(value: bytes) -> str:

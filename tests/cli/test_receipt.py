@@ -16,7 +16,7 @@ from click.testing import Result
 
 from autoclave.cli import SIMULATED, receipts
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
-from scrubber.receipts import dsse, endorsement, handover, key
+from scrubber.receipts import dsse, endorsement, handover, key, note
 from tests.receipts import vectors
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SCRIPT, SITE
 
@@ -314,7 +314,7 @@ def test_a_receipt_is_shown_without_a_service(service, autoclave, gpu, tmp_path)
 def test_a_past_receipt_is_exported_for_others_to_verify(service, autoclave, gpu, tmp_path):
     """Of a hand-over that has ended; and of the present one, by its GPU."""
     device = service.settled(gpu, "clean")
-    past, state = device.receipt.id, ["--state-dir", service.root / "state", "--node-name", "n7"]
+    past, state = device.receipt.id, ["--state-dir", service.root / "state"]
     pem = tmp_path / "node.pem"
     pem.write_text(autoclave("receipt", "key", *state).stdout)
     for verb in ("acquire", "release"):
@@ -330,7 +330,7 @@ def test_a_past_receipt_is_exported_for_others_to_verify(service, autoclave, gpu
         verified = autoclave("receipt", "verify", *flags)
         assert verified.exit_code == SIMULATED
         assert f"receipt     {receipt} of" in verified.stdout
-        assert " of autoclave/n7\n" in verified.stdout
+        assert f" of autoclave/{socket.gethostname()}\n" in verified.stdout
         script = subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True, check=False)
         assert (script.returncode, script.stdout.startswith("verified: ")) == (SIMULATED, True)
     assert len(list((tmp_path / "out").iterdir())) == 2
@@ -342,6 +342,49 @@ def test_a_receipt_whose_handover_is_forgotten_is_exported(service, autoclave, g
     run = autoclave("receipt", "export", receipt, tmp_path, "--state-dir", service.root / "state")
     assert Path(run.stdout.strip()) == tmp_path / receipt
     assert f"verify the file {tmp_path / receipt / 'receipt.dsse.json'} alone" in run.stderr
+
+
+def test_an_export_signs_nothing(own_service, autoclave, tmp_path):
+    """Its proof ends in the newest checkpoint that the service has signed; without it, there is no proof."""
+    receipt, state = own_service.settled(0, "clean").receipt.id, own_service.root / "state"
+    export = ("receipt", "export", receipt, tmp_path / "out", "--state-dir", state)
+    folder = Path(autoclave(*export).stdout.strip())
+    newest, ours = state / "last-checkpoint", key.read_key(state)
+    assert note.parse_proof((folder / "receipt.tlog-proof").read_text()).checkpoint == newest.read_text()
+    shutil.rmtree(folder)
+    signed = note.opened(newest.read_text(), [ours.public_key])
+    for content, why in (
+        (note.sign(replace(signed, size=1), ours), "it was made before the receipt"),
+        (note.sign(replace(signed, root=bytes(32)), ours), "does not lead from this receipt"),
+        (note.sign(signed, OTHER), "is not signed by the key"),
+        (None, "has not signed a checkpoint yet"),
+    ):
+        newest.unlink() if content is None else newest.write_text(content)
+        run = autoclave(*export)
+        assert (run.exit_code, why in run.stderr, folder.exists()) == (2, True, False), run.stderr
+
+
+def test_an_export_writes_into_no_file_of_others(service, autoclave, gpu, tmp_path):
+    """Neither through a link, nor into a pipe, nor into a folder that others may change."""
+    receipt = service.settled(gpu, "clean").receipt.id
+    export = ("receipt", "export", receipt, tmp_path / "out", "--state-dir", service.root / "state")
+    folder = Path(autoclave(*export).stdout.strip())
+    envelope, proof = (folder / name for name in ("receipt.dsse.json", "receipt.tlog-proof"))
+    files = [path.read_text() for path in (envelope, proof)]
+    (tmp_path / "precious").write_text("precious")
+    envelope.unlink()
+    envelope.symlink_to(tmp_path / "precious")
+    proof.unlink()
+    os.mkfifo(proof)
+    assert autoclave(*export).exit_code == 0
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert [path.read_text() for path in (envelope, proof)] == files
+    folder.chmod(0o777)
+    refused = autoclave(*export)
+    folder.rename(tmp_path / "real")
+    folder.symlink_to(tmp_path / "real")
+    for run in (refused, autoclave(*export)):
+        assert (run.exit_code, "other users may write to it, or it is a link" in run.stderr) == (2, True)
 
 
 def test_an_export_takes_the_key_of_the_node(autoclave, tmp_path):
@@ -374,6 +417,8 @@ def test_the_key_is_shown_in_three_forms_and_rotated(autoclave, tmp_path):
     assert {key.public_key_of(text) for text in (pem, vkey)} == {made.public_key}
     assert json.loads(document)["key"] == made.key_id
     assert vkey.startswith("autoclave/n+")
+    spaced = autoclave("receipt", "key", "--node-name", "a b", "--state-dir", tmp_path)
+    assert (spaced.exit_code, "cannot use the name 'autoclave/a b'" in spaced.stderr) == (2, True)
     rotated = autoclave("receipt", "key", "--rotate", "--state-dir", tmp_path)
     assert key.public_key_of(rotated.stdout) == key.read_key(tmp_path).next.public_key  # type: ignore[union-attr]  # made
     assert "from its next start on" in rotated.stderr

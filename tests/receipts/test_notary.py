@@ -28,8 +28,8 @@ class Watched(Notary):
 
     ledger: Ledger
 
-    def __init__(self, signer: key.FileKey, files: TenantFiles) -> None:
-        super().__init__(signer, "autoclave/node", Program("1"), files, SigningState())
+    def __init__(self, signer: key.FileKey, files: TenantFiles, newest_in: Path) -> None:
+        super().__init__(signer, "autoclave/node", Program("1"), files, SigningState(), newest_in)
         self.seen: list[tuple[State | None, list[str]]] = []
 
     def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
@@ -42,7 +42,7 @@ class Watched(Notary):
 async def test_the_files_are_there_before_the_device_counts_as_clean(tmp_path: Path) -> None:
     """Allocate, the create gate and PreStart read the ledger: what they let start finds its receipt."""
     signer = key.open_key(tmp_path)
-    notary = Watched(signer, TenantFiles(tmp_path / "receipts", signer.secret))
+    notary = Watched(signer, TenantFiles(tmp_path / "receipts", signer.secret), tmp_path / "newest")
     notary.files.reconcile(())
     ledger = notary.ledger = Ledger(MemoryStore(), lambda: lives.NOW)
     ledger.witness = notary
@@ -66,7 +66,7 @@ async def test_a_checkpoint_that_cannot_be_signed_stops_nothing(tmp_path: Path) 
     signer = key.open_key(tmp_path)
     ledger = Ledger(MemoryStore(), lambda: lives.NOW)
     files = TenantFiles(tmp_path / "receipts", signer.secret)
-    ledger.witness = Notary(signer, "autoclave/n\udce9", Program("1"), files, SigningState())  # a name in Latin-1
+    ledger.witness = Notary(signer, "autoclave/n\udce9", Program("1"), files, SigningState(), tmp_path / "newest")
     await ledger.append("op", (DEVICE, ev.Discovered(lives.DEVICE, lives.HERE)))
     await ledger.checkpoint()
     assert ledger.fault is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,12 @@ def test_a_checkpoint_with_one_other_character_is_refused(at):
     other = "A" if SIGNED[at] != "A" else "B"
     with pytest.raises(ReceiptError):
         note.opened(SIGNED[:at] + other + SIGNED[at + 1 :], [OURS.public_key])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n7\nAAAA", "a+b", "a\u2028b", "a\x1bb", "a\udce9"])
+def test_a_name_that_could_add_lines_is_not_signed(name):
+    with pytest.raises(ReceiptError, match="cannot use the name"):
+        note.sign(replace(CHECKPOINT, origin=name), OURS)
 
 
 def test_a_signature_of_another_key_does_not_count():

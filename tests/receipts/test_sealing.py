@@ -38,7 +38,7 @@ def node(tmp_path: Path) -> FileKey:
 def notary(tmp_path: Path, node: FileKey) -> Notary:
     files = TenantFiles(paths.receipts(tmp_path), node.secret)
     files.reconcile([SCRUBBED])
-    return Notary(node, "autoclave/node", Program("0.1.0"), files, SigningState())
+    return Notary(node, "autoclave/node", Program("0.1.0"), files, SigningState(), paths.last_checkpoint(tmp_path))
 
 
 def test_a_receipt_is_sealed_for_the_coming_handover(notary: Notary, node: FileKey) -> None:

@@ -119,16 +119,17 @@ def show(receipt: str, output: str, run_dir: Path, state_dir: Path) -> int:
 @receipt.command(context_settings=ENVIRONMENT)
 @click.argument("receipt", metavar="ID|GPU", shell_complete=options.complete_gpus)
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@options.node_name
 @options.state_dir
-def export(receipt: str, folder: Path, node_name: str, state_dir: Path) -> int:
+def export(receipt: str, folder: Path, state_dir: Path) -> int:
     """Write a signed receipt and its proof for somebody who verifies them, of an id, or the newest of a GPU.
 
-    The files are those that the container of the hand-over has found. They come into a directory in DIR that is called
-    after the hand-over, and is printed. It needs the rights of the service, because the proof is signed now.
+    The document is the one that the container of the hand-over has found. The proof ends in the newest checkpoint that
+    the service has signed; if that is missing or older than the receipt, nothing is written. The files come into a
+    directory in DIR that is called after the hand-over, and is printed. Other users must not be able to write to it. It
+    needs the rights of the service.
     """
     receipts = importlib.import_module("autoclave.cli.receipts")
-    code: int = receipts.export(receipt, folder, state_dir, node_name or platform.node())
+    code: int = receipts.export(receipt, folder, state_dir)
     return code
 
 
@@ -143,6 +144,6 @@ def key(rotate: bool, output: str, node_name: str, state_dir: Path) -> int:
     Give it to those who verify receipts. With --rotate, make the next key and show that one: the service takes it at
     its next start, and notes in the ledger which key follows which, signed by both.
     """
-    name = f"autoclave/{node_name or platform.node()}"
-    code: int = importlib.import_module("autoclave.cli.receipts").show_key(state_dir, name, output, rotate=rotate)
+    receipts = importlib.import_module("autoclave.cli.receipts")
+    code: int = receipts.show_key(state_dir, node_name or platform.node(), output, rotate=rotate)
     return code

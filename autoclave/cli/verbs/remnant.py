@@ -22,7 +22,7 @@ from autoclave.remnant.judge import Verdict
 from autoclave.remnant.launchers import Place
 from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Result, Round
 from autoclave.remnant.rounds import AnotherGpu, ContainerFailed, Subject, expect_rights, in_turn, run_round
-from ground import calendar_time
+from ground import calendar_time, private_files
 from ground.errors import FatalError
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
@@ -154,7 +154,7 @@ def run(
     plan = tuple(in_turn(tuple(dict.fromkeys(chosen["ending"])) or subject.launcher.endings, rounds))
     place = to or Path(f"remnant-{began:%Y%m%d-%H%M%S}")
     try:
-        place.mkdir()
+        place.mkdir(private_files.READABLE_DIRECTORY)
     except OSError as error:
         raise FatalError(f"cannot write to {place}: {error.strerror}") from error
     done = _Done([], facts)
