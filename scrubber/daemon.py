@@ -101,15 +101,17 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
     async with _metrics_served(config.metrics_address, metrics):
         if not alone:
             turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, pool, metrics)))
+        private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
+        if not alone:
             await _reload(active_policy)
             if active_policy.fault:  # the other service may have had a newer one without faults
                 with suppress(DocumentError):
                     active_policy = ActivePolicy(config.policy, paths.last_policy(config.state_dir))
         if config.metrics_address:  # only now: the rules of Prometheus count the devices of the newest process
             ProcessCollector(registry=metrics.registry)
-        private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
         if not active_policy.fault:
-            await _keep(active_policy)
+            await asyncio.to_thread(active_policy.keep)
+            _say_if_not_kept(active_policy)
         elif alone:  # otherwise the reload has said it
             _say_fault(active_policy)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
@@ -361,7 +363,7 @@ async def _reload(active_policy: ActivePolicy) -> None:
     elif before and not active_policy.fault:
         logger.info("policy file corrected; it equals the policy in force", source=source)
     if loaded:
-        await _keep(active_policy)
+        _say_if_not_kept(active_policy)
 
 
 def _say_fault(active_policy: ActivePolicy) -> None:
@@ -369,11 +371,9 @@ def _say_fault(active_policy: ActivePolicy) -> None:
     logger.log(level, "policy not loaded; the old policy stays in force", source=active_policy.source, faults=faults)
 
 
-async def _keep(active_policy: ActivePolicy) -> None:
-    try:
-        await asyncio.to_thread(active_policy.keep)
-    except OSError as error:
-        logger.warning("the policy is not kept for the next start", error=str(error))
+def _say_if_not_kept(active_policy: ActivePolicy) -> None:
+    if active_policy.not_kept:
+        logger.warning("the policy is not kept for the next start", error=active_policy.not_kept)
 
 
 async def _sign_checkpoints(ledger: Ledger) -> None:

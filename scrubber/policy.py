@@ -37,12 +37,14 @@ class ActivePolicy:
         # The policies and what they say about known devices are replaced together, so that they always agree.
         self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]]
         self._kept = kept
+        self.not_kept = ""  # why a later start cannot have the policy in force
         self._text = b""  # of the policy in force, if it was read from the file
         self._last = ""  # the name and date of the policy in force since the start, if the file had faults then
         try:
-            self._loaded = (self._load(), {})
+            policies, self._text = self._load()
         except DocumentError as error:
-            self._loaded = (self._last_good(error), {})
+            policies = self._last_good(error)
+        self._loaded = (policies, {})
 
     @property
     def name(self) -> str:
@@ -66,13 +68,12 @@ class ActivePolicy:
             return f"the last policy without faults is in force: {self._last}"
         return f"the policy {self.name} stays in force"
 
-    def _load(self) -> PolicySet:
+    def _load(self) -> tuple[PolicySet, bytes]:
+        """The policies, and their text if it is in a file."""
         if self.path is None:
-            return load.load(self.source)
+            return load.load(self.source), b""
         text = load.read(self.source)
-        policies = load.load_bytes(text, self.source)
-        self._text = text
-        return policies
+        return load.load_bytes(text, self.source), text
 
     def _last_good(self, error: DocumentError) -> PolicySet:
         """The last policy without faults that this file has held; the error if there is none."""
@@ -97,26 +98,48 @@ class ActivePolicy:
         self.unread = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
 
     def keep(self) -> None:
-        """Keep the policy in force for a later start. Raises OSError. May run in another thread.
+        """Keep the policy of the start for a later one. May run in another thread.
 
-        Afterwards no other policy is kept, also after an error: an old one must not come into force again. What its
-        receipts name by a digest stays for ever.
+        An error becomes the fault: the next reload tries again.
         """
-        if self._kept is None or self._last:
+        try:
+            if not self._last:
+                self._keep(self._loaded[0], self._text)
+        except OSError as error:
+            self._fail(error)
+
+    def _keep(self, policies: PolicySet, text: bytes) -> None:
+        """Keep a policy for a later start, before it is in force.
+
+        If it cannot be kept, then none is: an old one must not come into force again. OSError if an old one cannot be
+        removed either. What its receipts name by a digest stays for ever.
+        """
+        self.not_kept = ""
+        if self._kept is None:
             return
-        content = self._origin() + self._text
+        content = self._origin() + text
         try:
             if self.path is None:
-                self._kept.unlink(missing_ok=True)
+                self._forget(self._kept)
             elif not self._kept.exists() or private_files.content(self._kept) != content:
                 private_files.replace(self._kept, content)
-        except OSError:
-            self._kept.unlink(missing_ok=True)
-            raise
-        self._keep_for_receipts(self._kept.parent)
+            self._keep_for_receipts(policies, self._kept.parent)
+        except OSError as error:
+            self.not_kept = str(error)
+            self._forget(self._kept)
 
-    def _keep_for_receipts(self, state_dir: Path) -> None:
-        policies = self._loaded[0]
+    @staticmethod
+    def _forget(kept: Path) -> None:
+        try:
+            if kept.is_symlink() or kept.exists():
+                kept.unlink()
+                private_files.sync_directory(kept.parent)
+        except OSError as error:
+            why = f"cannot replace the last policy {kept}, nor remove it: {error.strerror}"
+            raise OSError(f"{why}; a later start could go back to it: look for a fault of its disk") from error
+
+    @staticmethod
+    def _keep_for_receipts(policies: PolicySet, state_dir: Path) -> None:
         for policy in (policies.defaults, *(rule.policy for rule in policies.rules)):
             path = paths.proof_settings(state_dir, policy.proof_digest)
             if not path.exists():
@@ -124,15 +147,19 @@ class ActivePolicy:
                 private_files.replace(path, policy.proof_settings.encode())
 
     def reload(self) -> bool:
-        """Load the policy again; True when it has changed. May run in another thread."""
+        """Load the policy again; True when it has changed. May run in another thread.
+
+        It is kept before it is in force: after a kill, the next start must not go back to the policy before it.
+        """
         try:
-            fresh = self._load()
+            policies, text = self._load()
+            self._keep(policies, text)
         except (DocumentError, OSError) as error:  # OSError: the shipped policies cannot be read, as without free files
             self._fail(error)
             return False
         self.fault, self.unread, self._last = "", False, ""
-        changed = fresh != self._loaded[0]
-        self._loaded = (fresh, {})
+        changed = policies != self._loaded[0]
+        self._loaded, self._text = (policies, {}), text
         return changed
 
     def device_policy(self, device: DeviceInfo) -> DevicePolicy:

@@ -57,10 +57,32 @@ def test_a_start_with_faults_keeps_the_last_good_policy(file, kept):
         assert "in force: mine, of " in active.fault, "as long as it is"
     file.write_text("name: mine\n")
     assert active.reload()
-    active.keep()
     assert (active.defaults.mode, active.fault) == (Mode.ENFORCE, "")
+
+
+def test_a_policy_in_force_is_kept_already(file, kept):
+    """A service that is killed as soon as it shows the new policy does not go back to the one before."""
+    file.write_text(OBSERVES)
+    active = ActivePolicy(str(file), kept)
+    active.keep()
+    file.write_text("name: mine\n")
+    assert active.reload()
     file.write_text(BROKEN)
     assert ActivePolicy(str(file), kept).defaults.mode is Mode.ENFORCE
+
+
+def test_while_an_older_policy_stays_no_other_comes_into_force(file, kept):
+    file.write_text(OBSERVES)
+    active = ActivePolicy(str(file), kept)
+    kept.mkdir()  # it can be neither replaced nor removed
+    active.keep()
+    assert (f"cannot replace the last policy {kept}, nor remove it" in active.fault, active.unread) == (True, True)
+    file.write_text("name: mine\n")
+    assert not active.reload()
+    assert active.defaults.mode is Mode.OBSERVE
+    kept.rmdir()
+    assert active.reload()
+    assert (active.defaults.mode, active.fault, active.not_kept) == (Mode.ENFORCE, "", "")
 
 
 @pytest.mark.parametrize("earlier", [None, BROKEN, "link"])
@@ -94,11 +116,10 @@ def test_a_policy_that_cannot_be_kept_replaces_the_kept_one(file, kept, monkeypa
     active = ActivePolicy(str(file), kept)
     active.keep()
     file.write_text("name: mine\n")
-    assert active.reload()
     with monkeypatch.context() as patch:
         patch.setattr(private_files, "replace", _full)
-        with pytest.raises(OSError, match="No space left"):
-            active.keep()
+        assert active.reload()
+    assert "No space left" in active.not_kept
     file.write_text(BROKEN)
     with pytest.raises(DocumentError):
         ActivePolicy(str(file), kept)

@@ -137,6 +137,7 @@ JUDGE_OF, IN_JUDGE = "autoclave/remnant/judge.py", "tests/remnant/test_judge.py"
 TENANT = "autoclave/remnant/tenant.py"
 IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to_the_byte"
 SHORT_USES, IN_SHORT_USES = "scrubber/core/short_uses.py", "tests/core/test_short_uses.py"
+IN_NOTE, IN_POLICY = "tests/receipts/test_note.py", "tests/test_policy.py::test_a_policy_in_force_is_kept_already"
 TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
 CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known"
 PLANTED = [
@@ -150,6 +151,8 @@ PLANTED = [
     Mutant(TENANT, "whole.write(pattern, _unheard)", "whole.write(ZERO, _unheard)", tests=IN_ROUNDS),
     Mutant(TENANT, "planted += recognised(data, order.key)", "planted += 0", tests=IN_ROUNDS),
     Mutant(JUDGE_OF, "if not looks or not all(look.read for look in looks):", "if not looks:", tests=IN_JUDGE),
+    Mutant("scrubber/receipts/note.py", "_name(checkpoint.origin)", "checkpoint.origin", tests=IN_NOTE),
+    Mutant("scrubber/policy.py", "            self._keep(policies, text)", "            pass", tests=IN_POLICY),
     Mutant(TREE, "!= (place, node):", "!= (place, node) and level == 0:", tests=IN_TREE),
     Mutant(TREE, "elif not contains(connection, size, noted):", "elif False:", tests=IN_TREE),
     Mutant("scrubber/ledger/stored.py", "secrets.token_hex(SALT)", '""', tests=IN_TREE),
