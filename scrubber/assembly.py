@@ -311,9 +311,10 @@ def build(
         gate_specification=str(gate.specification) if gate is not None else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
-    tenants = partial(Caller().ask, "pods", partial(pods.look, config.kubelet_dir, config.pod_logs), POD_NAMES_WITHIN)
+    look = partial(pods.look, config.kubelet_dir, config.pod_logs)
+    context.tenants = partial(Caller().ask, "pods", look, POD_NAMES_WITHIN)
     gate_name = gate.name if gate is not None else lambda _device: ""
-    reporter = StatusReporter(context, about, lambda: pool.cupy, tenants, elsewhere, gate_name)
+    reporter = StatusReporter(context, about, lambda: pool.cupy, elsewhere, gate_name)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
     collector = ServiceCollector(

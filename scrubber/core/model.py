@@ -340,6 +340,12 @@ class Owner:
     crowded: bool = False  # whether another pod's container was ever seen on the device as well
     unannounced: bool = False  # seen on the device without an admitted start, and not named by the checkpoint
     name: str = ""  # NAMESPACE/POD/CONTAINER of the last creation, as the container runtime says; decides nothing
+    pod: str = ""  # NAMESPACE/POD, as the kubelet calls its log directory, if there is no name; decides nothing
+
+    @property
+    def called(self) -> str:
+        """What people call the owner; empty if that was never known."""
+        return self.name or self.pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from scrubber.core import events as ev
@@ -22,6 +23,23 @@ def named(record: Record, pod: str, name: str) -> ev.PutInUse | None:
     if owner is None or owner.container != pod or owner.name == name:
         return None
     return ev.PutInUse(replace(owner, name=name))
+
+
+def called(record: Record, names: Mapping[str, str]) -> ev.PutInUse | None:
+    """The pod of the owner has this name, which nobody can tell once it is deleted. None if that is nothing new.
+
+    ``names``: NAMESPACE/POD by UID.
+    """
+    if not is_nameless(record) or record.tenancy.owner is None:
+        return None
+    pod = names.get(record.tenancy.owner.container or "", "")
+    return ev.PutInUse(replace(record.tenancy.owner, pod=pod)) if pod else None
+
+
+def is_nameless(record: Record) -> bool:
+    """Whether the device has a pod whose name is not known."""
+    owner = record.tenancy.owner
+    return owner is not None and owner.container is not None and is_pod(owner.container) and not owner.called
 
 
 def live_container(holders: tuple[Holder, ...]) -> str | None:

@@ -33,7 +33,7 @@ class TenancyRow:
     device: str
     began: float
     ended: float | None = None  # None: it goes on
-    pod: str = ""  # NAMESPACE/POD/CONTAINER of the last container that the create gate was asked for
+    pod: str = ""  # NAMESPACE/POD/CONTAINER of the last container that the create gate was asked for, or NAMESPACE/POD
     uid: str = ""  # of the pod; outside any pod, the id of the container
     owner: str = ""  # who it was acquired for, as the caller wrote it: a job, or the UID of a claim; not verified
     actor: str = ""  # kubelet: Allocate; container start: no earlier grant; acquire: a person, Slurm, the DRA driver
@@ -141,7 +141,7 @@ class _Device:
         elif owner.crowded or another is not None:
             present = _noted(present, ANOTHER)
         self._owner = owner
-        self._present = replace(present, pod=owner.name or (present.pod if uid == present.uid else ""), uid=uid)
+        self._present = replace(present, pod=owner.called or (present.pod if uid == present.uid else ""), uid=uid)
 
     def _begin(self, tenancy: TenancyRow) -> TenancyRow:
         self._end(tenancy.began)

@@ -106,6 +106,7 @@ class OwnerFact(Enum):
     CONFIRMED = "a start of the unannounced pod is admitted, or the checkpoint names it or the pod of another holder"
     ADMITTED = "a container of the owner may start"
     NAMED = "the container runtime creates a container of the owner"
+    CALLED = "the kubelet has a log directory for the pod of the owner"
 
 
 TABLE: dict[OwnerFact, dict[Standing, frozenset[Standing]]] = {
@@ -130,6 +131,11 @@ TABLE: dict[OwnerFact, dict[Standing, frozenset[Standing]]] = {
         for before in Standing
     },
     OwnerFact.NAMED: {
+        Standing.AWAITED: frozenset({Standing.AWAITED}),
+        Standing.PRESENT: frozenset({Standing.PRESENT}),
+    },
+    OwnerFact.CALLED: {
+        Standing.UNANNOUNCED: frozenset({Standing.UNANNOUNCED}),
         Standing.AWAITED: frozenset({Standing.AWAITED}),
         Standing.PRESENT: frozenset({Standing.PRESENT}),
     },
@@ -162,7 +168,7 @@ def late(owner: Owner | None, sighting: Owner) -> Owner | None:
     if legal(owner, sighting):
         return sighting
     if owner is None or (owner.container is None and sighting.container is not None):
-        return replace(sighting, crowded=False, name="")
+        return replace(sighting, crowded=False, name="", pod="")
     if sighting.container in (None, owner.container):
         return None
     return replace(owner, crowded=True)
@@ -174,7 +180,7 @@ def _fits(fact: OwnerFact, before: Owner | None, after: Owner) -> bool:
         # The checkpoint names another holder: the device was crowded before its owner was known.
         confirmed = fact is OwnerFact.CONFIRMED
         known = fact in (OwnerFact.FOUND, OwnerFact.ADMITTED, OwnerFact.CONFIRMED) and after.crowded is confirmed
-        return known and (fact is OwnerFact.ADMITTED or not after.name)
+        return known and not after.pod and (fact is OwnerFact.ADMITTED or not after.name)
     match fact:
         case OwnerFact.SEEN:
             return after == replace(before, seen=True)
@@ -187,6 +193,8 @@ def _fits(fact: OwnerFact, before: Owner | None, after: Owner) -> bool:
             return after == again and after.since.uptime >= before.since.uptime
         case OwnerFact.NAMED:
             return after.name != "" and after == replace(before, name=after.name)
+        case OwnerFact.CALLED:
+            return after.pod != "" and not before.called and after == replace(before, pod=after.pod)
 
 
 def guard(tenancy: Tenancy, event: ev.Event) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -18,12 +18,18 @@ from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.assignments import AssignmentsError
+from scrubber.node.pods import Tenants
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy, DevicePolicy
 from scrubber.receipts.tenant_files import TenantFiles
 
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
+
+
+async def no_tenants() -> Tenants:
+    """No pods: the node has no kubelet."""
+    return Tenants()
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +47,7 @@ class ServiceContext:
     # By device: the last container that the create gate let through since the boot. Empty where the gate is off.
     passages: Callable[[], Mapping[str, Passage]] = lambda: MappingProxyType({})
     covered: Callable[[str], bool] = lambda _device: True  # whether the container runtime knows the gate of a device
+    tenants: Callable[[], Awaitable[Tenants]] = no_tenants  # the pods that own devices, and their names; DeviceError
     tenant_files: TenantFiles | None = None  # None: no receipt is signed
     checkpoint: Callable[[], str] = lambda: ""  # the newest signed checkpoint of the ledger
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation

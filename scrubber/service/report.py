@@ -30,11 +30,6 @@ REPORTED_FOR = 600.0  # seconds for which the plugin is told of a container past
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
 
-async def no_pods() -> Tenants:
-    """No pods: the node has no kubelet."""
-    return Tenants()
-
-
 class StatusReporter:
     """Answers questions about devices, and has their history."""
 
@@ -43,20 +38,17 @@ class StatusReporter:
         context: ServiceContext,
         fixed: views.ServiceStatus,
         cupy: Callable[[], Ready] = Ready,
-        tenants: Callable[[], Awaitable[Tenants]] = no_pods,
         elsewhere: Mapping[Bystander, float] = MappingProxyType({}),
         gate: Callable[[str], str] = lambda _device: "",
     ) -> None:
         """``fixed``: the facts about the service that do not change while it runs.
 
-        ``cupy`` returns the zygote's report about CuPy; ``tenants`` returns the pods that own devices.
-        ``elsewhere``: programs that a policy would have to name as bystanders, and when each last had a device open.
-        ``gate`` returns the CDI name of a device's create gate.
+        ``cupy`` returns the zygote's report about CuPy; ``elsewhere``: programs that a policy would have to name as
+        bystanders, and when each last had a device open. ``gate`` returns the CDI name of a device's create gate.
         """
         self._context = context
         self.history = History(context.ledger)
         self._cupy = cupy
-        self._tenants = tenants
         self._fixed = fixed
         self._elsewhere = elsewhere
         self._gate = gate
@@ -201,7 +193,7 @@ class StatusReporter:
     async def _pods(self) -> Tenants:
         """The pods of the node; none if their names do not come in time."""
         try:
-            return await self._tenants()
+            return await self._context.tenants()
         except DeviceError:
             return Tenants()
 

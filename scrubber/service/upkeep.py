@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ground import log
@@ -80,6 +80,27 @@ class Upkeep:
                 await context.jobs.cancel(device.uuid)  # the job works on the old memory or layout
                 events.append((device.uuid, ev.Distrusted("its memory size, model or layout has changed", incarnation)))
             await context.ledger.append(context.operation(), *events)
+
+    async def name_pods(self) -> None:
+        """Record the names of the pods that have devices, while the kubelet still has them."""
+        context = self._context
+        nameless = [record for record in context.ledger.records.values() if ownership.is_nameless(record)]
+        if not nameless or context.ledger.fault is not None:
+            return
+        try:
+            names = (await context.tenants()).names
+        except DeviceError:  # a name that does not come in time is missing, and no error
+            return
+        for record in nameless:
+            if ownership.called(record, names) is not None:
+                await self._name_pod(record.device.uuid, names)
+
+    async def _name_pod(self, device: str, names: Mapping[str, str]) -> None:
+        context = self._context
+        async with context.jobs.locks.of([device]):
+            event = ownership.called(context.record(device), names)
+            if event is not None:
+                await context.ledger.append(context.operation(), (device, event))
 
     def needs_nothing(self, record: Record, facts: Facts) -> bool:
         """Whether these facts call for no action, so that ``reconcile`` need not observe the device again."""

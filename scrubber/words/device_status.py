@@ -120,7 +120,7 @@ def device_status(
         mig=device.mig,
         receipt=receipt_view(record.scrubs.receipt) if record.scrubs.receipt else None,
         owner=_owner(record),
-        pod=record.tenancy.owner.name if record.tenancy.owner else "",
+        pod=record.tenancy.owner.called if record.tenancy.owner else "",
         job=job_status(job, progress, record.scrubs.usual_seconds, now) if job else None,
         quarantine=quarantine_status(quarantine, path, now) if quarantine else None,
         policy_rule=rule,
@@ -157,7 +157,7 @@ def pod(record: Record, assigned: Mapping[str, Collection[str]], names: Mapping[
         uid = record.tenancy.owner.container or ""
         if record.tenancy.owner.name:
             return record.tenancy.owner.name
-        return _called(uid, assigned, names) if uid in names else ""
+        return _called(uid, assigned, names) if uid in names else record.tenancy.owner.pod
     if record.state is State.GRANTED and not (record.tenancy.grant and record.tenancy.grant.owner):
         return ", ".join(_called(uid, assigned, names) for uid in sorted(assigned))
     return ""

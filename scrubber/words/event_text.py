@@ -43,8 +43,8 @@ def tell(event: ev.Event) -> str:
             return f"handed out{_to(grant)} WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
         case ev.PutInUse(Owner(crowded=True) as owner):
             return f"in use by {_user(owner)}, and by another pod's container as well: unauthorised use"
-        case ev.PutInUse(Owner(container=str(container), unannounced=True)):
-            return f"in use by {container}, which is unannounced"
+        case ev.PutInUse(Owner(container=str(container), unannounced=True) as owner):
+            return f"in use by {_user(owner) if owner.pod else container}, which is unannounced"
         case ev.PutInUse(owner):
             return f"in use by {_user(owner)}"
         case ev.Released(why):
@@ -110,8 +110,8 @@ def _times(times: int, since: str) -> str:
 
 
 def _user(owner: Owner) -> str:
-    if owner.name:
-        return f"{owner.name} (pod {owner.container})"
+    if owner.called:
+        return f"{owner.called} (pod {owner.container})"
     return owner.container or "a process without a known container"
 
 

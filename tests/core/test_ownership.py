@@ -67,6 +67,12 @@ MOVES = rows(
     ("its container is created", PRESENT, replace(PRESENT, name="team/a/main"), True),
     ("an awaited container is created", AWAITED, replace(AWAITED, name="team/a/main"), True),
     ("its name is forgotten", replace(PRESENT, name="team/a/main"), PRESENT, False),
+    ("the name of its pod is known", AWAITED, replace(AWAITED, pod="team/a"), True),
+    ("the name of an unannounced pod is known", UNANNOUNCED, replace(UNANNOUNCED, pod="team/a"), True),
+    ("its pod is called otherwise", replace(PRESENT, pod="team/a"), replace(PRESENT, pod="team/b"), False),
+    ("its container has a name already", replace(PRESENT, name="team/a/main"),
+     replace(PRESENT, name="team/a/main", pod="team/a"), False),
+    ("the first owner has a name", None, replace(AWAITED, pod="team/a"), False),
     ("another pod is confirmed in the place of an owner", PRESENT, Owner(B, later(1), seen=True, crowded=True), False),
 )  # fmt: skip
 
@@ -84,6 +90,7 @@ OWNERS = st.builds(
     crowded=st.booleans(),
     unannounced=st.booleans(),
     name=st.sampled_from(["", "team/a/main"]),
+    pod=st.sampled_from(["", "team/a"]),
 )
 
 
@@ -105,6 +112,7 @@ def test_whatever_happens_an_owner_forgets_nothing(owners):
         if owner.container == before.container:
             assert owner.crowded or not before.crowded
             assert owner.name or not before.name
+            assert owner.pod == before.pod or not before.called
             assert owner.since.uptime >= before.since.uptime
             assert owner.seen or not before.seen or not owner.unannounced
 

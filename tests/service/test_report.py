@@ -12,10 +12,10 @@ from ground.errors import InvalidRequest, Reason
 from scrubber.core import ownership, presence
 from scrubber.core.model import ScrubPath
 from scrubber.devices.calls import UnresponsiveError
+from scrubber.ledger.file import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
-from scrubber.service.report import StatusReporter
 from tests.service.asking import let_on, written_down
 from tests.service.pretend_worker import PretendWorker
 
@@ -190,7 +190,8 @@ def register(world):
 @pytest.fixture
 def naming(world, reporter, register):
     """A reporter with a register of pod names."""
-    return StatusReporter(world.context, reporter._fixed, tenants=register)
+    world.context.tenants = register
+    return reporter
 
 
 async def test_devices_with_an_owner_show_the_names_of_their_pods(world, naming):
@@ -202,6 +203,18 @@ async def test_devices_with_an_owner_show_the_names_of_their_pods(world, naming)
     await world.acquire("pod", second, announced=True)
     device = (await naming.status(["1"])).devices[0]
     assert (device.state, device.owner, device.pod) == ("granted", "", "other, ns/train/side")
+
+
+async def test_the_name_of_a_pod_outlives_it(world, naming, register):
+    first, second = world.uuids
+    await let_on(world, "pod", first)
+    await let_on(world, "other", second)
+    await world.life.monitor.round()
+    register.tenants = Tenants()
+    await world.life.monitor.round()
+    assert [device.pod for device in (await naming.status([])).devices] == ["ns/train", ""]
+    entries = (await naming.history.entries("0", 0.0, 1, Window(kinds=frozenset({"in-use"})))).entries
+    assert entries[0].text == "in use by ns/train (pod pod)"
 
 
 async def test_late_pod_names_delay_no_status(world, naming, register):
@@ -232,7 +245,8 @@ async def test_a_status_shows_one_moment(world, reporter, register):
 
     await let_on(world, "pod", world.uuids[0])
     before = world.life.ledger.seq
-    status = await StatusReporter(world.context, reporter._fixed, tenants=meanwhile).status([])
+    world.context.tenants = meanwhile
+    status = await reporter.status([])
     assert world.life.ledger.seq > before
     assert (status.service.ledger_rows, status.devices[1].state) == (before, "clean")
     assert status.devices[0].pod == "ns/train/main"

@@ -42,9 +42,9 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
 ) -> None:
     """List the hand-overs of GPUs: who had which GPU when, what was proven before, and which wipe followed.
 
-    One line for each hand-over, oldest first. The tenant is the pod, by its name if the create gate is in force and by
-    its UID otherwise, or the job or claim that the GPU was acquired for. The table shows local time; the other formats
-    show UTC and more columns. `unsigned`: the receipt is not signed; `unknown`: its row is no longer in the ledger.
+    One line for each hand-over, oldest first. The tenant is the pod, by its UID if its name was never known, or the job
+    or claim that the GPU was acquired for. The table shows local time; the other formats show UTC and more columns.
+    `unsigned`: the receipt is not signed; `unknown`: its row is no longer in the ledger.
 
     The list is as trustworthy as the ledger: `autoclave ledger verify` checks it, and `autoclave receipt verify` a
     receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so.
