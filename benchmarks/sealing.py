@@ -55,7 +55,7 @@ def _seal_often(state_dir: Path, rounds: int) -> tuple[list[float], list[float],
     """Seconds of each signature, seconds of each hand-over to the tenant's directory, bytes of the last envelope."""
     node = key.open_key(state_dir)
     files = TenantFiles(paths.receipts(state_dir), node.secret)
-    notary = Notary(node, "autoclave/node", Program("0.1.0"), files, SigningState())
+    notary = Notary(node, "autoclave/node", Program("0.1.0"), files, SigningState(), paths.last_checkpoint(state_dir))
     store = _filled(state_dir, ROWS)
     record = lives.live(lives.UNKNOWN, ev.ScrubStarted(lives.job()))
     passed = lives.passed(record)
