@@ -77,8 +77,14 @@ def emit_line(document: Mapping[str, object]) -> None:
 def emit_csv(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows as csv on stdout. Without headers, only the rows."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    cells = ([human.printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    cells = ([_cell(value) for value in row] for row in rows)
     writer.writerows([headers, *cells] if headers else cells)
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"  # as in JSON
+    return human.printable(value) if isinstance(value, str) else value
 
 
 def show_table(headers: Sequence[str], rows: table.Rows, output: str = "table") -> None:

@@ -23,9 +23,9 @@ EVERY = 2**31  # rows: more than a ledger has
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
 KINDS = tuple(stored.KINDS[event] for event in tenancies.EVENTS)
 FIELDS = (
-    "node", "began", "ended", "device", "index", "slice", "model", "tenant", "pod", "uid", "owner", "actor", "result",
-    "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes", "residue_bytes",
-    "wipe_signature",
+    "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
+    "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
+    "residue_bytes", "wipe_signature",
 )  # fmt: skip
 TABLE = (
     "BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE",
@@ -96,7 +96,8 @@ def _item(row: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> 
     wipe = row.wipe
     about = {
         "node": node, "began": human.iso(row.began), "ended": None if row.ended is None else human.iso(row.ended),
-        "index": place.index, "slice": place.slice, "model": model, "result": _result(row),
+        "index": place.index, "slice": place.slice, "model": model,
+        "simulated": place.simulated, "result": _result(row),
         "signature": _signature(row),
         "wipe": wipe.id if wipe else "", "wiped": human.iso(wipe.finished.wall) if wipe else None,
         "wiped_bytes": wipe.covered_bytes if wipe else None,

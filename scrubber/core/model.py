@@ -161,6 +161,7 @@ class DeviceInfo:
     serial: str | None = None  # of the board
     parent: str | None = None  # a MIG slice: the UUID of its GPU, whose index it has ...
     slice: int | None = None  # ... and its number on that GPU
+    simulated: bool = False  # a file in the place of a GPU: what is said of it says nothing about hardware
 
     @property
     def name(self) -> str:

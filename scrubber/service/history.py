@@ -66,5 +66,6 @@ class History:
         kind, body = stored.encode(entry.event)
         record = self._ledger.records.get(entry.device)
         index, number = (record.device.index, record.device.slice) if record else (-1, None)
-        text = event_text.tell(entry.event)
-        return views.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)
+        text, simulated = event_text.tell(entry.event), record is not None and record.device.simulated
+        about = entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body
+        return views.HistoryEntry(*about, number, simulated)

@@ -233,6 +233,7 @@ class HistoryEntry:
     text: str
     body: str
     slice: int | None = None
+    simulated: bool = False  # whether its device is
 
     @property
     def name(self) -> str:

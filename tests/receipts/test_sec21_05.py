@@ -12,10 +12,10 @@ import pytest
 
 from autoclave.cli import handovers
 from scrubber.core.tenancies import TenancyRow
-from scrubber.devices.simulated import layout
 from scrubber.words.views import HistoryEntry
 
 SCRIPT = Path(__file__).parents[2] / "docs/receipts/sec21_05.py"
+LINE_1 = "line 1 is no hand-over: give the output of `autoclave receipt list -o jsonl`"
 PROVEN = {"proven": True, "receipt": "r1", "signed_by": "k"}
 
 
@@ -24,13 +24,13 @@ def script(file: Path) -> tuple[int, dict[str, Any]]:
     return run.returncode, json.loads(run.stdout)
 
 
-def written(file: Path, capsys, *tenancies: dict[str, Any], model: str = "H100") -> Path:
+def written(file: Path, capsys, *tenancies: dict[str, Any], simulated: bool = False) -> Path:
     """The list of these tenancies, by the code of `autoclave receipt list -o jsonl`."""
     rows = [
         TenancyRow(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
     ]
-    place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None)
-    handovers.show([(row, place, model) for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
+    place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None, simulated)
+    handovers.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
     file.write_text(capsys.readouterr().out)
     return file
 
@@ -54,9 +54,13 @@ def test_a_gpu_is_sanitized_if_each_handover_was_proven(tmp_path, capsys, last, 
     assert (gpu["available"], gpu["stale_tenant_binding"]) == (False, False)
 
 
-def test_a_simulated_gpu_is_never_sanitized(tmp_path, capsys) -> None:
-    code, answer = script(written(tmp_path / "list", capsys, PROVEN, model=layout.MODEL))
-    assert (code, answer["machines"][0]["sanitized"]) == (6, False)
+def test_a_simulated_gpu_is_called_so_and_never_sanitized(tmp_path, capsys) -> None:
+    """Whatever its model is called."""
+    code, answer = script(written(tmp_path / "list", capsys, PROVEN, simulated=True))
+    [gpu] = answer["machines"]
+    assert (code, gpu["simulated"], gpu["sanitized"]) == (6, True, False)
+    assert (answer["success"], answer["simulated"]) == (False, 1)
+    assert answer["error"] == "1 of 1 GPUs are simulated: the list says nothing about hardware"
 
 
 def test_a_gpu_with_two_tenants_at_once_is_bound(tmp_path, capsys) -> None:
@@ -64,9 +68,29 @@ def test_a_gpu_with_two_tenants_at_once_is_bound(tmp_path, capsys) -> None:
     assert answer["machines"][0]["stale_tenant_binding"] is True
 
 
-@pytest.mark.parametrize("text", ["no list", "[]", "{}", ""])
-def test_an_unreadable_list_proves_nothing(tmp_path, text) -> None:
-    (tmp_path / "list").write_text(text)
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"no list", f"{LINE_1}"),
+        (b"[]", f"{LINE_1}"),
+        (b"[" * 100_000, f"{LINE_1}"),
+        (b"{}", f"{LINE_1}; its field node is missing, or of another kind"),
+        (b"\xff", f"{LINE_1}"),
+        (b"", "it has no hand-over"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_bad_list_is_named_in_one_sentence(tmp_path, content, why) -> None:
+    if content is not None:
+        (tmp_path / "list").write_bytes(content)
     code, answer = script(tmp_path / "list")
     assert (code, answer["success"], "machines" in answer) == (1, False, False)
-    assert f"cannot read {tmp_path / 'list'}: " in answer["error"]
+    assert answer["error"] == f"cannot read {tmp_path / 'list'}: {why}"
+
+
+def test_a_list_without_the_word_simulated_is_no_evidence(tmp_path, capsys) -> None:
+    """An older command wrote it."""
+    file = written(tmp_path / "list", capsys, PROVEN)
+    file.write_text(file.read_text().replace('"simulated": false, ', ""))
+    code, answer = script(file)
+    assert (code, answer["success"], "its field simulated is missing" in answer["error"]) == (1, False, True)
