@@ -37,7 +37,7 @@ def test_a_tenancy_has_its_times_tenant_receipt_and_key():
     assert [read(*story[:n])[0].tenant for n in (3, 4, 5)] == ["", A, "team/a-0/main"]
 
 
-def test_without_a_create_gate_a_tenancy_keeps_the_name_of_its_pod():
+def test_a_tenancy_keeps_the_name_of_its_pod():
     story = (FOUND, PASSED, GRANTED, ev.PutInUse(OF_A), ev.PutInUse(replace(OF_A, pod="team/a-0")), GONE)
     assert [(row.pod, row.tenant, row.uid) for row in read(*story)] == [("team/a-0", "team/a-0", A)]
 
