@@ -22,6 +22,7 @@ from scrubber.core.model import (
     Moment,
     Outcome,
     Owner,
+    Quarantine,
     ScrubPath,
     Step,
     StepResult,
@@ -177,7 +178,8 @@ def life(seed: int) -> Iterator[Life]:
     for _ in range(LENGTH):
         at = Moment(at.wall + 1, at.uptime + 1)
         event = next_event(led.record, at, chance)
-        if event is None or (isinstance(event, ev.StepStarted) and led.record.scrubs.job.step is not None):
+        runs = led.record.scrubs.job is not None and led.record.scrubs.job.step is not None
+        if event is None or (isinstance(event, ev.StepStarted) and runs):
             continue
         try:
             led.add(event, at)
@@ -262,8 +264,12 @@ def cleared(it: Happened) -> bool:
     )
 
 
-def quarantine(read: Callable[[object], object], none: object) -> Callable[[Record], object]:
+def quarantine(read: Callable[[Quarantine], object], none: object) -> Callable[[Record], object]:
     return lambda record: none if record.health.quarantine is None else read(record.health.quarantine)
+
+
+def pods(past: Sequence[Happened]) -> tuple[str, ...]:
+    return tuple(it.event.pod for it in past if isinstance(it.event, ev.PastGate))
 
 
 UNTIL_PROVEN = of(ev.ScrubPassed, ev.Reinstated)
@@ -284,8 +290,7 @@ LAWS = {
     "health.returns": Law(
         lambda it: it.health.returns, came_back, brought_back, lambda past: tuple(it.at.wall for it in past[-10:])),
     "bypasses.pods": Law(
-        lambda it: it.bypasses.pods, of(ev.PastGate), lambda it: it.proves or it.reboots,
-        lambda past: tuple(it.event.pod for it in past)),
+        lambda it: it.bypasses.pods, of(ev.PastGate), lambda it: it.proves or it.reboots, pods),
     "tenancy.began": Law(
         lambda it: it.tenancy.began, began, begins_anew,
         lambda past: None if not past else
@@ -296,7 +301,7 @@ LAWS = {
 
 def answers_of(past: Sequence[Happened]) -> list[tuple[tuple[Holder, ...], Moment]]:
     """What evicts have said since everything was forgiven: who does not end, or nobody. Held up, they say nothing."""
-    said = []
+    said: list[tuple[tuple[Holder, ...], Moment]] = []
     for it in past:
         if it.forgives:
             said = []
@@ -332,7 +337,8 @@ def test_only_what_ends_a_count_or_a_time_ends_it():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_only_a_working_holder_ends_the_time_of_hanging_ones(seed):
-    chance, before, said = random.Random(seed), None, []  # noqa: S311 - no secret
+    chance, before = random.Random(seed), None  # noqa: S311 - no secret
+    said: list[tuple[tuple[Holder, ...], Moment]] = []
     for number in range(LOOKS):
         there = tuple(it for it in PROCESSES if chance.random() < 0.6)
         there = tuple(replace(it, state=chance.choice("DDDDDDDS")) for it in there)
@@ -342,4 +348,4 @@ def test_only_a_working_holder_ends_the_time_of_hanging_ones(seed):
         if not unknown:
             said.append((there if all(it.state == "D" for it in there) else (), at))
         assert before == held(said)
-    assert len({it and it[0] for it in said}) > 1
+    assert len({there for there, _ in said}) > 1
