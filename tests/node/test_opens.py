@@ -22,6 +22,6 @@ def test_a_process_that_opens_a_file_briefly_is_named(tmp_path):
             process.kill()
 
 
-def test_a_file_that_nobody_opens_names_nobody(tmp_path):
+def test_a_file_without_opens_names_no_process(tmp_path):
     (tmp_path / "memory").touch()
     assert list(opens.pids([str(tmp_path / "memory"), str(tmp_path / "missing")], 0.01)) == []
