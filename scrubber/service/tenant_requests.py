@@ -37,7 +37,7 @@ from scrubber.service.upkeep import Upkeep
 logger = log.get("tenant requests")
 
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
-A = TypeVar("A")
+A = TypeVar("A", bound=Answer)
 ACCEPTED = (answers.Proceed, answers.HandOut, answers.Defer)
 OVERRUN = 0.5  # seconds beyond a deadline: an observation that begins just before it can still finish
 ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
@@ -63,7 +63,17 @@ class Request:
     deadline: float  # of the event loop
     owner_deadline: float  # until then the request waits for the last owner to leave
     policies: dict[str, DevicePolicy]  # by device: the one of its last decision; before it, the one of the door
-    waits: dict[str, answers.Wait] = field(default_factory=dict)  # by device: what it waits for, as last decided
+    replies: dict[str, Answer] = field(default_factory=dict)  # by device: the last decision
+
+    @property
+    def waits(self) -> dict[str, answers.Wait]:
+        """By device: what it waits for, as last decided."""
+        return {device: answer for device, answer in self.replies.items() if isinstance(answer, answers.Wait)}
+
+    @property
+    def not_accepted(self) -> set[str]:
+        """The devices that the last decision does not hand out; before the first one, all."""
+        return {device for device in self.devices if not isinstance(self.replies.get(device), ACCEPTED)}
 
 
 class TenantRequests:
@@ -92,47 +102,33 @@ class TenantRequests:
         """
         async with self._turn_of(owner):
             request = self._request(Action.HAND_OUT, devices, op, within)
-            return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner)
+            try:
+                return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner)
+            except Exception:  # not the end of the caller, which a kill cuts off: that says nothing about the devices
+                # A person's failed request must not withhold a GPU from the kubelet, and a service that stops nothing.
+                if not exclusive and not self._context.jobs.stopping:
+                    self._context.withhold(request.not_accepted or request.devices)
+                raise
 
     async def _acquire(
         self, request: Request, *, announced: bool, exclusive: bool, owner: str
     ) -> dict[str, GrantedDevice]:
-        context, devices = self._context, request.devices
+        decision = partial(self._acquire_decision, request, announced=announced, exclusive=exclusive, owner=owner)
         joined: set[str] = set()
-        to_withhold = set(devices)
-
-        async def decision(record: Record) -> answers.AcquireAnswer:
-            facts = await context.complete(record, await context.observer.quick(record, before_use=not announced))
-            policy = self._policy_now(request, record.device.uuid)
-            gated = announced and policy.gate is GateMode.CREATE and context.gated(record.device.uuid, facts.at)
-            return acquire.decide(
-                record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner
-            )
-
-        try:
-            while True:
-                async with self._locked(request):
-                    replies = await self._answer_all(request, partial(self._final_answer, request, decision))
-                    if exclusive and (partly := acquire.partly_held(replies)) is not None:
-                        raise Refused(partly.reason, partly.message)
-                    refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
-                    if not refused:
-                        await self._start_jobs(request, replies)
-                        await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
-                        for device, answer in replies.items():
-                            if announced and isinstance(answer, answers.HandOut):
-                                context.observer.look_ahead(context.record(device))
-                        to_withhold = set()
-                        return {device: self._granted(request, device, answer) for device, answer in replies.items()}
-                    to_withhold = refused
-                    _raise_refusals(replies, joined, request.action)
-                    running = await self._start_jobs(request, replies)
-                joined |= {job.device for job in running}
-                await self._wait(request, running)
-        finally:  # also when the caller's deadline ends the request: the next request would fail as well
-            # A person's failed request must not withhold a GPU from the kubelet. A service that stops withholds none.
-            if to_withhold and not exclusive and not context.jobs.stopping:
-                context.withhold(to_withhold)
+        while True:
+            async with self._locked(request):
+                replies = await self._answer_all(request, partial(self._final_answer, request, decision))
+                if exclusive and (partly := acquire.partly_held(replies)) is not None:
+                    raise Refused(partly.reason, partly.message)
+                _raise_refusals(replies, joined, request.action)
+                running = await self._start_jobs(request, replies)
+                if not request.not_accepted:
+                    await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
+                    if announced:
+                        self._look_ahead(replies)
+                    return {device: self._granted(request, device, answer) for device, answer in replies.items()}
+            joined |= {job.device for job in running}
+            await self._wait(request, running)
 
     async def start(
         self,
@@ -269,9 +265,19 @@ class TenantRequests:
                 replies = {names[0]: await answer(names[0])}
             else:
                 replies = dict(zip(names, await aio.gather(map(answer, names)), strict=True))
-        request.waits.clear()
-        request.waits.update({device: reply for device, reply in replies.items() if isinstance(reply, answers.Wait)})
+        request.replies.update(replies)
         return replies
+
+    async def _acquire_decision(
+        self, request: Request, record: Record, *, announced: bool, exclusive: bool, owner: str
+    ) -> answers.AcquireAnswer:
+        context, device = self._context, record.device.uuid
+        facts = await context.complete(record, await context.observer.quick(record, before_use=not announced))
+        policy = self._policy_now(request, device)
+        gated = announced and policy.gate is GateMode.CREATE and context.gated(device, facts.at)
+        return acquire.decide(
+            record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner
+        )
 
     async def _start_decision(
         self,
@@ -388,6 +394,12 @@ class TenantRequests:
             unproven = answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
         await context.ledger.append(request.op, *events)
+
+    def _look_ahead(self, replies: Mapping[str, Answer]) -> None:
+        """Prepare the observation before the start on the devices that were just granted."""
+        for device, answer in replies.items():
+            if isinstance(answer, answers.HandOut):
+                self._context.observer.look_ahead(self._context.record(device))
 
     def _granted(self, request: Request, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
         """The grant of a device, and what its receipt proves. Without a grant, the container waits for the device."""

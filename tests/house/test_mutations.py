@@ -125,6 +125,7 @@ IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_RESULTS, IN_VERDICT, IN_RESETS 
     f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "step_results", "verdict", "resets")
 )
 IN_USES = "tests/service/test_uses.py"
+TENANT_REQUESTS, IN_OFFERS = "scrubber/service/tenant_requests.py", "tests/service/test_offers.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
 STUCK, IN_SINCE = "scrubber/core/stuck.py", "tests/core/test_since.py"
 GATE = "tests/core/test_in_force.py"
@@ -224,6 +225,7 @@ PLANTED = [
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),
     Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.withheld:", "if False:", tests=IN_OFFERING),
+    Mutant(TENANT_REQUESTS, "except Exception:", "except BaseException:", tests=IN_OFFERS),
     Mutant(OFFERING, "if facts.blocked and", "if False and", tests=IN_OFFERING),
     Mutant(
         OFFERING,

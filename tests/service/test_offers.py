@@ -112,12 +112,15 @@ async def test_a_request_behind_a_hanging_observation_is_answered_in_time(world)
     await tending
 
 
-async def test_a_caller_that_times_out_leaves_the_device_withheld(world):
+async def test_a_caller_that_was_killed_withholds_no_device(world):
+    """Or the list that the next plugin registers with lacks a device that the Node still offers."""
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(world.tenant_requests.acquire([device], announced=True), 0.5)
-    assert world.context.is_withheld(world.record(device))
+    asking = world.spawn(world.acquire("next", device, announced=True))
+    await asyncio.sleep(0.5)
+    asking.cancel()
+    await asyncio.wait({asking})
+    assert (asking.cancelled(), healthy(world, device)) == (True, True)
 
 
 async def hand_over(world, device, before, after):
