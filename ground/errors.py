@@ -101,10 +101,10 @@ def restart(*, on_kubernetes: bool) -> str:
 
 
 class Unreachable(AutoclaveError):
-    """The scrub service does not answer."""
+    """The scrub service does not answer: nobody listens (UNREACHABLE), or who listens takes too long (TIMED_OUT)."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(Reason.UNREACHABLE, message)
+    def __init__(self, message: str, reason: Reason = Reason.UNREACHABLE) -> None:
+        super().__init__(reason, message)
 
 
 class FatalError(Exception):

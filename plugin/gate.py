@@ -72,7 +72,7 @@ class Gate:
                 SECOND_CHANCE,
             )
         except AutoclaveError as error:
-            if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
+            if isinstance(error, Unreachable):
                 self._listing.distrust()
             # While a refused device still looks healthy, the kubelet tries it with other pods, ten times a second.
             await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))

@@ -29,7 +29,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from ground import log
 from ground.aio import Changed
 from ground.device_messages import ReportedDevice, ReportedDevices
-from ground.errors import AutoclaveError, NotReady, Reason, Unreachable
+from ground.errors import AutoclaveError, Reason, Unreachable
 from plugin.devices import Device, SelectDevices
 from scrubber.api import client
 
@@ -182,7 +182,7 @@ class Listing:
         async with aclosing(self._scrubber.watch()) as lists:
             reported = await self._next(lists, ANSWERS_WITHIN)
             if reported is None:
-                raise NotReady(Reason.TIMED_OUT, "the scrub service does not send its list of devices")
+                raise Unreachable("the scrub service does not send its list of devices", Reason.TIMED_OUT)
             while reported is not None:
                 self._silence, self.checkpoint = reported.silence_seconds, reported.checkpoint
                 self._store(reported.devices)

@@ -168,7 +168,7 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
         hint = "is the scrub service running, and is --run-dir the same?"
         return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
+        return Unreachable("the scrub service did not answer in time", Reason.TIMED_OUT)
     if code is grpc.StatusCode.CANCELLED:  # by the service when it stops; a caller that cancels gets no gRPC error
         return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered; try again")
     if code is grpc.StatusCode.UNIMPLEMENTED:

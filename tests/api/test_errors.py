@@ -1,5 +1,6 @@
 """Each kind of error crosses the wire as what it is: class, reason, sentence and gRPC code."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.metrics.counters import ServiceCounters
 
@@ -53,6 +54,19 @@ async def test_the_client_raises_the_error_of_the_service(door, said, kind, code
         with pytest.raises(grpc.aio.AioRpcError) as raw:
             await scrub_pb2_grpc.ScrubberStub(channel).Acquire(scrub_pb2.AcquireRequest(devices=["GPU-1"]))
     assert raw.value.code() is code
+
+
+async def test_a_server_that_never_answers_is_unreachable(door):
+    """The command then ends with code 3, as where no server listens."""
+
+    async def hang(_devices, **_) -> None:
+        await asyncio.Event().wait()
+
+    door.tenant_requests.acquire = hang
+    async with client.ScrubberClient(door.socket) as service:
+        with pytest.raises(AutoclaveError, match="did not answer in time") as caught:
+            await service.acquire(["GPU-1"], timeout=0.5)
+    assert (type(caught.value), caught.value.reason) == (Unreachable, Reason.TIMED_OUT)
 
 
 async def test_an_unknown_reason_is_still_a_refusal(door, monkeypatch):

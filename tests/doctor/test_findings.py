@@ -7,7 +7,7 @@ import pytest
 from autoclave.doctor import base
 from autoclave.doctor.base import Capability, CheckFault, Level
 from autoclave.doctor.findings import node, roster
-from ground.errors import LedgerUnavailable, NotReady, Reason, Refused, Unreachable
+from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
 from scrubber.core.model import Holder
 from scrubber.words import views
 from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS, finding_of
@@ -112,7 +112,6 @@ SERVICES = [
     ("service", stands(answer=LedgerUnavailable("cannot open x")), OK, "cannot use its ledger"),
     ("service", alone(), BROKEN, "cannot reach the scrub service at /d"),
     ("service", ERROR, BROKEN, "the scrub service failed: x; y"),
-    ("service", stands(answer=NotReady(Reason.TIMED_OUT, "it did not answer in time")), BROKEN, "not answer in time"),
     ("service", alone(last_error=base.LastError("no driver; load it", 0.0)), BROKEN, "does not run. It ended at 19"),
     ("policy", service(policy_fault="a:1: x\na:2: y"), BROKEN, "the old one is: a:1: x; a:2: y"),
     ("ledger-set-aside", service(set_aside=("ledger.db.corrupt-1",)), WARNING, "set aside as ledger.db.corrupt-1"),

@@ -180,7 +180,7 @@ async def test_a_hanging_service_means_a_refusal_before_the_deadline(gate, door,
     door.answer, door.mute, door.silence = hang, True, 60.0
     reader = read(listing)
     await reader.until(all_well)
-    with pytest.raises(NotReady) as late:
+    with pytest.raises(Unreachable) as late:
         await gate.acquire(GPU, devices(gate, A))
     assert late.value.reason is Reason.TIMED_OUT
     assert reader.lists[-1] == {A: False, B: False}
@@ -189,7 +189,7 @@ async def test_a_hanging_service_means_a_refusal_before_the_deadline(gate, door,
 async def test_a_start_takes_no_longer_than_the_kubelet_waits(gate, door):
     door.answer = hang
     begun = time.monotonic()
-    with pytest.raises(NotReady):
+    with pytest.raises(Unreachable):
         await gate.start(devices(gate, A), 0.2)
     assert time.monotonic() - begun < 2
 

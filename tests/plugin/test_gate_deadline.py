@@ -15,7 +15,7 @@ from plugin.listing import Listing
 from tests.service.virtual import VirtualLoop
 
 GPU = ReportedDevice("GPU-0000", healthy=True, clean=True, index=0, resource="nvidia.com/gpu", numa_node=0)
-LATE = NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
+LATE = Unreachable("the scrub service did not answer in time", Reason.TIMED_OUT)
 STOPS = NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down")
 GONE = Unreachable("cannot reach the scrub service")
 NO = Refused(Reason.IN_USE, "cannot hand out GPU-0000: it is still in use")

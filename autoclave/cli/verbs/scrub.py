@@ -31,7 +31,7 @@ from autoclave.cli import (
     worst,
 )
 from ground.device_messages import state_words
-from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
+from ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
 from scrubber.api import admin_client
 from scrubber.words import views
 
@@ -186,7 +186,7 @@ async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices, *
             async for message in stream:
                 show(message)
                 results[message.device] = message if message.result else replace(message, result=MISSING)
-    except NotReady as error:
+    except Unreachable as error:
         if error.reason is not Reason.TIMED_OUT:
             raise
         return {

@@ -77,7 +77,8 @@ def test_beside_a_stopped_holder_of_the_lock_nothing_is_known(memory: Path, monk
             answer.result(WITHIN)
 
 
-def test_two_simultaneous_checks_are_no_holders(memory: Path) -> None:
+def test_two_simultaneous_checks_are_no_holders(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_check, "LOCKED_WITHIN", WITHIN)
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda _number: is_open([str(memory)]), range(5_000)))
     assert set(answers) == {False}
