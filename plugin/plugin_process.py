@@ -72,7 +72,7 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
         collector = PluginCollector(listing, counters, chosen.version, vendors)
         async with collector.served(metrics, chosen.metrics_address), asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
-            async with _turn(chosen, counters) as turn, asyncio.TaskGroup() as registrations:
+            async with _turn(chosen, counters, tasks) as turn, asyncio.TaskGroup() as registrations:
                 registrations.create_task(_release_last(turn, listing), name="release of the last plugin")
                 if vendors is not None:
                     registrations.create_task(vendors.run(follows=turn.follows), name="vendor's plugins")
@@ -102,10 +102,11 @@ def _listing(chosen: Config, scrubber: client.ScrubberClient) -> tuple[Listing, 
 
 
 @asynccontextmanager
-async def _turn(chosen: Config, counters: PluginCounters) -> AsyncIterator[Turn]:
+async def _turn(chosen: Config, counters: PluginCounters, tasks: asyncio.TaskGroup) -> AsyncIterator[Turn]:
     """Be the plugin of this node within the context. With ``--standby``, first wait until another one ends.
 
-    The next plugin waits here with all its preparations done, so that it registers at once.
+    The next plugin waits here with all its preparations done, so that it registers at once. ``tasks`` watch for others
+    that hang.
     """
 
     def waits() -> None:
@@ -115,6 +116,7 @@ async def _turn(chosen: Config, counters: PluginCounters) -> AsyncIterator[Turn]
     turn = Turn(chosen.kubelet_dir)
     try:
         if chosen.standby:  # otherwise ``_begin`` holds the lock
+            tasks.create_task(turn.watch(), name="watch for plugins that hang")
             await turn.begin(waits)
         counters.standby = False
         yield turn

@@ -68,6 +68,11 @@ def await_lock(kubelet_dir: Path, name: str, *, shared: bool = False) -> int:
         return private_files.await_lock(own / name, shared=shared)
 
 
+def answers(kubelet_dir: Path, name: str) -> Path:
+    """The socket on which the holder of a lock answers whether it works."""
+    return kubelet_dir / SUBDIRECTORY / f"{name}.ask"
+
+
 @contextmanager
 def _own_directory(kubelet_dir: Path) -> Iterator[Path]:
     """The plugin's directory, which is made if it is missing. What cannot be done in the block is a FatalError."""

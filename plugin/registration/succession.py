@@ -6,7 +6,8 @@ Kubernetes 1.37 on, the kubelet then has a plugin all the time. More plugins may
 
 Locks in the plugin's directory say it. The present plugin holds one. Another one belongs to the plugin whose turn is
 next, until it has registered; nobody else may take the first one. A third one is shared by all that stand by. The
-kernel releases the locks of a plugin that was killed, and wakes the one that waits.
+kernel releases the locks of a plugin that was killed, and wakes the one that waits. All watch those that hold the first
+two: one that hangs is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ground import private_files
-from plugin.registration import sockets
+from plugin.registration import hung, sockets
+from plugin.registration.sockets import PRESENT
 
 NEXT = "next"  # the lock of the plugin whose turn is next
 STANDBY = "standby"  # the lock that plugins share from when they stand by until they have registered
@@ -35,28 +37,36 @@ class Turn:
         self._directory = kubelet_dir
         self._name = secrets.token_hex(8).encode()
         self._held: dict[str, int] = {}
+        self._answers: dict[str, hung.Answers] = {}
         self._changing = threading.Lock()
         self._over = self._leaving = False
         self.follows = False  # another plugin had the turn until this one got it
 
+    async def watch(self) -> None:
+        """Until cancelled, kill a plugin that has the turn, or whose turn is next, whenever it hangs."""
+        async with asyncio.TaskGroup() as tasks:
+            for name in (NEXT, PRESENT):
+                tasks.create_task(hung.watch(sockets.answers(self._directory, name)))
+
     async def begin(self, waits: Callable[[], None]) -> None:
         """Wait until no other plugin has the turn. ``waits`` is called if one has."""
-        if self._take(NEXT) and self._take(sockets.PRESENT):
+        if self._take(NEXT) and self._take(PRESENT):
             return
         self.follows = True
         # Held alone for a moment only: by a plugin that stops, and asks whether anybody stands by.
         self._held[STANDBY] = sockets.await_lock(self._directory, STANDBY, shared=True)
         waits()
-        for name in (NEXT, sockets.PRESENT):
+        for name in (NEXT, PRESENT):
             if name not in self._held:
                 await asyncio.to_thread(self._await, name)
+                self._answer(name)
 
     def registered(self) -> None:
         """The kubelet knows this plugin: the last one may stop. If this one stops itself, the last one waits on."""
         if self._leaving:
             return
-        if sockets.PRESENT in self._held:
-            os.pwrite(self._held[sockets.PRESENT], self._name, 0)
+        if PRESENT in self._held:
+            os.pwrite(self._held[PRESENT], self._name, 0)
         for name in (NEXT, STANDBY):
             self._release(name)
 
@@ -66,7 +76,7 @@ class Turn:
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN):
                 while self._registered_last() and self._stood_by():
-                    self._release(sockets.PRESENT)
+                    self._release(PRESENT)
                     await asyncio.sleep(LOOKS_EVERY)
 
     def end(self) -> None:
@@ -79,7 +89,7 @@ class Turn:
     def _registered_last(self) -> bool:
         """Whether this plugin is the last one that the kubelet got to know."""
         with suppress(OSError):
-            return private_files.content(self._directory / sockets.SUBDIRECTORY / sockets.PRESENT) == self._name
+            return private_files.content(self._directory / sockets.SUBDIRECTORY / PRESENT) == self._name
         return False
 
     def _stood_by(self) -> bool:
@@ -91,6 +101,8 @@ class Turn:
     def _take(self, name: str) -> bool:
         if name not in self._held and (lock := sockets.lock(self._directory, name)) is not None:
             self._held[name] = lock
+            if name != STANDBY:
+                self._answer(name)
         return name in self._held
 
     def _await(self, name: str) -> None:
@@ -102,6 +114,12 @@ class Turn:
             else:
                 self._held[name] = lock
 
+    def _answer(self, name: str) -> None:
+        """Answer on the socket beside a lock, as long as this process holds it."""
+        self._answers[name] = hung.Answers(sockets.answers(self._directory, name))
+
     def _release(self, name: str) -> None:
+        if name in self._answers:
+            self._answers.pop(name).close()
         if name in self._held:
             os.close(self._held.pop(name))

@@ -124,7 +124,15 @@ def test_only_the_scrubber_shares_a_host_namespace():
     for case in manifests.MATRIX:
         for component, pod in manifests.pods(case):
             assert pod.get("hostPID", False) == (component == "scrubber")
-            assert not pod.keys() & {"hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"}
+            assert not pod.keys() & {"hostNetwork", "hostIPC", "hostUsers"}
+
+
+def test_only_a_plugin_and_its_standby_see_each_other():
+    """Each can kill the other one if that hangs."""
+    for case in manifests.MATRIX:
+        for component, pod in manifests.pods(case):
+            two = component == "plugin" and len(pod["containers"]) == 2
+            assert pod.get("shareProcessNamespace", False) == two
 
 
 def test_only_the_scrubbers_pod_is_given_gpus():

@@ -217,6 +217,24 @@ async def test_after_each_kill_the_standby_registers(newer, plugin):
 
 
 @pytest.mark.usefixtures("scrub_server")
+async def test_the_standby_replaces_a_plugin_that_hangs(kubelet, plugin):
+    """A call of the kubelet that waits for it must end, too: meanwhile no pod of the node starts."""
+    present = await plugin("--standby")
+    await kubelet.registered(GPU)
+    standby = await plugin("--standby")
+    await standby.hear("waiting for another plugin of this node to stop")
+    present.process.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(WITHIN):
+        await kubelet.admit(pod := Pod.of("one", {GPU: 1}))
+    assert pod.phase is Phase.FAILED
+    killed = await standby.hear("killed another plugin of this node: it did not answer")
+    assert killed["pid"] == present.process.pid
+    async with asyncio.timeout(WITHIN):
+        while (await kubelet.admit(Pod.of("two", {GPU: 1}))).phase is Phase.FAILED:
+            await kubelet.registered(GPU)
+
+
+@pytest.mark.usefixtures("scrub_server")
 async def test_a_second_instance_is_refused_and_the_first_goes_on(kubelet, plugin):
     first = await plugin()
     await kubelet.registered(GPU)

@@ -1,10 +1,13 @@
 """The turns of plugins. tests/plugin/test_plugin_process.py shows a whole update."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 
 import pytest
 
-from plugin.registration import succession
+from plugin.registration import hung, succession
 from plugin.registration.succession import Turn
 from tests.patience import WITHIN
 
@@ -111,3 +114,93 @@ async def test_a_plugin_that_stops_on_standby_takes_no_turn(turns):
     last.end()
     async with asyncio.timeout(WITHIN):
         await later
+
+
+ANOTHER = """
+import asyncio, pathlib, sys
+from plugin.registration.succession import Turn
+
+async def take_turns():
+    turn = Turn(pathlib.Path(sys.argv[1]))
+    await turn.begin(lambda: print(flush=True))
+    turn.registered()
+    print(flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(take_turns())
+"""
+
+
+@pytest.fixture
+async def another(short_tmp):
+    """Start a plugin in a process of its own; it stands by, or has its turn."""
+    started = []
+
+    async def another() -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", ANOTHER, short_tmp, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        async with asyncio.timeout(WITHIN):
+            assert await process.stdout.readline()
+        return process
+
+    yield another
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.fixture
+def watching(turns, monkeypatch):
+    """Wait for an event while the last of the turns watches the others."""
+    monkeypatch.setattr(hung, "ASKED_EVERY", 0.01)
+    monkeypatch.setattr(hung, "ANSWERS_WITHIN", 0.1)
+
+    async def watching(event) -> None:
+        watch = asyncio.create_task(turns[-1].watch())
+        async with asyncio.timeout(WITHIN):
+            await event
+        watch.cancel()
+        await asyncio.wait({watch})
+
+    return watching
+
+
+async def test_a_plugin_that_hangs_in_its_turn_is_killed(turns, another, watching):
+    """Or it would serve beside its successor once it wakes up."""
+    present = await another()
+    present.send_signal(signal.SIGSTOP)
+    await watching(turns[0].begin(lambda: None))
+    assert await present.wait() == -signal.SIGKILL
+
+
+async def test_a_standby_that_hangs_holds_up_no_plugin(turns, another, watching):
+    present, started, _ = turns
+    await present.begin(lambda: None)
+    present.registered()
+    (await another()).send_signal(signal.SIGSTOP)
+    begun = await stand_by(started)
+    present.end()
+    await watching(begun)
+
+
+async def test_a_plugin_that_answers_late_keeps_its_turn(another, watching, monkeypatch):
+    present, answers, enough = await another(), hung._answers, asyncio.Event()
+    answered: list[bool] = []
+
+    async def asked(path) -> bool:
+        """Each second question meets a plugin that is stopped."""
+        if path.name == "next.ask":  # nobody's turn is next
+            return True
+        wakes = answered[-1:] == [False]
+        present.send_signal(signal.SIGCONT if wakes else signal.SIGSTOP)
+        monkeypatch.setattr(hung, "ANSWERS_WITHIN", WITHIN if wakes else 0.1)
+        answered.append(await answers(path))
+        if len(answered) == 5:
+            enough.set()
+        return answered[-1]
+
+    monkeypatch.setattr(hung, "_answers", asked)
+    await watching(enough.wait())
+    assert (answered[:5], present.returncode) == ([False, True, False, True, False], None)

@@ -1,0 +1,91 @@
+"""Finds a plugin that holds a lock and hangs, and kills it. Then the kernel frees its lock, and ends its calls.
+
+The holder of a lock answers on a socket beside it: it accepts a connection, and closes it. A process that is stopped,
+or whose event loop hangs, does not answer. It is killed, not passed over: so it cannot wake up and serve beside its
+successor, and a call of the kubelet that waits for it fails instead of holding up all pods of the node.
+
+Only a process of the same PID namespace can be killed. The containers of a pod share one for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+from ground import log, unix_sockets
+
+logger = log.get("registration")
+
+ASKED_EVERY = 1.0  # seconds
+ANSWERS_WITHIN = 4.0  # seconds; on a very busy machine a plugin that works can take two
+SILENT = 2  # questions in a row without an answer: one alone may be due to a pause of the process that asks
+
+
+class Answers:
+    """The answers of this process, until they are closed. The caller holds the lock that they are for."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)  # of a holder that was killed
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(0)
+        self._socket.bind(os.fspath(path))
+        self._socket.listen()
+        asyncio.get_running_loop().add_reader(self._socket, self._answer)
+
+    def close(self) -> None:
+        """Answer no more. The caller still holds the lock."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _answer(self) -> None:
+        connection, _ = self._socket.accept()
+        connection.close()
+
+
+async def watch(path: Path) -> None:
+    """Until cancelled, kill the process that should answer here, whenever it hangs."""
+    silent = 0
+    while True:
+        await asyncio.sleep(ASKED_EVERY)
+        silent = 0 if await _answers(path) else silent + 1
+        if silent == SILENT:
+            _kill(path)
+
+
+async def _answers(path: Path) -> bool:
+    """Whether the holder of the lock answers. Also true if nobody has to: the lock is free, or its holder is older."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
+        question.settimeout(0)
+        try:
+            question.connect(os.fspath(path))
+        except BlockingIOError:  # it has left too many questions unanswered
+            return False
+        except OSError:
+            return True
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                await asyncio.get_running_loop().sock_recv(question, 1)
+        except TimeoutError:
+            return False
+        except OSError:  # it has ended
+            return True
+        return True
+
+
+def _kill(path: Path) -> None:
+    try:
+        pid = unix_sockets.listener(path)
+        process = os.pidfd_open(pid)  # an error for 0, a process of another PID namespace
+        try:
+            if pid != os.getpid() and unix_sockets.listener(path) == pid:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                logger.error("killed another plugin of this node: it did not answer", pid=pid)
+        finally:
+            os.close(process)
+    except OSError as error:
+        logger.error("cannot kill another plugin of this node that does not answer", error=str(error))  # noqa: TRY400 - expected
