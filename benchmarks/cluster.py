@@ -162,16 +162,21 @@ def main() -> None:
 def run(
     name: str,
     text: str | None,
-    measure: Callable[[programs.Node, Path, int], Coroutine[Any, Any, list[Any]]],
+    measure: Callable[..., Coroutine[Any, Any, list[Any]]],
     show: Callable[[list[Any]], str] = table,
+    flags: argparse.ArgumentParser | None = None,
 ) -> None:
-    """A command that measures on a node of its own. ``show``: what was measured, as a table."""
-    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=text)
+    """A command that measures on a node of its own, with so many pods. ``show``: what was measured, as a table.
+
+    ``flags``: more of them, which ``measure`` gets by name.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=text, parents=[flags] if flags else [])
     parser.add_argument("--programs", type=Path, default=Path("build/node"))
     parser.add_argument("--pods", type=int, default=30)
     parser.add_argument("--busy", type=int, default=0, help="loops beside")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    more = vars(flags.parse_known_args()[0]) if flags else {}
     if reason := programs.missing(options.programs):
         sys.exit(f"cannot measure: {reason}")
     with tempfile.TemporaryDirectory() as directory:
@@ -181,7 +186,7 @@ def run(
             node.up()
             before = os.getloadavg()[0]
             with programs.busy(options.busy):
-                figures = asyncio.run(measure(node, logs, options.pods))
+                figures = asyncio.run(measure(node, logs, options.pods, **more))
         finally:
             node.down()
     if options.json:

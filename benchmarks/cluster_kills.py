@@ -1,34 +1,61 @@
 """How many pods fail where a program of the node is killed: Autoclave's, and plugins that prove nothing.
 
-As root, after ``make node``: python -m tests.cluster.isolated .venv/bin/python -m benchmarks.cluster_kills --pods 60
+As root, after ``make node``: python -m tests.cluster.isolated .venv/bin/python -m benchmarks.cluster_kills --pods 200
 
-In each arm two rows of short pods go through the scheduler. Each pod wants one GPU, and the next one comes as soon as
-one has ended. Programs are killed at random moments and started again at once: a plugin with a standby, as the next
-standby. The next kill comes when all programs are in order again and a pod has started.
+In each arm, short pods come by chance, and a program is killed by chance, whatever the others do at that moment: a pod
+may come in an absence, and a kill may meet a start. The moments are the same in each arm. Each pod wants one GPU and
+goes through the scheduler. What was killed is started again at once: a plugin with a standby, as the next standby.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import itertools
+import os
 import random
+import re
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
+from statistics import fmean
 
 from benchmarks.cluster import run
 from demo.standins.do_nothing_plugin import RESOURCE
-from tests.cluster import files
-from tests.cluster.autoclave import GPUS, WAITS, Autoclave, stand_by
+from tests.cluster.autoclave import GPUS, Autoclave, stand_by
 from tests.cluster.cluster import GPU, Cluster, container
 from tests.cluster.in_front import InFront, replace
 from tests.cluster.programs import Node, Program
 
-KILLS = 20  # at least, in each arm
-ROWS = 2
-PAUSE = 0.5, 3.0  # seconds before a kill
+PODS_EVERY, KILLS_EVERY = 1.5, 5.0  # seconds, on average
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When pods come and when programs are killed, in seconds from the start of each arm."""
+
+    pods: tuple[float, ...]
+    kills: tuple[float, ...]
+
+
+def schedule(seed: int, pods: int) -> Schedule:
+    """So many pods, and the kills until the last of them comes: two Poisson processes."""
+    chance = random.Random(seed)  # noqa: S311 - the same moments in each arm
+    arrivals = _moments(chance, PODS_EVERY)
+    come = tuple(next(arrivals) for _ in range(pods))
+    kills = itertools.takewhile(lambda moment: moment < come[-1], _moments(chance, KILLS_EVERY))
+    return Schedule(come, tuple(kills))
+
+
+def _moments(chance: random.Random, every: float) -> Iterator[float]:
+    moment = 0.0
+    while True:
+        moment += chance.expovariate(1 / every)
+        yield moment
 
 
 @dataclass
@@ -36,23 +63,13 @@ class Killed:
     """A program, and its standby if it has one."""
 
     present: Program
-    in_order: tuple[Path, str]  # a log, and what it says once more when the program is back
     standby: Program | None = None
-
-    def lines(self) -> list[tuple[Path, str]]:
-        """What logs say once more when all is in order after the next kill."""
-        return [self.in_order, *([(self.present.log, WAITS)] if self.standby else [])]
 
     def start(self) -> None:
         """Start what was killed: it is the standby now."""
         self.present.start()
         if self.standby:
             self.present, self.standby = self.standby, self.present
-
-
-def _once_more(log: Path, text: str) -> Coroutine[None, None, bool]:
-    before = log.read_text().count(text)
-    return files.until(log, lambda: log.read_text().count(text) > before)
 
 
 @dataclass
@@ -63,80 +80,77 @@ class Arm:
     pods: int = 0
     failed: int = 0
     kills: int = 0
-    kills_that_failed_a_pod: int = 0
     longest: float = 0.0  # seconds from the request for a pod to its end
-    why: dict[str, int] = field(default_factory=dict)  # the kubelet's reasons, and how often
+    loads: list[float] = field(default_factory=list)  # of the machine, whenever a pod came
+    why: Counter[str] = field(default_factory=Counter)  # the kubelet's reasons, and how often
 
 
 class Trial:
     """One node with all arms."""
 
-    def __init__(self, cluster: Cluster, least: int) -> None:
-        """``least``: pods that start in each arm."""
-        self.cluster, self._least, self.arms = cluster, least, list[Arm]()
-        self._started = asyncio.Event()
-        self._last_failed = 0  # the last kill that failed a pod
+    def __init__(self, cluster: Cluster, moments: Schedule, only: str) -> None:
+        """``only``: an expression that the names of all other arms do not hold."""
+        self.cluster, self.arms = cluster, list[Arm]()
+        self._moments, self._only = moments, only
 
-    async def kill(self, name: str, resource: str, killed: list[Killed], *flags: str) -> None:
+    async def kill(self, name: str, resource: str, killed: Sequence[Killed], *flags: str) -> None:
         """Kill these programs together, again and again, while pods come."""
+        if not re.search(self._only, name):
+            return
         await self.cluster.offered(GPUS, resource)
-        arm, self._last_failed = Arm(name), 0
+        arm, began = Arm(name), time.monotonic()
         self.arms.append(arm)
-        kills = asyncio.create_task(self._kills(arm, resource, killed))
-        await asyncio.gather(kills, *(self._row(arm, row, resource, flags, kills) for row in range(ROWS)))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._kills(arm, began, killed))
+            for moment in self._moments.pods:
+                tasks.create_task(self._pod(arm, began + moment, resource, flags))
         print(table([arm]).splitlines()[-1], file=sys.stderr)
 
-    async def _kills(self, arm: Arm, resource: str, killed: list[Killed]) -> None:
-        chance = random.Random(arm.name)  # noqa: S311 - the same moments in each run
-        while arm.kills < KILLS or arm.pods - arm.failed < self._least:
-            self._started.clear()
-            await self._started.wait()
-            await asyncio.sleep(chance.uniform(*PAUSE))
-            in_order = [_once_more(*line) for it in killed for line in it.lines()]
+    async def _kills(self, arm: Arm, began: float, killed: Sequence[Killed]) -> None:
+        for moment in self._moments.kills:
+            await _until(began + moment)
             arm.kills += 1
             for it in killed:
                 it.present.end(SIGKILL)
             for it in killed:
                 it.start()
-            for line in in_order:
-                await line
-            await self.cluster.offered(GPUS, resource)
 
-    async def _row(self, arm: Arm, row: int, resource: str, flags: tuple[str, ...], kills: asyncio.Task[None]) -> None:
-        while not kills.done():
-            name, began = f"pod-{len(self.arms)}-{row}-{arm.pods}", time.monotonic()
-            await self.cluster.create(name, container("-for", "50ms", *flags, resource=resource))
-            pod = await self.cluster.ended(name)
-            await self.cluster.delete(name)
-            arm.pods += 1
-            arm.longest = max(arm.longest, time.monotonic() - began)
-            status = pod.to_dict()["status"]
-            if status["phase"] == "Succeeded":
-                self._started.set()
-                continue
+    async def _pod(self, arm: Arm, moment: float, resource: str, flags: tuple[str, ...]) -> None:
+        await _until(moment)
+        arm.pods += 1
+        name = f"pod-{len(self.arms)}-{arm.pods}"
+        arm.loads.append(os.getloadavg()[0])
+        await self.cluster.create(name, container("-for", "50ms", *flags, resource=resource))
+        pod = await self.cluster.ended(name)
+        await self.cluster.delete(name)
+        arm.longest = max(arm.longest, time.monotonic() - moment)
+        status = pod.to_dict()["status"]
+        if status["phase"] != "Succeeded":
             arm.failed += 1
-            arm.kills_that_failed_a_pod += self._last_failed != arm.kills
-            self._last_failed = arm.kills
-            why = f"{status.get('reason')}: {status.get('message') or status.get('containerStatuses')}"
-            arm.why[why] = arm.why.get(why, 0) + 1
+            arm.why[f"{status.get('reason')}: {status.get('message') or status.get('containerStatuses')}"] += 1
 
 
-async def measure(node: Node, logs: Path, pods: int) -> list[Arm]:
+async def _until(moment: float) -> None:
+    await asyncio.sleep(max(0.0, moment - time.monotonic()))
+
+
+async def measure(node: Node, logs: Path, pods: int, seed: int, only: str) -> list[Arm]:
     """All arms, one after the other."""
-    registered = node.kubelet.log, "Got registration request from device plugin"
     autoclave = Autoclave(logs)
     autoclave.plugin.command.append("--standby")
-    plugin = Killed(autoclave.plugin, registered)
-    service = Killed(autoclave.service, (autoclave.service.log, '"event": "serving"'))
+    plugin, service = Killed(autoclave.plugin), Killed(autoclave.service)
     autoclave.rule()
+    moments = schedule(seed, pods)
+    seconds, kills = moments.pods[-1], len(moments.kills)
+    print(f"seed {seed}: in each arm {pods} pods and {kills} kills in {seconds:.0f} s", file=sys.stderr)
     async with Cluster.connect() as client:
-        trial = Trial(Cluster(client, logs), pods)
+        trial = Trial(Cluster(client, logs), moments, only)
         await autoclave.up()  # makes the GPUs
         autoclave.down()
         floor = autoclave.floor()
         floor.start()
         same = ("-secret", "same")  # the next pod finds it, and takes it for its own
-        await trial.kill("a plugin that does nothing", RESOURCE, [Killed(floor, registered)], *same)
+        await trial.kill("a plugin that does nothing", RESOURCE, [Killed(floor)], *same)
         floor.end()
         await autoclave.up()
         await trial.kill("Autoclave's plugin, which has no standby", GPU, [plugin])
@@ -152,14 +166,13 @@ async def measure(node: Node, logs: Path, pods: int) -> list[Arm]:
         it.vendor = it.nvidia(KUBELET_SOCKET="")
         it.vendor.start()
         bare = "-without"  # a pod gets device nodes, and looks for no simulated memory
-        await trial.kill("NVIDIA's plugin alone", GPU, [Killed(it.vendor, registered)], bare)
+        await trial.kill("NVIDIA's plugin alone", GPU, [Killed(it.vendor)], bare)
         it.vendor.end()
         await it.offered(0)
         autoclave.service.start()
         it.vendor = it.nvidia()
         await it.start()
-        gate = Killed(it.gate, registered, second := await stand_by(it.gate))
-        vendor = Killed(it.vendor, (it.gate.log, "the vendor's plugin has registered"))
+        gate, vendor = Killed(it.gate, second := await stand_by(it.gate)), Killed(it.vendor)
         await trial.kill("NVIDIA's plugin, behind Autoclave", GPU, [vendor], bare)
         await trial.kill("Autoclave's plugin in front of NVIDIA's, which has a standby", GPU, [gate], bare)
         await trial.kill("Autoclave's service, in front of NVIDIA's plugin", GPU, [service], bare)
@@ -173,13 +186,23 @@ async def measure(node: Node, logs: Path, pods: int) -> list[Arm]:
 
 def table(arms: Sequence[Arm]) -> str:
     """A Markdown table."""
-    head = ("killed", "pods", "failed", "kills", "kills that failed a pod", "longest, from request to end", "why")
+    head = ("killed", "pods", "failed", "kills", "load, mean", "longest, from request to end", "why")
     rows: list[tuple[object, ...]] = [head, ("---",) * len(head)]
     for it in arms:
-        why = "; ".join(f"{count} {text}" for text, count in it.why.items())
-        rows.append((it.name, it.pods, it.failed, it.kills, it.kills_that_failed_a_pod, f"{it.longest:.1f} s", why))
+        why = "; ".join(f"{count} {text}" for text, count in it.why.most_common())
+        load = f"{fmean(it.loads):.1f}"
+        rows.append(
+            (it.name, it.pods, f"{it.failed} ({it.failed / it.pods:.0%})", it.kills, load, f"{it.longest:.1f} s", why)
+        )
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
+def _flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
+    flags.add_argument("--only", default="", help="arms whose name holds this expression")
+    return flags
+
+
 if __name__ == "__main__":
-    run("benchmarks.cluster_kills", __doc__, measure, table)
+    run("benchmarks.cluster_kills", __doc__, measure, table, _flags())
