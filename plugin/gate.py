@@ -23,8 +23,8 @@ logger = log.get("gate")
 
 ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
-# The service is away or busy, or it answers that it could not decide in time: no device was found in use or not clean.
-AWAY = RESTARTING | {Reason.TIMED_OUT, Reason.UNRESPONSIVE, Reason.TOO_MANY_CALLS}
+# The service is away or busy, or could not decide or record in time: no device was found in use or not clean.
+AWAY = RESTARTING | {Reason.TIMED_OUT, Reason.UNRESPONSIVE, Reason.TOO_MANY_CALLS, Reason.LEDGER_UNAVAILABLE}
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
 SECOND_CHANCE = 3.5  # seconds that Allocate waits for a service that restarts: most of what it may take
 START_WAITS = 10.0  # seconds that a start waits for it: after an error, the kubelet tries again 10 to 14 s later

@@ -116,17 +116,21 @@ class TenantRequests:
         decision = partial(self._acquire_decision, request, announced=announced, exclusive=exclusive, owner=owner)
         joined: set[str] = set()
         while True:
-            async with self._locked(request):
-                replies = await self._answer_all(request, partial(self._final_answer, request, decision))
-                if exclusive and (partly := acquire.partly_held(replies)) is not None:
-                    raise Refused(partly.reason, partly.message)
-                _raise_refusals(replies, joined, request.action)
-                running = await self._start_jobs(request, replies)
-                if not request.not_accepted:
-                    await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
-                    if announced:
-                        self._look_ahead(replies)
-                    return {device: self._granted(request, device, answer) for device, answer in replies.items()}
+            try:
+                async with self._locked(request):
+                    replies = await self._answer_all(request, partial(self._final_answer, request, decision))
+                    if exclusive and (partly := acquire.partly_held(replies)) is not None:
+                        raise Refused(partly.reason, partly.message)
+                    _raise_refusals(replies, joined, request.action)
+                    running = await self._start_jobs(request, replies)
+                    if not request.not_accepted:
+                        await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
+                        if announced:
+                            self._look_ahead(replies)
+                        return {device: self._granted(request, device, answer) for device, answer in replies.items()}
+            except LedgerUnavailable as error:
+                await self._until_writable(request, error)
+                continue
             joined |= {job.device for job in running}
             await self._wait(request, running)
 
@@ -468,6 +472,16 @@ class TenantRequests:
                 task.cancel()
         if unfinished:  # at once: one more observation could take longer than the caller waits
             raise NotReady(Reason.SCRUBBING, scrubbed)
+
+    async def _until_writable(self, request: Request, error: LedgerUnavailable) -> None:
+        """Return when the ledger can be written again; raise the error if it cannot by the deadline."""
+        ledger = self._context.ledger
+        try:
+            async with asyncio.timeout_at(request.deadline):
+                await asyncio.sleep(ACQUIRE_OBSERVES_EVERY)
+                await ledger.changed.until(lambda: ledger.fault is None)
+        except TimeoutError:
+            raise error from None
 
     async def _change_of(self, devices: Iterable[str], within: float) -> None:
         """Return when the record of one of the devices changes, at the latest after ``within`` seconds."""

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 from plugin import gate as module
 from plugin.gate import Gate
 from tests.patience import WITHIN
@@ -110,7 +110,11 @@ async def test_an_unreachable_service_makes_all_unhealthy_at_allocate(gate, door
     assert reader.lists[-1] == {A: False, B: False}
 
 
-@pytest.mark.parametrize("answer", [hang, no(NotReady(Reason.UNRESPONSIVE, "later"))], ids=["silent", "busy"])
+@pytest.mark.parametrize(
+    "answer",
+    [hang, no(NotReady(Reason.UNRESPONSIVE, "later")), no(LedgerUnavailable("cannot write: the disk is full"))],
+    ids=["silent", "busy", "its disk is full"],
+)
 async def test_where_containers_wait_an_absent_service_fails_no_pod(gate, door, listing, read, answer):
     door.silence = 60.0
     door.say(gpu(0, waits=True), gpu(1, waits=True))

@@ -91,6 +91,16 @@ async def test_a_failing_ledger_offers_no_refused_device(world):
     assert healthy(world, device)
 
 
+async def test_a_full_disk_that_is_freed_in_time_fails_no_pod(world):
+    device = world.uuids[0]
+    world.life.disk.full = True
+    asking = world.spawn(world.acquire("next", device, announced=True))
+    await asyncio.sleep(2)
+    assert not healthy(world, device)
+    world.life.disk.full = False
+    assert [granted.device for granted in await asking] == [device]
+
+
 async def test_a_request_behind_a_hanging_observation_is_answered_in_time(world):
     device, observer = world.uuids[0], world.life.observer
     quick = observer.quick
