@@ -66,7 +66,7 @@ class Gate:
         if all(device.waits for device in devices) and (granted := await self._deferred(ids, op)) is not None:
             return granted
         try:
-            return await self._asked(
+            granted = await self._asked(
                 lambda left: self._scrubber.acquire(ids, announced=True, op=op, timeout=left),
                 until - SHOWN_WITHIN - clock(),
                 SECOND_CHANCE,
@@ -78,6 +78,9 @@ class Gate:
             await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
             await asyncio.sleep(SETTLING)
             raise
+        # After a wait for the service or its disk, the kubelet would refuse the next pod for its last list.
+        await self._listing.until_healthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
+        return granted
 
     async def _deferred(self, ids: Sequence[str], op: str) -> tuple[GrantedDevice, ...] | None:
         """Hand out devices whose containers the create gate holds until the proof.

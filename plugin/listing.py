@@ -136,14 +136,22 @@ class Listing:
 
     async def until_unhealthy(self, resource: str, ids: Collection[str], within: float) -> bool:
         """Wait until every open stream has sent a list in which one of these devices is unhealthy."""
+        return await self._until_sent(
+            resource, lambda sent: any(device.uuid in ids and not device.healthy for device in sent), within
+        )
 
-        def shown() -> bool:
-            sent = [stream.sent or () for stream in self._streams_of(resource)]
-            return all(any(device.uuid in ids and not device.healthy for device in devices) for devices in sent)
+    async def until_healthy(self, resource: str, ids: Collection[str], within: float) -> bool:
+        """Wait until every open stream has sent a list in which all these devices are healthy."""
+        return await self._until_sent(
+            resource, lambda sent: all(device.healthy for device in sent if device.uuid in ids), within
+        )
 
+    async def _until_sent(self, resource: str, wanted: Callable[[Shown], bool], within: float) -> bool:
         try:
             async with asyncio.timeout(within):
-                await self._changed.until(shown)
+                await self._changed.until(
+                    lambda: all(wanted(stream.sent or ()) for stream in self._streams_of(resource))
+                )
         except TimeoutError:
             return False
         return True

@@ -110,6 +110,22 @@ async def test_an_unreachable_service_makes_all_unhealthy_at_allocate(gate, door
     assert reader.lists[-1] == {A: False, B: False}
 
 
+async def test_a_grant_after_an_unhealthy_list_waits_for_the_next_list(gate, door, listing, read, monkeypatch):
+    """Or the kubelet would refuse the next pod."""
+    monkeypatch.setattr(module, "SHOWN_WITHIN", WITHIN)
+    monkeypatch.setattr(module, "ALLOCATE_WITHIN", 3 * WITHIN)
+    door.say(gpu(0, healthy=False), gpu(1))
+    reader = read(listing)
+    await reader.until(lambda shown: shown == {A: False, B: True})
+    asking = asyncio.create_task(gate.acquire(GPU, devices(gate, A)))
+    await door.until(lambda door: door.asked)
+    await asyncio.wait({asking}, timeout=0.5)  # what is counted is what does not happen meanwhile
+    assert not asking.done()
+    door.say(gpu(0), gpu(1))
+    await asking
+    assert all_well(reader.lists[-1])
+
+
 @pytest.mark.parametrize(
     "answer",
     [hang, no(NotReady(Reason.UNRESPONSIVE, "later")), no(LedgerUnavailable("cannot write: the disk is full"))],
