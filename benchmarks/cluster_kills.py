@@ -17,7 +17,6 @@ import random
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +81,7 @@ class Arm:
     kills: int = 0
     longest: float = 0.0  # seconds from the request for a pod to its end
     loads: list[float] = field(default_factory=list)  # of the machine, whenever a pod came
-    why: Counter[str] = field(default_factory=Counter)  # the kubelet's reasons, and how often
+    why: dict[str, int] = field(default_factory=dict)  # the kubelet's reasons, and how often
 
 
 class Trial:
@@ -127,7 +126,8 @@ class Trial:
         status = pod.to_dict()["status"]
         if status["phase"] != "Succeeded":
             arm.failed += 1
-            arm.why[f"{status.get('reason')}: {status.get('message') or status.get('containerStatuses')}"] += 1
+            why = f"{status.get('reason')}: {status.get('message') or status.get('containerStatuses')}"
+            arm.why[why] = arm.why.get(why, 0) + 1
 
 
 async def _until(moment: float) -> None:
@@ -189,7 +189,7 @@ def table(arms: Sequence[Arm]) -> str:
     head = ("killed", "pods", "failed", "kills", "load, mean", "longest, from request to end", "why")
     rows: list[tuple[object, ...]] = [head, ("---",) * len(head)]
     for it in arms:
-        why = "; ".join(f"{count} {text}" for text, count in it.why.most_common())
+        why = "; ".join(f"{count} {text}" for text, count in it.why.items())
         load = f"{fmean(it.loads):.1f}"
         rows.append(
             (it.name, it.pods, f"{it.failed} ({it.failed / it.pods:.0%})", it.kills, load, f"{it.longest:.1f} s", why)
