@@ -170,17 +170,18 @@ async def test_rule_1_no_observation_is_recorded_after_its_answer(world):
     world.node.end_container(await world.tenancy(first, second))
     quick, late = world.life.observer.quick, asyncio.Event()
 
-    async def slow(record, **_) -> Facts:
+    async def slow(record, before_use=None) -> Facts:
         facts: Facts = await quick(record)
-        if record.device.uuid == second:
+        if record.device.uuid == second and before_use is not None:  # for a request, not for a round
             await late.wait()
         return facts
 
     world.life.observer.quick = slow
-    world.life.disk.failures = 1
+    world.life.disk.full = True
     with pytest.raises(LedgerUnavailable):
         await world.acquire("next", first, second, announced=True)
     world.life.observer.quick = quick
+    world.life.disk.full = False
     await world.acquire("tenant", second, announced=True)
     written_down(world, tenant=[second])
     await world.tenant_requests.start([second], None)
