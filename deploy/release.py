@@ -38,6 +38,8 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 HOME = "https://name-your-home.invalid/autoclave"  # nobody can own a name below invalid
 USUAL = ("nvidia", "in-front", "observe-only", "dra", "simulated")
 NOTES, SUMS = "NOTES.md", "SHA256SUMS"
+TAG = re.compile(r"v[0-9]+[.][0-9]+[.][0-9]+(-[a-z]+[.][0-9]+)?")  # git allows much more, such as commands of a shell
+TAG_IN = "RELEASE_TAG"  # a variable: what stands in arguments of make is read by a shell once more
 ARCHIVE = "autoclave-image.tar"
 PYTHON_VERSION = str(Version(__version__))  # as wheel and sdist have it: 0.1.0rc1 for 0.1.0-rc.1
 UNFINISHED = {  # pages, and what they say until a maintainer has written something else
@@ -262,17 +264,25 @@ def _precedes(tag: str) -> bool:
     return "-" in tag
 
 
-def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path | None = None) -> None:
-    """All files that need no package index and no builder of images. ``images``: where those are that were built."""
-    if tag not in {None, f"v{__version__}"}:
+def check_tag(tag: str) -> None:
+    """CannotReleaseError unless this tree may be released under this tag."""
+    if not TAG.fullmatch(tag):
+        raise CannotReleaseError(
+            f"cannot release the tag {tag!r}: name it by the version, such as v0.1.0 or v0.1.0-rc.1"
+        )
+    if tag != f"v{__version__}":
         raise CannotReleaseError(
             f"cannot release {tag}: scrubber/__init__.py says {__version__}; change it, or tag v{__version__}"
         )
-    if tag and not _precedes(tag) and (lacks := unfinished()):
+    if not _precedes(tag) and (lacks := unfinished()):
         raise CannotReleaseError(
             f"cannot release {tag}: the tree is not finished (RELEASE.md, Before the first release)\n- "
             + "\n- ".join(lacks)
         )
+
+
+def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path | None = None) -> None:
+    """All files that need no package index and no builder of images. ``images``: where those are that were built."""
     shutil.rmtree(out, ignore_errors=True)  # a file of another version must not stay
     out.mkdir(parents=True)
     digests = write_indexes(out, images) if images else {}
@@ -383,7 +393,10 @@ def _built(*, wanted: bool) -> image.Builder | None:
 def main() -> None:
     """Make the files, try them, and list them."""
     parser = argparse.ArgumentParser(prog="python -m deploy.release", description=__doc__)
-    parser.add_argument("--tag", help="refuse to go on if this tag, such as v0.1.0, is not that of the tree")
+    parser.add_argument(
+        "--tag", default=os.environ.get(TAG_IN),
+        help=f"refuse to go on if this tag, such as v0.1.0, is not that of the tree; default: ${TAG_IN}",
+    )  # fmt: skip
     parser.add_argument("--home", default=HOME, help="the home page, for chart and krew; default: %(default)s")
     parser.add_argument(
         "--repository",
@@ -397,6 +410,8 @@ def main() -> None:
     )  # fmt: skip
     options = parser.parse_args()
     try:
+        if options.tag:
+            check_tag(options.tag)
         builder = None if options.images or options.no_image else _built(wanted=bool(options.tag))
         images = options.images or (IMAGES if builder else None)
         make(OUT, home=options.home, repository=options.repository, tag=options.tag, images=images)

@@ -4,10 +4,13 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -139,19 +142,40 @@ def test_the_plugin_of_kubectl_runs_and_krew_has_its_digest(made):
     assert platform["uri"].startswith(f"{HOME}/releases/download/v{__version__}/")
 
 
-def test_a_tag_of_another_version_is_refused(tmp_path):
-    with pytest.raises(release.CannotReleaseError, match=r"cannot release v9\.9\.9"):
-        release.make(tmp_path, home=HOME, repository=REPOSITORY, tag="v9.9.9")
+def test_a_tag_of_another_version_is_refused():
+    with pytest.raises(release.CannotReleaseError, match=r"cannot release v9\.9\.9: scrubber/__init__\.py says"):
+        release.check_tag("v9.9.9")
 
 
-def test_a_tag_is_refused_while_the_tree_is_unfinished(tmp_path, monkeypatch):
+def test_the_name_of_a_tag_is_not_run_as_code(tmp_path):
+    """As the workflow `release` gets it, by the real Makefile and the real program."""
+    pwned = tmp_path / "pwned"
+    tag = f"v{__version__}-rc.1`>{pwned}`"
+    legal = subprocess.run(["git", "check-ref-format", f"refs/tags/{tag}"], check=False)
+    steps = yaml.safe_load((release.ROOT / ".github/workflows/release.yml").read_text())["jobs"]["files"]["steps"]
+    [step] = [step for step in steps if "make release" in step.get("run", "")]
+    [variable] = [name for name, value in step["env"].items() if "github.ref_name" in value]
+    made = " ".join(f"-o {target}" for target in (".venv/.ready", "scrubber/cuda/kernels/scrub.ptx"))
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\nPATH=${{PATH#*:}} exec make {made} BIN={Path(sys.executable).parent} "$@"\n')
+    make.chmod(0o755)
+    run = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", step["run"]], cwd=release.ROOT, capture_output=True, text=True,
+        check=False, env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GITHUB_REPOSITORY": "a/b",
+                                       "GITHUB_SERVER_URL": "https://git.example", variable: tag},
+    )  # fmt: skip
+    assert (legal.returncode, pwned.exists()) == (0, False)
+    assert run.stderr.startswith(f"cannot release the tag {tag!r}: name it by the version")
+
+
+def test_a_tag_is_refused_while_the_tree_is_unfinished(monkeypatch):
     """All of it at once, so that a maintainer has one list."""
     monkeypatch.setattr(public_names, "DOMAIN", "name.internal")
     monkeypatch.setattr(release, "UNFINISHED", {"LICENSE": "Apache", "README.md": "never said"})
     with pytest.raises(
         release.CannotReleaseError, match=r"LICENSE says 'Apache'\n.*`git grep -l name\.internal`"
     ) as no:
-        release.make(tmp_path, home=HOME, repository=REPOSITORY, tag=f"v{__version__}")
+        release.check_tag(f"v{__version__}")
     assert "README" not in str(no.value)
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -57,3 +58,19 @@ def test_each_action_is_pinned_by_a_commit_and_its_release():
     ]
     assert lines
     assert [line for line in lines if not re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
+
+
+def test_no_step_of_a_workflow_runs_the_words_of_others():
+    """An expression in `run` is text of the script, and ARGS of make is read by a shell once more."""
+    fixed = {"CUDA", "GITHUB_REPOSITORY", "GITHUB_SERVER_URL", "MACHINE", "PATH"}  # a tag, a branch and a title are not
+    scripts = [
+        (path.name, step["run"])
+        for path in sorted(WORKFLOWS.iterdir())
+        for job in yaml.safe_load(path.read_text())["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    assert scripts
+    assert [(name, run) for name, run in scripts if "${{" in run] == []
+    twice = [(name, run) for name, run in scripts if re.search(r"\bARGS=|\beval\b|sh -c", run)]
+    assert [(name, run) for name, run in twice if not set(re.findall(r"\$\{?(\w+)", run)) <= fixed] == []
