@@ -32,7 +32,10 @@ BASE: dict[str, Any] = {"runtimeClass": {"name": ""}, "gpuNodesOnly": False}
 OVERLAYS: dict[str, dict[str, Any]] = {
     "nvidia": {},
     "observe-only": {"policy": {"shipped": "observe"}},
-    "in-front": {"plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}}},
+    "in-front": {
+        "plugin": {"inFrontOf": {"directory": "/var/lib/kubelet/device-plugins/vendor"}},
+        "policy": {"shipped": "observe"},
+    },
     "simulated": {"backend": "simulated"},
     "dra": {"dra": {"enabled": True}},
     "dra-simulated": {"dra": {"enabled": True}, "backend": "simulated"},

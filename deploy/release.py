@@ -38,6 +38,10 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 HOME = "https://name-your-home.invalid/autoclave"  # nobody can own a name below invalid
 USUAL = ("nvidia", "in-front", "observe-only", "dra", "simulated")
 NOTES, SUMS = "NOTES.md", "SHA256SUMS"
+BEGIN = (
+    f"`autoclave-{__version__}-in-front.yaml` begins with the policy `observe`, which proves nothing. "
+    "[How to go on](docs/in-front.md#without-the-chart) when NVIDIA's plugin registers with Autoclave.\n"
+)
 TAG = re.compile(r"v[0-9]+[.][0-9]+[.][0-9]+(-[a-z]+[.][0-9]+)?")  # git allows much more, such as commands of a shell
 TAG_IN = "RELEASE_TAG"  # a variable: what stands in arguments of make is read by a shell once more
 ARCHIVE = "autoclave-image.tar"
@@ -286,7 +290,7 @@ def make(out: Path, *, home: str, repository: str, tag: str | None, images: Path
     shutil.rmtree(out, ignore_errors=True)  # a file of another version must not stay
     out.mkdir(parents=True)
     digests = write_indexes(out, images) if images else {}
-    text = with_whole_links(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag), home)
+    text = with_whole_links(f"{notes((ROOT / 'CHANGELOG.md').read_text(encoding='utf-8'), tag)}\n{BEGIN}", home)
     for build, digest in digests.items():
         text += f"\nImage `{repository}{image.tag_of(build)}`: `{digest}`\n"
     (out / NOTES).write_text(text, encoding="utf-8")

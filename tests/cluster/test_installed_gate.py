@@ -19,6 +19,7 @@ VENDOR = "gpu.vendor.example"
 REGISTRAR = Path("/var/lib/kubelet/plugins/gated")
 VALUES = {
     **generate.OVERLAYS["simulated"],
+    "policy": {"afterObserve": True},  # nothing uses the GPUs before the other one is here
     "dra": {"enabled": True, "inFrontOf": {"registrarDirectory": str(REGISTRAR), "driverName": VENDOR}},
 }
 SLICE = slices.slice_name(VENDOR, NODE)

@@ -18,6 +18,7 @@ from tests.patience import WITHIN
 
 VALUES = {
     **generate.OVERLAYS["simulated"],
+    "policy": {"afterObserve": True},  # nothing uses the GPUs before the other one is here
     "plugin": {"inFrontOf": {"directory": str(DIRECTORY)}},
     "directories": {"cdi": "/var/run/cdi"},  # /etc is not the node's own
 }

@@ -101,11 +101,14 @@ dra with everything:
   kubelet: {pluginsDir: /var/lib/k/plugins, registryDir: /var/lib/k/plugins_registry}
 dra in front:
   dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins_gated}}
-  policy: {operatorNamespaces: [gpu-operator]}
+  policy: {shipped: observe, operatorNamespaces: [gpu-operator]}
 gpu cluster:
   scrubber: {privileged: true, driverRoot: /run/nvidia/driver}
   dra: {enabled: true, inFrontOf: {registrarDirectory: /var/lib/kubelet/plugins/gated}}
-plugin in front: {plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}}
+  policy: {shipped: observe}
+plugin in front:
+  plugin: {inFrontOf: {directory: /var/lib/kubelet/device-plugins/vendor}}
+  policy: {shipped: observe}
 dra without extras: {dra: {enabled: true, ownNodeOnly: false, deviceClass: {create: false}}, doctor: {enabled: false}}
 """
 )
@@ -141,9 +144,10 @@ def loaded(values: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(doc for text in generate.render(given(values)).values() for doc in documents(text))
 
 
-def notes(values: dict[str, Any]) -> str:
-    """What helm says after it has installed the release ``x`` in the namespace ``gpus``."""
-    return generate.chart().render(given(values), name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+def notes(values: dict[str, Any], *, upgrade: bool = False) -> str:
+    """What helm says after it has installed, or upgraded, the release ``x`` in the namespace ``gpus``."""
+    how = {"name": "x", "namespace": "gpus", "is_install": not upgrade, "is_upgrade": upgrade}
+    return generate.chart().render(given(values), **how)["autoclave/templates/NOTES.txt"]
 
 
 def render_for(version: str, values: dict[str, Any]) -> dict[str, str]:

@@ -534,12 +534,22 @@ def test_notes_wait_for_pods_behind_another_plugin_last(case, side, step):
 
 
 @pytest.mark.parametrize("case", ["plugin in front", "dra in front"])
-def test_notes_say_to_begin_in_front_with_observe(case):
+@pytest.mark.parametrize(
+    "policy",
+    [{"shipped": "default"}, {"inline": manifests.POLICY}, {"existingConfigMap": "theirs"},
+     {"shipped": "observe", "nodeLabel": "pool", "byNodeLabel": {"a": {"shipped": "fast"}}}],
+    ids=lambda policy: next(reversed(policy)),
+)  # fmt: skip
+def test_a_first_install_in_front_must_have_the_policy_observe(case, policy):
     """Before it has moved, the other one still hands GPUs out, and a scrub does not know to whom."""
+    with pytest.raises(helm_python.HelmError, match=r"install with policy\.shipped=observe.*policy\.afterObserve"):
+        manifests.notes(MATRIX[case] | {"policy": policy})
     caution = "CAUTION: until then, a scrub can overwrite a GPU that the other one has just given to a pod."
-    assert caution in manifests.notes(MATRIX[case])
-    assert caution in manifests.notes(MATRIX[case] | {"policy": {"inline": manifests.POLICY}})
-    assert caution not in manifests.notes(MATRIX[case] | {"policy": {"shipped": "observe"}})
+    assert caution in manifests.notes(MATRIX[case] | {"policy": policy}, upgrade=True)
+    assert caution in manifests.notes(MATRIX[case] | {"policy": policy | {"afterObserve": True}})
+    notes = manifests.notes(MATRIX[case])
+    assert "helm upgrade x CHART --namespace gpus --reset-then-reuse-values --set policy.shipped=default\n" in notes
+    assert caution not in notes
 
 
 def test_notes_promise_a_proof_only_if_the_policy_does():

@@ -115,7 +115,7 @@ def test_the_gate_mounts_the_vendors_directory_read_only():
 
 
 def test_the_gate_may_write_receipts_for_its_driver_only():
-    values = {"dra": {**manifests.MATRIX[IN_FRONT]["dra"], "claimStatus": True}}
+    values = manifests.MATRIX[IN_FRONT] | {"dra": {**manifests.MATRIX[IN_FRONT]["dra"], "claimStatus": True}}
     [role] = [doc for doc in manifests.loaded(values) if doc["kind"] == "ClusterRole"]
     assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule] == [["gpu.nvidia.com"]]
 

@@ -83,7 +83,7 @@ def test_the_recipe_for_kustomize_names_an_image_of_your_own(tmp_path):
     assert found == {f"registry.example/team/autoclave:{__version__}-{image.CUDA}"}
 
 
-def test_the_patch_of_the_page_begins_in_front_with_observe():
+def test_the_overlay_in_front_begins_with_observe_until_the_patch():
     """Any other policy scrubs GPUs that the other plugin still hands out."""
     page = (generate.ROOT / "docs/in-front.md").read_text()
     [block] = re.findall(r"```yaml\n(patches:.*?)```", page, re.DOTALL)
@@ -91,8 +91,9 @@ def test_the_patch_of_the_page_begins_in_front_with_observe():
     objects = manifests.composed(generate.KUSTOMIZE / "overlays/in-front")
     [scrubber] = [doc for doc in objects if (doc["kind"], doc["metadata"]["name"]) == tuple(patch["target"].values())]
     [operations] = manifests.documents(patch["patch"])
-    [container] = manifests.patched(scrubber, operations)["spec"]["template"]["spec"]["containers"]
-    assert [arg for arg in container["args"] if arg.startswith("--policy")] == ["--policy=observe"]
+    for doc, policy in ((scrubber, "observe"), (manifests.patched(scrubber, operations), "default")):
+        [container] = doc["spec"]["template"]["spec"]["containers"]
+        assert [arg for arg in container["args"] if arg.startswith("--policy")] == [f"--policy={policy}"]
 
 
 @pytest.mark.parametrize("name", [installation.SPECIFICATION, layout.CDI_NAME, cdi.NAME])

@@ -83,6 +83,13 @@ def test_a_manifest_has_its_namespace_and_the_named_image(made, name):
     assert images == {REPOSITORY}
 
 
+def test_the_manifest_in_front_begins_with_observe_and_the_notes_go_on(made):
+    """Any other policy scrubs GPUs that the other plugin still hands out."""
+    manifest = f"autoclave-{__version__}-in-front.yaml"
+    assert re.findall(r"--policy=\S+", (made / manifest).read_text()) == ["--policy=observe"]
+    assert f"`{manifest}` begins with the policy `observe`" in (made / release.NOTES).read_text()
+
+
 def test_manifests_name_the_images_that_were_built(tmp_path):
     (images := tmp_path / "images").mkdir()
     for machine in ("amd64", "arm64"):

@@ -166,6 +166,9 @@
 {{- fail (printf "serviceMonitor.enabled: %s is not the beginning of a Service's name; set fullnameOverride to one that begins with a letter" (include "autoclave.fullname" .)) -}}
 {{- end -}}
 {{- include "autoclave.checks.places" . -}}
+{{- if and .Release.IsInstall (not $v.policy.afterObserve) (or (include "autoclave.in-front" .) (include "autoclave.gated" .)) (include "autoclave.scrubs" .) -}}
+{{- fail "policy.shipped: the plugin or driver behind ours still hands out GPUs, and a scrub would overwrite them; install with policy.shipped=observe, and choose another policy by `helm upgrade` when the other one registers with ours on all nodes (docs/in-front.md#switch); a tool that renders each change as a first install sets policy.afterObserve=true then" -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Directories that would be one, or inside each other, and mounts and names that there are already. */ -}}

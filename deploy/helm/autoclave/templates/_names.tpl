@@ -112,9 +112,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.directories.run }}/doors
 {{- end -}}
 
+{{- /* Whether a policy of some node scrubs GPUs: any but `observe` does. */ -}}
+{{- define "autoclave.scrubs" -}}
+{{- range include "autoclave.pools" . | fromJson -}}
+{{- if or .inline .existingConfigMap (ne .shipped "observe") }}yes{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* For NOTES: called where another plugin or driver registers with ours. */ -}}
 {{- define "autoclave.begin-with-observe" }}
-{{- if or .Values.policy.inline .Values.policy.existingConfigMap (ne .Values.policy.shipped "observe") }}
-CAUTION: until then, a scrub can overwrite a GPU that the other one has just given to a pod. Install with
-policy.shipped=observe first, and choose another policy when the other one has registered there on all nodes.
+{{- if include "autoclave.scrubs" . }}
+CAUTION: until then, a scrub can overwrite a GPU that the other one has just given to a pod.
+{{- else }}
+The policy observe scrubs nothing. When the other one has registered there on all nodes, choose another policy:
+  helm upgrade {{ .Release.Name }} CHART --namespace {{ .Release.Namespace }} --reset-then-reuse-values --set policy.shipped=default
 {{- end }}
 {{- end }}
