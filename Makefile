@@ -126,7 +126,7 @@ preview: $(READY) ## pictures of the dashboards, with the data of make observe; 
 deploy: $(READY) ## write anew what is made of the chart: the table of its values, and kustomize
 	@$(BIN)/python -m deploy.generate
 
-image: $(READY) ## build the image with buildah, podman or docker, on a base of Debian's packages; needs mmdebstrap (ARGS="--cuda none" for simulated GPUs)
+image: $(READY) ## build the image with buildah, podman or docker (ARGS="--cuda none" for simulated GPUs)
 	@$(BIN)/python -m deploy.image $(ARGS)
 
 version: $(READY) ## set the version in every file that names it: make version VERSION=0.2.0-rc.1

@@ -38,10 +38,11 @@ SIZE_PROBE, START_PROBE = (
     Path(__file__).with_name(f"image_{name}.py").read_text("utf-8") for name in ("sizes", "starts")
 )
 TAG = "localhost/autoclave:measured"
+BASE = "localhost/autoclave-base:benchmark"
 BESIDE = "/beside"
 COMMAND = "python -m benchmarks.image --output docs/measurements"
 MIB = 2**20
-UNBUILT = "\nThe image itself was not built here: there was no buildah, podman or docker, or no base.\n"
+UNBUILT = "\nThe image itself was not built here: there was no buildah, podman or docker.\n"
 BIGGEST = 6
 ROUNDS = 3
 
@@ -61,7 +62,6 @@ class Built:
     """What was found in an image that was built, and of starts outside of it."""
 
     builder: str
-    base: str
     before: dict[str, Any]
     sizes: dict[str, Any]
     inside: dict[str, Any]
@@ -110,8 +110,8 @@ def _image(prefix: Path) -> Built | None:
     """Build, and measure inside and outside; or print why there is no image."""
     try:
         builder = recipe.find_builder()
-        bases = recipe.find_bases(builder)
-        recipe.build(builder, bases, "none", TAG)
+        recipe.build(builder, "none", BASE, more=["--target=base"])
+        recipe.build(builder, "none", TAG)
     except recipe.CannotBuildError as error:
         print(error, file=sys.stderr)
         return None
@@ -125,8 +125,7 @@ def _image(prefix: Path) -> Built | None:
         outside.append(_outside([prefix / "bin" / "python", "-c", START_PROBE], beside))
     return Built(
         builder.name,
-        bases.image,
-        before=_inside(builder, bases.image, ["python3", "-c", SIZE_PROBE], user="0"),
+        before=_inside(builder, BASE, ["python3", "-c", SIZE_PROBE], user="0"),
         sizes=_inside(builder, TAG, [python, "-c", SIZE_PROBE], user="0"),
         inside=_together(inside),
         outside=_together(outside),
@@ -192,7 +191,7 @@ def _built(it: Built) -> str:
     return f"""
 ## The image for simulated GPUs
 
-Built with {it.builder} on `{it.base}`. Inside is Python {it.sizes["python"]}, outside Python {it.outside["python"]}.
+Built with {it.builder}. Inside is Python {it.sizes["python"]}, outside Python {it.outside["python"]}.
 
 | part | base, MiB | image, MiB |
 |---|---|---|

@@ -1,16 +1,15 @@
 """The base of the image, made of Debian's packages by mmdebstrap: each in the version that ``debian.lock`` names.
 
-``python -m deploy.base`` renews the lock, for both architectures; it needs apt, and no root. The same lock gives the
-same bytes: apt checks the signature of the archive, and a version of a package never changes. Once the archive has
-newer versions, the old ones come from snapshot.debian.org.
+The first stage of the Dockerfile makes it. ``python -m deploy.base`` renews the lock, for both architectures; it needs
+apt, and no root. The same lock gives the same bytes: apt checks the signature of the archive, and a version of a
+package never changes. Once the archive has newer versions, the old ones come from snapshot.debian.org.
 """
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,15 +59,14 @@ def locked(text: str, architecture: str, *, to_build: bool) -> Lock:
     return {name: version for name, version, *only in entries(text) if where >= set(only)}
 
 
-def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> None:
-    """Write the root file system as a tar archive. ``mirror``: has Debian's archives instead of ``ARCHIVE``."""
-    if absent := [name for name in ("apt-get", "mmdebstrap") if shutil.which(name) is None]:
-        raise NoBaseError(f"not installed: {', '.join(absent)} (Debian and Ubuntu: mmdebstrap debian-archive-keyring)")
+def make(to: Path, *, to_build: bool, mirror: str = ARCHIVE) -> None:
+    """Write the root file system of this architecture into a directory. ``mirror``: has Debian's archives."""
+    architecture = mine()
     text = LOCK.read_text(encoding="utf-8")
     wanted = (*NEEDED, *([TO_BUILD] * to_build))
     time = _time(text)
     asked = locked(text, architecture, to_build=to_build)
-    for sources in (_sources(mirror or ARCHIVE), _sources(SNAPSHOT, time)):
+    for sources in (_sources(mirror), _sources(SNAPSHOT, time)):
         try:
             others = resolve(sources, architecture, wanted).items() ^ asked.items()
             if not others:
@@ -79,7 +77,7 @@ def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> No
             print(error.stderr, file=sys.stderr)
     else:
         raise NoBaseError(
-            f"neither the archive nor the snapshot of {time} has the versions of {LOCK.name}: "
+            f"cannot make the base: neither the archive nor the snapshot of {time} has the versions of {LOCK.name}; "
             "renew it by `python -m deploy.base`"
         )
     paths = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT]
@@ -95,25 +93,14 @@ def make(to: Path, architecture: str, *, to_build: bool, mirror: str = "") -> No
         *(*paths, "--dpkgopt=path-include=/usr/share/doc/*/copyright", f"--customize-hook={_FINISH}"),
         *(SUITE, str(to), *sources),
     ]
-    environment = ("env", f"SOURCE_DATE_EPOCH={epoch()}", "LC_ALL=C.UTF-8")
+    epoch = int(datetime.strptime(time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp())
+    environment = ("env", f"SOURCE_DATE_EPOCH={epoch}", "LC_ALL=C.UTF-8")
     if (ended := subprocess.run([*environment, *command], stdout=sys.stderr, check=False).returncode) != 0:
-        raise NoBaseError(f"mmdebstrap ended with {ended}")
-
-
-def epoch() -> str:
-    """The time that all files of a base get: that of the lock. A commit is not asked: the next one uses it, too."""
-    time = _time(LOCK.read_text(encoding="utf-8"))
-    return str(int(datetime.strptime(time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()))
+        raise NoBaseError(f"cannot make the base: mmdebstrap ended with {ended}")
 
 
 def _time(lock: str) -> str:
     return str(re.findall(r"at (\S+),", lock)[0])
-
-
-def names(architecture: str) -> tuple[str, str]:
-    """Of the base, and of the one for the stages that build. Another lock gives other names."""
-    name = f"localhost/autoclave-base:{SUITE}-{architecture}-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
-    return name, f"{name}-build"
 
 
 def resolve(sources: Sequence[str], architecture: str, wanted: Sequence[str]) -> Lock:
@@ -137,9 +124,9 @@ def resolve(sources: Sequence[str], architecture: str, wanted: Sequence[str]) ->
     return dict(re.findall(r"^Inst (\S+) \((\S+)", said, re.MULTILINE))
 
 
-def write_lock(mirror: str = "") -> str:
+def write_lock(mirror: str = ARCHIVE) -> str:
     """The lock as it would be now."""
-    sources = _sources(mirror or ARCHIVE)
+    sources = _sources(mirror)
     lines = list[str]()
     found = {each: resolve(sources, each, (*NEEDED, TO_BUILD)) for each in ARCHITECTURES}
     shipped = {each: resolve(sources, each, NEEDED) for each in ARCHITECTURES}
@@ -163,5 +150,21 @@ def _said(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def main() -> None:
+    """Renew the lock, or make a base of it."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.base", description=__doc__)
+    parser.add_argument("--make", type=Path, metavar="DIRECTORY", help="make a base here; takes root and mmdebstrap")
+    parser.add_argument("--to-build", action="store_true", help="with what the stages that build need")
+    parser.add_argument("--mirror", default=ARCHIVE, help="has the archives debian and debian-security; %(default)s")
+    options = parser.parse_args()
+    if options.make is None:
+        LOCK.write_text(write_lock(options.mirror), encoding="utf-8")
+        return
+    try:
+        make(options.make, to_build=options.to_build, mirror=options.mirror)
+    except NoBaseError as error:
+        sys.exit(str(error))
+
+
 if __name__ == "__main__":
-    LOCK.write_text(write_lock(*sys.argv[1:]), encoding="utf-8")
+    main()

@@ -1,7 +1,7 @@
 """Build the image with buildah, podman or docker: ``python -m deploy.image`` (``make image``).
 
-Its base is made first, of Debian's packages (deploy/base.py). Podman and buildah give the same bytes for the same
-commit.
+This calls deploy/Dockerfile with the labels and the times of the commit. Podman and buildah give the same bytes for the
+same commit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,13 +29,7 @@ KEEP_DIGESTS = ("buildah", "podman")  # builders that write what a registry gets
 BUILDERS = (*KEEP_DIGESTS, "docker")
 DOCKER, OCI = "docker-archive", "oci-archive"
 YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
-# What a base becomes an image with.
-FROM_ARCHIVE = """\
-FROM scratch
-ADD base.tar /
-ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-CMD ["python3"]
-"""
+DEBIAN_IN = "DEBIAN_IMAGE"  # a variable, so that tests and the release build with the same one
 NO_MOUNTS: Mapping[Path, str] = MappingProxyType({})
 OPEN_FILES = 8192  # buildah allows 1024; the compiler of the create gate opens all of its C library
 
@@ -52,21 +45,12 @@ class Builder:
     name: str
     architecture: str = ""  # Debian's name; by default, that of this machine
 
-    @property
-    def builds_for(self) -> str:
-        """The architecture of what it builds."""
-        return self.architecture or base.mine()
-
-    def has(self, image: str) -> bool:
-        """Whether the image is on this machine."""
-        return self._succeeds("inspect", "--type=image", image)
-
-    def build(self, dockerfile: Path, context: Path, tag: str, time: str, options: Sequence[str] = ()) -> None:
-        """Build an image under this name. All its new files get this time, in seconds, if the program can."""
-        fixed: list[str | Path] = ["--pull=false", f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}", "-f", dockerfile]
+    def build(self, tag: str, time: str, options: Sequence[str] = ()) -> None:
+        """Build the image under this name. All its files get this time, in seconds, if the program can."""
+        fixed: list[str | Path] = ["--pull=false", f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}", "-f", DOCKERFILE]
         times = [] if self.name == "docker" else [f"--timestamp={time}"]
         other = [f"--platform=linux/{self.architecture}"] if self.architecture else []
-        command = [self.name, "build", *fixed, *times, *other, "-t", tag, *options, context]
+        command = [self.name, "build", *fixed, *times, *other, "-t", tag, *options, ROOT]
         _run(command, "cannot build the image", env=os.environ | self._isolation())
 
     def save(self, image: str, archive: Path, kind: str = DOCKER) -> None:
@@ -108,10 +92,7 @@ class Builder:
 
     def works(self) -> bool:
         """Whether the program is installed and, for docker, its daemon answers."""
-        return shutil.which(self.name) is not None and self._succeeds("info")
-
-    def _succeeds(self, *arguments: str) -> bool:
-        return self._output(*arguments).returncode == 0
+        return shutil.which(self.name) is not None and self._output("info").returncode == 0
 
     def _output(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [self.name, *arguments]
@@ -131,35 +112,6 @@ def find_builder(wanted: Sequence[str] = BUILDERS, architecture: str = "") -> Bu
     raise CannotBuildError(
         f"cannot build the image: none of these works here: {', '.join(wanted)}; {start}install one (Debian: buildah)"
     )
-
-
-@dataclass(frozen=True)
-class Bases:
-    """What the image begins with, and what the stages that build begin with: names of images on this machine."""
-
-    image: str
-    build: str
-
-
-def find_bases(builder: Builder, mirror: str = "") -> Bases:
-    """Those of the lock. They are made if they are not on this machine."""
-    found = Bases(*base.names(builder.builds_for))
-    for name in (found.image, found.build):
-        if not builder.has(name):
-            _make_base(builder, name, to_build=name == found.build, mirror=mirror)
-    return found
-
-
-def _make_base(builder: Builder, name: str, *, to_build: bool, mirror: str) -> None:
-    print(f"making {name} of Debian's packages", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="autoclave-base-") as directory:
-        context = Path(directory)
-        try:
-            base.make(context / "base.tar", builder.builds_for, to_build=to_build, mirror=mirror)
-        except base.NoBaseError as error:
-            raise CannotBuildError(f"cannot make a base: {error}; or name an image with Python, by --base") from error
-        (context / "Dockerfile").write_text(FROM_ARCHIVE, encoding="utf-8")
-        builder.build(context / "Dockerfile", context, name, base.epoch())
 
 
 def secrets(environment: Mapping[str, str], home: Path) -> list[str]:
@@ -183,15 +135,19 @@ def tag_of(cuda: str) -> str:
     return f":{__version__}" + (f"-{cuda}" if cuda != "none" else "")
 
 
-def build(builder: Builder, bases: Bases, cuda: str, tag: str, home: str = "") -> None:
-    """Build the image of this tree. ``home``: the page of the project that publishes it."""
+def build(builder: Builder, cuda: str, tag: str, home: str = "", more: Sequence[str] = ()) -> None:
+    """Build the image of this tree. ``home``: the page of the project that publishes it. ``more``: other options."""
     revision, created = _git("rev-parse", "HEAD"), _git("log", "-1", "--format=%cI")
     about = {"CUDA": cuda, "VERSION": __version__, "REVISION": revision, "CREATED": created}
-    arguments = {"BASE": bases.image, "BUILD": bases.build, **about}
-    options = [f"--build-arg={name}={value}" for name, value in arguments.items() if value]
+    options = arguments({"DEBIAN": os.environ.get(DEBIAN_IN), **about})
     if home:  # a registry shows the image there, with the rights of that repository
         options += [f"--label=org.opencontainers.image.{name}={home}" for name in ("source", "url")]
-    builder.build(DOCKERFILE, ROOT, tag, epoch(), [*options, *secrets(os.environ, Path.home())])
+    builder.build(tag, epoch(), [*options, *more, *secrets(os.environ, Path.home())])
+
+
+def arguments(given: Mapping[str, str | None]) -> list[str]:
+    """Those of the Dockerfile. It has defaults for what is not given."""
+    return [f"--build-arg={name}={value}" for name, value in given.items() if value]
 
 
 @cache
@@ -225,7 +181,9 @@ def main() -> None:
         help="the CuPy inside: cuda12 [default] for drivers from 525 on, cuda13 from 580 on; none: simulated GPUs only",
     )
     parser.add_argument("--tag", help=f"the image's name; default: {name_of(CUDA)}")
-    parser.add_argument("--base", help="build on this image; default: one of Debian's packages, made here")
+    parser.add_argument(
+        "--debian", help=f"the image of Debian 13 in which the base is made; default: ${DEBIAN_IN}, or the official one"
+    )
     parser.add_argument(
         "--architecture",
         choices=base.ARCHITECTURES,
@@ -233,9 +191,7 @@ def main() -> None:
         help="for another machine than this one, whose programs an emulator runs here (Debian: qemu-user-static)",
     )
     parser.add_argument("--builder", choices=BUILDERS, help="use this program; default: the first that works")
-    parser.add_argument(
-        "--mirror", default="", help=f"what has the archives debian and debian-security; default: {base.ARCHIVE}"
-    )
+    parser.add_argument("--mirror", help=f"what has the archives debian and debian-security; default: {base.ARCHIVE}")
     parser.add_argument("--home", default="", help="the page of the project that publishes the image, for its labels")
     parser.add_argument("--archive", type=Path, help="also write the image to this file, as `docker save` does")
     parser.add_argument("--oci", type=Path, help="also write it to this file as a registry gets it; not with docker")
@@ -245,9 +201,9 @@ def main() -> None:
         parser.error(f"{options.builder} cannot write an image as a registry gets it (--oci): use {' or '.join(able)}")
     try:
         builder = find_builder([options.builder] if options.builder else able, options.architecture)
-        bases = Bases(options.base, options.base) if options.base else find_bases(builder, options.mirror)
         tag = options.tag or name_of(options.cuda)
-        build(builder, bases, options.cuda, tag, options.home)
+        base_made = arguments({"DEBIAN": options.debian, "MIRROR": options.mirror})
+        build(builder, options.cuda, tag, options.home, base_made)
         if options.archive:
             builder.save(tag, options.archive)
         if options.oci:

@@ -237,7 +237,7 @@ def build_image() -> image.Builder:
     """Build the image for NVIDIA GPUs, and keep it as a registry gets it."""
     builder = image.find_builder(image.KEEP_DIGESTS)
     tag = image.name_of(image.CUDA)
-    image.build(builder, image.find_bases(builder), image.CUDA, tag)
+    image.build(builder, image.CUDA, tag)
     shutil.rmtree(IMAGES, ignore_errors=True)
     builder.save(tag, IMAGES / f"{image.CUDA}-{base.mine()}.tar", image.OCI)
     if __version__ not in builder.run(tag, ["autoclave", "version"]).stdout:

@@ -146,8 +146,10 @@ def loaded(values: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 def notes(values: dict[str, Any], *, upgrade: bool = False) -> str:
     """What helm says after it has installed, or upgraded, the release ``x`` in the namespace ``gpus``."""
-    how = {"name": "x", "namespace": "gpus", "is_install": not upgrade, "is_upgrade": upgrade}
-    return generate.chart().render(given(values), **how)["autoclave/templates/NOTES.txt"]
+    made = generate.chart().render(
+        given(values), name="x", namespace="gpus", is_install=not upgrade, is_upgrade=upgrade
+    )  # fmt: skip
+    return made["autoclave/templates/NOTES.txt"]
 
 
 def render_for(version: str, values: dict[str, Any]) -> dict[str, str]:
