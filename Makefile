@@ -116,6 +116,7 @@ docs: $(READY) ## write the generated pages anew: commands, metrics, policy sche
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
 	@$(BIN)/python -m deploy.policy_schema docs/policies.md
 	@$(BIN)/python -m benchmarks.on_gpus > docs/measurements/gpus.md
+	@$(BIN)/python -m benchmarks.readme README.md
 
 dashboards: $(READY) ## write the committed dashboards anew
 	@$(BIN)/python -m dashboards

@@ -38,6 +38,7 @@ from benchmarks.trial.figures import Part
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, time_for
 from benchmarks.trial.records import Records
 from benchmarks.trial.running import run
+from benchmarks.trial.tree import tree
 from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.boards import Board
@@ -45,6 +46,7 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node import proc
 
+ROOT = Path(__file__).parents[2]
 PROC = Path("/proc")
 _OWN_PROCESSES = "give the trial its own: unshare --pid --fork --mount-proc --kill-child python3 -m benchmarks.trial"
 GONE_WITHIN = 15.0  # seconds in which a part's memory must be given back
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _records(options: argparse.Namespace, about: dict[str, object]) -> Records:
     """The file of this GPU; a new one if there is none, or if that is asked for."""
-    records = Records.of(options.output, str(about["model"]))
+    records = Records.of(options.output, str(about["model"]), tree(ROOT))
     if options.fresh or records.machine() is None:
         records.begin(about)
     return records

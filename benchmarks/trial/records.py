@@ -28,11 +28,12 @@ class Records:
     """The files of one kind of GPU."""
 
     path: Path
+    tree: str = ""  # the hash of the program that writes them
 
     @classmethod
-    def of(cls, directory: Path, model: str) -> Records:
+    def of(cls, directory: Path, model: str, tree: str = "") -> Records:
         """The files of this model below a directory."""
-        return cls(directory / f"{_SLUG.sub('-', model.lower()).strip('-')}.jsonl")
+        return cls(directory / f"{_SLUG.sub('-', model.lower()).strip('-')}.jsonl", tree)
 
     @property
     def page(self) -> Path:
@@ -65,12 +66,16 @@ class Records:
         with self.errors.open("a") as errors:
             errors.write(f"\n===== {name}, {_now()} =====\n")
         with self.path.open("ab", buffering=0) as file:
-            file.write(_line({"part": name, "begun": _now()}))
+            file.write(_line({"part": name, "begun": _now(), "tree": self.tree}))
 
     def end_part(self, name: str, seconds: float, why: str) -> None:
         """The part has failed without an end of its own."""
         with self.path.open("ab", buffering=0) as file:
             file.write(_end(name, seconds, why))
+
+    def trees(self) -> dict[str, str]:
+        """The hash of the program that each part is of; empty in records that do not say it."""
+        return {row["part"]: row.get("tree", "") for row in self._rows() if "begun" in row}
 
     def parts(self) -> list[Part]:
         """All parts in their order, each as it last ended."""

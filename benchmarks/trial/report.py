@@ -96,7 +96,8 @@ def page(command: str, about: dict[str, object], parts: Sequence[Part]) -> str:
 
 Taken from {about["taken"]} on with `{command}` on one GPU that no other process used. No setting was changed and
 nothing was reset. UUIDs are cut short. GB are 10^9 bytes. Every figure is of this trial. What is predicted of a median
-was written into the trial before it was measured for the first time.
+is what the trial said when it ran. Some predictions were replaced after the first card: on a card of that kind they are
+no test.
 
 * Parts that failed: {", ".join(failed) or "none"}
 * Parts that could not be done here: {", ".join(not_done) or "none"}

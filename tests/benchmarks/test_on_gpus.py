@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from benchmarks import on_gpus
+from benchmarks import on_gpus, readme
 from benchmarks.trial import computed
 from benchmarks.trial.figures import Measured
 from benchmarks.trial.records import Records, Writer
+from benchmarks.trial.tree import FOLDERS, tree
 
+ROOT = Path(__file__).parents[2]
 KNOWN = on_gpus.KNOWN["H100 80 GB"]
 
 
 def test_the_page_is_what_the_records_say():
     """Red? make docs."""
     assert (on_gpus.MEASUREMENTS / "gpus.md").read_text() == on_gpus.page(on_gpus.MEASUREMENTS)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_records():
+    """Red? make docs."""
+    found = readme.PART.search((ROOT / "README.md").read_text())
+    assert found
+    assert found[0].partition("\n\n")[2].removesuffix(found[2]) == readme.figures(on_gpus.MEASUREMENTS)
+
+
+@pytest.mark.parametrize("page", ["threat-model.md", "measurements/gpus.md"])
+def test_pages_count_the_short_uses_that_the_records_count(page):
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    assert f"{on_gpus.short_uses(on_gpus.MEASUREMENTS)} of about a second" in text
+
+
+def test_a_record_names_the_tree_of_its_program_as_git_does(tmp_path):
+    for name in (*FOLDERS, "docs"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner/a.py").write_text(name)
+    (tmp_path / "scrubber/inner-b.py").write_text("")  # git sorts it before the folder
+    (tmp_path / "scrubber/run").symlink_to("inner")
+    (tmp_path / "scrubber/inner/a.py").chmod(0o755)
+
+    def git(*words: str) -> str:
+        run = ["git", "-c", "core.excludesFile=", *words]
+        return subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", *FOLDERS)
+    written = git("write-tree")
+    (tmp_path / "scrubber/inner/__pycache__").mkdir()
+    (tmp_path / "scrubber/inner/made.cubin").touch()  # git ignores both here
+    assert tree(tmp_path) == written
+    records = Records(tmp_path / "gpu.jsonl", tree(tmp_path))
+    records.begin({})
+    records.begin_part("clear")
+    assert records.trees() == {"clear": written}
 
 
 def test_a_cell_says_what_was_measured_and_what_was_not(tmp_path):
@@ -26,7 +68,7 @@ def test_a_cell_says_what_was_measured_and_what_was_not(tmp_path):
         writer.add(Measured("reserved", (3 * 2**20, 2 * 2**20, 5 * 2**20), "bytes"))
         writer.add(Measured("context", (), "bytes"))
         writer.end(1.0, "", "")
-    assert on_gpus.Row("", "clear", "reserved", 2**20, "MiB").cell(records) == "3 (2 to 5) MiB"
+    assert on_gpus.Row("", "clear", "reserved", 2**20, "MiB").cell(records) == "3 (2 to 5, n = 3) MiB"
     assert {on_gpus.Row("", "clear", it).cell(records) for it in ("context", "other")} == {on_gpus.NOT_MEASURED}
 
 

@@ -1,0 +1,73 @@
+"""Write the tables of figures into README.md, from the records of GPUs and from the page of the service.
+
+python -m benchmarks.readme README.md
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from benchmarks import on_gpus
+from benchmarks.on_gpus import MEASUREMENTS, SOON, TABLES, Row
+from benchmarks.trial.records import Records
+
+PART = re.compile(r"(<!-- figures: begin -->\n).*?(<!-- figures: end -->)", re.DOTALL)
+_CLEAN, _PREPARE, _NEXT, *_ = TABLES["hand-over"]
+GPUS: dict[str, tuple[Row, ...]] = {
+    "`Allocate` and `PreStartContainer` of a clean GPU": (_CLEAN, _PREPARE),
+    "from the end of a container to the start of the next pod's, scrub included": (_NEXT,),
+    "of it, `Allocate`": (Row("", "pods", f"{SOON}: Allocate"),),
+    "four passes over the memory": tuple(row for row in TABLES["steps"] if row.words == "these four passes"),
+    "overwritten and read back, of what programs can allocate": tuple(
+        row for row in TABLES["reach"] if row.words.startswith("covered")
+    ),
+}
+SERVICE: dict[str, tuple[str, ...]] = {
+    "`Allocate` on a clean GPU, p50": ("autoclave, 8 devices: Allocate on a CLEAN device, p50",),
+    "the same by a Python plugin that does nothing": ("do-nothing Python plugin, 8 devices: Allocate, p50",),
+    "end of a pod's last process to clean, 64 MiB, p50": (
+        "a tenant's last process gone to CLEAN, 4 devices of 64MiB: p50",
+    ),
+    "the idle service": ("idle, 8 devices: processor", "idle, 8 devices: resident memory"),
+    "the idle plugin": ("autoclave, 8 devices: processor, idle", "autoclave, 8 devices: resident memory"),
+}
+
+
+def figures(measurements: Path) -> str:
+    """Both tables, with their headings."""
+    cards = {name: Records(measurements / f"{file}.jsonl") for name, file in on_gpus.CARDS.items()}
+    on_cards = [
+        (words, *(", ".join(row.median(records) for row in rows) for records in cards.values()))
+        for words, rows in GPUS.items()
+    ]
+    page = (measurements / "service.md").read_text(encoding="utf-8")
+    told = {
+        name: (value, aim) for name, value, aim in re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
+    }
+    of_service = [
+        (words, *(", ".join(filter(None, cells)) for cells in zip(*(told[name] for name in names), strict=True)))
+        for words, names in SERVICE.items()
+    ]
+    return f"""\
+Measured on GPUs, with the whole memory filled by the pod before: medians ([all figures](docs/measurements/gpus.md)).
+
+{on_gpus.table(("what", *cards), *on_cards)}
+
+Measured on two CPU cores with simulated GPUs ([all figures, and why some aims are missed](docs/measurements/service.md)):
+
+{on_gpus.table(("what", "measured", "aim"), *of_service)}
+
+"""
+
+
+def main() -> None:
+    """Write them into the page that is named."""
+    page = Path(sys.argv[1])
+    text = page.read_text(encoding="utf-8")
+    page.write_text(PART.sub(lambda found: f"{found[1]}\n{figures(MEASUREMENTS)}{found[2]}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
