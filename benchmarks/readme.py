@@ -55,7 +55,8 @@ Measured on GPUs, with the whole memory filled by the pod before: medians ([all 
 
 {on_gpus.table(("what", *cards), *on_cards)}
 
-Measured on two CPU cores with simulated GPUs ([all figures, and why some aims are missed](docs/measurements/service.md)):
+Measured on two CPU cores with simulated GPUs ([all figures, and the aims that are
+missed](docs/measurements/service.md)):
 
 {on_gpus.table(("what", "measured", "aim"), *of_service)}
 
