@@ -22,7 +22,7 @@ def test_the_page_is_what_the_records_say():
     assert (on_gpus.MEASUREMENTS / "gpus.md").read_text() == on_gpus.page(on_gpus.MEASUREMENTS)
 
 
-def test_the_figures_of_the_readme_are_those_of_the_records():
+def test_readme_has_the_values_of_the_records():
     """Red? make docs."""
     found = readme.PART.search((ROOT / "README.md").read_text())
     assert found
@@ -35,7 +35,7 @@ def test_pages_count_the_short_uses_that_the_records_count(page):
     assert f"{on_gpus.short_uses(on_gpus.MEASUREMENTS)} of about a second" in text
 
 
-def test_a_record_names_the_tree_of_its_program_as_git_does(tmp_path):
+def test_a_record_names_the_tree_of_its_program(tmp_path):
     for name in (*FOLDERS, "docs"):
         (tmp_path / name / "inner").mkdir(parents=True)
         (tmp_path / name / "inner/a.py").write_text(name)

@@ -83,7 +83,7 @@ def test_a_manifest_has_its_namespace_and_the_named_image(made, name):
     assert images == {REPOSITORY}
 
 
-def test_the_manifest_in_front_begins_with_observe_and_the_notes_go_on(made):
+def test_the_manifest_in_front_begins_with_observe(made):
     """Any other policy scrubs GPUs that the other plugin still hands out."""
     manifest = f"autoclave-{__version__}-in-front.yaml"
     assert re.findall(r"--policy=\S+", (made / manifest).read_text()) == ["--policy=observe"]
