@@ -326,7 +326,7 @@ def test_without_inotify_the_policy_file_is_read_every_few_seconds(service):
 
 
 @pytest.mark.skipif(not ISOLATES, reason="takes root, or user namespaces, to have few inotify instances")
-def test_nobody_gets_a_gpu_whose_short_uses_are_not_noticed(service):
+def test_no_gpu_is_handed_out_while_its_watch_fails(service):
     """The watch on its memory fails, until the limit is raised. Another container may have taken all instances."""
     service.settled(0, "clean")
     service.stop()

@@ -32,7 +32,7 @@ class ObservedSince:
         self._last: dict[str, float] = {}
         self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
         self._used_at: dict[str, tuple[float, str]] = {}  # with the reason if it is not known whether it was used
-        self._heard: dict[str, Testimony] = {}  # the last answer of the witness of short uses
+        self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()
         self._seen_open: dict[str, float] = {}  # when a quick observation saw a holder that no search has found yet
 
@@ -54,23 +54,23 @@ class ObservedSince:
         """Whether a quick observation saw a holder, and no search for that holder has ended since."""
         return device in self._seen_open
 
-    def heard(self, device: str, said: Testimony) -> None:
+    def testified(self, device: str, said: Testimony) -> None:
         """The witness of short uses has answered. Called by any thread.
 
         Answers may come in another order than they were given in: a smaller count is an older one.
         """
         with self._turn:
-            before = self._heard.get(device)
+            before = self._testimonies.get(device)
             if isinstance(said, Counted) and isinstance(before, Counted) and said.uses < before.uses:
                 return
-            self._heard[device] = said
+            self._testimonies[device] = said
             use = short_uses.use_between(before, said)
             if use is not None:
                 self._used(device, self._now().uptime, use.unsure)
 
     def testimony(self, device: str) -> Testimony | None:
         """The last answer of the witness of short uses; None before the first one."""
-        return self._heard.get(device)
+        return self._testimonies.get(device)
 
     def used(self, device: str, at: float) -> None:
         """A process used the device until this uptime at the latest, and has left. Called by any thread."""
@@ -90,7 +90,7 @@ class ObservedSince:
         While the witness of short uses cannot answer, nothing can be proven of the device, so its holders count as
         unknown, too.
         """
-        said = self._heard.get(device)
+        said = self._testimonies.get(device)
         if isinstance(said, Missed):
             facts = replace(facts, holders=None, shortage=facts.shortage or said.why)
         seen = self._seen_open.pop(device, None) if found is not None else None

@@ -83,7 +83,7 @@ class Observer:
             vitals = self.health.unanswered(uuid, error)
         else:
             if said is not None:
-                self._observed_since.heard(uuid, said)
+                self._observed_since.testified(uuid, said)
             if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
             enough = not before_use and self._no_is_enough(record)
@@ -164,7 +164,7 @@ class Observer:
                 return None
             incarnation = read_incarnation()
             reported, held = self.driver.backend.quick_observation(uuid)
-            self._observed_since.heard(uuid, self.holders.ask_witness(uuid))
+            self._observed_since.testified(uuid, self.holders.ask_witness(uuid))
             if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
                 self._observed_since.seen_open(uuid)
             vitals = self.health.in_layout(reported, parent)
@@ -308,7 +308,7 @@ class Observer:
 
     def _hear(self, search: SearchResult) -> None:
         for uuid, said in search.testimonies.items():
-            self._observed_since.heard(uuid, said)
+            self._observed_since.testified(uuid, said)
 
     def witness(self, uuid: str) -> Testimony | None:
         """What the witness of the device's short uses said last; None if it was not asked yet."""

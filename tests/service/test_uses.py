@@ -144,7 +144,7 @@ async def test_a_witness_that_cannot_answer_ends_the_proof(begin):
 
 
 @pytest.mark.parametrize(("switch", "why"), [("misses_uses", "raise its limit"), ("keeps_uses", "keeps no accounts")])
-async def test_a_witness_that_is_lost_during_a_scrub_leaves_no_receipt(begin, switch, why):
+async def test_a_witness_lost_during_a_scrub_leaves_no_receipt(begin, switch, why):
     """Also if it is back at once."""
     world = await unobserved(begin)
     device, now = world.uuids[0], getattr(world.node, switch)
