@@ -110,7 +110,7 @@ async def test_an_unreachable_service_makes_all_unhealthy_at_allocate(gate, door
     assert reader.lists[-1] == {A: False, B: False}
 
 
-async def test_a_grant_after_an_unhealthy_list_waits_for_the_next_list(gate, door, listing, read, monkeypatch):
+async def test_a_grant_waits_until_its_device_is_shown_healthy(gate, door, listing, read, monkeypatch):
     """Or the kubelet would refuse the next pod."""
     monkeypatch.setattr(module, "SHOWN_WITHIN", WITHIN)
     monkeypatch.setattr(module, "ALLOCATE_WITHIN", 3 * WITHIN)

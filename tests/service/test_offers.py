@@ -91,7 +91,7 @@ async def test_a_failing_ledger_offers_no_refused_device(world):
     assert healthy(world, device)
 
 
-async def test_a_full_disk_that_is_freed_in_time_fails_no_pod(world):
+async def test_a_disk_that_is_freed_in_time_fails_none(world):
     device = world.uuids[0]
     world.life.disk.full = True
     asking = world.spawn(world.acquire("next", device, announced=True))
