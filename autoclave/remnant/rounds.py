@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,10 +108,8 @@ class _Container:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None  # noqa: S101 -- a pipe, see above
-        try:
+        with suppress(BrokenPipeError):  # it has ended: what it said by then comes next
             self._process.stdin.write(line.encode() + b"\n")
-        except BrokenPipeError as error:
-            raise self._failed() from error
 
     def _hear(self, kind: type[Answer], within: float) -> Answer | Refused:
         """Its next answer; ContainerFailed if it gives none in time, or another program's."""

@@ -30,7 +30,11 @@ BESIDE = MappingProxyType(
 _WITH_TENSOR_MEMORY = 10  # every capability of this major version
 
 
-def not_overwritten(capability: tuple[int, int], *, virtual: bool = False) -> tuple[str, ...]:
-    """The memory that a scrub leaves as it is. ``virtual``: a vGPU, whose multiprocessors others use as well."""
+def not_overwritten(capability: tuple[int, int], *, virtual: bool | None = False) -> tuple[str, ...]:
+    """The memory that a scrub leaves as it is.
+
+    ``virtual``: a vGPU, whose multiprocessors others use as well; None: it is not known whether it is one.
+    """
     unknown = (*((TENSOR,) if capability[0] == _WITH_TENSOR_MEMORY else ()), UNKNOWN)
-    return (*_LEFT, *BESIDE.get(capability, unknown), *((SHARED,) if virtual else ()))
+    of_others = (UNKNOWN,) if virtual is None else (SHARED,) if virtual else ()
+    return tuple(dict.fromkeys((*_LEFT, *BESIDE.get(capability, unknown), *of_others)))

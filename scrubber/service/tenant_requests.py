@@ -455,7 +455,7 @@ class TenantRequests:
         if now >= deadline and not running:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE)
         names = ", ".join(job.device for job in running)
-        scrubbed = f"cannot {request.action.value} {names} in time: it is being scrubbed; try again"
+        scrubbed = _still_scrubbed(request, names)
         if now >= deadline:
             raise NotReady(Reason.SCRUBBING, scrubbed)
         if waiting and request.action is Action.START_ON:
@@ -493,6 +493,10 @@ class TenantRequests:
                     await ledger.changed.after(ledger.changed.notifications)
 
 
+def _still_scrubbed(request: Request, devices: str) -> str:
+    return f"cannot {request.action.value} {devices} in time: it is being scrubbed; try again"
+
+
 @contextlib.asynccontextmanager
 async def _in_time(request: Request) -> AsyncIterator[None]:
     """NotReady if the block still runs a moment after the deadline. A block that begins later has that moment, too.
@@ -505,6 +509,9 @@ async def _in_time(request: Request) -> AsyncIterator[None]:
     except TimeoutError:
         for waited in request.waits.values():
             raise NotReady(waited.reason, waited.message) from None
+        for device, answer in request.replies.items():
+            if isinstance(answer, answers.Scrub | answers.Join):
+                raise NotReady(Reason.SCRUBBING, _still_scrubbed(request, device)) from None
         raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
 
 

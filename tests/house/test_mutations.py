@@ -191,7 +191,7 @@ PLANTED = [
         tests=IN_VERDICT,
     ),
     Mutant(VERDICT, "if unsure and (ailment is not None or again)", "if unsure", tests=IN_VERDICT),
-    Mutant(VERDICT, "    if facts.holders:\n        holders", "    if False:\n        holders", tests=IN_ACQUIRE),
+    Mutant(VERDICT, "    if facts.holders:\n        names", "    if False:\n        names", tests=IN_ACQUIRE),
     Mutant(VERDICT, "if facts.used_at > clear_began:", "if False:", tests=IN_ACQUIRE),
     Mutant(VERDICT, "_has_failed(record) if undecided else", "False if undecided else", tests=IN_VERDICT),
     Mutant(RESULTS, "if explained <= rest and", "if", tests=COVERAGE),

@@ -35,7 +35,7 @@ OBSERVE: dict[str, Ask] = {
 OTHERS = {
     "TenantRequests.distrust", "OperatorRequests.quarantine", "OperatorRequests.reinstate",
     "OperatorRequests.reinstate_without_proof",
-    "Upkeep.recover", "Upkeep.register", "Monitor.run",
+    "Upkeep.recover", "Upkeep.register", "Upkeep.name_pods", "Monitor.run",
 }  # fmt: skip
 
 

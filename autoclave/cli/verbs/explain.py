@@ -68,11 +68,11 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     deeds = [deed for sentence in (*broken, *explanation.advice) for deed in sentence.split("; ")]
     yield f"advice  {deeds[0] if deeds else 'nothing to do'}"
     yield from _indented(deeds[1:])
-    if device.witness:
-        yield f"witness {device.witness} (of short uses)"
     if service is not None:
         source = "shipped" if service.policy_source == service.policy else service.policy_source
         yield f"policy  {service.policy} ({source}): {explanation.policy_why}"
+    if device.witness:
+        yield f"witness {device.witness} (of short uses)"
     yield ""
     events = [entry for entry in table.one_for_each_start(explanation.entries) if _tells(entry)]
     if len(events) > SHOWN:

@@ -32,7 +32,7 @@ class WorkerTarget:
     restore_only: bool = False  # only apply the pending restores
     pid_namespace: int | None = None  # shows every process of the node; None: the initial namespace
     reset_seconds: float = SECONDS  # the time limit of the step
-    virtual: bool = False  # a vGPU: other virtual machines use the same multiprocessors
+    virtual: bool | None = False  # a vGPU: other virtual machines use the same multiprocessors; None: not known
     links: tuple[int, ...] = ()  # NVLinks of the whole GPU that were up since the node booted
 
     @property

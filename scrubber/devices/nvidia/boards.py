@@ -14,7 +14,7 @@ import pynvml
 
 from scrubber.devices.base import DeviceError, Readings
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import Handle, Session, pci_address
+from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, Session, pci_address
 
 _OLDEST = 0  # for an unknown architecture: the rules of the oldest are the strictest
 _MILLI = 1000
@@ -34,7 +34,7 @@ class Board:
     numa_node: int | None
     ecc: bool
     serial: str | None
-    virtual: bool  # a vGPU, of which the GPU serves several virtual machines
+    virtual: bool | None  # a vGPU, of which the GPU serves several virtual machines; None: not known
 
     @property
     def node(self) -> str:
@@ -59,9 +59,18 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
         numa_node=_numa_node(host, place),
         ecc=ecc is not None and ecc[0] == pynvml.NVML_FEATURE_ENABLED,
         serial=nvml.ask_optional(pynvml.nvmlDeviceGetSerial, handle),
-        virtual=nvml.ask_optional(pynvml.nvmlDeviceGetVirtualizationMode, handle)
-        == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU,
+        virtual=_is_virtual(nvml, handle),
     )
+
+
+def _is_virtual(nvml: Session, handle: Handle) -> bool | None:
+    try:
+        mode = nvml.ask_optional(pynvml.nvmlDeviceGetVirtualizationMode, handle)
+    except DriverGoneError:
+        raise
+    except DeviceError:  # the GPU is listed all the same
+        return None
+    return bool(mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
 
 
 def _numa_node(host: Host, place: str) -> int | None:

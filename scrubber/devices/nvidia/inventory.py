@@ -36,7 +36,7 @@ class Seen:
     files: tuple[str, ...]
     driver: str
     instance: int | None = None  # the GPU instance of a slice
-    virtual: bool = False  # as of its GPU
+    virtual: bool | None = False  # as of its GPU
 
 
 @dataclass(slots=True)

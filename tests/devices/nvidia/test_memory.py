@@ -214,6 +214,7 @@ def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, r
         ("10.9", False, (chip.TENSOR, chip.UNKNOWN)),
         ("13.0", False, (chip.UNKNOWN,)),
         ("9.0", True, (chip.SHARED,)),
+        ("9.0", None, (chip.UNKNOWN,)),  # the driver does not say whether it is a vGPU
     ],
 )
 def test_a_scratch_names_the_memory_that_it_leaves(rig, cuda, monkeypatch, capability, virtual, left):
@@ -221,6 +222,8 @@ def test_a_scratch_names_the_memory_that_it_leaves(rig, cuda, monkeypatch, capab
     monkeypatch.setattr(device, "image_for", lambda _capability: code)
     cuda.change(rig.gpu(0).uuid, capability=capability)
     rig.gpu(0).set(virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU if virtual else 0)
+    if virtual is None:
+        rig.gpu(0).fail("nvmlDeviceGetVirtualizationMode", pynvml.NVML_ERROR_UNKNOWN)
     place = rig.seen().address(rig.gpu(0).uuid, DeviceHandling()).place
     done = NvidiaGpu(place, no_holders, rig.library, clock=Skipping().clock).scratch(KEY)
     assert done == Scratched(UNITS, UNITS, 0, UNITS * 1024, ("caches", "some registers", *left))
