@@ -78,7 +78,7 @@ class Gate:
             await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
             await asyncio.sleep(SETTLING)
             raise
-        # After a wait for the service or its disk, the kubelet would refuse the next pod for its last list.
+        # After a wait for the service or its disk, the kubelet's list may still say that it is unhealthy.
         await self._listing.until_healthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
         return granted
 

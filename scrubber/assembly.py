@@ -189,7 +189,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     ledger = Ledger(opened, clock.now, loaded=loaded, listener=counters.recorded, evidence=evidence)
     if notary is not None:
         notary.files.reconcile(ledger.records.values())
-        ledger.witness = notary
+        ledger.notary = notary
     else:
         tenant_files.withdraw(paths.receipts(config.state_dir))
     counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
@@ -279,7 +279,7 @@ def build(
         backend, observer, pool, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
-    notary = ledger.witness
+    notary = ledger.notary
     if notary is not None:
         jobs.seal_with(notary.seal)
     context = ServiceContext(

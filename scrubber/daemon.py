@@ -358,12 +358,11 @@ async def _reload(active_policy: ActivePolicy) -> None:
     loaded, source = await asyncio.to_thread(active_policy.reload), active_policy.source
     if loaded:
         logger.info("policy loaded", policy=active_policy.name, source=source)
+        _say_if_not_kept(active_policy)
     elif active_policy.fault and active_policy.fault != before:
         _say_fault(active_policy)
     elif before and not active_policy.fault:
         logger.info("policy file corrected; it equals the policy in force", source=source)
-    if loaded:
-        _say_if_not_kept(active_policy)
 
 
 def _say_fault(active_policy: ActivePolicy) -> None:

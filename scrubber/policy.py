@@ -59,7 +59,13 @@ class ActivePolicy:
     @property
     def digest(self) -> str:
         """A hash of the whole policy: nodes with equal digests have equal policies."""
-        return hashlib.sha256(self._loaded[0].model_dump_json().encode()).hexdigest()[:16]
+        return self.name_and_digest[1]
+
+    @property
+    def name_and_digest(self) -> tuple[str, str]:
+        """Those of the same policy, also while another one is loaded."""
+        policies = self._loaded[0]
+        return policies.name, hashlib.sha256(policies.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def stays(self) -> str:

@@ -24,7 +24,14 @@ RIGHTS = (  # in the namespace of the pods, to make them, hear them and remove t
     "get pods/attach",
     "get pods/log",
 )
-_REMOVE = ("sh", "-c", 'docker ps --all --quiet --filter "name=^$1$" | xargs --no-run-if-empty docker rm --force', "sh")
+_REMOVE_SCRIPT = """
+for try in 1 2 3 4 5; do # docker may be removing it already, and says so as an error
+  found=$(docker ps --all --quiet --filter "name=^$1$") || exit
+  if [ -z "$found" ] || docker rm --force $found; then exit; fi
+  sleep 1
+done
+exit 1"""
+_REMOVE = ("sh", "-c", _REMOVE_SCRIPT, "sh")
 _WAITS = (  # for a node, or for its image
     '{.status.conditions[?(@.type=="PodScheduled")].message}{.status.message}'
     "{.status.containerStatuses[*].state.waiting.message}"

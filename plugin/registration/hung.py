@@ -53,39 +53,40 @@ async def watch(path: Path) -> None:
     while True:
         await asyncio.sleep(ASKED_EVERY)
         silent = 0 if await _answers(path) else silent + 1
-        if silent == SILENT:
-            _kill(path)
+        if silent == SILENT and not _kill(path):
+            silent = 0
 
 
 async def _answers(path: Path) -> bool:
     """Whether the holder of the lock answers. Also true if nobody has to: the lock is free, or its holder is older."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
-        question.settimeout(0)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
+            question.settimeout(0)
             question.connect(os.fspath(path))
-        except BlockingIOError:  # it has left too many questions unanswered
-            return False
-        except OSError:
-            return True
-        try:
-            async with asyncio.timeout(ANSWERS_WITHIN):
-                await asyncio.get_running_loop().sock_recv(question, 1)
-        except TimeoutError:
-            return False
-        except OSError:  # it has ended
-            return True
+            try:
+                async with asyncio.timeout(ANSWERS_WITHIN):
+                    await asyncio.get_running_loop().sock_recv(question, 1)
+            except TimeoutError:
+                question.recv(1)  # the answer may be there: it was this process that did not run
+    except BlockingIOError:  # no answer, or it has left too many questions without one
+        return False
+    except OSError:  # it has ended, or cannot be asked
         return True
+    return True
 
 
-def _kill(path: Path) -> None:
+def _kill(path: Path) -> bool:
+    """Kill who should answer here. False: it is somebody else by now, who must be asked first."""
     try:
         pid = unix_sockets.listener(path)
         process = os.pidfd_open(pid)  # an error for 0, a process of another PID namespace
         try:
-            if pid != os.getpid() and unix_sockets.listener(path) == pid:
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-                logger.error("killed another plugin of this node: it did not answer", pid=pid)
+            if pid == os.getpid() or unix_sockets.listener(path) != pid:
+                return False
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            logger.error("killed another plugin of this node: it did not answer", pid=pid)
         finally:
             os.close(process)
     except OSError as error:
         logger.error("cannot kill another plugin of this node that does not answer", error=str(error))  # noqa: TRY400 - expected
+    return True

@@ -169,7 +169,7 @@ class ScrubFailed:
     blame: Blame | None = None  # None: not recorded
     holders: tuple[Holder, ...] = ()  # who was in its way ...
     unnamed: bool = False  # ... or a process that had left before it could be named
-    times: int = 1  # how many scrubs have failed, with this one, since the last proof
+    times: int = 1  # how many scrubs have failed, with this one, since the last proof, reinstatement or boot
 
 
 @dataclass(frozen=True, slots=True)

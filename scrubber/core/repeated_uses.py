@@ -14,7 +14,7 @@ from scrubber.core.model import Holder
 
 AGAIN = 2  # uses: a single one, such as a person who has looked at the GPU, ends by itself
 LATELY = 3600.0  # seconds; who has stayed away for longer does not come again and again
-HANDED_OUT = (ev.Granted, ev.GrantedUnproven, ev.PutInUse)
+ANEW = (ev.Granted, ev.GrantedUnproven, ev.PutInUse, ev.Distrusted)  # handed out, or of another boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,13 @@ class RepeatedUse:
 
 
 def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]:
-    """Who came again and again since the device was last handed out, the most frequent first. ``uptime``: now."""
+    """Who came again and again since the device was last handed out or distrusted, the most frequent first.
+
+    ``uptime``: now.
+    """
     seen: dict[tuple[str | None, str] | None, list[Holder | None]] = {}
     for entry in entries:
-        if isinstance(entry.event, HANDED_OUT):
+        if isinstance(entry.event, ANEW):
             seen.clear()
         if not isinstance(entry.event, ev.Soiled | ev.ScrubFailed) or not 0 <= uptime - entry.at.uptime <= LATELY:
             continue

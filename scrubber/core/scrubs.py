@@ -8,7 +8,8 @@
 * ``stuck``: who did not end, and since when (``core.stuck``). Only an evict that has passed says that nobody is stuck.
 * ``undecided``, ``node_or_device``: failures whose blame is open. They count whatever has ended their job.
 
-A proof ends the last three. So do a person's word, and another boot or driver instance, which no process outlives.
+A proof ends all of these but the path that is due. So do a person's word, and another boot or driver instance, which no
+process outlives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the clocks say about the whole node: whether the service stood still, and whether the wall clock was set.
 
 The service takes short pauses of a known length. A pause that lasts longer shows that the process did not run: it was
-stopped or frozen, or the machine was busy or suspended. Standstills are rows of the ledger, few ones: a busy machine
+stopped or frozen, or the machine was busy or suspended. Few rows of the ledger tell of them: a busy machine
 must not push out what else the ledger has.
 """
 

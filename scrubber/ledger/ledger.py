@@ -113,7 +113,7 @@ class Ledger:
         """Load everything from the store, unless the caller passes what it has just loaded."""
         self._listener = listener
         # Set before the first write. The writing thread calls it when rows are on the disk, before a reader sees them.
-        self.witness: Notary | None = None
+        self.notary: Notary | None = None
         self._store = store
         self._now = now
         self._keep = keep
@@ -158,7 +158,7 @@ class Ledger:
 
     async def try_again(self) -> None:
         """After a failed write, record since when nothing could be written: it shows when the ledger works again."""
-        if self._outage is not None:
+        if self._outage is not None and not self._lock.locked():  # a write that hangs must not hold up its caller
             await aio.finish(self._note())
 
     def was_unavailable(self, since: Moment, why: str) -> None:
@@ -228,7 +228,7 @@ class Ledger:
             after.append(states.apply(record, draft))
             changed[draft.device] = after[-1]
         began = asyncio.get_running_loop().time()
-        entries = await self._write(lambda: self._append_and_witness(drafts, before, after))
+        entries = await self._write(lambda: self._append_and_sign(drafts, before, after))
         self._records.update(changed)
         self._has_written(entries)
         if self._listener is not None:
@@ -242,10 +242,6 @@ class Ledger:
 
     def _has_written(self, entries: Sequence[LedgerEntry]) -> None:
         """After a successful write. Only that clears the fault: a readable ledger may still be read-only."""
-        if self.fault is not None and self._outage is not None and not self._stale:  # it was slow, and succeeded
-            now = self._now()
-            lasted = now.uptime - self._outage.since.uptime
-            self._outage = replace(self._outage, until=now) if lasted >= LONG else None
         self.fault = None
         self._recent.extend(entries)
         self._rows += len(entries)
@@ -255,25 +251,25 @@ class Ledger:
             if logger.is_enabled_for(level):  # every grant comes here, and the text takes as long as a decision
                 logger.log(level, event_text.tell(entry.event), op=entry.op, device=entry.device, row=entry.seq)
 
-    def _append_and_witness(
+    def _append_and_sign(
         self, drafts: Sequence[LedgerEntry], before: Sequence[Record | None], after: Sequence[Record]
     ) -> tuple[LedgerEntry, ...]:
         entries = self._store.append(drafts)
-        if self.witness is not None:
+        if self.notary is not None:
             try:
-                self.witness.recorded(tuple(map(Change, entries, before, after)), self._store.prove)
+                self.notary.recorded(tuple(map(Change, entries, before, after)), self._store.prove)
             except Exception:  # the events are recorded: what others get to see of them must not undo that
                 logger.exception("cannot sign or hand over what was recorded")
         return entries
 
     async def checkpoint(self) -> None:
-        """Have the witness sign the present state of the ledger, unless the last write failed."""
+        """Have the notary sign the present state of the ledger, unless the last write failed."""
         async with self._lock:
-            witness = self.witness
-            if witness is None or self._stale:
+            notary = self.notary
+            if notary is None or self._stale:
                 return
             try:
-                await self._write(lambda: witness.checkpoint(self._store.prove(self._store.head.size)[0]))
+                await self._write(lambda: notary.checkpoint(self._store.prove(self._store.head.size)[0]))
             except LedgerUnavailable:
                 raise
             except Exception:  # whatever the signer raises: the ledger is written all the same
@@ -284,13 +280,19 @@ class Ledger:
         began = self._now()
         alarm = loop.call_later(SLOW, self._stalled, began)
         try:
-            return await loop.run_in_executor(self._writer, work)
+            done = await loop.run_in_executor(self._writer, work)
         except LedgerUnavailable as error:
             self._stale = True
             self._set_fault(error.message, began)
             raise
         finally:
             alarm.cancel()
+        if self.fault is not None and self._outage is not None and not self._stale:  # it was slow, and succeeded
+            now = self._now()
+            lasted = now.uptime - self._outage.since.uptime
+            self._outage = replace(self._outage, until=now) if lasted >= LONG else None
+            self.fault = None
+        return done
 
     def _stalled(self, began: Moment) -> None:
         logger.error("the ledger has stopped writing: no device is granted until the disk answers", seconds=SLOW)

@@ -62,7 +62,7 @@ class Chronicle:
             await self._write_policy()
 
     async def _write_policy(self) -> None:
-        in_force = ev.PolicyInForce(self._active_policy.name, self._active_policy.digest)
+        in_force = ev.PolicyInForce(*self._active_policy.name_and_digest)
         if self._policy is None:
             rows = (await self._ledger.history(None, None, 1, OF_POLICY)).entries
             self._policy = rows[0].event if rows else None

@@ -170,7 +170,12 @@ class StatusReporter:
         self, record: Record, entries: Sequence[LedgerEntry], known: Collection[Holder]
     ) -> tuple[str, ...]:  # fmt: skip
         """Who else than the known holders comes again and again, and what to do: the device cannot stay clean."""
-        uses = [it for it in repeated_uses.of(entries, self._context.now().uptime) if it.last not in known]
+        named_already = {(it.pid, it.started) for it in known}
+        uses = [
+            it
+            for it in repeated_uses.of(entries, self._context.now().uptime)
+            if it.last is None or (it.last.pid, it.last.started) not in named_already
+        ]
         unnamed, search = any(it.last is None for it in uses), self._context.observer.holders
         opens = await search.who_opens(record.device.uuid, WATCHED) if unnamed else ()
         named = [*opens, *(each.last for each in uses if each.last is not None)]

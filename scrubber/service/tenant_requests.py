@@ -104,10 +104,12 @@ class TenantRequests:
             request = self._request(Action.HAND_OUT, devices, op, within)
             try:
                 return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner)
-            except Exception:  # not the end of the caller, which a kill cuts off: that says nothing about the devices
+            except Exception as error:  # no cancelled call: its caller is gone, which says nothing about the devices
                 # A person's failed request must not withhold a GPU from the kubelet, and a service that stops nothing.
                 if not exclusive and not self._context.jobs.stopping:
-                    self._context.withhold(request.not_accepted or request.devices)
+                    refused = request.not_accepted
+                    of_disk = isinstance(error, LedgerUnavailable)  # the list shows its fault as long as that lasts
+                    self._context.withhold(refused if of_disk else refused or request.devices)
                 raise
 
     async def _acquire(
@@ -520,7 +522,7 @@ def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
     return (
         admitted is not None
         and owner is not None
-        and replace(owner, seen=admitted.seen, name=admitted.name) == admitted
+        and replace(owner, seen=admitted.seen, name=admitted.name, pod=admitted.pod) == admitted
     )
 
 

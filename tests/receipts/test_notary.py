@@ -45,7 +45,7 @@ async def test_the_files_are_there_before_the_device_counts_as_clean(tmp_path: P
     notary = Watched(signer, TenantFiles(tmp_path / "receipts", signer.secret), tmp_path / "newest")
     notary.files.reconcile(())
     ledger = notary.ledger = Ledger(MemoryStore(), lambda: lives.NOW)
-    ledger.witness = notary
+    ledger.notary = notary
     await ledger.append("op", (DEVICE, ev.Discovered(lives.DEVICE, lives.HERE)))
     await ledger.append("op", (DEVICE, ev.ScrubStarted(lives.job())))
     record: Record = ledger.records[DEVICE]
@@ -66,7 +66,7 @@ async def test_a_checkpoint_that_cannot_be_signed_stops_nothing(tmp_path: Path) 
     signer = key.open_key(tmp_path)
     ledger = Ledger(MemoryStore(), lambda: lives.NOW)
     files = TenantFiles(tmp_path / "receipts", signer.secret)
-    ledger.witness = Notary(signer, "autoclave/n\udce9", Program("1"), files, SigningState(), tmp_path / "newest")
+    ledger.notary = Notary(signer, "autoclave/n\udce9", Program("1"), files, SigningState(), tmp_path / "newest")
     await ledger.append("op", (DEVICE, ev.Discovered(lives.DEVICE, lives.HERE)))
     await ledger.checkpoint()
     assert ledger.fault is None

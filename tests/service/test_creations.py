@@ -10,6 +10,7 @@ from ground.errors import NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import State
 from scrubber.create_gate.installation import gates
+from scrubber.node.pods import Tenants
 from scrubber.service import report
 from tests.service.asking import let_on, reported, rows, scrubs, written_down
 
@@ -93,9 +94,15 @@ async def test_per_container_each_creation_has_one_scrub_before_it(begin, tmp_pa
     await let_on(world, "pod", other)  # the pod lives on between its containers
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device, other])
+
+    async def named() -> Tenants:
+        return Tenants((), {"pod": "ns/train"})
+
+    world.context.tenants = named  # its name is recorded between the question of the kubelet and that of the runtime
     for number, name in enumerate((INIT, MAIN, MAIN)):
         if number < 2:  # the third time, the kubelet has just been restarted and does not ask
             await world.tenant_requests.start([device], None)
+            await world.life.monitor.round()
         await world.tenant_requests.start([device], "pod", creating=name)
         assert scrubs(world, device) == 1 + number
         container = world.run("pod", device)
