@@ -78,7 +78,7 @@ class RecordFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class Veto:
     """The job must not run its next step. Operators read why."""
 
     blame: Blame

@@ -75,41 +75,41 @@ class Consequence(Enum):
     ENTER_QUARANTINE = "a fault of the device: its ailment is the reason"
 
 
-def fence(
+def veto(
     record: Record, job: str, step: Step, facts: Facts, clear_began: float = math.inf
-) -> answers.Fenced | None:  # fmt: skip
+) -> answers.Veto | None:  # fmt: skip
     """Why a job must not run this step, or None. Asked again just before each step.
 
     The job may have outlived its caller, and the device may have a new holder meanwhile. ``clear_began``: the uptime
     from which on the path writes. What another process has written since may be left.
     """
     if record.state is not State.SCRUBBING or record.scrubs.job is None or record.scrubs.job.id != job:
-        return answers.Fenced(Blame.SERVICE, "the device does not belong to this job any more")
+        return answers.Veto(Blame.SERVICE, "the device does not belong to this job any more")
     if facts.incarnation != record.incarnation:
-        return answers.Fenced(Blame.SERVICE, "the node or the driver was restarted during the job")
+        return answers.Veto(Blame.SERVICE, "the node or the driver was restarted during the job")
     if facts.domain_resetting:
-        return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
+        return answers.Veto(Blame.SERVICE, "a device of the same reset domain is being reset")
     if facts.holders is None:
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
-        return answers.Fenced(blame, answers.why_unknown_for_operators(facts))
+        return answers.Veto(blame, answers.why_unknown_for_operators(facts))
     if facts.holders:
         names, found = holder_names(facts.holders), Findings(holders=facts.holders)
         if ownership.live_container(facts.holders) is not None:
-            return answers.Fenced(Blame.TENANT, f"a live container uses the device ({names})", found)
+            return answers.Veto(Blame.TENANT, f"a live container uses the device ({names})", found)
         if step is not Step.EVICT:
-            return answers.Fenced(Blame.TENANT, f"the device is used by {names}", found)
+            return answers.Veto(Blame.TENANT, f"the device is used by {names}", found)
     if facts.observed_since > clear_began:
         after = facts.observed_since - clear_began
         why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
-        return answers.Fenced(Blame.SERVICE, why)
+        return answers.Veto(Blame.SERVICE, why)
     if facts.used_at > clear_began and facts.use_unsure:
         why = f"it is not known whether another process has used the device since its clear began: {facts.use_unsure}"
-        return answers.Fenced(Blame.SERVICE, why)
+        return answers.Veto(Blame.SERVICE, why)
     if facts.used_at > clear_began:
         why = "another process has used the device since its clear began, and has left"
-        return answers.Fenced(Blame.TENANT, why, Findings(unnamed=True))
+        return answers.Veto(Blame.TENANT, why, Findings(unnamed=True))
     if step is Step.RESET and facts.siblings_busy is not False:
-        return answers.Fenced(Blame.TENANT, "a device of the same reset domain is in use")
+        return answers.Veto(Blame.TENANT, "a device of the same reset domain is in use")
     return None
 
 

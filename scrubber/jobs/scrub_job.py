@@ -1,15 +1,15 @@
 """One scrub of one device, from its start to its receipt.
 
 The job runs the steps of its path one after the other, each with a deadline, in a worker process that can be killed.
-Before each step the job records the step, observes the device and asks the fence. During each step it watches for
-unexpected holders. After each step it records the result. The first step that does not pass ends the path.
+Before each step the job records the step, observes the device and asks whether there is a veto. During each step it
+watches for unexpected holders. After each step it records the result. The first step that does not pass ends the path.
 
 What follows without a deed between is one transaction: the start of the job and of its first step, if it does not wait
 for its device; the result of a step and the start of the next one; the result of the last step and what the path
 proved. A start is on the disk before its step acts, and a receipt before anybody gets it.
 
 A step that only reads already runs while the device is observed, because observations take most of the
-time of a short path. The result of such a step counts only if the fence then allows the step.
+time of a short path. The result of such a step counts only without a veto by then.
 
 A path has two workers, one after the other: one up to the last step on memory, one for the rest. The steps on memory
 share a worker, because one step reads what another step wrote. The first worker opens the device only before ``clear``:
@@ -32,7 +32,7 @@ from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover, plans, presence, proof, scrubs, states, step_results, upkeep, verdict
-from scrubber.core.answers import Fenced
+from scrubber.core.answers import Veto
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
     Blame,
@@ -227,7 +227,7 @@ class ScrubJob:
         return passed
 
     async def _result(
-        self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Fenced | None, *, is_last: bool
+        self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Veto | None, *, is_last: bool
     ) -> StepResult:
         if unexpected_holder is not None:
             result = self._aborted(step, unexpected_holder)
@@ -241,16 +241,16 @@ class ScrubJob:
         return step_results.credited(result, self._ledger.records[self.device])
 
     async def _read(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
-        """Run a step during the observation. If the fence says no, the worker is killed and its result is dropped."""
+        """Run a step during the observation. A veto kills the worker, and its result is dropped."""
         doing = asyncio.create_task(self._run_watched(worker, step, order))
         try:
-            fenced = self._fence(step, await self._observe(step))
-            if fenced is not None:
+            veto = self._veto(step, await self._observe(step))
+            if veto is not None:
                 await asyncio.wait({doing}, timeout=self._context.watch_every)
                 if doing.done() and doing.result().outcome is Outcome.DIED:
                     # The dying worker may have disturbed the first observation: observe again.
-                    fenced = self._fence(step, await self._observe(step))
-            return await doing if fenced is None else self._aborted(step, fenced)
+                    veto = self._veto(step, await self._observe(step))
+            return await doing if veto is None else self._aborted(step, veto)
         finally:
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
@@ -263,9 +263,9 @@ class ScrubJob:
         if step is Step.CLEAR:
             await (await worker).prepare()  # known as ours by now: the observation does not take it for a holder
         facts = await self._observe(step)
-        fenced = self._fence(step, facts)
-        if fenced is not None:
-            return self._aborted(step, fenced)
+        veto = self._veto(step, facts)
+        if veto is not None:
+            return self._aborted(step, veto)
         if step is Step.EVICT:
             order = replace(order, unused=facts.holders == ())
         if step is Step.CLEAR:  # it overwrites what was written before this moment
@@ -278,12 +278,12 @@ class ScrubJob:
                 self.device, *(it.device.uuid for it in self._siblings(self._ledger.records))
             ):
                 # Again: the release may have taken long.
-                fenced = self._fence(step, await self._observe(step))
-                if fenced is not None:
-                    return self._aborted(step, fenced)
+                veto = self._veto(step, await self._observe(step))
+                if veto is not None:
+                    return self._aborted(step, veto)
                 return await self._run_watched(worker, step, order)
         except DeviceError as error:
-            return self._aborted(step, Fenced(Blame.SERVICE, str(error)))
+            return self._aborted(step, Veto(Blame.SERVICE, str(error)))
 
     async def _run_watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
@@ -292,41 +292,41 @@ class ScrubJob:
         began = self._context.now().uptime
         self.step_runs, self.progressed = (began, deadline), began if plans.STEPS[step].counts else None
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
-        watching = asyncio.create_task(self._until_fenced(step, partial(self._fence_during, step)))
+        watching = asyncio.create_task(self._until_veto(step, partial(self._veto_during, step)))
         try:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
-            fenced = watching.result()
+            veto = watching.result()
             await handle.kill()
-            return replace(self._aborted(step, fenced), seconds=(await doing).seconds)
+            return replace(self._aborted(step, veto), seconds=(await doing).seconds)
         finally:
             doing.cancel()
             watching.cancel()
             await asyncio.gather(doing, watching, return_exceptions=True)
 
-    def _aborted(self, step: Step, fenced: Fenced) -> StepResult:
-        return StepResult(step, self.path, Outcome.ABORTED, 0.0, fenced.why, fenced.blame, fenced.findings)
+    def _aborted(self, step: Step, veto: Veto) -> StepResult:
+        return StepResult(step, self.path, Outcome.ABORTED, 0.0, veto.why, veto.blame, veto.findings)
 
     # -- unexpected holders
 
-    async def _until_fenced(self, step: Step, check: Callable[[Facts], Fenced | None]) -> Fenced:
+    async def _until_veto(self, step: Step, check: Callable[[Facts], Veto | None]) -> Veto:
         """Observe the device again and again, until ``check`` finds a reason to abort the step. Returns that reason."""
         while True:
             await asyncio.sleep(self._context.watch_every)
-            fenced = check(await self._observe(step))
-            if fenced is not None:
-                return fenced
+            veto = check(await self._observe(step))
+            if veto is not None:
+                return veto
 
     @asynccontextmanager
-    async def _watching(self, step: Step) -> AsyncIterator[Callable[[], Fenced | None]]:
+    async def _watching(self, step: Step) -> AsyncIterator[Callable[[], Veto | None]]:
         """Watch for unexpected holders inside the block. Yields a function that returns the one found so far, or None.
 
         An unexpected holder may have written to cleared and verified memory, even if it has left again.
         """
         # An observation that fails does not count here: the step itself begins with an observation.
         watching = asyncio.create_task(
-            self._until_fenced(step, lambda seen: self._fence(step, seen) if seen.holders else None)
+            self._until_veto(step, lambda seen: self._veto(step, seen) if seen.holders else None)
         )
         try:
             yield lambda: watching.result() if watching.done() else None
@@ -335,7 +335,7 @@ class ScrubJob:
             await asyncio.gather(watching, return_exceptions=True)
 
     @asynccontextmanager
-    async def _turn(self, step: Step, plan: tuple[Step, ...]) -> AsyncIterator[Fenced | None]:
+    async def _turn(self, step: Step, plan: tuple[Step, ...]) -> AsyncIterator[Veto | None]:
         """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait."""
         slots = self._context.slots
         async with AsyncExitStack() as turn:
@@ -348,17 +348,17 @@ class ScrubJob:
                 await turn.enter_async_context(slots.at_driver(self.device, step))
             yield unexpected_holder
 
-    def _fence_during(self, step: Step, facts: Facts) -> Fenced | None:
+    def _veto_during(self, step: Step, facts: Facts) -> Veto | None:
         """Why a step that runs must not go on. Unknown holders end no evict.
 
         It overwrites nothing, and a process that it has just ended may still be on the driver's list.
         """
         if step is Step.EVICT and facts.holders is None:
             return None
-        return self._fence(step, _under_reset(facts) if step is Step.RESET else facts)
+        return self._veto(step, _under_reset(facts) if step is Step.RESET else facts)
 
-    def _fence(self, step: Step, facts: Facts) -> Fenced | None:
-        return verdict.fence(self._ledger.records[self.device], self.id, step, facts, self._clear_began)
+    def _veto(self, step: Step, facts: Facts) -> Veto | None:
+        return verdict.veto(self._ledger.records[self.device], self.id, step, facts, self._clear_began)
 
     async def _observe(self, step: Step) -> Facts:
         """A full observation, until one has found no holder; then by the driver's list, except around a reset.
@@ -441,7 +441,7 @@ class ScrubJob:
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         return not isinstance(event, ev.Escalated)
 
-    async def _last_vitals(self) -> tuple[Vitals | None, Fenced | None]:
+    async def _last_vitals(self) -> tuple[Vitals | None, Veto | None]:
         """The vitals after the last step, and the unexpected holder that appeared meanwhile.
 
         The slot keeps resets of other devices away, because the driver is closed during a reset. If the answer is late,
@@ -454,13 +454,13 @@ class ScrubJob:
                 vitals = await self._observer.health.vitals(self.device)
             return vitals, found()
 
-    async def _still_alone(self, judged: verdict.Verdict, unexpected_holder: Fenced | None) -> verdict.Verdict:
+    async def _still_alone(self, judged: verdict.Verdict, unexpected_holder: Veto | None) -> verdict.Verdict:
         """Observe the device once more, after the last step and before the device is called clean."""
         facts = await self._observer.full(self._ledger.records[self.device])
-        fenced = unexpected_holder or self._fence(Step.HEALTH, facts)
-        if fenced is None:
+        veto = unexpected_holder or self._veto(Step.HEALTH, facts)
+        if veto is None:
             return judged
-        return replace(verdict.failed(Step.HEALTH, fenced.blame, fenced.why), findings=fenced.findings)
+        return replace(verdict.failed(Step.HEALTH, veto.blame, veto.why), findings=veto.findings)
 
     def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:
         now = self._context.now()

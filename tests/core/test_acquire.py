@@ -16,13 +16,13 @@ from scrubber.core.answers import (
     Blocked,
     CancelJob,
     Defer,
-    Fenced,
     HandOut,
     Join,
     Proceed,
     RecordFirst,
     Refuse,
     Scrub,
+    Veto,
     Wait,
 )
 from scrubber.core.model import Blame, Holder, Owner, ScrubPath, State, Step, Trigger, Vitals
@@ -73,8 +73,8 @@ def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
     assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(Reason.SHORTAGE, NO_FILES.format("start on"))
     assert acquire.take_back(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
     assert upkeep.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
-    fenced = verdict.fence(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
-    assert fenced == Fenced(Blame.SERVICE, "the node has too many files open")
+    veto = verdict.veto(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
+    assert veto == Veto(Blame.SERVICE, "the node has too many files open")
 
 
 HELD_UP_BY = '"python" (pid 7, pod-b) took 1.3 s to read'
@@ -88,8 +88,8 @@ def test_only_operators_read_which_process_was_too_slow():
     assert waits == Wait(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
     for waiting in (lives.CLEAN, lives.DIRTY):
         assert upkeep.tend(waiting, held_up, ENFORCE, NOW, 0.0) == Blocked(f"{NO_PROOF}: {HELD_UP_BY}")
-    fenced = verdict.fence(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
-    assert fenced == Fenced(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
+    veto = verdict.veto(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
+    assert veto == Veto(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
 
 
 CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
@@ -365,7 +365,7 @@ def test_a_job_gives_back_a_device_of_its_pod(record, seen, answer):
 
 SCRUBBING, SERVICE, TENANT = lives.SCRUBBING, Blame.SERVICE, Blame.TENANT
 NOT_ITS_OWN = "the device does not belong to this job any more"
-FENCE = rows(
+VETOES = rows(
     ("nobody is on it", SCRUBBING, Step.CLEAR, facts(), None, None),
     ("W11 the job lost its device", live(SCRUBBING, ev.ScrubFailed("job-1", "x"), ev.ScrubStarted(lives.job(name="2"))),
      Step.CLEAR, facts(), SERVICE, NOT_ITS_OWN),
@@ -388,11 +388,11 @@ FENCE = rows(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("record", "step", "seen", "blame", "why"), FENCE)
+@pytest.mark.parametrize(("record", "step", "seen", "blame", "why"), VETOES)
 def test_fence(record, step, seen, blame, why):
-    fenced = verdict.fence(record, "job-1", step, seen)
-    assert fenced is None if why is None else fenced is not None and why in fenced.why
-    assert fenced is None or fenced.blame is blame
+    veto = verdict.veto(record, "job-1", step, seen)
+    assert veto is None if why is None else veto is not None and why in veto.why
+    assert veto is None or veto.blame is blame
 
 
 CLEARED_AT = lives.NOW.uptime
@@ -406,9 +406,9 @@ SINCE_CLEAR = rows(
 
 @pytest.mark.parametrize(("seen", "blame"), SINCE_CLEAR)
 def test_a_use_since_the_clear_ends_the_job(seen, blame):
-    fenced = verdict.fence(lives.SCRUBBING, "job-1", Step.SETTINGS, seen, CLEARED_AT)
-    assert (fenced and fenced.blame) is blame
-    assert verdict.fence(lives.SCRUBBING, "job-1", Step.SETTINGS, seen) is None
+    veto = verdict.veto(lives.SCRUBBING, "job-1", Step.SETTINGS, seen, CLEARED_AT)
+    assert (veto and veto.blame) is blame
+    assert verdict.veto(lives.SCRUBBING, "job-1", Step.SETTINGS, seen) is None
 
 
 BEGAN, SHELL = NOW.uptime, Holder(1, NOW.uptime + 5000, "bash", None)

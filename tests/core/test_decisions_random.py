@@ -185,7 +185,7 @@ def test_i1_enforced_handouts_need_a_valid_proof_and_no_holder(record, seen, now
 
 @given(RECORD, SEEN, st.sampled_from(Step))
 def test_i2_a_step_runs_only_without_other_jobs_or_holders(record, seen, step):
-    if verdict.fence(record, "job-1", step, seen) is None:
+    if verdict.veto(record, "job-1", step, seen) is None:
         assert record.scrubs.job.id == "job-1"
         assert seen.holders is not None
         assert not any(holder.container for holder in seen.holders)

@@ -69,7 +69,7 @@ def quarantined(ailment, baseline=Baseline(), counted=()):
 TEND = rows(
     ("S6 a reboot is noted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
-    ("a reboot under a job is the fence's business", lives.SCRUBBING, facts(incarnation=lives.REBOOTED), ENFORCE,
+    ("a reboot under a job is for its next veto", lives.SCRUBBING, facts(incarnation=lives.REBOOTED), ENFORCE,
      Proceed()),
     # clean
     ("a clean device is left alone", lives.CLEAN, facts(), ENFORCE, Proceed()),

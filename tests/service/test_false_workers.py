@@ -70,9 +70,9 @@ class Idler(PretendWorker):
 
 
 class Fenceless(ScrubJob):
-    """A job whose fence lets every step run."""
+    """A job that no veto stops."""
 
-    def _fence(self, _step, _facts) -> None:
+    def _veto(self, _step, _facts) -> None:
         return None
 
 

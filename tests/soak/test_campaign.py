@@ -72,8 +72,8 @@ CARELESS = {
     ),
     "nobody looks before a step": (
         "jobs/scrub_job.py",
-        "self._fence(step, facts)\n        if fenced is not None:",
-        "self._fence(step, facts)\n        if False:",
+        "self._veto(step, facts)\n        if veto is not None:",
+        "self._veto(step, facts)\n        if False:",
     ),
 }
 ROOMS = ("autoclave", "scrubber", "plugin", "policies", "ground", "demo", "tests")

@@ -204,7 +204,7 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
 
 @pytest.mark.parametrize("made", ["in time", "never", "too late"])
 async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
-    """The fence says no while it is being made; whether it is there by then or could not be had is all the same."""
+    """A veto comes while it is being made; whether it is there by then or could not be had is all the same."""
     world, device = seen, seen.uuids[0]
     hire, workers = world.life.jobs._context.spawn, list[PretendWorker]()
 
