@@ -25,6 +25,7 @@ from benchmarks import (
     create_gate,
     dra,
     fast_job,
+    fence,
     hooks,
     idle,
     in_front,
@@ -49,6 +50,7 @@ MEASUREMENTS = {
     "idle": idle.measure,
     "big_node": big_node.measure,
     "fast_job": fast_job.measure,
+    "fence": fence.measure,
     "sealing": sealing.measure,
 }
 

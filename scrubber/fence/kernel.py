@@ -1,0 +1,212 @@
+"""The system call bpf(2): maps, programs, and the control group where a program is attached.
+
+No library is needed: the fence uses a dozen of its commands. Each argument block is written as ``union bpf_attr`` of
+``include/uapi/linux/bpf.h`` has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_CALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine)
+_MAP_CREATE, _MAP_LOOK_UP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROGRAM_LOAD = 0, 1, 2, 3, 4, 5
+_ATTACH, _DETACH, _PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _QUERY, _BIND = 8, 9, 13, 14, 15, 16, 35
+_CGROUP_DEVICE_PROGRAM, _CGROUP_DEVICE_ATTACHMENT = 15, 6
+_BESIDE_OTHERS, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
+_MOST_PROGRAMS, _MOST_MAPS = 64, 64
+_ATTRIBUTES = 128  # bytes; the kernel accepts zeros beyond those that it knows
+_INFO_BYTES = 128
+_LOG_BYTES = 64 * 1024
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class UnavailableError(Exception):
+    """This kernel has no bpf(2) that we know how to call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A program that is attached to a control group."""
+
+    id: int
+    tag: bytes  # the same for the same instructions
+    name: str
+    maps: tuple[int, ...]  # their ids
+
+
+def _bpf(command: int, attributes: bytes) -> int:
+    if _CALL is None:
+        raise UnavailableError(f"no number of bpf(2) is known for {os.uname().machine}")
+    block = ctypes.create_string_buffer(attributes, _ATTRIBUTES)
+    answer = int(_libc.syscall(_CALL, command, block, _ATTRIBUTES))
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return answer
+
+
+def make_map(name: str, kind: int, key: int, value: int, entries: int) -> int:
+    """The descriptor of a new map."""
+    attributes = struct.pack("<7I16s", kind, key, value, entries, 0, 0, 0, name.encode())
+    return _bpf(_MAP_CREATE, attributes)
+
+
+class Map:
+    """A map by its descriptor, with keys and values as bytes."""
+
+    def __init__(self, descriptor: int, key: int, value: int) -> None:
+        """``key`` and ``value``: their bytes."""
+        self.descriptor = descriptor
+        self._key = ctypes.create_string_buffer(max(key, 1))
+        self._value = ctypes.create_string_buffer(max(value, 1))
+        addresses = ctypes.addressof(self._key), ctypes.addressof(self._value)
+        self._of_item = struct.pack("<IxxxxQQQ", descriptor, *addresses, 0)
+        self._of_key = struct.pack("<IxxxxQ", descriptor, addresses[0])
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value, None if there is none."""
+        self._key.raw = key
+        try:
+            _bpf(_MAP_LOOK_UP, self._of_item)
+        except FileNotFoundError:
+            return None
+        return self._value.raw
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set the value."""
+        self._key.raw, self._value.raw = key, value
+        _bpf(_MAP_UPDATE, self._of_item)
+
+    def remove(self, key: bytes) -> None:
+        """Remove the key, if it is there."""
+        self._key.raw = key
+        try:
+            _bpf(_MAP_DELETE, self._of_key)
+        except FileNotFoundError:
+            return
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All keys. Change the map only when the iteration has ended."""
+        found = ctypes.create_string_buffer(len(self._key))
+        before = 0  # no key: the first one follows
+        while True:
+            try:
+                _bpf(_MAP_NEXT_KEY, struct.pack("<IxxxxQQQ", self.descriptor, before, ctypes.addressof(found), 0))
+            except FileNotFoundError:
+                return
+            yield found.raw
+            before = ctypes.addressof(found)
+
+
+def load(name: str, code: bytes) -> int:
+    """The descriptor of a loaded program. OSError: the kernel refuses it."""
+    instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"Apache-2.0")
+    attributes = struct.pack(
+        "<IIQQIIQII16sII",
+        _CGROUP_DEVICE_PROGRAM,
+        len(code) // 8,
+        ctypes.addressof(instructions),
+        ctypes.addressof(licence),
+        0,
+        0,
+        0,
+        0,
+        0,
+        name.encode(),
+        0,
+        _CGROUP_DEVICE_ATTACHMENT,
+    )
+    return _bpf(_PROGRAM_LOAD, attributes)
+
+
+def bind(program: int, descriptor: int) -> None:
+    """Keep a map as long as a program that does not use it."""
+    _bpf(_BIND, struct.pack("<III", program, descriptor, 0))
+
+
+def attach(group: int, program: int, instead_of: int | None = None) -> None:
+    """Attach a program to a control group, beside those of others. ``instead_of``: one that it replaces at once."""
+    flags = _BESIDE_OTHERS if instead_of is None else _BESIDE_OTHERS | _REPLACE
+    _bpf(_ATTACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, flags, instead_of or 0))
+
+
+def detach(group: int, program: int) -> None:
+    """Detach a program from a control group."""
+    _bpf(_DETACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, 0, 0))
+
+
+def attached(group: int) -> list[Attached]:
+    """The programs that are attached to this control group itself."""
+    ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
+    block = struct.pack("<IIIIQI", group, _CGROUP_DEVICE_ATTACHMENT, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
+    buffer = ctypes.create_string_buffer(block, _ATTRIBUTES)
+    if _CALL is None:
+        raise UnavailableError(f"no number of bpf(2) is known for {os.uname().machine}")
+    if _libc.syscall(_CALL, _QUERY, buffer, _ATTRIBUTES) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    (found,) = struct.unpack_from("<I", buffer, 24)
+    return [described for described in map(_by_id, ids[:found]) if described is not None]
+
+
+def _by_id(program: int) -> Attached | None:
+    try:
+        descriptor = open_program(program)
+    except FileNotFoundError:
+        return None  # it was detached meanwhile
+    try:
+        return describe(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def describe(program: int) -> Attached:
+    """What the kernel says of a program, by its descriptor."""
+    maps = (ctypes.c_uint32 * _MOST_MAPS)()
+    asked = struct.pack("<52xIQ", _MOST_MAPS, ctypes.addressof(maps))
+    info = _info(program, asked)
+    (number,) = struct.unpack_from("<I", info, 4)
+    (found,) = struct.unpack_from("<I", info, 52)
+    return Attached(number, info[8:16], _name(info[64:80]), tuple(maps[:found]))
+
+
+def map_name(descriptor: int) -> str:
+    """The name of a map."""
+    return _name(_info(descriptor, b"")[24:40])
+
+
+def _info(descriptor: int, asked: bytes) -> bytes:
+    buffer = ctypes.create_string_buffer(asked, _INFO_BYTES)
+    _bpf(_INFO, struct.pack("<IIQ", descriptor, _INFO_BYTES, ctypes.addressof(buffer)))
+    return buffer.raw
+
+
+def _name(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="replace")
+
+
+def open_program(number: int) -> int:
+    """The descriptor of a program, by its id."""
+    return _bpf(_PROGRAM_BY_ID, struct.pack("<III", number, 0, 0))
+
+
+def open_map(number: int) -> int:
+    """The descriptor of a map, by its id."""
+    return _bpf(_MAP_BY_ID, struct.pack("<III", number, 0, 0))
+
+
+def unified_root(mounts: str) -> Path | None:
+    """Where version 2 of control groups is mounted, with the root of the node; by the text of /proc/self/mountinfo."""
+    for line in mounts.split("\n"):
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            place = Path(before.split(" ")[4])
+            if place.is_dir() and place.stat().st_ino == 1:  # the root of all groups, not that of a container
+                return place
+    return None

@@ -1,0 +1,238 @@
+"""The fence in the kernel of this machine, below a control group of the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scrubber.fence import fence, kernel, program
+from scrubber.fence.fence import Counts, Fence, FenceError
+from scrubber.fence.instructions import R0, assemble, end, load_map, put
+from tests.fence.conftest import FULL, OPENS, identity, made_group, run
+
+WAYS = {
+    "open": "os.open('/dev/full', os.O_RDONLY)",
+    "for writing": "os.open('/dev/full', os.O_WRONLY)",
+    "by a directory": "os.open('full', os.O_RDONLY, dir_fd=os.open('/dev', os.O_RDONLY))",
+    "by a path only, then through /proc": (
+        "os.open(f\"/proc/self/fd/{os.open('/dev/full', os.O_PATH)}\", os.O_RDONLY)"
+    ),
+    "by a node of its own": "os.mknod(sys.argv[1], 0o20666, os.makedev(1, 7)); os.open(sys.argv[1], os.O_RDONLY)",
+    "by a link": "os.symlink('/dev/full', sys.argv[1]); os.open(sys.argv[1], os.O_RDONLY)",
+    "access": "os.access('/dev/full', os.R_OK) or os.open('/dev/full', os.O_RDONLY)",
+    "by a thread": (
+        "import threading; opened = []\n"
+        "def work():\n try: opened.append(os.open('/dev/full', os.O_RDONLY))\n except PermissionError: pass\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join(); opened[0]"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_foreign_process_is_refused_and_counted(standing: Fence, owner, foreign, tmp_path: Path, way: str) -> None:
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    body = "\n".join(f"    {line}" for line in way.splitlines())
+    code = f"try:\n{body}\n    print('opened')\nexcept (PermissionError, IndexError):\n    print('refused')"
+    assert run(foreign, code, str(tmp_path / "node")) == "refused"
+    counts = standing.counts(FULL)
+    assert counts is not None
+    assert counts.asked == counts.refused > 0
+    (first, *_) = standing.questions.new()
+    assert (first.device, first.group, first.refused) == (FULL, identity(foreign), True)
+    assert first.command == Path(sys.executable).resolve().name[:15] or first.command.startswith("python")
+
+
+def test_an_owner_and_the_groups_below_it_open_uncounted(standing: Fence, owner: Path) -> None:
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    below = made_group(made_group(owner / "container") / "nested")
+    assert run(owner, OPENS) == "opened"
+    assert run(below, OPENS) == "opened"
+    assert standing.counts(FULL) == Counts(0, 0)
+    assert list(standing.questions.new()) == []
+
+
+def test_who_was_an_owner_is_refused(standing: Fence, owner: Path, foreign: Path) -> None:
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    standing.set(FULL, {identity(foreign)}, refuse=True)
+    assert run(owner, OPENS) == "refused"
+    assert run(foreign, OPENS) == "opened"
+
+
+def test_other_devices_are_left_alone(standing: Fence, owner: Path, foreign: Path) -> None:
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    assert run(foreign, OPENS.replace("full", "zero")) == "opened"
+    standing.forget([FULL])
+    assert run(foreign, OPENS) == "opened"
+    assert standing.counts(FULL) == Counts(0, 0)
+
+
+def test_who_is_refused_by_its_container_does_not_count(standing: Fence, owner: Path, foreign: Path) -> None:
+    """Any pod may make a node and ask for it: it must not end the proofs of a node's GPUs."""
+    standing.set(FULL, {identity(owner)}, refuse=False)
+    code = [load_map(1, program.RULES), put(R0, 0), end()]
+    maps = {program.RULES: kernel.make_map("any", 1, 8, 8, 1)}
+    opened = os.open(foreign, os.O_RDONLY)
+    kernel.attach(opened, kernel.load("runtime", assemble(code, maps)))
+    assert run(foreign, OPENS) == "refused"
+    assert standing.counts(FULL) == Counts(0, 0)
+    os.close(opened)
+
+
+def test_anybody_may_make_a_node(standing: Fence, owner: Path, foreign: Path, tmp_path: Path) -> None:
+    """Runtimes make all nodes of the host in a privileged container."""
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    assert run(foreign, f"os.mknod({str(tmp_path / 'node')!r}, 0o20666, os.makedev(1, 7)); print('made')") == "made"
+    assert standing.counts(FULL) == Counts(0, 0)
+
+
+def test_watching_counts_names_and_refuses_none(standing: Fence, owner: Path, foreign: Path) -> None:
+    standing.set(FULL, {identity(owner)}, refuse=False)
+    assert run(foreign, OPENS) == "opened"
+    counts = standing.counts(FULL)
+    assert counts is not None
+    assert counts.asked > 0
+    assert counts.refused == 0
+    questions = list(standing.questions.new())
+    assert len(questions) == counts.asked
+    assert {(it.group, it.refused) for it in questions} == {(identity(foreign), False)}
+
+
+def test_a_device_that_is_open_to_all_counts(standing: Fence, foreign: Path) -> None:
+    standing.set(FULL, None, refuse=True)
+    assert run(foreign, OPENS) == "opened"
+    counts = standing.counts(FULL)
+    assert counts is not None
+    assert counts.asked > 0
+    assert counts.refused == 0
+
+
+def test_without_a_renewal_none_is_refused(standing: Fence, owner: Path, foreign: Path) -> None:
+    """A node whose service is gone is not kept from its GPUs. The counts go on."""
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    standing.refuse_for(-1)
+    assert run(foreign, OPENS) == "opened"
+    counts = standing.counts(FULL)
+    assert counts is not None
+    assert counts.asked > 0
+    assert counts.refused == 0
+    standing.refuse_for(600)
+    assert run(foreign, OPENS) == "refused"
+
+
+BUILDS = """
+import os, sys, signal
+from pathlib import Path
+from scrubber.core.fencing import DeviceNumber, NodeKind
+from scrubber.fence.fence import Fence
+standing = Fence(Path(sys.argv[1]))
+standing.set(DeviceNumber(NodeKind.CHARACTER, 1, 7), {int(sys.argv[2])}, refuse=True)
+standing.refuse_for(600)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_fence_outlives_its_maker_and_is_found_again(group: Path, owner: Path, foreign: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", BUILDS, str(group), str(identity(owner))], check=False)
+    assert killed.returncode == -9
+    assert (run(owner, OPENS), run(foreign, OPENS)) == ("opened", "refused")
+    found = Fence(group)
+    try:
+        counts = found.counts(FULL)
+        assert counts is not None
+        assert counts.refused > 0
+        found.set(FULL, {identity(foreign)}, refuse=True)  # the owner of an earlier life is removed
+    finally:
+        found.close()
+    assert (run(owner, OPENS), run(foreign, OPENS)) == ("refused", "opened")
+
+
+def test_another_version_follows_without_a_gap(
+    group: Path, owner: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Fence(group)
+    first.set(FULL, {identity(owner)}, refuse=True)
+    first.refuse_for(600)
+    tries = (
+        "import signal\nopened = ended = 0\n"
+        "def end(*_):\n    global ended; ended = 1\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('ready', flush=True)\n"
+        "while not ended:\n"
+        "    try: os.close(os.open('/dev/full', os.O_RDONLY)); opened += 1\n"
+        "    except PermissionError: pass\n"
+        "print(opened)"
+    )
+    enter = f"import os, sys; open({str(foreign / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    with subprocess.Popen([sys.executable, "-c", enter + tries], stdout=subprocess.PIPE, text=True) as trying:
+        assert trying.stdout is not None
+        assert trying.stdout.readline() == "ready\n"
+        tags = set()
+        for levels in (3, 4, 5, 6, 7):
+            monkeypatch.setattr(program, "LEVELS", levels)
+            Fence(group).close()
+            (attached,) = attached_to(group)
+            tags.add(attached.tag)
+        trying.terminate()
+        assert trying.stdout.readline() == "0\n"
+    assert len(tags) == 5
+    counts = first.counts(FULL)
+    assert counts is not None
+    assert counts.refused > 0
+    first.close()
+
+
+def attached_to(group: Path) -> list[kernel.Attached]:
+    opened = os.open(group, os.O_RDONLY)
+    try:
+        return kernel.attached(opened)
+    finally:
+        os.close(opened)
+
+
+def test_a_fence_can_be_taken_down(standing: Fence, group: Path, owner: Path, foreign: Path) -> None:
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    assert standing.stands()
+    assert fence.take_down(group)
+    assert not standing.stands()
+    assert run(foreign, OPENS) == "opened"
+    assert not fence.take_down(group)
+
+
+def test_counts_are_right_where_questions_are_lost(standing: Fence, owner: Path, foreign: Path) -> None:
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    refused = "for _ in range(3000):\n    try: os.open('/dev/full', os.O_RDONLY)\n    except PermissionError: pass"
+    run(foreign, refused)
+    questions, counts = list(standing.questions.new()), standing.counts(FULL)
+    assert counts is not None
+    assert counts.asked >= 3000
+    assert 0 < len(questions) < 3000
+    run(foreign, OPENS)
+    later = standing.counts(FULL)
+    assert later is not None
+    assert len(list(standing.questions.new())) == later.asked - counts.asked
+
+
+def test_the_message_says_which_right_is_missing(group: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from scrubber.fence.fence import Fence, FenceError\n"
+        "try: Fence(Path(sys.argv[1]))\nexcept FenceError as error: print(error)"
+    )
+    bare = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--no-new-privs", sys.executable, "-c", code]
+    said = subprocess.run([*bare, str(group)], capture_output=True, text=True, check=True).stdout
+    assert "cannot fence the GPUs: loading its program takes the capability CAP_SYS_ADMIN" in said
+
+
+def test_without_the_root_of_cgroup_v2_there_is_no_fence(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"36 25 0:31 / {tmp_path} rw - cgroup2 cgroup2 rw\n29 25 0:26 / /sys rw - sysfs sysfs rw\n")
+    with pytest.raises(FenceError, match="no cgroup v2 with the root of the node is mounted here"):
+        fence.root(mounts)
+
+
+def test_a_file_has_no_number(tmp_path: Path) -> None:
+    assert fence.number_of(Path("/dev/full")) == FULL
+    (tmp_path / "file").touch()
+    assert fence.number_of(tmp_path / "file") is None
