@@ -18,7 +18,7 @@ from ground import boot, log, paths
 from ground.aio import Changed
 from ground.errors import FatalError, LedgerUnavailable
 from policies.model import Evict, Policy
-from scrubber.config import BackendChoice, ScrubberConfig, SightMode
+from scrubber.config import BackendChoice, FenceMode, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.events import IllegalEventError
 from scrubber.core.model import DeviceInfo, Holder
@@ -28,16 +28,20 @@ from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
+from scrubber.fence import fence
+from scrubber.fence.fence import Fence, FenceError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger import file, stored
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.node import clock, pods, proc
+from scrubber.node import cgroups, clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
+from scrubber.node.cgroups import Containers
 from scrubber.node.process_ends import ProcessEnds
-from scrubber.node.processes import Processes
+from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.guard import Guard, Look
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
@@ -80,6 +84,7 @@ class Assembly:
     collector: ServiceCollector
     board_sampler: BoardSampler
     gate: CreateGate | None
+    guard: Guard | None
 
 
 def build_backend(config: ScrubberConfig) -> Backend:
@@ -235,6 +240,47 @@ def create_gate(config: ScrubberConfig, news: Changed) -> CreateGate | None:
         raise FatalError(f"cannot take the create gate off: {error}") from error
 
 
+def _guard(
+    config: ScrubberConfig,
+    namespace: int | None,
+    processes: Processes,
+    bystanders: Callable[[str], Callable[[Holder], bool]],
+) -> Guard | None:
+    """Who tells what the kernel counts; None where it counts nothing: the log says why.
+
+    Simulated GPUs have none: they are files, without a number.
+    """
+    try:
+        root = fence.root()
+        if config.fence is FenceMode.OFF:
+            fence.take_down(root)
+            return None
+        pods_of = Containers(PROC, namespace, config.host_root / "sys/fs/cgroup")
+        look = Look(processes.process, partial(pods_of.unified_groups, root=root), bystanders)
+        own = _own_group(root, namespace)
+        guard = Guard(Fence(root), own, look)
+    except FenceError as error:
+        if config.fence is not FenceMode.OFF:
+            logger.warning("the kernel does not count who opens a GPU", error=str(error))
+        return None
+    guard.start()
+    return guard
+
+
+def _own_group(root: Path, namespace: int | None) -> int:
+    """The control group of this service and of its workers; FenceError if it may also be that of others."""
+    if namespace is not None:
+        raise FenceError("cannot fence the GPUs: with --sight=namespace, the kernel names other processes than we see")
+    try:
+        alone = (root / "cgroup.controllers").read_text().strip() != ""  # otherwise pods are in groups of version 1
+        own = cgroups.own_group(root) if alone else None
+        if own is None or own.samefile(root) or own.name.startswith("session-"):
+            raise FenceError("cannot fence the GPUs: this service has no control group of version 2 of its own")
+        return own.stat().st_ino
+    except OSError as error:
+        raise FenceError(f"cannot fence the GPUs: cannot read the control groups: {error.strerror}") from error
+
+
 def build_pool(config: ScrubberConfig) -> WorkerPool:
     """What starts the workers; its zygote is not started. It uses no GPU, and no lock is needed to start it."""
     return WorkerPool(warm_cuda=config.backend is not BackendChoice.SIMULATED)
@@ -272,9 +318,17 @@ def build(
         return ignored_by(active_policy.device_policy(ledger.records[device].device).policy.evict)
 
     ends = ProcessEnds()
-    driver = DriverCalls(backend, boot.boot_id())
+
+    def bystanders(device: str) -> Callable[[Holder], bool]:
+        return ignored(device) if device in ledger.records else no_bystander
+
+    guard = None if isinstance(backend, Simulated) else _guard(config, namespace, processes, bystanders)
+    driver = DriverCalls(backend, boot.boot_id(), guard=guard)
     seen_since = ObservedSince(clock.now().uptime)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
+    for record in ledger.records.values():
+        observer.recorded(record)
+    ledger.follow = observer.recorded
     starter = _WorkerStarter(
         backend, observer, pool, whole_node, str(config.pod_logs), config.operator_namespace, namespace
     )
@@ -321,5 +375,5 @@ def build(
         context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
     )
     chronicle = Chronicle(ledger, active_policy, clock.clocks)
-    parts = (service, reporter, monitor, chronicle, active_policy, pool, collector, board_sampler, gate)
+    parts = (service, reporter, monitor, chronicle, active_policy, pool, collector, board_sampler, gate, guard)
     return Assembly(config, ledger, *parts)

@@ -274,6 +274,8 @@ async def _shut_down(
     await built.service.stop()
     await built.pool.close()
     await servers.close()
+    if built.guard is not None:  # before the next service reads its questions
+        await asyncio.to_thread(built.guard.close)
     try:
         with suppress(LedgerUnavailable):  # then the next start says that this run was cut off
             await built.ledger.note(ev.ServiceStopped())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FENCE = "fence in the kernel"
 FILES = "watch on files"
 ACCOUNTS = "accounting mode"
 

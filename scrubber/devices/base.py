@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scrubber.core.fencing import DeviceNumber
 from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import DeviceInfo, Findings, Holder, Vitals
 from scrubber.core.witness import Testimony
@@ -116,6 +117,9 @@ class Uses(Protocol):
         A use counts at the latest when its process has left. The service's workers do not count, except those that were
         killed. ``own``: the latest of them.
         """
+
+    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
+        """The numbers of the nodes that lead to this device alone. Empty where its nodes have none of their own."""
 
     def memory(self, uuid: str) -> Counts | None:
         """The counts of the device's memory now; None if its driver keeps none."""

@@ -97,6 +97,10 @@ class Store(Protocol):
         """Release all files and locks; may be called twice."""
 
 
+def _no_follower(_record: Record) -> None:
+    pass
+
+
 class Ledger:
     """Records by device, as durable as they are true."""
 
@@ -123,6 +127,7 @@ class Ledger:
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
         self.changed = Changed()  # a row was added, or a write has failed
+        self.follow: Callable[[Record], None] = _no_follower  # gets each new record, before a reader sees it
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
@@ -133,6 +138,8 @@ class Ledger:
 
     def _set_records(self, loaded: Loaded) -> None:
         self._records = {record.device.uuid: record for record in loaded.records}
+        for record in loaded.records:
+            self.follow(record)
         self.records: Mapping[str, Record] = MappingProxyType(self._records)  # the current ones, by UUID
         self.head = loaded.head  # a copy elsewhere shows whether the last rows were cut off
         self._rows = loaded.rows
@@ -229,6 +236,8 @@ class Ledger:
             changed[draft.device] = after[-1]
         began = asyncio.get_running_loop().time()
         entries = await self._write(lambda: self._append_and_sign(drafts, before, after))
+        for record in changed.values():
+            self.follow(record)
         self._records.update(changed)
         self._has_written(entries)
         if self._listener is not None:

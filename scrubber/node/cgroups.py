@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -157,6 +158,23 @@ class Containers:
         """Whether the pod has a control group at a usual place, or had one in which a process was found."""
         return pod in self._pods or any(True for _ in self._groups_of(pod))
 
+    def unified_groups(self, pod: str, root: Path) -> frozenset[int]:
+        """The ids of the pod's control groups of version 2. Empty if none is found, such as where it has version 1.
+
+        ``root``: where the root of that version is mounted.
+        """
+        if not _WHOLE_UID.fullmatch(pod):
+            return frozenset()
+        usual = [root / place.format(pod, pod.replace("-", "_")) for place in _POD_GROUPS]
+        member = self.member(pod) if not any(map(Path.is_dir, usual)) else None
+        if member is not None:
+            usual = [place for place in (_pod_group(f"{self._proc}/{member}", root),) if place is not None]
+        found = set()
+        for group in usual:
+            with suppress(FileNotFoundError):
+                found.add(group.stat().st_ino)
+        return frozenset(found)
+
     def _groups_of(self, pod: str) -> Iterator[str]:
         """The control group of a pod, and groups below it, such as those of its containers."""
         if not _WHOLE_UID.fullmatch(pod):
@@ -165,6 +183,37 @@ class Containers:
             for place in _POD_GROUPS:
                 group = os.path.join(self._groups, hierarchy, place.format(pod, pod.replace("-", "_")))  # noqa: PTH118 - text
                 yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
+
+
+def _pod_group(process: str, root: Path) -> Path | None:
+    """The control group of version 2 of the pod that a process is in; None if it is in none that we can name."""
+    try:
+        text = _read(process)
+    except OSError:
+        return None
+    for line in text.split("\n"):
+        pod = _POD.match(line.removeprefix(_UNIFIED)) if line.startswith(_UNIFIED) else None
+        if pod is not None and not pod[0].startswith("/.."):  # those paths begin at our own group
+            return root / pod[0].lstrip("/")
+    return None
+
+
+def own_group(root: Path, proc: Path = Path("/proc")) -> Path | None:
+    """The control group of version 2 that this process is in. None: it cannot be told.
+
+    ``root``: where the root of that version is mounted. In a container, paths begin at the container's own group, which
+    is mounted at the usual place.
+    """
+    text = _read(f"{proc}/self")
+    inside = next((line.removeprefix(_UNIFIED) for line in text.split("\n") if line.startswith(_UNIFIED)), None)
+    if inside is None:
+        return None
+    for mount in (root, GROUPS):
+        group = mount / inside.lstrip("/")
+        with suppress(OSError):
+            if str(os.getpid()) in (group / "cgroup.procs").read_text().split():
+                return group
+    return None
 
 
 class _EndingError(BlindError):

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+from scrubber.core.fencing import DeviceNumber
 from scrubber.core.model import DeviceInfo, Incarnation
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
 from scrubber.devices.calls import Caller
+from scrubber.observe.guard import Guard
 
 T = TypeVar("T")
 
@@ -29,8 +31,18 @@ class DriverCalls:
     driver is released, and a missing answer does not show a fault.
     """
 
-    def __init__(self, backend: Backend, boot_id: str, *, patience: float = 2.0, caller: Caller | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        boot_id: str,
+        *,
+        guard: Guard | None = None,
+        patience: float = 2.0,
+        caller: Caller | None = None,
+    ) -> None:
+        """``guard``: where the kernel tells who opens a device; None where it cannot."""
         self.backend = backend
+        self.guard = guard
         self.patience = patience
         self.caller = caller or Caller()
         self.resetting: set[str] = set()  # the devices that the service resets itself, and their siblings
@@ -40,7 +52,7 @@ class DriverCalls:
 
     async def inventory(self) -> tuple[DeviceInfo, ...]:
         """All devices; raises DeviceError when they cannot be listed."""
-        return await self.caller.ask("inventory", self.backend.inventory, self.patience)
+        return await self.caller.ask("inventory", self._read_inventory, self.patience)
 
     async def pending_restores(self) -> Mapping[str, Address]:
         """The GPUs that have a pending restore, with their addresses; raises DeviceError."""
@@ -51,6 +63,23 @@ class DriverCalls:
         return await self._incarnation.ask()
 
     # -- in a thread
+
+    def _read_inventory(self) -> tuple[DeviceInfo, ...]:
+        devices = self.backend.inventory()
+        if self.guard is not None:
+            self.guard.learn({device.uuid: self._numbers(device.uuid) for device in devices})
+        return devices
+
+    def _numbers(self, uuid: str) -> frozenset[DeviceNumber]:
+        try:
+            return self.backend.numbers(uuid)
+        except DeviceError:  # it is of an earlier driver instance
+            return frozenset()
+
+    def witness(self, uuid: str, own: Collection[int]) -> Testimony:
+        """The fence, where it guards the device; else ``Backend.witness``."""
+        said = self.guard.witness(uuid) if self.guard is not None else None
+        return said if said is not None else self.backend.witness(uuid, own)
 
     def read_incarnation(self) -> Incarnation:
         """``incarnation``, asked in the thread of the caller."""
@@ -64,7 +93,7 @@ class DriverCalls:
         incarnation = self.read_incarnation()
         if self.in_orphaned_reset(uuid):
             return incarnation, None, None
-        return incarnation, self.backend.has_holders(uuid), self.backend.witness(uuid, own)
+        return incarnation, self.backend.has_holders(uuid), self.witness(uuid, own)
 
     def listed(self, uuid: str, own: Collection[int], *, idle: bool) -> Listed:
         """What the driver says of the holders of a device; ``idle``: it must also say that the device has none."""
@@ -72,7 +101,7 @@ class DriverCalls:
         if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
             return Listed(incarnation, None)
         # The witness comes last: it counts a use that began and ended meanwhile.
-        return Listed(incarnation, self.backend.listed_holders(uuid), self.backend.witness(uuid, own))
+        return Listed(incarnation, self.backend.listed_holders(uuid), self.witness(uuid, own))
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

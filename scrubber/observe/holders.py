@@ -176,7 +176,7 @@ class HolderSearch:
 
     def ask_witness(self, uuid: str) -> Testimony:
         """``Backend.witness``, asked in the thread of the caller."""
-        return self._driver.backend.witness(uuid, self.latest_workers)
+        return self._driver.witness(uuid, self.latest_workers)
 
     async def who_opens(self, uuid: str, within: float) -> tuple[Holder, ...]:
         """The first process that opens the device within this time and is none of ours, for people; or nobody."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class ObservedSince:
         """
         with self._turn:
             before = self._testimonies.get(device)
-            if isinstance(said, Counted) and isinstance(before, Counted) and said.uses < before.uses:
+            if short_uses.is_older(said, before):
                 return
             self._testimonies[device] = said
             use = short_uses.use_between(before, said)
@@ -71,6 +72,18 @@ class ObservedSince:
     def testimony(self, device: str) -> Testimony | None:
         """The last answer of the witness of short uses; None before the first one."""
         return self._testimonies.get(device)
+
+    def uses_since(self, device: str, uptime: float) -> Counted | None:
+        """What the witness counted last, if others have not used the device since; else None."""
+        with self._turn:
+            said, (used_at, _) = self._testimonies.get(device), self._used_at.get(device, (-math.inf, ""))
+            return said if isinstance(said, Counted) and used_at <= uptime else None
+
+    def resume(self, device: str, since: float, said: Counted) -> None:
+        """An earlier run observed the device at ``since``, and its witness, which has counted on, said this then."""
+        with self._turn:
+            self._since[device] = since, ""
+            self._testimonies[device] = said
 
     def used(self, device: str, at: float) -> None:
         """A process used the device until this uptime at the latest, and has left. Called by any thread."""

@@ -8,7 +8,7 @@ begins with each grant, for the start on it. After one that found no holder, the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from scrubber.core import presence
 from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
 from scrubber.core.record import Record
-from scrubber.core.witness import Testimony
+from scrubber.core.witness import FENCE, Counted, Testimony
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
 from scrubber.node import assignments, clock
@@ -309,6 +309,30 @@ class Observer:
     def _hear(self, search: SearchResult) -> None:
         for uuid, said in search.testimonies.items():
             self._observed_since.testified(uuid, said)
+
+    def recorded(self, record: Record) -> None:
+        """A row about the device is in the ledger. What the kernel does for the service follows from the record."""
+        guard, receipt = self.driver.guard, record.scrubs.receipt
+        if guard is None:
+            return
+        guard.changed(record)
+        if record.state is State.CLEAN and receipt is not None and receipt.witness == FENCE:
+            said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
+            if said is not None:
+                guard.proven(record.device.uuid, receipt.id, said.uses)
+
+    def resume(self, records: Iterable[Record]) -> None:
+        """After a start: the proofs that the kernel has watched over since. Call it once the devices are known."""
+        guard = self.driver.guard
+        if guard is None:
+            return
+        for record in records:
+            uuid, receipt = record.device.uuid, record.scrubs.receipt
+            if record.state is not State.CLEAN or receipt is None:
+                continue
+            uses = guard.uses_at_proof(uuid, receipt.id)
+            if uses is not None:
+                self._observed_since.resume(uuid, receipt.finished.uptime, Counted(FENCE, uses))
 
     def witness(self, uuid: str) -> Testimony | None:
         """What the witness of the device's short uses said last; None if it was not asked yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from ground import log
@@ -35,6 +36,10 @@ class Upkeep:
         If the ledger may be an older copy, distrust all devices as well.
         """
         context = self._context
+        if context.observer.driver.guard is not None:
+            with suppress(DeviceError):  # without the devices, no proof of an earlier run counts on
+                await context.observer.driver.inventory()
+                context.observer.resume(context.ledger.records.values())
         op = context.operation()
         why = "the service was stopped or killed during the job"
         events = [

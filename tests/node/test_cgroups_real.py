@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.node.cgroups import Containers
+from scrubber.node import cgroups
+from scrubber.node.cgroups import Containers, own_group
 from tests.node.conftest import DEAD_LEADER
 from tests.node.control_groups import CONTAINER, ID, POD, UID, pod
+from tests.pod_groups import roots
 
 NEIGHBOUR = f"ffffffff{UID[8:]}"
 WATCHER = f"crio-conmon-{ID}.scope"  # of the pod, and in no container
@@ -48,6 +50,37 @@ def test_a_process_in_the_pods_group_counts(driver, group, enter) -> None:
     assert observer.member(UID) == process.pid
     process.collect()
     assert observer.member(UID) is None
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+@pytest.mark.parametrize("driver", [it for it in POD if "kind" not in it])
+def test_a_pod_has_a_group_before_its_first_process(driver, group, observer) -> None:
+    ours = group(pod(driver))
+    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
+    assert observer.unified_groups(NEIGHBOUR, group("")) == frozenset()
+
+
+def test_the_own_group_is_the_one_that_lists_this_process() -> None:
+    root = roots().get("second")
+    if root is None:
+        pytest.skip("no control groups of the second version here")
+    mine = own_group(root)
+    assert mine is not None
+    assert str(os.getpid()) in (mine / "cgroup.procs").read_text().split()
+
+
+def test_a_group_without_this_process_is_not_its_own(tmp_path: Path, monkeypatch) -> None:
+    """As in a container, where the path of a process begins at the container's own group."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/inside\n")
+    host, container = tmp_path / "host", tmp_path / "container"
+    for mount, pid in ((host, 1), (container, os.getpid())):
+        (mount / "inside").mkdir(parents=True)
+        (mount / "inside/cgroup.procs").write_text(f"{pid}\n")
+    monkeypatch.setattr(cgroups, "GROUPS", container)
+    assert own_group(host, tmp_path) == container / "inside"
+    (container / "inside/cgroup.procs").write_text("1\n")
+    assert own_group(host, tmp_path) is None
 
 
 def test_a_name_that_is_no_uid_leads_to_no_group(tmp_path: Path) -> None:
@@ -84,7 +117,8 @@ def test_only_processes_in_a_pods_groups_keep_it_alive(group, enter, observer) -
 WITHIN_A_POD = """
 import ctypes, os, sys
 from pathlib import Path
-from scrubber.node.cgroups import Containers
+from scrubber.node import cgroups
+from scrubber.node.cgroups import Containers, own_group
 from tests.pod_groups import roots
 own, pid = sys.argv[1:]
 Path(own).write_text("0")

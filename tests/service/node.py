@@ -16,6 +16,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar
 
+from scrubber.core.fencing import DeviceNumber
 from scrubber.core.model import AilmentKind, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
@@ -290,6 +291,10 @@ class Node:
         if not self.keeps_uses:
             return NoWitness("this driver keeps no accounts")
         return Missed("raise its limit") if self.misses_uses else Counted("accounts", self.gpus[uuid].uses)
+
+    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:  # noqa: ARG002 - the port's
+        """It has no nodes."""
+        return frozenset()
 
     def memory(self, uuid: str) -> None:
         """Not counted."""

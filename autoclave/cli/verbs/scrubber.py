@@ -81,6 +81,12 @@ def _request_timeout(text: str) -> float:
     help="The PID namespace that must show all processes; namespace is for nodes that are containers.",
 )
 @click.option(
+    "--fence",
+    type=options.Words(config.FenceMode),
+    default="off",
+    help="Whether the kernel counts who opens a GPU that was not given to it; off also removes a fence that stands.",
+)
+@click.option(
     "--evidence-rows", type=options.IntRange(0), default=200_000, metavar="N",
     help="How many events of the ledger to keep beside those of the latest scrubs.",
 )  # fmt: skip

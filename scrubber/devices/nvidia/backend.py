@@ -10,6 +10,7 @@ from pathlib import Path
 import pynvml
 
 from ground.documents import strict_json
+from scrubber.core.fencing import DeviceNumber, NodeKind
 from scrubber.core.model import DeviceInfo, Sign, Vitals
 from scrubber.core.witness import NoWitness, Testimony
 from scrubber.cuda import cupy_loading
@@ -21,7 +22,7 @@ from scrubber.devices.nvidia.health import vitals, xids
 from scrubber.devices.nvidia.health.listener import Listener
 from scrubber.devices.nvidia.health.watch import BestSeenFile, SignWatch
 from scrubber.devices.nvidia.holders import Idle, Usage
-from scrubber.devices.nvidia.host import NAME, Host
+from scrubber.devices.nvidia.host import MAJOR, NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
 from scrubber.devices.nvidia.settings import of_policy
@@ -127,6 +128,15 @@ class Nvidia:
             return NoWitness("slices have no accounting mode")
         with self._library.session() as nvml:
             return self._accounts.uses(uuid, nvml, nvml.handle(uuid), own)
+
+    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
+        """Those of the GPU, or of the nodes that give access to a slice. Works while NVML is closed."""
+        seen = self._inventory.seen(uuid)
+        if uuid.startswith(SLICE):
+            return self._host.numbers_of(seen.files)
+        assert seen.info.minor is not None  # noqa: S101 -- the inventory has read it
+        graphics = self._host.graphics_numbers(seen.info.pci_address or "")
+        return graphics | {DeviceNumber(NodeKind.CHARACTER, MAJOR, seen.info.minor)}
 
     def memory(self, uuid: str) -> Counts:
         """The counts of NVML, which the service has open: so a worker need not open it before it uses CUDA."""

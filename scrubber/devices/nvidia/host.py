@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from scrubber.core.fencing import DeviceNumber, NodeKind
 from scrubber.core.model import MemoryManager
 from scrubber.devices.base import DeviceError
+from scrubber.fence.fence import number_of
 
 NAME = "nvidia"  # the name of the backend
+MAJOR = 195  # of /dev/nvidiaN, whose minor number is N: fixed in the driver (NV_MAJOR_DEVICE_NUMBER)
 PERSISTENCE_SOCKET = "run/nvidia-persistenced/socket"  # NVML and nvidia-smi look for it here only
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
@@ -52,6 +57,23 @@ class Host:
     def sys_pci(self) -> Path:
         """The folder of devices by PCI address."""
         return self.root / "sys/bus/pci/devices"
+
+    def graphics_numbers(self, pci_address: str) -> frozenset[DeviceNumber]:
+        """The numbers of the GPU's nodes below /dev/dri. None where the module nvidia-drm is not loaded."""
+        found = set()
+        for file in (self.sys_pci / pci_address / "drm").glob("*/dev"):
+            with suppress(OSError, ValueError):  # the module is being unloaded
+                major, minor = file.read_text().split(":")
+                found.add(DeviceNumber(NodeKind.CHARACTER, int(major), int(minor)))
+        return frozenset(found)
+
+    def numbers_of(self, files: Iterable[str]) -> frozenset[DeviceNumber]:
+        """The numbers of those that are device nodes."""
+        found = set()
+        for file in files:
+            with suppress(OSError):  # it is made when it is first needed
+                found.add(number_of(Path(file)))
+        return frozenset(number for number in found if number is not None)
 
     def driver(self) -> str:
         """Version and instance of the loaded driver; DeviceError if no driver is loaded."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from asyncinotify import Inotify, Mask
 
 from ground import log
+from scrubber.core.fencing import DeviceNumber
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.core.witness import FILES, Counted, Missed, Testimony
 from scrubber.devices import shortage
@@ -92,6 +93,10 @@ class Simulated:
     def witness(self, uuid: str, own: Collection[int]) -> Testimony:  # noqa: ARG002 - the port's
         """Exact: the kernel tells when a process that could write to the device has closed it."""
         return self._writers.uses(self.files(uuid))
+
+    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:  # noqa: ARG002 - the port's
+        """None: a simulated GPU is a file."""
+        return frozenset()
 
     def memory(self, uuid: str) -> None:
         """None: nothing but the memory itself takes memory."""

@@ -1,0 +1,227 @@
+"""The guard over the fence of this machine's kernel: who asks for a device that is not his counts as a use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.fencing import DeviceNumber, NodeKind
+from scrubber.core.model import Holder
+from scrubber.core.record import Record
+from scrubber.core.witness import FENCE, Counted, Missed
+from scrubber.fence import fence
+from scrubber.fence.fence import Fence
+from scrubber.node.processes import Processes
+from scrubber.observe.guard import Guard, Look
+from tests.core import lives
+from tests.fence.conftest import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
+
+__all__ = ["foreign", "group", "owner", "standing"]  # fixtures
+
+DEVICE = lives.DEVICE.uuid
+FULL_ONLY = {DEVICE: frozenset({FULL})}
+ZERO = DeviceNumber(NodeKind.CHARACTER, 1, 5)  # /dev/zero
+
+
+class Asking:
+    """A guard of /dev/full, and what it is told about processes and pods."""
+
+    def __init__(self, standing: Fence, service: Path, owner: Path) -> None:
+        self.bystanders = set[str]()
+        self.started = 0.0
+        processes = Processes(Path("/proc"), lambda _pid: None, whole_node=True)
+        self.found: Callable[[int], tuple[Holder, ...]] = processes.process
+        groups = {lives.A: frozenset({identity(owner)})}
+        look = Look(
+            lambda pid: self.found(pid),  # noqa: PLW0108 - a test may put another one there later
+            lambda pod: groups.get(pod, frozenset()),
+            lambda _uuid: self._is_bystander,
+        )
+        self.guard = Guard(standing, identity(service), look)
+        self.guard.start()
+
+    def _is_bystander(self, holder: Holder) -> bool:
+        return holder.command in self.bystanders
+
+    def keep(self, record: Record, numbers: dict[str, frozenset[DeviceNumber]] = FULL_ONLY) -> None:
+        self.guard.learn(numbers)
+        self.guard.changed(record)
+
+    def said(self) -> Counted:
+        said = self.guard.witness(DEVICE)
+        assert isinstance(said, Counted)
+        assert said.by == FENCE
+        return said
+
+    def uses(self) -> int:
+        return self.said().uses
+
+
+@pytest.fixture
+def service(group: Path) -> Path:
+    """The control group of the service."""
+    return made_group(group / "service")
+
+
+@pytest.fixture
+def asking(standing: Fence, service: Path, owner: Path) -> Iterator[Asking]:
+    made = Asking(standing, service, owner)
+    yield made
+    made.guard.close()
+
+
+def test_a_short_use_of_a_clean_device_counts(
+    asking: Asking, foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking.keep(lives.CLEAN)
+    assert asking.uses() == 0
+    for _ in range(5):
+        before = asking.uses()
+        assert run(foreign, OPENS) == "opened"
+        assert asking.uses() > before
+    assert '"python' in capsys.readouterr().out
+
+
+def test_the_service_itself_does_not_count(asking: Asking, service: Path) -> None:
+    asking.keep(lives.CLEAN)
+    assert run(service, OPENS) == "opened"
+    assert asking.uses() == 0
+
+
+def test_an_owner_counts_before_and_after_its_tenancy(asking: Asking, owner: Path) -> None:
+    counted = []
+    for record in (lives.GRANTED, lives.IN_USE, lives.DIRTY):
+        asking.keep(record)
+        before = asking.uses()
+        run(owner, OPENS)
+        counted.append(asking.uses() > before)
+    assert counted == [True, False, True]
+
+
+def test_a_pod_without_known_group_opens_the_device_to_all(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.IN_USE_BY_B)
+    run(foreign, OPENS)
+    assert asking.uses() > 0
+
+
+STAYS = """
+import sys
+for line in sys.stdin:
+    os.close(os.open('/dev/full', os.O_RDONLY))
+    print('opened', flush=True)
+"""
+
+
+def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    enter = f"import os, sys; open({str(foreign / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    command = [sys.executable, "-S", "-c", enter + STAYS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asking.bystanders = {Path(f"/proc/{process.pid}/comm").read_text().strip()}
+        for uses in (0, 0):
+            process.stdin.write("\n")
+            assert process.stdout.readline() == "opened\n"
+            assert asking.uses() == uses
+        asking.bystanders = set()
+        process.stdin.write("\n")
+        assert process.stdout.readline() == "opened\n"
+        assert asking.uses() > 0
+        process.stdin.close()
+
+
+def test_a_fence_that_was_taken_away_counts_as_used(asking: Asking, group: Path, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    asking.guard.proven(DEVICE, "proof-1", asking.uses())
+    fence.take_down(group)
+    run(foreign, OPENS)
+    assert asking.uses() == 1
+    assert asking.guard.uses_at_proof(DEVICE, "proof-1") == 0
+    assert run(foreign, OPENS) == "opened"
+    assert asking.uses() > 1, "it stands again"
+
+
+def test_uses_are_counted_on_when_a_device_is_forgotten(asking: Asking, foreign: Path) -> None:
+    """As while the driver's module is loaded again. Who has used it meanwhile is not known."""
+    asking.keep(lives.CLEAN)
+    run(foreign, OPENS)
+    before = asking.uses()
+    asking.guard.learn({DEVICE: frozenset()})
+    assert asking.guard.witness(DEVICE) is None
+    asking.guard.learn(FULL_ONLY)
+    again = asking.uses()
+    assert again > before
+    run(foreign, OPENS)
+    assert asking.uses() > again
+
+
+def test_a_device_with_another_number_may_have_been_used(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    run(foreign, OPENS)
+    before = asking.uses()
+    asking.guard.proven(DEVICE, "proof-1", before)
+    asking.guard.learn({DEVICE: frozenset({ZERO})})
+    assert asking.uses() == before + 1
+    assert asking.guard.uses_at_proof(DEVICE, "proof-1") is None
+    run(foreign, OPENS.replace("full", "zero"))
+    assert asking.uses() > before + 1
+
+
+def test_a_number_of_two_devices_guards_neither(asking: Asking) -> None:
+    asking.keep(lives.CLEAN)
+    asking.guard.learn({DEVICE: frozenset({FULL}), "GPU-2": frozenset({FULL})})
+    assert asking.guard.witness(DEVICE) is None
+
+
+def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking.keep(lives.CLEAN)
+    assert asking.uses() == 0
+
+    def full(*_arguments: object, **_more: object) -> None:
+        raise OSError(7, "Argument list too long")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Fence, "set", full)
+        asking.keep(lives.IN_USE)
+        assert isinstance(asking.guard.witness(DEVICE), Missed)
+    assert asking.uses() == 1
+
+
+def test_a_later_process_with_the_pid_excuses_no_question(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    asking.started = time.clock_gettime(time.CLOCK_BOOTTIME) + 60
+    asking.bystanders = {"python"}
+    asking.found = lambda pid: (Holder(pid, asking.started, "python", None),)
+    run(foreign, OPENS)
+    assert asking.uses() > 0
+
+
+def test_a_later_service_learns_of_uses_before_its_start(
+    group: Path, service: Path, owner: Path, foreign: Path
+) -> None:
+    """The kernel counts on. Bystanders of before stay excused."""
+    first = Asking(Fence(group), service, owner)
+    first.keep(lives.CLEAN)
+    first.guard.proven(DEVICE, "proof-1", first.uses())
+    first.guard.close()
+    for proof, asked, uses in (("proof-1", False, 0), ("proof-2", False, None), ("proof-1", True, 0)):
+        if asked:
+            run(foreign, OPENS)
+        later = Asking(Fence(group), service, owner)
+        later.keep(lives.CLEAN)
+        assert later.guard.uses_at_proof(DEVICE, proof) == uses
+        assert (later.uses() > 0) is asked
+        later.guard.close()
+
+
+def test_a_device_without_numbers_is_not_guarded(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    asking.keep(lives.CLEAN, {})
+    run(foreign, OPENS)
+    assert asking.guard.witness(DEVICE) is None
