@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from scrubber.fence import fence
+from scrubber.fence import fence, numbers
 from scrubber.fence.fence import Fence, FenceError
 
 OPENS = 500  # of each round
@@ -28,7 +28,7 @@ async def measure(*, quick: bool) -> list[Figure]:
         with _groups() as (beside, below, owner):
             standing = Fence(below)
             try:
-                number = fence.number_of(GUARDED)
+                number = numbers.number_of(GUARDED)
                 assert number is not None  # noqa: S101 - for mypy
                 standing.set(number, {owner.stat().st_ino}, refuse=True)
                 standing.refuse_for(600)

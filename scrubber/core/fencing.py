@@ -16,22 +16,6 @@ class OpenTo(Enum):
     ALL = "all"
 
 
-class NodeKind(Enum):
-    """What a device node leads to, with the number that the kernel has for it."""
-
-    BLOCK = 1
-    CHARACTER = 2
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNumber:
-    """The number of a device node. It is the same in each container, whatever the name of the node is."""
-
-    kind: NodeKind
-    major: int
-    minor: int
-
-
 @dataclass(frozen=True, slots=True)
 class Pod:
     """The containers of this pod may."""

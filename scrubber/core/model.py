@@ -169,6 +169,22 @@ class DeviceInfo:
         return device_name(self.index, self.slice)
 
 
+class NodeKind(Enum):
+    """What a device node leads to, with the number that the kernel has for it."""
+
+    BLOCK = 1
+    CHARACTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNumber:
+    """The number of a device node. It is the same in each container, whatever the name of the node is."""
+
+    kind: NodeKind
+    major: int
+    minor: int
+
+
 CONTAINER = "container:"  # prefix for the id of a container that is in no pod
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.fencing import DeviceNumber
 from scrubber.core.measurements import Scratched, Tested
-from scrubber.core.model import DeviceInfo, Findings, Holder, Vitals
+from scrubber.core.model import DeviceInfo, DeviceNumber, Findings, Holder, Vitals
 from scrubber.core.witness import Testimony
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total

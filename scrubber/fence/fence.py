@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import struct
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -16,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scrubber.core.fencing import DeviceNumber, NodeKind
+from scrubber.core.model import DeviceNumber
 from scrubber.fence import kernel, program
 from scrubber.fence.instructions import assemble
 from scrubber.fence.kernel import Attached, Map
@@ -30,18 +29,6 @@ _PRESENT = bytes(4)
 
 class FenceError(Exception):
     """The fence cannot stand here. The message says what is missing, for operators."""
-
-
-def number_of(node: Path) -> DeviceNumber | None:
-    """The number of a device node; None if it is something else. Raises OSError."""
-    status = node.stat()
-    if stat.S_ISCHR(status.st_mode):
-        kind = NodeKind.CHARACTER
-    elif stat.S_ISBLK(status.st_mode):
-        kind = NodeKind.BLOCK
-    else:
-        return None
-    return DeviceNumber(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
 
 
 @dataclass(frozen=True, slots=True)

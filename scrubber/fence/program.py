@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from scrubber.core.fencing import DeviceNumber, NodeKind
+from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.fence.instructions import (
     R0,
     R1,

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scrubber.core.fencing import DeviceNumber
+from scrubber.core.model import DeviceNumber
 from scrubber.fence import program
 from scrubber.fence.program import QUESTION, RING_BYTES
 

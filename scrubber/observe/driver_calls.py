@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from scrubber.core.fencing import DeviceNumber
-from scrubber.core.model import DeviceInfo, Incarnation
+from scrubber.core.model import DeviceInfo, DeviceNumber, Incarnation
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
 from scrubber.devices.calls import Caller

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from ground import log, process_names
 from scrubber.core import fencing
-from scrubber.core.fencing import DeviceNumber, OpenTo, Pod
-from scrubber.core.model import Holder
+from scrubber.core.fencing import OpenTo, Pod
+from scrubber.core.model import DeviceNumber, Holder
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Missed, Testimony
 from scrubber.fence.fence import Fence

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core.fencing import DeviceNumber, NodeKind
+from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence, FenceError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.fence import fence, kernel, program
+from scrubber.fence import fence, kernel, numbers, program
 from scrubber.fence.fence import Counts, Fence, FenceError
 from scrubber.fence.instructions import R0, assemble, end, load_map, put
 from tests.fence.conftest import FULL, OPENS, identity, made_group, run
@@ -126,7 +126,7 @@ def test_without_a_renewal_none_is_refused(standing: Fence, owner: Path, foreign
 BUILDS = """
 import os, sys, signal
 from pathlib import Path
-from scrubber.core.fencing import DeviceNumber, NodeKind
+from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.fence.fence import Fence
 standing = Fence(Path(sys.argv[1]))
 standing.set(DeviceNumber(NodeKind.CHARACTER, 1, 7), {int(sys.argv[2])}, refuse=True)
@@ -233,6 +233,6 @@ def test_without_the_root_of_cgroup_v2_there_is_no_fence(tmp_path: Path) -> None
 
 
 def test_a_file_has_no_number(tmp_path: Path) -> None:
-    assert fence.number_of(Path("/dev/full")) == FULL
+    assert numbers.number_of(Path("/dev/full")) == FULL
     (tmp_path / "file").touch()
-    assert fence.number_of(tmp_path / "file") is None
+    assert numbers.number_of(tmp_path / "file") is None

@@ -225,7 +225,7 @@ PLANTED = [
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),
     Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.withheld:", "if False:", tests=IN_OFFERING),
-    Mutant(TENANT_REQUESTS, "except Exception:", "except BaseException:", tests=IN_OFFERS),
+    Mutant(TENANT_REQUESTS, "except Exception as error:", "except BaseException as error:", tests=IN_OFFERS),
     Mutant(TENANT_REQUESTS, "await self._until_writable(request, error)", "raise", tests=IN_OFFERS),
     Mutant(OFFERING, "if facts.blocked and", "if False and", tests=IN_OFFERING),
     Mutant(

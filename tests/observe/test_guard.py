@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core.fencing import DeviceNumber, NodeKind
-from scrubber.core.model import Holder
+from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Missed
 from scrubber.fence import fence

@@ -16,8 +16,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar
 
-from scrubber.core.fencing import DeviceNumber
-from scrubber.core.model import AilmentKind, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
+from scrubber.core.model import AilmentKind, DeviceInfo, DeviceNumber, Holder, Moment, Sign, Step, Vitals, Xid
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import UnresponsiveError

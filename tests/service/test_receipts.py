@@ -53,7 +53,7 @@ async def begun(world, directory):
     await world.start()
     files = TenantFiles(directory / "receipts", b"secret")
     files.reconcile(world.life.ledger.records.values())
-    world.context.tenant_files, world.life.ledger.witness = files, Follower(files)
+    world.context.tenant_files, world.life.ledger.notary = files, Follower(files)
 
 
 def content(directory):

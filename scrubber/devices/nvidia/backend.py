@@ -10,8 +10,7 @@ from pathlib import Path
 import pynvml
 
 from ground.documents import strict_json
-from scrubber.core.fencing import DeviceNumber, NodeKind
-from scrubber.core.model import DeviceInfo, Sign, Vitals
+from scrubber.core.model import DeviceInfo, DeviceNumber, NodeKind, Sign, Vitals
 from scrubber.core.witness import NoWitness, Testimony
 from scrubber.cuda import cupy_loading
 from scrubber.cuda.images import image_for

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.core.fencing import DeviceNumber, NodeKind
-from scrubber.core.model import MemoryManager
+from scrubber.core.model import DeviceNumber, MemoryManager, NodeKind
 from scrubber.devices.base import DeviceError
-from scrubber.fence.fence import number_of
+from scrubber.fence.numbers import number_of
 
 NAME = "nvidia"  # the name of the backend
 MAJOR = 195  # of /dev/nvidiaN, whose minor number is N: fixed in the driver (NV_MAJOR_DEVICE_NUMBER)

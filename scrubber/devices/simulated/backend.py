@@ -17,8 +17,7 @@ from pathlib import Path
 from asyncinotify import Inotify, Mask
 
 from ground import log
-from scrubber.core.fencing import DeviceNumber
-from scrubber.core.model import DeviceInfo, Vitals
+from scrubber.core.model import DeviceInfo, DeviceNumber, Vitals
 from scrubber.core.witness import FILES, Counted, Missed, Testimony
 from scrubber.devices import shortage
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings

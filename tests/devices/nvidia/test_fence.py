@@ -11,8 +11,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import proof
-from scrubber.core.fencing import DeviceNumber, NodeKind
-from scrubber.core.model import Facts, Incarnation
+from scrubber.core.model import DeviceNumber, Facts, Incarnation, NodeKind
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted
 from scrubber.devices.nvidia.backend import Nvidia
