@@ -338,7 +338,8 @@ def test_no_gpu_is_handed_out_while_its_watch_fails(service):
     assert refused.value.reason is Reason.SHORTAGE
     assert device(service).witness.startswith("not known: the scrub service cannot watch its memory")
     raised = "echo 128 > /proc/sys/user/max_inotify_instances"
-    subprocess.run(["nsenter", "-U", "-t", str(service.process.pid), "sh", "-c", raised], check=True)
+    inside = ["nsenter", "--preserve-credentials", "-U", "-t", str(service.process.pid)]
+    subprocess.run([*inside, "sh", "-c", raised], check=True)
     shown = service.settled(0, "clean")
     assert (shown.witness, shown.receipt.witness) == ("watch on files", "watch on files")
 
