@@ -256,8 +256,9 @@ def _guard(
             fence.take_down(root)
             return None
         pods_of = Containers(PROC, namespace, config.host_root / "sys/fs/cgroup")
-        look = Look(processes.process, partial(pods_of.unified_groups, root=root), bystanders)
-        own = _own_group(root, namespace)
+        process = processes.process if namespace is None else _unseen  # the kernel names processes as the node does
+        look = Look(process, partial(pods_of.unified_groups, root=root), bystanders)
+        own = _own_group(root)
         guard = Guard(Fence(root), own, look)
     except FenceError as error:
         if config.fence is not FenceMode.OFF:
@@ -267,18 +268,23 @@ def _guard(
     return guard
 
 
-def _own_group(root: Path, namespace: int | None) -> int:
-    """The control group of this service and of its workers; FenceError if it may also be that of others."""
-    if namespace is not None:
-        raise FenceError("cannot fence the GPUs: with --sight=namespace, the kernel names other processes than we see")
+_SERVICE = "autoclave"  # the control group of a service that was started without one of its own
+
+
+def _unseen(_pid: int) -> tuple[Holder, ...]:
+    return ()
+
+
+def _own_group(root: Path) -> int:
+    """The control group of this service and of its workers, and of nobody else."""
     try:
         alone = (root / "cgroup.controllers").read_text().strip() != ""  # otherwise pods are in groups of version 1
         own = cgroups.own_group(root) if alone else None
         if own is None or own.samefile(root) or own.name.startswith("session-"):
-            raise FenceError("cannot fence the GPUs: this service has no control group of version 2 of its own")
+            own = cgroups.move_to(root / _SERVICE)
         return own.stat().st_ino
     except OSError as error:
-        raise FenceError(f"cannot fence the GPUs: cannot read the control groups: {error.strerror}") from error
+        raise FenceError(f"cannot fence the GPUs: cannot use the control groups: {error.strerror}") from error
 
 
 def build_pool(config: ScrubberConfig) -> WorkerPool:

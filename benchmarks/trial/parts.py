@@ -37,10 +37,11 @@ class Kind:
 
 
 PARTS = {
-    "imports": Kind("imports", 30),
+    "imports": Kind("imports", 15),
     "launches": Kind("launches", 15),
     "nvml": Kind("beliefs", 15),
     "opens": Kind("opens", 20, held=False),
+    "fence": Kind("fence", 30),
     "clear": Kind("proof", 15),
     "service": Kind("service", 50, held=False),  # it opens the node itself, and keeps it open
     "pods": Kind("pods", 40, held=False),  # the same
@@ -49,13 +50,13 @@ PARTS = {
     "scratch": Kind("chip", 20),
     "passes": Kind("passes", 15),
     "dram": Kind("dram", 15),
-    "timeline": Kind("start", 25),
+    "timeline": Kind("start", 20),
     "ahead": Kind("ahead", 20),
-    "one worker": Kind("job", 25),
+    "one worker": Kind("job", 20),
     "tests": Kind("checks", 30),
     "allocations": Kind("allocations", 15),
     "exits": Kind("exits", 15),
-    "ramp": Kind("ramp", 35),
+    "ramp": Kind("ramp", 30),
     "flips": Kind("flips", 20),
     "traps": Kind("traps", 10),
     "self-test": Kind("chip", 25, "tested"),

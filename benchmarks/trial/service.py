@@ -38,7 +38,9 @@ PAUSE = 0.02  # seconds between two checks for the socket
 _PARTS = "a worker with context 0.3 to 0.8 s, four passes 0.12 s, memory given back up to 1 s, observations"
 FIRST = Question("from the service's first answer to the first receipt", 600, 8000, "ms", f"zygote and CuPy; {_PARTS}")
 SCRUB = Question("autoclave scrub, from the command to its end", 600, 4000, "ms", f"start of Python 0.2 s; {_PARTS}")
-JOBS, SHORT_USES = 3, 5
+AGAIN = Question("scrubs of a clean GPU after SIGKILL and a new start", 0, 0, "", "the kernel has counted: nobody")
+USED_MEANWHILE = Question("the same, if somebody used it meanwhile", 1, 1, "", "the kernel has counted: somebody")
+JOBS, SHORT_USES = 3, 10
 NOTICED_WITHIN = 3.0  # seconds: a round of the service is two
 # Of a process that opens the GPU as a worker does: it fills all memory, or none.
 USE = """
@@ -53,7 +55,7 @@ NEXT_JOB = Question("acquire at once after the release of a full GPU", 400, 4000
 RESIDUE = Question(
     "bytes that a job had left, as the receipt says", 0, 2**26, "bytes", "the driver clears freed memory"
 )
-NOTICED = Question("short uses of a clean GPU that were noticed", 20, 100, "%", "open for 0.6 s; a look every 2 s")
+NOTICED = Question("short uses of a clean GPU that were noticed", 100, 100, "%", "the kernel counts each open")
 
 
 def measure(where: Where) -> Iterator[Measured]:
@@ -63,18 +65,41 @@ def measure(where: Where) -> Iterator[Measured]:
     if (refused := pidfd_refused()) is not None:
         raise NotDone(f"{refused}, so the service can hold no worker: no scrub by the service is proved here")
     others = others_held(where)
-    with others, TemporaryDirectory(prefix="ac-", dir="/tmp") as place, _service(Path(place), where) as ask:
-        began = time.perf_counter()
-        first = _scrubbed(ask, where)
-        until_clean = time.perf_counter() - began
-        yield FIRST.answered(1000 * until_clean, note=first)
-        walls = [_timed(lambda: _scrubbed(ask, where)) for _ in rounds(min(SCRUBS, where.rounds), where.ends)]
-        yield SCRUB.answered(*(1000 * it for it in walls))
-        receipts = _receipts(ask, where.uuid)
-        yield from _steps(receipts[-len(walls) :])
-        yield from _of_receipt(receipts[-1])
-        yield from _jobs(ask, where)
-        yield from _short_uses(ask, where)
+    with others, TemporaryDirectory(prefix="ac-", dir="/tmp") as place:
+        directory = Path(place)
+        with _service(directory, where, by_force=True) as ask:
+            yield from _asked_for(ask, where)
+        yield from _started_again(directory, where)
+
+
+def _asked_for(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
+    began = time.perf_counter()
+    first = _scrubbed(ask, where)
+    until_clean = time.perf_counter() - began
+    yield FIRST.answered(1000 * until_clean, note=first)
+    walls = [_timed(lambda: _scrubbed(ask, where)) for _ in rounds(min(SCRUBS, where.rounds), where.ends)]
+    yield SCRUB.answered(*(1000 * it for it in walls))
+    receipts = _receipts(ask, where.uuid)
+    yield from _steps(receipts[-len(walls) :])
+    yield from _of_receipt(receipts[-1])
+    yield from _jobs(ask, where)
+    yield from _short_uses(ask, where)
+    ask("wait", where.uuid, "--timeout", "20s")
+
+
+def _started_again(directory: Path, where: Where) -> Iterator[Measured]:
+    """The GPU was clean when the service was killed: it is scrubbed again only if somebody has used it meanwhile."""
+    with _service(directory, where, by_force=True) as ask:
+        before = len(_receipts(ask, where.uuid))
+        took = _timed(partial(ask, "wait", where.uuid, "--timeout", "60s"))
+        scrubs = len(_receipts(ask, where.uuid)) - before
+    yield AGAIN.answered(scrubs, note=f"clean {took:.2g} s after the first answer")
+    output_of([sys.executable, "-c", USE, "none"], where=where)
+    with _service(directory, where) as ask:
+        ask("wait", where.uuid, "--timeout", "60s")
+        time.sleep(NOTICED_WITHIN)
+        ask("wait", where.uuid, "--timeout", "60s")
+        yield USED_MEANWHILE.answered(len(_receipts(ask, where.uuid)) - before - scrubs)
 
 
 def _jobs(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
@@ -156,15 +181,19 @@ def _timed(deed: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
-    """The service while it runs; yields a function that runs a verb and returns what it prints."""
+def _service(directory: Path, where: Where, *, by_force: bool = False) -> Iterator[Callable[..., str]]:
+    """The service while it runs; yields a function that runs a verb and returns what it prints.
+
+    ``by_force``: it ends by SIGKILL.
+    """
     policy_file, run = directory / "policy.yaml", directory / "run"
     policy_file.write_text(policy(where))
     words = [str(word) for flag in flags(where, directory, run, policy_file).items() for word in flag]
     evidence = Path(where.evidence)
     evidence.mkdir(parents=True, exist_ok=True)
     log = evidence / "service.log"
-    with log.open("w") as errors:
+    (run / "admin.sock").unlink(missing_ok=True)  # of a service that was killed
+    with log.open("a") as errors:
         service = subprocess.Popen([*_AUTOCLAVE, "scrubber", *words], stderr=errors)
     try:
         _wait_for(service, run / "admin.sock", log)
@@ -173,6 +202,8 @@ def _service(directory: Path, where: Where) -> Iterator[Callable[..., str]]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a part that is late has been told so, and saves what it has
         _save(evidence / "status.json", run, "status", "-o", "json")
         _save(evidence / "ledger.jsonl", run, "ledger", "export", "--state-dir", str(directory / "state"))
+        if by_force:
+            service.kill()
         service.terminate()
         try:
             service.wait(STOPS_WITHIN)
@@ -192,6 +223,7 @@ def flags(where: Where, directory: Path, run: Path, policy_file: Path) -> dict[s
         "--gate-cdi-dir": directory,  # without a gate, the service takes that of this directory off
         "--host-root": where.root,
         "--sight": "namespace",
+        "--fence": "watch",
         "--log-format": "json",
     }
 

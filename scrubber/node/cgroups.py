@@ -216,6 +216,13 @@ def own_group(root: Path, proc: Path = Path("/proc")) -> Path | None:
     return None
 
 
+def move_to(group: Path) -> Path:
+    """Move this process into a control group of version 2, which is made if it is not there. Raises OSError."""
+    group.mkdir(exist_ok=True)
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    return group
+
+
 class _EndingError(BlindError):
     """The process is ending and no longer shows its control group."""
 
