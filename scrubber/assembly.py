@@ -268,7 +268,7 @@ def _guard(
     return guard
 
 
-_SERVICE = "autoclave"  # the control group of a service that was started without one of its own
+_OWN = "autoclave"  # the control group of a service, below the one that it was started in
 
 
 def _unseen(_pid: int) -> tuple[Holder, ...]:
@@ -276,15 +276,15 @@ def _unseen(_pid: int) -> tuple[Holder, ...]:
 
 
 def _own_group(root: Path) -> int:
-    """The control group of this service and of its workers, and of nobody else."""
+    """The control group of this service and of its workers, and of nobody else: not of who started it."""
     try:
-        alone = (root / "cgroup.controllers").read_text().strip() != ""  # otherwise pods are in groups of version 1
-        own = cgroups.own_group(root) if alone else None
-        if own is None or own.samefile(root) or own.name.startswith("session-"):
-            own = cgroups.move_to(root / _SERVICE)
+        started_in = cgroups.own_group(root)
+        if started_in is None:
+            raise FenceError("cannot fence the GPUs: the control group of this service is not to be found")
+        own = started_in if started_in.name == _OWN else cgroups.move_to(started_in / _OWN)
         return own.stat().st_ino
     except OSError as error:
-        raise FenceError(f"cannot fence the GPUs: cannot use the control groups: {error.strerror}") from error
+        raise FenceError(f"cannot fence the GPUs: cannot make a control group: {error.strerror}") from error
 
 
 def build_pool(config: ScrubberConfig) -> WorkerPool:

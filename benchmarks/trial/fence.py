@@ -53,7 +53,7 @@ def ask(name, *arguments):
         return None
     found.append([name, 0, str(value)[:60]])
     return value
-ask("nvmlInit_v2")
+ask("nvmlInit")
 count = ask("nvmlDeviceGetCount")
 gpu = ask("nvmlDeviceGetHandleByIndex", 0) if count else None
 if gpu is not None:
