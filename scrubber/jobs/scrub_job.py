@@ -104,6 +104,7 @@ class ScrubJob:
         self.progressed: float | None = None  # the uptime of the last progress of a step that counts its bytes
         self.receipt: Receipt | None = None
         self.why = "it was cancelled"  # why the device is not clean; replaced when the job runs to its end
+        self.used_in_passing = False  # it failed because a process has used the device, which has left again
         self.finished = asyncio.Event()
         self._context = context
         self._policy = device_policy.policy
@@ -439,6 +440,7 @@ class ScrubJob:
         await self._append(None, *events)
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
+        self.used_in_passing = isinstance(event, ev.ScrubFailed) and event.unnamed
         return not isinstance(event, ev.Escalated)
 
     async def _last_vitals(self) -> tuple[Vitals | None, Veto | None]:

@@ -116,7 +116,7 @@ class TenantRequests:
         self, request: Request, *, announced: bool, exclusive: bool, owner: str
     ) -> dict[str, GrantedDevice]:
         decision = partial(self._acquire_decision, request, announced=announced, exclusive=exclusive, owner=owner)
-        joined: set[str] = set()
+        joined: dict[str, ScrubJob] = {}
         while True:
             try:
                 async with self._locked(request):
@@ -133,7 +133,7 @@ class TenantRequests:
             except LedgerUnavailable as error:
                 await self._until_writable(request, error)
                 continue
-            joined |= {job.device for job in running}
+            joined |= {job.device: job for job in running}
             await self._wait(request, running)
 
     async def start(
@@ -155,7 +155,7 @@ class TenantRequests:
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
         """
         request = self._request(Action.START_ON, devices, op, within)
-        joined: set[str] = set()
+        joined: dict[str, ScrubJob] = {}
         starting_pod = owner
         rounds = 0
         while rounds < MAX_ROUNDS:
@@ -182,8 +182,9 @@ class TenantRequests:
                         owner=claim,
                     )  # fmt: skip
                 running = await self._start_jobs(request, replies)
-            joined -= request.waits.keys()  # it passed, and another pod was first
-            joined |= {job.device for job in running}
+            for device in request.waits:  # its scrub passed, and another pod was first
+                joined.pop(device, None)
+            joined |= {job.device: job for job in running}
             await self._wait(request, running)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
@@ -215,7 +216,7 @@ class TenantRequests:
         context = self._context
         async with self._locked(request):
             replies = await self._answer_all(request, partial(self._release_answer, request.op, owner))
-            _raise_refusals(replies, set(), request.action)
+            _raise_refusals(replies, {}, request.action)
             released = [
                 (device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.RecordFirst)
             ]
@@ -526,10 +527,13 @@ def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
     )
 
 
-def _raise_refusals(replies: Mapping[str, Answer], joined: set[str], action: Action) -> None:
-    """Raise if one device is refused, or still needs a scrub after this request waited for its job (``joined``)."""
+def _raise_refusals(replies: Mapping[str, Answer], joined: Mapping[str, ScrubJob], action: Action) -> None:
+    """Raise if one device is refused, or if its scrub, for which this request has waited (``joined``), has failed.
+
+    A scrub that somebody has disturbed in passing is made again: the request goes on waiting.
+    """
     for device, answer in replies.items():
         if isinstance(answer, answers.Refuse):
             raise Refused(answer.reason, answer.message)
-        if isinstance(answer, answers.Scrub) and device in joined:
+        if isinstance(answer, answers.Scrub) and device in joined and not joined[device].used_in_passing:
             raise NotReady(Reason.SCRUB_FAILED, f"cannot {action.value} {device}: its scrub failed")

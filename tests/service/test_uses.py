@@ -124,6 +124,19 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
     assert job.receipt is not None
 
 
+async def test_a_request_waits_for_another_scrub_after_a_use_in_passing(begin):
+    """A monitoring tool that opens the device for a moment must not fail the pod that waits for it."""
+    world = await unobserved(begin)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.tenant_requests.distrust(device, "a test")
+    waiting = asyncio.create_task(world.acquire("pod", device))
+    await at_step(world, device, Step.VERIFY)
+    world.node.leave(world.intrude(device))
+    assert len(await waiting) == 1
+    assert scrubs(world, device) == passed + 1
+    assert len(rows(world, ev.ScrubFailed, device)) == 1
+
+
 async def test_a_witness_that_cannot_answer_ends_the_proof(begin):
     """It may have missed a use. Nobody gets the device meanwhile, and the sentence says what to do."""
     world = await unobserved(begin)
