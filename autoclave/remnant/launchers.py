@@ -6,14 +6,17 @@ A container reads its order from stdin and answers on stdout, so that a command 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from autoclave.remnant.model import Ending
 
 PROGRAM = ("-P", "-m", "autoclave.remnant.tenant")
+_CHECKOUT = str(Path(__file__).parents[2])  # where this package lies, also if it was not installed
 IN_IMAGE = "/opt/autoclave/bin/python"
 STARTS_WITHIN = 600  # seconds until a container runs: its image may have to come first
 LOADS_WITHIN = 120  # seconds, of the program alone
@@ -88,7 +91,9 @@ class Pod:
 
 def local() -> Launcher:
     """Two processes of this machine."""
-    return Launcher(lambda _name: [sys.executable, *PROGRAM], starts_within=LOADS_WITHIN)
+    found_in = os.pathsep.join([_CHECKOUT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = ["env", f"PYTHONPATH={found_in}", sys.executable, *PROGRAM]
+    return Launcher(lambda _name: command, starts_within=LOADS_WITHIN)
 
 
 def docker(image: str, uuid: str) -> Launcher:

@@ -529,3 +529,9 @@ def test_a_round_counts_only_on_one_gpu(bench, commands) -> None:
 def test_a_flag_that_says_nothing_is_refused(bench, commands, flags, why) -> None:
     run = elsewhere(bench, commands, *flags)
     assert (run.returncode, why in run.stderr, bench.to.exists()) == (2, True, False), run.stderr
+
+
+def test_a_checkout_that_is_not_installed_runs_its_containers() -> None:
+    command = launchers.local().start("")
+    python = command.index(sys.executable)
+    subprocess.run([*command[: python + 1], "-S", "-P", "-c", "import autoclave.remnant"], check=True, cwd="/")
