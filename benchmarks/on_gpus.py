@@ -23,6 +23,7 @@ NOT_MEASURED = "not measured"
 SOON, LATE = "a pod right after a pod that filled the memory", "a pod that gets a clean GPU"
 FORK, WORKER = "a fork of a process that has loaded CuPy", "warm zygote"
 BACK = "memory that another process had written and given back, immediately"
+SHORT_USES = "short uses of a clean GPU that were noticed"
 FOUND = "bytes that are not zero in the memory that a pod finds"
 
 
@@ -148,6 +149,39 @@ TABLES = {
             "a process that is killed: NVML's used, from its end until at the baseline",
         ),
     ),
+    "fence": (
+        Row(
+            "an open and close of the GPU's node without a fence",
+            "fence",
+            "an open and close of the node without a fence",
+        ),
+        Row("more for its owner, behind a fence", "fence", "more for its owner, for each open and close"),
+        Row("more for another process, which is counted", "fence", "more for others that are counted"),
+        Row(
+            "short uses by others that were counted: the node opened, NVML, a context",
+            "fence",
+            "short uses by others that were counted",
+        ),
+        Row("CUDA's status for a refused process", "fence", "CUDA's status for a refused program"),
+        Row("the same, with the node open by inheritance", "fence", "the same, with the node open by inheritance"),
+        Row(
+            "NVML's status for a refused process: it lists no GPU",
+            "fence",
+            "NVML's first status that is not 0, refused",
+        ),
+        Row(
+            "CUDA's status for a process that had a context before it was shut out",
+            "fence",
+            "a program with a context, shut out later: its next allocation and kernel",
+        ),
+        Row("short uses of a clean GPU that the service noticed", "service", SHORT_USES),
+        Row(
+            "scrubs of a clean GPU after SIGKILL of the service and a new start",
+            "service",
+            "scrubs of a clean GPU after SIGKILL and a new start",
+        ),
+        Row("the same, if a process used it meanwhile", "service", "the same, if somebody used it meanwhile"),
+    ),
     "choices": (
         Row(
             "three passes: zeros are not read back",
@@ -227,6 +261,18 @@ of about a second ([limits](../threat-model.md#what-is-noticed-late-or-not-at-al
 A kernel that traps gave CUDA's status 719 and one XID 43, and the next process found a sound GPU. A process that was
 killed inside a kernel that does not end gave no XID, and the driver reported no load afterwards. While a process held
 all memory, nobody else could make a context: CUDA's status 2, out of memory.
+
+## Behind the fence
+
+The [fence](../nvidia.md#who-opens-a-gpu-the-fence) stood below a control group of the trial's own. What a process costs
+is the fastest round of 50 opens.
+
+{fence}
+
+A process that is refused the node sees no GPU: `cuInit` says "no CUDA-capable device is detected", NVML lists none,
+`nvidia-smi` prints "No devices were found" and ends with status 6, PyTorch says "No CUDA GPUs are available". A context
+that was made before goes on. A monitor on these machines runs `nvidia-smi` every ten seconds: each run is a short use,
+unless its program or its unit is named in the policy.
 
 ## Fewer passes
 
@@ -319,7 +365,7 @@ def short_uses(directory: Path) -> str:
         for file in CARDS.values()
         for part in Records(directory / f"{file}.jsonl").parts()
         for figure in part.figures
-        if figure.what == "short uses of a clean GPU that were noticed"
+        if figure.what == SHORT_USES
     ]
     noticed, uses = map(sum, zip(*told, strict=True))
     return f"{noticed} of {uses} uses"

@@ -145,6 +145,7 @@ def test_a_fence_outlives_its_maker_and_is_found_again(group: Path, owner: Path,
         assert counts is not None
         assert counts.refused > 0
         found.set(FULL, {identity(foreign)}, refuse=True)  # the owner of an earlier life is removed
+        assert found.counts(FULL) == counts
     finally:
         found.close()
     assert (run(owner, OPENS), run(foreign, OPENS)) == ("refused", "opened")

@@ -140,8 +140,19 @@ IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to
 SHORT_USES, IN_SHORT_USES = "scrubber/core/short_uses.py", "tests/core/test_short_uses.py"
 IN_NOTE, IN_POLICY = "tests/receipts/test_note.py", "tests/test_policy.py::test_a_policy_in_force_is_kept_already"
 TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
+FENCING, IN_FENCING = "scrubber/core/fencing.py", "tests/core/test_fencing.py"
+FENCE, IN_FENCE, IN_GUARD = "scrubber/fence/fence.py", "tests/fence/test_fence.py", "tests/observe/test_guard.py"
+GUARD = "scrubber/observe/guard.py"
 CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known"
 PLANTED = [
+    Mutant(FENCING, "return OpenTo.SERVICE if announced else OpenTo.ALL", "return OpenTo.ALL", tests=IN_FENCING),
+    Mutant(FENCING, "State.DIRTY | State.SCRUBBING", "State.SCRUBBING", tests=IN_FENCING),
+    Mutant(FENCING, "alone = not owner.crowded and", "alone =", tests=IN_FENCING),
+    Mutant(FENCE, "self._members.remove(key + _TIME.pack(group))", "pass", tests=IN_FENCE),
+    Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),
+    Mutant(FENCE, "kernel.bind(loaded, descriptors[program.PROOFS])", "pass", tests=IN_GUARD),
+    Mutant(GUARD, "holder.started > question.uptime - _TICK", "False", tests=IN_GUARD),
+    Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),
     Mutant("scrubber/cuda/chip.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
     Mutant("scrubber/cuda/chip.py", "(10, 3): (TENSOR,)", "(10, 3): ()", tests=CHIP),
     Mutant(VERDICT, "scratch.findings.units_left if scratch", "() if scratch", tests=IN_VERDICT),
@@ -424,8 +435,8 @@ def test_every_excused_mutant_still_exists():
 def test_a_mutant_turns_the_tests_red(judge, tree, mutant):
     if mutant.tests == WRITTEN and (lack := emulation.missing(FORM)):
         pytest.skip(lack)
-    if mutant.tests == IN_ROUNDS and not ENTERS:
-        pytest.skip("takes root, to make a pid namespace")
+    if mutant.tests in (IN_ROUNDS, IN_FENCE, IN_GUARD) and not ENTERS:
+        pytest.skip("takes root, to make a pid namespace or a control group")
     with mutant.planted(tree):
         ended, output = judge.judges(mutant)
     assert ended in RED, f"{mutant} survived:\n{output}"
