@@ -251,14 +251,14 @@ def _guard(
     Simulated GPUs have none: they are files, without a number.
     """
     try:
-        root = fence.root()
+        root = config.cgroup_root or fence.root()
         if config.fence is FenceMode.OFF:
             fence.take_down(root)
             return None
         pods_of = Containers(PROC, namespace, config.host_root / "sys/fs/cgroup")
         process = processes.process if namespace is None else _unseen  # the kernel names processes as the node does
         look = Look(process, partial(pods_of.unified_groups, root=root), bystanders)
-        own = _own_group(root)
+        own = _own_group(config.cgroup_root)
         guard = Guard(Fence(root), own, look)
     except FenceError as error:
         if config.fence is not FenceMode.OFF:
@@ -275,12 +275,17 @@ def _unseen(_pid: int) -> tuple[Holder, ...]:
     return ()
 
 
-def _own_group(root: Path) -> int:
-    """The control group of this service and of its workers, and of nobody else: not of who started it."""
+def _own_group(below: Path | None) -> int:
+    """The control group of this service and of its workers, and of nobody else: not of who started it.
+
+    ``below``: where it must be, also if this service was started elsewhere.
+    """
     try:
-        started_in = cgroups.own_group(root)
+        started_in = cgroups.own_group(fence.root())
         if started_in is None:
             raise FenceError("cannot fence the GPUs: the control group of this service is not to be found")
+        if below is not None and not started_in.is_relative_to(below):
+            started_in = below
         own = started_in if started_in.name == _OWN else cgroups.move_to(started_in / _OWN)
         return own.stat().st_ino
     except OSError as error:

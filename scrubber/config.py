@@ -107,6 +107,9 @@ class ScrubberConfig:
     fence: FenceMode = FenceMode.OFF
     """Whether the kernel counts who opens a GPU that was not given to it. Off also removes a fence that stands."""
 
+    cgroup_root: Path | None = None
+    """The control group of version 2 below which the fence stands; None: the root of all groups of the node."""
+
     @property
     def simulation(self) -> Path:
         """The directory of the simulated GPUs."""

@@ -87,6 +87,12 @@ def _request_timeout(text: str) -> float:
     help="Whether the kernel counts who opens a GPU that was not given to it; off also removes a fence that stands.",
 )
 @click.option(
+    "--cgroup-root",
+    type=options.PATH,
+    show_default="the root of the node",
+    help="The control group of version 2 below which the fence stands: it does not see processes outside. For trials.",
+)
+@click.option(
     "--evidence-rows", type=options.IntRange(0), default=200_000, metavar="N",
     help="How many events of the ledger to keep beside those of the latest scrubs.",
 )  # fmt: skip
