@@ -41,9 +41,13 @@ class Attached:
 
 
 def _bpf(command: int, attributes: bytes) -> int:
+    return _asked(command, ctypes.create_string_buffer(attributes, _ATTRIBUTES))
+
+
+def _asked(command: int, block: ctypes.Array[ctypes.c_char]) -> int:
+    """The answer of a command, which may also write into the block."""
     if _CALL is None:
         raise UnavailableError(f"no number of bpf(2) is known for {os.uname().machine}")
-    block = ctypes.create_string_buffer(attributes, _ATTRIBUTES)
     answer = int(_libc.syscall(_CALL, command, block, _ATTRIBUTES))
     if answer < 0:
         number = ctypes.get_errno()
@@ -146,11 +150,7 @@ def attached(group: int) -> list[Attached]:
     ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
     block = struct.pack("<IIIIQI", group, _CGROUP_DEVICE_ATTACHMENT, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
     buffer = ctypes.create_string_buffer(block, _ATTRIBUTES)
-    if _CALL is None:
-        raise UnavailableError(f"no number of bpf(2) is known for {os.uname().machine}")
-    if _libc.syscall(_CALL, _QUERY, buffer, _ATTRIBUTES) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    _asked(_QUERY, buffer)
     (found,) = struct.unpack_from("<I", buffer, 24)
     return [described for described in map(_by_id, ids[:found]) if described is not None]
 
