@@ -286,7 +286,7 @@ def _own_group(below: Path | None) -> int:
             raise FenceError("cannot fence the GPUs: the control group of this service is not to be found")
         if below is not None and not started_in.is_relative_to(below):
             started_in = below
-        own = started_in if started_in.name == _OWN else cgroups.move_to(started_in / _OWN)
+        own = started_in if started_in.name == _OWN else cgroups.move_below(started_in, _OWN)
         return own.stat().st_ino
     except OSError as error:
         raise FenceError(f"cannot fence the GPUs: cannot make a control group: {error.strerror}") from error

@@ -11,6 +11,7 @@ scopes, never slices: so no pod is below a service or a scope, except that of a 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -216,11 +217,20 @@ def own_group(root: Path, proc: Path = Path("/proc")) -> Path | None:
     return None
 
 
-def move_to(group: Path) -> Path:
-    """Move this process into a control group of version 2, which is made if it is not there. Raises OSError."""
-    group.mkdir(exist_ok=True)
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-    return group
+def move_below(group: Path, name: str) -> Path:
+    """Move this process into a group of its own of this name. Raises OSError.
+
+    A container that sees its groups read-only has its group for itself already, and stays there.
+    """
+    own = group / name
+    try:
+        own.mkdir(exist_ok=True)
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return group
+    return own
 
 
 class _EndingError(BlindError):

@@ -69,6 +69,33 @@ def test_the_own_group_is_the_one_that_lists_this_process() -> None:
     assert str(os.getpid()) in (mine / "cgroup.procs").read_text().split()
 
 
+MOVES = """
+import os, sys
+from pathlib import Path
+from scrubber.node import cgroups
+print(cgroups.move_below(Path(sys.argv[1]), "own").name, Path("/proc/self/cgroup").read_text().rpartition("/")[2])
+"""
+
+
+@pytest.mark.parametrize(("read_only", "stays"), [(False, "own own\n"), (True, "started started\n")])
+def test_a_process_has_a_group_of_its_own(read_only: bool, stays: str) -> None:  # noqa: FBT001 - a parameter
+    root = roots().get("second")
+    try:
+        assert root is not None
+        (started := root / f"test-{os.getpid()}/started").mkdir(parents=True)
+    except (AssertionError, OSError) as error:
+        pytest.skip(f"takes root, and control groups of the second version: {error}")
+    enter = 'echo $$ > "$1/cgroup.procs"; [ -z "$2" ] || mount -o bind,ro "$1" "$1"; exec "$3" -c "$4" "$1"'
+    shell = ["unshare", "--mount", "sh", "-ec", enter, "sh"]
+    moved = subprocess.run(
+        [*shell, str(started), "ro" * read_only, sys.executable, MOVES], capture_output=True, text=True, check=False
+    )
+    for group in (started / "own", started, started.parent):
+        if group.exists():
+            group.rmdir()
+    assert moved.stdout.strip() == stays.strip(), moved.stderr
+
+
 def test_a_group_without_this_process_is_not_its_own(tmp_path: Path, monkeypatch) -> None:
     """As in a container, where the path of a process begins at the container's own group."""
     (tmp_path / "self").mkdir()
