@@ -162,8 +162,6 @@ _PLAIN: tuple[Callable[..., Any], ...] = (
     pynvml.nvmlDeviceGetSupportedEventTypes,
     pynvml.nvmlDeviceGetEccMode,
     pynvml.nvmlDeviceGetPersistenceMode,
-    pynvml.nvmlDeviceGetAccountingMode,
-    pynvml.nvmlDeviceGetAccountingPids,
     pynvml.nvmlDeviceGetComputeMode,
     pynvml.nvmlDeviceGetPowerManagementLimit,
     pynvml.nvmlDeviceGetPowerUsage,

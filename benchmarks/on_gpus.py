@@ -210,8 +210,8 @@ records of the trials. {trees}
 
 {held}
 
-Not tried on a GPU: MIG, several GPUs, a reset, changes of settings, the accounting mode, other generations and other
-drivers, a GPU that is sick, a real kubelet.
+Not tried on a GPU: MIG, several GPUs, a reset, changes of settings, other generations and other drivers, a GPU that
+is sick, a real kubelet.
 
 ## From one pod to the next
 
@@ -255,8 +255,8 @@ context {with_context} of the tenant's memory. That is not worth the millisecond
 
 The last four rows are of [`autoclave remnant`](../remnant.md). So on these GPUs, with this driver, no byte of an
 earlier process was found even without a scrub. Autoclave adds the proof, and refuses a GPU where this does not hold.
-Short uses are noticed by chance only while the accounting mode is off, as it was here: in these records, {short_uses}
-of about a second ([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
+Without the [fence](../nvidia.md#who-opens-a-gpu-the-fence), short uses are noticed by chance only: in these records,
+{short_uses} of about a second ([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
 
 A kernel that traps gave CUDA's status 719 and one XID 43, and the next process found a sound GPU. A process that was
 killed inside a kernel that does not end gave no XID, and the driver reported no load afterwards. While a process held

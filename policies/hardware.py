@@ -28,7 +28,6 @@ class Setting(Word):
 
     PERSISTENCE = "persistence"
     ECC = "ecc"
-    ACCOUNTING = "accounting"
     COMPUTE_MODE = "compute_mode"
     POWER_LIMIT = "power_limit"
     APPLICATION_CLOCKS = "application_clocks"
@@ -94,9 +93,6 @@ class SettingsPolicy(Model):
 
     ecc: bool | None = None
     """Whether the memory corrects errors (ECC). A change takes effect at the next reset."""
-
-    accounting: bool | None = None
-    """Whether the driver records statistics of processes (accounting mode). Without a value, it is switched on."""
 
     compute_mode: ComputeMode | None = None
     """How many programs may use the device at the same time."""

@@ -15,7 +15,7 @@ from autoclave.cli import human
 from ground.device_messages import state_words
 from ground.quantities import quantity
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Measurements
-from scrubber.core.witness import ACCOUNTS, FENCE, FILES
+from scrubber.core.witness import FENCE, FILES
 from scrubber.words import views
 
 EMPTY = "-"
@@ -50,7 +50,7 @@ WIDE = (
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
 STEPS = {"evict": "ending processes (evict)", "scratch": "memory on the chip (scratch)"}  # those that say too little
-_WITNESSES = {FENCE: "fence", FILES: "files", ACCOUNTS: "driver", "not known": "unknown"}  # short enough for a column
+_WITNESSES = {FENCE: "fence", FILES: "files", "not known": "unknown"}  # short enough for a column
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")

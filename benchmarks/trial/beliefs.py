@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from benchmarks import nvml
-from benchmarks.nvml_questions import TIMES, reads_only
+from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import Where
-from benchmarks.trial.figures import Measured, NotDone, Unproven, one, rounds
+from benchmarks.trial.figures import Measured, Unproven, one
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 
@@ -45,30 +38,6 @@ def measure(where: Where) -> Iterator[Measured]:
     yield from _idle_round(found["idle_round"])
     if errors := [f"{it['question']} {it['about']}: {it['why']}" for it in questions if it["answer"] == "error"]:
         raise Unproven(f"these questions end in an error: {'; '.join(errors)}")
-
-
-def accounts(where: Where) -> Iterator[Measured]:
-    """What the driver tells of a process that has ended, and what the question costs. Needs the accounting mode."""
-    library = Library()
-    with reads_only(), library.session() as nvml:
-        gpu = nvml.handle(where.uuid)
-        if nvml.ask_optional(pynvml.nvmlDeviceGetAccountingMode, gpu) != pynvml.NVML_FEATURE_ENABLED:
-            raise NotDone("the accounting mode is off or not supported; `nvidia-smi -am 1` switches it on")
-        times, before = [], []
-        for _ in rounds(TIMES, where.ends):
-            began = time.perf_counter()
-            before = nvml.ask(pynvml.nvmlDeviceGetAccountingPids, gpu)
-            times.append(1000 * (time.perf_counter() - began))
-        yield Measured("one question for the processes that have ended", tuple(times), "ms", f"{len(before)} listed")
-        command, about = [sys.executable, "-c", SHORT_USE], json.dumps(asdict(where))
-        user = subprocess.run(command, input=about, check=True, capture_output=True, text=True)
-        pid, used, ended = (*map(float, user.stdout.split()), time.perf_counter())
-        yield one("a process used the GPU", 1000 * used, "ms", "from its context to its end")
-        while int(pid) not in (listed := nvml.ask(pynvml.nvmlDeviceGetAccountingPids, gpu)):
-            if time.perf_counter() > ended + LISTED_WITHIN:
-                new = sorted({*listed} - {*before})
-                raise Unproven(f"{LISTED_WITHIN:g} s after its end the driver lists no process {pid:g}; new: {new}")
-        yield one("the driver lists it, by its pid here", 1000 * (time.perf_counter() - ended), "ms", "after its end")
 
 
 def _count(questions: list[dict[str, Any]], answer: str) -> int:

@@ -45,7 +45,6 @@ PARTS = {
     "clear": Kind("proof", 15),
     "service": Kind("service", 50, held=False),  # it opens the node itself, and keeps it open
     "pods": Kind("pods", 40, held=False),  # the same
-    "accounts": Kind("beliefs", 10, "accounts"),
     "faults": Kind("faults", 15),
     "scratch": Kind("chip", 20),
     "passes": Kind("passes", 15),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 FENCE = "fence in the kernel"
 FILES = "watch on files"
-ACCOUNTS = "accounting mode"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ It changes one device that is proven to have no holder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -110,11 +110,11 @@ class Uses(Protocol):
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """The processes that the driver lists as holders, also workers. The list may be incomplete."""
 
-    def witness(self, uuid: str, own: Collection[int]) -> Testimony:
+    def witness(self, uuid: str) -> Testimony:
         """How often other processes have used the device, up to now, and whether nothing was missed.
 
         A use counts at the latest when its process has left. The service's workers do not count, except those that were
-        killed. ``own``: the latest of them.
+        killed. Not asked where the fence guards the device.
         """
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:

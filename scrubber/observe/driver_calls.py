@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from scrubber.core.model import DeviceInfo, DeviceNumber, Incarnation
@@ -75,16 +75,16 @@ class DriverCalls:
         except DeviceError:  # it is of an earlier driver instance
             return frozenset()
 
-    def witness(self, uuid: str, own: Collection[int]) -> Testimony:
+    def witness(self, uuid: str) -> Testimony:
         """The fence, where it guards the device; else ``Backend.witness``."""
         said = self.guard.witness(uuid) if self.guard is not None else None
-        return said if said is not None else self.backend.witness(uuid, own)
+        return said if said is not None else self.backend.witness(uuid)
 
     def read_incarnation(self) -> Incarnation:
         """``incarnation``, asked in the thread of the caller."""
         return Incarnation(self._boot_id, self.backend.driver())
 
-    def is_used(self, uuid: str, own: Collection[int]) -> tuple[Incarnation, bool | None, Testimony | None]:
+    def is_used(self, uuid: str) -> tuple[Incarnation, bool | None, Testimony | None]:
         """The driver instance, whether the device has a holder, and ``Backend.witness``.
 
         During an orphaned reset it is not known whether the device has a holder, and no witness is asked.
@@ -92,15 +92,15 @@ class DriverCalls:
         incarnation = self.read_incarnation()
         if self.in_orphaned_reset(uuid):
             return incarnation, None, None
-        return incarnation, self.backend.has_holders(uuid), self.witness(uuid, own)
+        return incarnation, self.backend.has_holders(uuid), self.witness(uuid)
 
-    def listed(self, uuid: str, own: Collection[int], *, idle: bool) -> Listed:
+    def listed(self, uuid: str, *, idle: bool) -> Listed:
         """What the driver says of the holders of a device; ``idle``: it must also say that the device has none."""
         incarnation = self.read_incarnation()
         if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
             return Listed(incarnation, None)
         # The witness comes last: it counts a use that began and ended meanwhile.
-        return Listed(incarnation, self.backend.listed_holders(uuid), self.witness(uuid, own))
+        return Listed(incarnation, self.backend.listed_holders(uuid), self.witness(uuid))
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from typing import TypeVar
 
@@ -22,20 +20,12 @@ from scrubber.node import opens
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Listed, Shared
 
-LATEST_WORKERS = 64
-
 logger = log.get("observer")
 
 T = TypeVar("T")
 R = TypeVar("R")
 Holders = dict[str, tuple[Holder, ...] | None]
 IsBystander = Callable[[Holder], bool]
-
-
-class Later(Enum):
-    """Why a witness has not answered and nothing is missed."""
-
-    RELEASED = "the driver is released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +52,6 @@ class HolderSearch:
         self._processes = processes
         self._bystanders = bystanders
         self._workers: set[int] = set()
-        self.latest_workers = deque[int](maxlen=LATEST_WORKERS)  # a driver may list them after their end
         self._all_holders = Shared(self._find_holders)
         self._unlisted: dict[str, str] = {}  # of each device whose list the driver does not give: why
         self._logged_pid = 0  # of a process that held up a search
@@ -71,7 +60,6 @@ class HolderSearch:
     def own(self, pid: int) -> None:
         """Count a process as a worker of the service, not as a holder."""
         self._workers.add(pid)
-        self.latest_workers.append(pid)
 
     def disown(self, pid: int) -> None:
         """Forget a worker that was reaped: the pid may belong to another process now."""
@@ -107,7 +95,7 @@ class HolderSearch:
         ours, driver = frozenset(self._workers), self._driver
 
         async def ask(uuid: str) -> Listed:
-            question = partial(driver.listed, uuid, self.latest_workers, idle=idle)
+            question = partial(driver.listed, uuid, idle=idle)
             return await driver.caller.ask(uuid, question, driver.patience)
 
         answers = dict(zip(uuids, await asyncio.gather(*map(ask, uuids)), strict=True))
@@ -125,7 +113,7 @@ class HolderSearch:
         """
         known = [uuid for uuid in uuids if search.holders[uuid] is not None]
         answers = dict(zip(known, await asyncio.gather(*map(self._ask_witness, known)), strict=True))
-        said = {uuid: answer for uuid, answer in answers.items() if isinstance(answer, Testimony)}
+        said = {uuid: answer for uuid, answer in answers.items() if answer is not None}
         unknown = dict.fromkeys(uuid for uuid, answer in answers.items() if answer is None)
         return replace(search, holders={**search.holders, **unknown}, testimonies=said)
 
@@ -156,10 +144,10 @@ class HolderSearch:
         """The holders that the driver lists; None if it does not answer. A released driver lists none."""
         return await self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, frozenset())
 
-    async def _ask_witness(self, uuid: str) -> Testimony | Later | None:
-        """``ask_witness``; None if the driver does not answer. A released driver goes on counting, and tells later."""
+    async def _ask_witness(self, uuid: str) -> Testimony | None:
+        """``ask_witness``; None if the device is in a reset of which the service does not know."""
         # A key of its own: another question about the device may hang, and files alone answer for a simulated one.
-        return await self._ask_driver(f"witness {uuid}", self.ask_witness, uuid, Later.RELEASED)
+        return await self._ask_driver(f"witness {uuid}", self.ask_witness, uuid, None)
 
     async def _ask_driver(self, key: str, question: Callable[[str], T], uuid: str, released: R) -> T | R | None:
         """The answer of the driver; None if it does not answer. ``released``: what counts while it is released."""
@@ -176,7 +164,7 @@ class HolderSearch:
 
     def ask_witness(self, uuid: str) -> Testimony:
         """``Backend.witness``, asked in the thread of the caller."""
-        return self._driver.witness(uuid, self.latest_workers)
+        return self._driver.witness(uuid)
 
     async def who_opens(self, uuid: str, within: float) -> tuple[Holder, ...]:
         """The first process that opens the device within this time and is none of ours, for people; or nobody."""

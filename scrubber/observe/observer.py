@@ -76,7 +76,7 @@ class Observer:
         if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
-            question = partial(driver.is_used, uuid, self.holders.latest_workers)
+            question = partial(driver.is_used, uuid)
             incarnation, held, said = await driver.caller.ask(uuid, question, driver.patience)
         except DeviceError as error:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.

@@ -75,7 +75,7 @@ def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
 FULL = replace(
     CLEAN, state="in_use", healthy=False, why="sick: hot", numa_node=1, pci_address="0000:3b:00.0", mig=True,
     receipt=DEEP, owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
-    witness="accounting mode",
+    witness="fence in the kernel",
 )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_wide_has_these_columns_and_the_page_describes_each():
     assert dict(zip(table.WIDE, row, strict=True)) == {
         "GPU": "0", "UUID": "GPU-aaaaaaaa-0000", "STATE": "in_use", "FOR": "5m", "HEALTHY": "no", "MEMORY": "64MiB",
         "PCI": "0000:3b:00.0", "NUMA": "1", "DRIVER": "simulated 1.0", "POLICY": "defaults",
-        "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%", "USES": "driver",
+        "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%", "USES": "fence",
         "MODEL": "Simulated GPU (MIG)", "NOTE": "used by ns/train/a; sick: hot",
     }  # fmt: skip
     page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
@@ -305,7 +305,7 @@ def test_an_explanation_shows_the_amounts_of_the_proof():
         "shared memory and registers overwritten on 132/132 units, 132KiB of them out of reach",
         "not overwritten on the chip: caches, tensor memory",
         "tested: address, arithmetic",
-        "witness of short uses: none: slices have no accounting mode",
+        "witness of short uses: none: no fence guards it",
     ]
 
 

@@ -50,7 +50,7 @@ TOO_SMALL = {  # what the tests say of a memory of this size
 }
 TUNED = {  # nothing of it is the driver's default
     "power.limit": "452500", "clock.locked.gpu": "210 1410", "clock.locked.memory": "405 3201", "clock.app.0": "1500",
-    "accounting_mode": "1", "persistence_mode": "0",
+    "persistence_mode": "0",
 }  # fmt: skip
 
 SLOW = 2500  # milliseconds to set a GPU up

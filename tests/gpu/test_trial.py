@@ -33,7 +33,7 @@ LARGE = 512 * PAGE  # next to which a context is small; most of it is never touc
 SMALL = 12 * PAGE
 SMALLER = {"GPU_MEMORY_LIMIT": str(12 * PAGE), "GPU_TEST_SECONDS": "12"}
 NAME = "nvidia-h200"
-MORE = ("tests", "dram", "service", "pods", "sanitizer", "accounts", "ramp")  # these need more than a GPU and a moment
+MORE = ("tests", "dram", "service", "pods", "sanitizer", "ramp")  # these need more than a GPU and a moment
 ALONE = [name for name in PARTS if name not in MORE]
 CHANGES = re.compile(r"Set|Reset|Clear|Create|Destroy|nvidia-smi")
 

@@ -338,9 +338,9 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     witness = bank.backend.witness
 
-    def starts_meanwhile(uuid: str, own: tuple[int, ...]) -> Testimony:
+    def starts_meanwhile(uuid: str) -> Testimony:
         launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
-        said: Testimony = witness(uuid, own)
+        said: Testimony = witness(uuid)
         return said
 
     monkeypatch.setattr(bank.backend, "witness", starts_meanwhile)

@@ -285,7 +285,7 @@ class Node:
         gpu = self._answering(uuid)
         return frozenset(it.pid for it in gpu.processes.values() if not it.secret)
 
-    def witness(self, uuid: str, own: Collection[int]) -> Testimony:  # noqa: ARG002 - the port's
+    def witness(self, uuid: str) -> Testimony:
         """How often a process has closed the device, if the driver records that."""
         if not self.keeps_uses:
             return NoWitness("this driver keeps no accounts")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,6 @@ class Nvidia:
         self._library = library
         self._inventory = Inventory(host, library)
         self._baselines = holders.Baselines()
-        self._accounts = holders.Accounts()
         self._watch = SignWatch(BestSeenFile(settings.parent / "seen", host.boot_id))
         self._listener = Listener(library, kernel, whole)
 
@@ -121,12 +120,9 @@ class Nvidia:
         with self._library.session() as nvml:
             return holders.pids(nvml, nvml.handle(uuid))
 
-    def witness(self, uuid: str, own: Collection[int]) -> Testimony:
-        """The driver's accounting mode, which a slice does not have."""
-        if uuid.startswith(SLICE):
-            return NoWitness("slices have no accounting mode")
-        with self._library.session() as nvml:
-            return self._accounts.uses(uuid, nvml, nvml.handle(uuid), own)
+    def witness(self, uuid: str) -> Testimony:  # noqa: ARG002 - the port's
+        """None: only the fence counts who opens a GPU."""
+        return NoWitness("no fence guards it")
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
         """Those of the GPU, or of the nodes that give access to a slice. Works while NVML is closed."""

@@ -17,15 +17,13 @@ unseen; neither a scrub nor a pod can reach that memory.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
 
-from scrubber.core.witness import ACCOUNTS, Counted, NoWitness
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.nvml import (
     ArgumentError,
@@ -120,31 +118,6 @@ def leaked(usage: Usage, idle: int = IDLE_AT_MOST) -> int:
     """Bytes in use that no listed process explains."""
     excess = usage.least - idle
     return excess if usage.listed is not True and excess > NOISE else 0
-
-
-class Accounts:
-    """The uses of each GPU that have ended, by the driver's accounting mode.
-
-    In this mode the driver lists each process that used a GPU, also after its end, in a list of limited length. The
-    step ``settings`` switches the mode on. There is no such list for slices, while the mode is off, and after a reload
-    of the driver until the mode is on again. A process that gets the pid of an earlier one on the list is not noticed.
-    """
-
-    def __init__(self) -> None:
-        self._turns: dict[str, threading.Lock] = {}  # an older list of a GPU must not replace a newer one
-        self._listed: dict[str, frozenset[int]] = {}
-        self._uses: dict[str, int] = {}
-
-    def uses(self, uuid: str, nvml: Session, handle: Handle, own: Collection[int]) -> Counted | NoWitness:
-        """How many new processes were found on the list, other than those of ``own``."""
-        with self._turns.setdefault(uuid, threading.Lock()):
-            listed = nvml.ask_optional(pynvml.nvmlDeviceGetAccountingPids, handle)
-            if listed is None:
-                return NoWitness("the accounting mode is off")
-            now = frozenset(listed)
-            new = now - self._listed.get(uuid, now) - {*own}
-            self._listed[uuid], self._uses[uuid] = now, self._uses.get(uuid, 0) + len(new)
-            return Counted(ACCOUNTS, self._uses[uuid])
 
 
 @dataclass(frozen=True, slots=True)

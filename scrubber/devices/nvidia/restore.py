@@ -29,7 +29,6 @@ from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Sho
 from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.nvml import NoPermissionError, NotSupportedError, ResetRequiredError, Session
 from scrubber.devices.nvidia.settings import (
-    ACCOUNTING,
     COMPUTE_MODE,
     DEFAULT_MODE,
     KNOBS,
@@ -150,9 +149,6 @@ class Restorer:
     def _acts(self) -> Iterable[tuple[str, bool, Act]]:
         """Each setting: its name, whether the policy names it, and how to restore it."""
         for knob in KNOBS:
-            if knob is ACCOUNTING and self._keeps_accounts():
-                yield knob.name, False, self._keep_accounts
-                continue
             yield knob.name, getattr(self._policy, knob.name) is not None, partial(self._restore, knob)
         for name, lock, unlock in LOCKS if LOCKED_CLOCKS not in self._policy.left else ():
             locked: Clocks | None = getattr(self._policy.locks, name)
@@ -164,26 +160,11 @@ class Restorer:
 
     def _wanted(self, knob: Knob) -> Any:  # noqa: ANN401 - a knob's
         """The value to restore: of the policy, else the driver's default, else the first seen. None: it is left."""
-        if knob.name in self._policy.left or (knob is ACCOUNTING and self._keeps_accounts()):
+        if knob.name in self._policy.left:
             return None
         default = knob.default(self._session, self._device)
         candidates = (getattr(self._policy, knob.name), default, getattr(self._first, knob.name))
         return next((value for value in candidates if value is not None), None)
-
-    def _keeps_accounts(self) -> bool:
-        """Whether the accounting mode is the service's own, and no setting of the policy."""
-        return self._policy.accounting is None and ACCOUNTING.name not in self._policy.left
-
-    def _keep_accounts(self) -> Iterable[str]:
-        """Switch the accounting mode on, for ``holders.Accounts``. A device that refuses is as clean as any other."""
-        try:
-            if self._read(ACCOUNTING) is False:
-                self.write(ACCOUNTING, True)  # noqa: FBT003 - a value, not a flag
-        except (DeviceLostError, ShortageError):
-            raise
-        except DeviceError as error:
-            return (f"{ACCOUNTING.name}: stays off, so a short use of the clean device is not noticed: {_why(error)}",)
-        return ()
 
     def _restore(self, knob: Knob) -> Iterable[str]:
         value, now = self._wanted(knob), self._read(knob)

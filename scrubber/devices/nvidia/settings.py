@@ -126,7 +126,6 @@ MIG = Knob(
     in_force=_switch(pynvml.nvmlDeviceGetMigMode, 0),
 )
 COMPUTE_MODE = Knob("compute_mode", _read_compute_mode, _set_compute_mode, lambda _session, _device: DEFAULT_MODE, str)
-ACCOUNTING = Knob("accounting", _switch(pynvml.nvmlDeviceGetAccountingMode), _set(pynvml.nvmlDeviceSetAccountingMode))
 # Persistence first: without it the driver loses the other settings when the last process closes the device.
 KNOBS = (
     Knob("persistence", _switch(pynvml.nvmlDeviceGetPersistenceMode), _set(pynvml.nvmlDeviceSetPersistenceMode)),
@@ -136,7 +135,6 @@ KNOBS = (
         _set(pynvml.nvmlDeviceSetEccMode),
         in_force=_switch(pynvml.nvmlDeviceGetEccMode, 0),
     ),
-    ACCOUNTING,
     COMPUTE_MODE,
     Knob(
         "power_limit",
@@ -161,7 +159,6 @@ class StoredSettings:
 
     persistence: bool | None = None
     ecc: bool | None = None  # after the next reset
-    accounting: bool | None = None
     compute_mode: str | None = None
     power_limit: int | None = None  # milliwatts
     application_clocks: Clocks | None = None

@@ -89,7 +89,7 @@ class Simulated:
         """Those that have its memory file or that of its chip open; not complete while one of them has."""
         return self._users.listed(uuid, self.files(uuid))
 
-    def witness(self, uuid: str, own: Collection[int]) -> Testimony:  # noqa: ARG002 - the port's
+    def witness(self, uuid: str) -> Testimony:
         """Exact: the kernel tells when a process that could write to the device has closed it."""
         return self._writers.uses(self.files(uuid))
 

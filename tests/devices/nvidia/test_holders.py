@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core.model import Moment
-from scrubber.core.witness import ACCOUNTS, Counted, NoWitness
 from scrubber.devices.base import DeviceError, DeviceHandling
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
@@ -235,25 +234,3 @@ def test_a_slice_of_full_size_may_use_more_when_idle(rig, profile, most) -> None
 @pytest.mark.parametrize(("profile", "whole"), [("4g.24gb", True), ("4g.96gb", True), ("4g.20gb", False)])
 def test_four_slices_are_a_whole_gpu_on_some_models(profile, whole) -> None:
     assert (holders.idle_at_most(f"NVIDIA A30 MIG {profile}") > IDLE_AT_MOST) is whole
-
-
-def test_the_accounts_of_the_driver_show_an_ended_process(rig) -> None:
-    """While the accounting mode is off, the driver keeps no accounts."""
-    backend, gpu, other = rig.backend(), rig.gpu(0), rig.gpu(1)
-    both = (gpu, other)
-    off = NoWitness("the accounting mode is off")
-    assert [backend.witness(it.uuid, ()) for it in both] == [off] * 2
-    for it in both:
-        it.set({"accounting_mode": 1, "accounting.pids": "100"})  # from before the first question: no use of now
-    assert [backend.witness(it.uuid, ()) for it in both] == [Counted(ACCOUNTS, 0)] * 2
-    gpu.set({"accounting.pids": "100 101"})
-    assert backend.witness(gpu.uuid, {101}) == Counted(ACCOUNTS, 0), "it is a worker of the service"
-    gpu.set({"accounting.pids": "101 102"})
-    assert backend.witness(gpu.uuid, {101}) == Counted(ACCOUNTS, 1)
-    gpu.set({"accounting_mode": 0})
-    assert [backend.witness(it.uuid, ()) for it in both] == [off, Counted(ACCOUNTS, 0)]
-
-
-def test_a_slice_has_no_accounts(rig) -> None:
-    (uuid,) = rig.cut(0, Slice())
-    assert rig.seen().witness(uuid, ()) == NoWitness("slices have no accounting mode")

@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, State, Vitals
 from scrubber.core.record import Record
-from scrubber.core.witness import Testimony
+from scrubber.core.witness import FENCE, Counted, Testimony
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
@@ -85,14 +85,15 @@ class UsedMeanwhile(Processes):
         return super().holders(*args, **more)
 
 
-async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path) -> None:
+async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path, monkeypatch) -> None:
     processes = UsedMeanwhile(Path("/proc"), backend.container_of, whole_node=False)
     observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    gpu.set({"accounting_mode": 1, "accounting.pids": "100"})
+    uses = [1]
+    monkeypatch.setattr(backend, "witness", lambda _: Counted(FENCE, sum(uses)))
     here = record(backend, gpu.uuid)
     await observer.full(here)
     before = clock.now().uptime
-    processes.use = lambda: gpu.set({"accounting.pids": "100 101"})
+    processes.use = lambda: uses.append(1)
     seen = await observer.full(here)
     assert seen.holders == ()
     assert seen.used_at >= before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 
 import pynvml
@@ -55,7 +54,6 @@ POLICY = {
     "power_limit": 500,
     "application_clocks": {"memory": 3201, "graphics": 1500},
     "compute_mode": "exclusive-process",
-    "accounting": True,
     "ecc": False,
 }
 each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
@@ -72,7 +70,6 @@ def gpu(rig, tmp_path):
 
 def test_every_setting_has_a_change_here() -> None:
     assert {change.name for change in CHANGES} == {field.name for field in fields(StoredSettings)} - {
-        "accounting",
         "mig",
         "layout",
     }
@@ -162,7 +159,7 @@ def test_clocks_that_the_policy_locks_are_locked_every_time(rig) -> None:
 
 def test_a_setting_that_the_policy_leaves_is_not_touched(rig) -> None:
     tuned = {
-        "persistence_mode": "0", "ecc.pending": "0", "accounting_mode": "1", "compute_mode": "3",
+        "persistence_mode": "0", "ecc.pending": "0", "compute_mode": "3",
         "power.limit": "452500", "clock.app.0": "1500", "clock.locked.gpu": "210 1410",
     }  # fmt: skip
     touch(rig, 0).restore_settings()  # the first look
@@ -219,27 +216,6 @@ def test_a_failure_to_unlock_supported_clocks_is_an_error(rig, gpu, call: str) -
         gpu.restore_settings()
 
 
-def test_the_accounting_mode_is_switched_on_without_a_report(rig, gpu) -> None:
-    """The service reads the accounts. What a policy says of the mode counts more."""
-    rig.gpu(0).set({"accounting_mode": 0})
-    assert gpu.restore_settings().drift == ()
-    assert rig.gpu(0)["accounting_mode"] == "1"
-    assert touch(rig, 0, settings={"accounting": False}).restore_settings().drift == ("accounting: on -> off",)
-
-
-@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"rights are missing"}))
-def test_a_gpu_that_refuses_the_accounting_mode_is_clean(rig, gpu, fault: str) -> None:
-    """Without rights other settings fail as well."""
-    getter, setter = "nvmlDeviceGetAccountingMode", "nvmlDeviceSetAccountingMode"
-    about = {"key": "accounting_mode", "get": getter, "set": setter, "old": "off", "new": "on"}
-    gpu.restore_settings()
-    rig.gpu(0).set({"accounting_mode": 0})
-    rig.machine.set({key.format(**about): value for key, value in FAULTS[fault][0].items()})
-    drift = gpu.restore_settings().drift
-    assert [re.sub(":.*", "", it) for it in drift] == ["accounting"]
-    assert "a short use of the clean device is not noticed" in drift[0]
-
-
 def test_the_drivers_default_counts_more_than_what_was_seen_first(rig, tmp_path) -> None:
     """A tenant was there before us."""
     known_defaults = CHANGES[2:]
@@ -271,7 +247,6 @@ def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
     assert gpu.restore_settings().drift == (
         "persistence: on -> off",
         "ecc: on -> off",
-        "accounting: off -> on",
         "compute_mode: default -> exclusive-process",
         "power_limit: 700 W -> 500 W",
         f"application_clocks: {CLOCKS} 1980 MHz -> {CLOCKS} 1500 MHz",

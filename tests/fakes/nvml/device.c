@@ -139,7 +139,6 @@ NUMBER(nvmlDeviceGetMemoryBusWidth, "memory.bus_width")
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, "retired.pending")
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence_mode")
 NUMBER(nvmlDeviceGetComputeMode, "compute_mode")
-NUMBER(nvmlDeviceGetAccountingMode, "accounting_mode")
 NUMBER(nvmlDeviceGetPowerManagementLimit, "power.limit")
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power.default")
 NUMBER(nvmlDeviceGetPowerUsage, "power.usage")
@@ -314,33 +313,6 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps", 2)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "compute", 3)
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics", 3)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps", 3)
-
-/* Running and ended processes, "PID PID ...", while the mode is on. */
-API int nvmlDeviceGetAccountingBufferSize(const Handle *device, u32 *size)
-{
-    ABOUT_GPU(device);
-    NEEDS(size);
-    *size = 4000;
-    return OK;
-}
-
-API int nvmlDeviceGetAccountingPids(const Handle *device, u32 *count, u32 *pids)
-{
-    ABOUT_GPU(device);
-    NEEDS(count);
-    if (number(&at, "accounting_mode") != 1)
-        return NOT_SUPPORTED;
-    u32 found = 0;
-    char *end = NULL;
-    for (const char *next = state_text("gpu.%d.accounting.pids", at.gpu); next && *next; next = end) {
-        u32 pid = strtoul(next, &end, 10);
-        if (found++ < *count && pids)
-            pids[found - 1] = pid;
-    }
-    bool fits = found <= *count && (pids || !found);
-    *count = found;
-    return fits ? OK : INSUFFICIENT_SIZE;
-}
 
 /* --- errors of the memory ---------------------------------------------------------------------------------------- */
 

@@ -143,7 +143,7 @@ def _afterwards(state: State, prefix: str) -> None:
         if state.get("smi.keeps_slices", "0") == "0":
             del state[prefix + key]
     changes = {key: "0" for key in own if key.startswith("ecc.total.") and key.endswith(".0")}
-    changes |= dict.fromkeys(("reset_required", "drained", "accounting_mode", "remap.pending", "field.230"), "0")
+    changes |= dict.fromkeys(("reset_required", "drained", "remap.pending", "field.230"), "0")
     changes |= {"clock.locked.gpu": "none", "clock.locked.memory": "none"}
     changes |= {f"clock.app.{kind}": own.get(f"clock.app_default.{kind}", "") for kind in (0, 1, 2)}
     changes |= {"power.limit": own.get("power.default", ""), "memory.used": own.get("memory.idle", "")}

@@ -107,7 +107,6 @@ def _settings() -> dict[str, object]:
     return {
         "persistence_mode": 1,
         "compute_mode": 0,
-        "accounting_mode": 0,
         "power.limit": 700000,
         "power.default": 700000,
         "power.min": 200000,

@@ -44,7 +44,6 @@ static int allowed(const At *at, const char *key, bool valid)
 
 SETTER(nvmlDeviceSetPersistenceMode, "persistence_mode", "persistence_mode", 1)
 SETTER(nvmlDeviceSetComputeMode, "compute_mode", "compute_mode", 3)
-SETTER(nvmlDeviceSetAccountingMode, "accounting_mode", "accounting_mode", 1)
 SETTER(nvmlDeviceSetEccMode, "ecc.pending", "ecc.pending", 1)
 
 API int nvmlDeviceSetPowerManagementLimit(const Handle *device, u32 milliwatts)

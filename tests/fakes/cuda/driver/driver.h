@@ -25,7 +25,7 @@
  * names_reserved, counts_reserved, refuses_size_with   how the shared memory of the system counts: see kernels.c
  * refuses_limits          limits of the context that it refuses
  *
- * Of a GPU itself: claims (who has how much memory, see claims.c), device_file, open_ms, compute_mode, accounting_mode,
+ * Of a GPU itself: claims (who has how much memory, see claims.c), device_file, open_ms, compute_mode,
  * load (which stays at 100 if a process dies inside a launch, until the next context; as reported of Blackwell).
  */
 #ifndef DRIVER_H

@@ -245,21 +245,6 @@ static bool available(void)
     return number != 2 && (number != 3 || claimed(claims()) == 0);
 }
 
-/* While accounting is on, NVML lists each process that had a context. */
-static void account(void)
-{
-    char key[KEY], list[4096];
-    int gpu = device_number();
-    if (!state_says("gpu.%d.accounting_mode", gpu) || !edit_begin())
-        return;
-    const char *before = state_text("gpu.%d.accounting.pids", gpu);
-    snprintf(key, sizeof key, "gpu.%d.accounting.pids", gpu);
-    snprintf(list, sizeof list, "%s%s%d", before ? before : "", before && *before ? " " : "", getpid());
-    edit_set(key, list);
-    edit_end();
-    state_refresh();
-}
-
 void report_load(const char *percent)
 {
     char key[KEY];
@@ -285,7 +270,6 @@ API int cuDevicePrimaryCtxRetain(void **out, int device)
         snprintf(name, sizeof name, "%d.%lu", getpid(), (unsigned long)numbers.st_ino);
         map_memory();
         claim = claim_file(name);
-        account();
         report_load("0");
         int status = moment("allocate");
         status = status ? status : take(context_size(), &address);
