@@ -16,6 +16,7 @@ from autoclave import cli
 from autoclave.doctor.findings import roster
 from dashboards import runbooks
 from deploy import generate, image
+from ground import public_names
 from plugin.vendor import device_nodes
 from tests.deploy import manifests
 from tests.deploy.manifests import MATRIX
@@ -89,6 +90,17 @@ def test_the_linter_of_helm_finds_no_fault(case):
     lint_output = helm_python.lint(generate.CHART, manifests.given(MATRIX[case]), strict=True, namespace="autoclave")
     assert lint_output["errors"] == []
     assert {it["error"] for it in lint_output["messages"]} <= {"icon is recommended"}
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_helm_leaves_no_object_of_a_hook_behind(case):
+    """It deletes none with the release. The log of a failed job stays for an hour, of a failed test until the next."""
+    hooks = [doc for doc in manifests.objects(case) if "helm.sh/hook" in doc["metadata"].get("annotations", {})]
+    for doc in hooks:
+        deletes = doc["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(",")
+        assert deletes == ["before-hook-creation", "hook-succeeded"]
+        assert doc["kind"] != "Job" or doc["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert hooks
 
 
 def test_selectors_do_not_change_with_what_things_are_called():
@@ -429,6 +441,7 @@ def test_a_label_of_nodes_chooses_their_policy(own):
         terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         without = {json.dumps(term["matchExpressions"][1:]) for term in terms}
         policies[doc["metadata"]["name"]] = (policy, pod.get("nodeSelector"), *without)
+        assert public_names.DOMAIN not in json.dumps(doc["spec"]["selector"]), "a selector can never be changed"
     in_file, nowhere = (
         "--policy=/etc/autoclave/policy/policy.yaml",
         json.dumps([{"key": "pool", "operator": "DoesNotExist"}]),

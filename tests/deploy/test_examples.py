@@ -34,7 +34,7 @@ def pod(name):  # or what else the file is
 
 def test_no_example_is_left_out():
     # tests/cluster runs the descheduler
-    names = {"descheduler", "node-problem-detector", "node-readiness-rule", *NVSENTINEL, *NAMES}
+    names = {"descheduler", "node-problem-detector", "node-readiness-rule", "openshift-scc", *NVSENTINEL, *NAMES}
     assert {path.stem for path in EXAMPLES.iterdir()} == names
 
 
@@ -82,6 +82,28 @@ def test_the_daemonsets_tolerate_the_taint_of_the_readiness_rule(case):
     assert len(workloads) == 2
     for workload in workloads:
         assert {"key": taint["key"], "operator": "Exists"} in workload["spec"]["template"]["spec"]["tolerations"]
+
+
+def test_the_constraints_of_openshift_give_what_the_pods_need():
+    """And no more. Each field is one of security.openshift.io/v1."""
+    given = manifests.documents((EXAMPLES / "openshift-scc.yaml").read_text())
+    pods = [each for case in ("default", "policy", "reports", "dra") for each in manifests.pods(case)]
+    for doc, ours in zip(given, ({"scrubber"}, {"plugin", "dra", "test", "check-policies"}), strict=True):
+        of = [pod for component, pod in pods if component in ours]
+        asked = [one["securityContext"] for pod in of for one in (*pod.get("initContainers", ()), *pod["containers"])]
+        accounts = {pod.get("serviceAccountName", "default") for pod in of} - {"autoclave-dra"}
+        assert set(doc["users"]) == {f"system:serviceaccount:{generate.NAMESPACE}:{name}" for name in accounts}
+        assert set(doc["volumes"]) == {kind for pod in of for volume in pod["volumes"] for kind in volume} - {"name"}
+        assert set(doc["allowedCapabilities"]) == {it for one in asked for it in one["capabilities"].get("add", ())}
+        assert {(one["runAsUser"], *one["capabilities"]["drop"]) for one in asked} == {(0, "ALL")}
+        assert {it["type"] for one in asked for it in [one["seccompProfile"]]} == {"RuntimeDefault"}
+        uses = {"allowHostPID": "hostPID", "allowHostIPC": "hostIPC", "allowHostNetwork": "hostNetwork"}
+        assert {name: doc[name] for name in uses} == {
+            name: any(pod.get(field, False) for pod in of) for name, field in uses.items()
+        }
+        rights = ("allowPrivilegedContainer", "allowPrivilegeEscalation", "allowHostPorts", "readOnlyRootFilesystem")
+        assert [doc[right] for right in rights] == [False, False, False, True]
+        assert all(one["readOnlyRootFilesystem"] and not one["allowPrivilegeEscalation"] for one in asked)
 
 
 def test_the_problem_detector_has_the_fields_of_its_configuration():
