@@ -12,15 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from benchmarks.trial import groups
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Measured, NotDone, Question, Unproven, one, remark, rounds
 from benchmarks.trial.forks import Fork, in_a_fork, say
 from scrubber.core.model import DeviceNumber
-from scrubber.fence import fence, numbers
+from scrubber.fence import numbers
 from scrubber.fence.fence import Fence, FenceError
 
 OPENS, ROUNDS = 50, 60  # of the node in each round, and rounds of each way at most
@@ -83,9 +84,10 @@ def measure(where: Where) -> Iterator[Measured]:
     number = numbers.number_of(node := Path(where.root) / f"dev/nvidia{where.minor}")
     assert number is not None  # noqa: S101 - for mypy
     try:
-        with _groups() as (beside, below, owner, other):
+        with groups.made() as made:
+            below, owner, other = made.below, made.owner, made.other
             yield remark("nodes of this kind", ", ".join(sorted(_nodes(where))))
-            yield from _cost(Fence(below), number, node, (beside, owner, other), where)
+            yield from _cost(Fence(below), number, node, (made.beside, owner, other), where)
             yield from _refused(Fence(below), number, node, (owner, other), where)
             yield from _uses(Fence(below), number, node, other, where)
     except (FenceError, OSError) as error:
@@ -98,15 +100,15 @@ def _nodes(where: Where) -> Iterator[str]:
 
 
 def _cost(
-    standing: Fence, number: DeviceNumber, node: Path, groups: tuple[Path, Path, Path], where: Where
+    standing: Fence, number: DeviceNumber, node: Path, places: tuple[Path, Path, Path], where: Where
 ) -> Iterator[Measured]:
     """The fastest round of each: whatever else the machine does can only make a round slower."""
-    standing.set(number, {groups[1].stat().st_ino}, refuse=False)
+    standing.set(number, {places[1].stat().st_ino}, refuse=False)
 
     def times() -> list[float]:
-        best = [float("inf")] * len(groups)
+        best = [float("inf")] * len(places)
         for _ in rounds(ROUNDS, where.share(1 / 3)):
-            for place, group in enumerate(groups):
+            for place, group in enumerate(places):
                 (group / "cgroup.procs").write_text(str(os.getpid()))
                 best[place] = min(best[place], _round(str(node)))
         return best
@@ -126,9 +128,9 @@ def _round(node: str) -> float:
 
 
 def _refused(
-    standing: Fence, number: DeviceNumber, node: Path, groups: tuple[Path, Path], where: Where
+    standing: Fence, number: DeviceNumber, node: Path, places: tuple[Path, Path], where: Where
 ) -> Iterator[Measured]:
-    owner, other = groups
+    owner, other = places
     shut = Fork(lambda line: _shut_out(line, other, where))
     shut.hear()
     members = {owner.stat().st_ino}
@@ -212,7 +214,7 @@ def _uses(standing: Fence, number: DeviceNumber, node: Path, other: Path, where:
 
 def _in(group: Path, *command: str, keep: tuple[int, ...] = ()) -> tuple[int, str]:
     """The status and the output of a command that runs in this control group."""
-    enter = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command)
+    enter = groups.entered(group, *command)
     ran = subprocess.run(
         enter, pass_fds=keep, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SEEN_WITHIN, check=False
     )
@@ -225,25 +227,3 @@ def _statuses(ran: tuple[int, str]) -> list[tuple[str, int, str]]:
         return [(name, value, words) for name, value, words in json.loads(text.rpartition("\n")[2])]
     except ValueError:
         raise Unproven(f"a program that should say its statuses ended with {status}: {text[-200:]}") from None
-
-
-@contextmanager
-def _groups() -> Iterator[tuple[Path, Path, Path, Path]]:
-    """A group beside the fence, the one where it stands, and below it those of the owner and of another."""
-    top = fence.root() / f"autoclave-trial-{os.getpid()}"
-    beside, below = top / "beside/pod/container", top / "below"
-    owner, other = below / "owner/container", below / "other/container"
-    made: list[Path] = []
-    try:
-        for group in (beside, owner, other):
-            for place in (*reversed(group.parents[: len(group.relative_to(top).parts)]), group):
-                if not place.exists():
-                    place.mkdir()
-                    made.append(place)
-        yield beside, below, owner, other
-    finally:
-        with suppress(FenceError):
-            fence.take_down(below)
-        for place in reversed(made):
-            with suppress(OSError):
-                place.rmdir()

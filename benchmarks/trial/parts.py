@@ -41,7 +41,7 @@ PARTS = {
     "launches": Kind("launches", 15),
     "nvml": Kind("beliefs", 15),
     "opens": Kind("opens", 20, held=False),
-    "fence": Kind("fence", 30),
+    "fence": Kind("fence", 35),
     "clear": Kind("proof", 15),
     "service": Kind("service", 50, held=False),  # it opens the node itself, and keeps it open
     "pods": Kind("pods", 40, held=False),  # the same
@@ -55,7 +55,7 @@ PARTS = {
     "tests": Kind("checks", 30),
     "allocations": Kind("allocations", 15),
     "exits": Kind("exits", 15),
-    "ramp": Kind("ramp", 30),
+    "ramp": Kind("ramp", 35),
     "flips": Kind("flips", 20),
     "traps": Kind("traps", 10),
     "self-test": Kind("chip", 25, "tested"),

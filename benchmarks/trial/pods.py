@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.trial import service
+from benchmarks.trial import groups, service
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Measured, NotDone, Question, Unproven, rounds
+from benchmarks.trial.groups import Groups
 from benchmarks.trial.imports import pidfd_refused
 from demo.installation import RESOURCE
 from demo.programs import ServiceProgram
@@ -143,8 +144,8 @@ def measure(where: Where) -> Iterator[Measured]:
         raise NotDone(f"{refused}, so the service can hold no worker: no scrub by the service is proved here")
     if os.geteuid() != 0:
         raise NotDone("it takes root, to make the control groups of pods")
-    with service.others_held(where):
-        found, dirty, steps = asyncio.run(_pods(where))
+    with service.others_held(where), groups.made_if_possible() as made:
+        found, dirty, steps = asyncio.run(_pods(where, made))
     for kind, questions in QUESTIONS.items():
         for name, question in questions.items():
             yield question.about(kind).answered(*(1000 * times[name] for times in found[kind]))
@@ -154,9 +155,10 @@ def measure(where: Where) -> Iterator[Measured]:
         raise Unproven(f"{sum(map(bool, dirty))} of {len(dirty)} pods found bytes that were not zero")
 
 
-async def _pods(where: Where) -> tuple[dict[str, list[Times]], list[int], list[Measured]]:
-    tenants = Tenants(where, tuple(roots().values()))
-    stage = _stage(where, tenants)
+async def _pods(where: Where, made: Groups | None) -> tuple[dict[str, list[Times]], list[int], list[Measured]]:
+    hierarchies = roots() | ({"second": made.below} if made is not None else {})
+    tenants = Tenants(where, tuple(hierarchies.values()))
+    stage = _stage(where, tenants, made)
     found: dict[str, list[Times]] = {WAITED: [], AT_ONCE: []}
     try:
         await stage.start()
@@ -199,7 +201,7 @@ async def _pod(stage: Stage, tenants: Tenants, name: str) -> Times:
     return {"gap": gap, **{method: took[method] for method in ("Allocate", "PreStartContainer")}}
 
 
-def _stage(where: Where, tenants: Tenants) -> Stage:
+def _stage(where: Where, tenants: Tenants, made: Groups | None) -> Stage:
     stage = Stage(
         1,
         root=Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp")),
@@ -207,7 +209,7 @@ def _stage(where: Where, tenants: Tenants) -> Stage:
     )
     policy = stage.root / "policy.yaml"
     policy.write_text(service.policy(where))
-    flags = service.flags(where, stage.root, stage.root / "run", policy)
+    flags = service.flags(where, stage.root, stage.root / "run", policy, made)
     flags |= {"--kubelet-dir": stage.kubelet_dir, "--pod-logs-dir": stage.pod_logs}
     words = [str(word) for flag in flags.items() for word in flag]
     stage.service = ServiceProgram(("scrubber", *words), stage.service.log, {**os.environ})

@@ -21,8 +21,10 @@ from typing import Any
 import pynvml
 
 from benchmarks.nvml_questions import reads_only
+from benchmarks.trial import groups
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import Measured, NotDone, Question, one, remark, rounds
+from benchmarks.trial.groups import Groups
 from benchmarks.trial.imports import pidfd_refused
 from benchmarks.trial.programs import last_line, output_of
 from policies.hardware import Setting
@@ -40,7 +42,7 @@ FIRST = Question("from the service's first answer to the first receipt", 600, 80
 SCRUB = Question("autoclave scrub, from the command to its end", 600, 4000, "ms", f"start of Python 0.2 s; {_PARTS}")
 AGAIN = Question("scrubs of a clean GPU after SIGKILL and a new start", 0, 0, "", "the kernel has counted: nobody")
 USED_MEANWHILE = Question("the same, if somebody used it meanwhile", 1, 1, "", "the kernel has counted: somebody")
-JOBS, SHORT_USES = 3, 10
+JOBS, SHORT_USES = 3, 5
 NOTICED_WITHIN = 3.0  # seconds: a round of the service is two
 # Of a process that opens the GPU as a worker does: it fills all memory, or none.
 USE = """
@@ -65,14 +67,14 @@ def measure(where: Where) -> Iterator[Measured]:
     if (refused := pidfd_refused()) is not None:
         raise NotDone(f"{refused}, so the service can hold no worker: no scrub by the service is proved here")
     others = others_held(where)
-    with others, TemporaryDirectory(prefix="ac-", dir="/tmp") as place:
+    with others, groups.made_if_possible() as made, TemporaryDirectory(prefix="ac-", dir="/tmp") as place:
         directory = Path(place)
-        with _service(directory, where, by_force=True) as ask:
-            yield from _asked_for(ask, where)
-        yield from _started_again(directory, where)
+        with _service(directory, where, made, by_force=True) as ask:
+            yield from _asked_for(ask, where, made)
+        yield from _started_again(directory, where, made)
 
 
-def _asked_for(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
+def _asked_for(ask: Callable[..., str], where: Where, made: Groups | None) -> Iterator[Measured]:
     began = time.perf_counter()
     first = _scrubbed(ask, where)
     until_clean = time.perf_counter() - began
@@ -83,19 +85,19 @@ def _asked_for(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
     yield from _steps(receipts[-len(walls) :])
     yield from _of_receipt(receipts[-1])
     yield from _jobs(ask, where)
-    yield from _short_uses(ask, where)
+    yield from _short_uses(ask, where, made)
     ask("wait", where.uuid, "--timeout", "20s")
 
 
-def _started_again(directory: Path, where: Where) -> Iterator[Measured]:
+def _started_again(directory: Path, where: Where, made: Groups | None) -> Iterator[Measured]:
     """The GPU was clean when the service was killed: it is scrubbed again only if somebody has used it meanwhile."""
-    with _service(directory, where, by_force=True) as ask:
+    with _service(directory, where, made, by_force=True) as ask:
         before = len(_receipts(ask, where.uuid))
         took = _timed(partial(ask, "wait", where.uuid, "--timeout", "60s"))
         scrubs = len(_receipts(ask, where.uuid)) - before
     yield AGAIN.answered(scrubs, note=f"clean {took:.2g} s after the first answer")
-    output_of([sys.executable, "-c", USE, "none"], where=where)
-    with _service(directory, where) as ask:
+    _use_briefly(where, made)
+    with _service(directory, where, made) as ask:
         ask("wait", where.uuid, "--timeout", "60s")
         time.sleep(NOTICED_WITHIN)
         ask("wait", where.uuid, "--timeout", "60s")
@@ -117,12 +119,17 @@ def _jobs(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
     _scrubbed(ask, where)
 
 
-def _short_uses(ask: Callable[..., str], where: Where) -> Iterator[Measured]:
+def _use_briefly(where: Where, made: Groups | None) -> None:
+    """A process opens the GPU and ends, in a control group that is not the service's."""
+    output_of(groups.entered(made.other if made is not None else None, sys.executable, "-c", USE, "none"), where=where)
+
+
+def _short_uses(ask: Callable[..., str], where: Where, made: Groups | None) -> Iterator[Measured]:
     """A process opens the clean GPU and ends; the service must look just then, where nothing counts such uses."""
     seen, took = 0, []
-    for _ in rounds(SHORT_USES, where.ends):
+    for _ in rounds(SHORT_USES, where.share(2 / 3)):
         before = len(_receipts(ask, where.uuid))
-        took.append(_timed(lambda: output_of([sys.executable, "-c", USE, "none"], where=where)))
+        took.append(_timed(partial(_use_briefly, where, made)))
         time.sleep(NOTICED_WITHIN)
         ask("wait", where.uuid, "--timeout", "20s")
         seen += len(_receipts(ask, where.uuid)) > before
@@ -181,14 +188,16 @@ def _timed(deed: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _service(directory: Path, where: Where, *, by_force: bool = False) -> Iterator[Callable[..., str]]:
+def _service(
+    directory: Path, where: Where, made: Groups | None, *, by_force: bool = False
+) -> Iterator[Callable[..., str]]:
     """The service while it runs; yields a function that runs a verb and returns what it prints.
 
     ``by_force``: it ends by SIGKILL.
     """
     policy_file, run = directory / "policy.yaml", directory / "run"
     policy_file.write_text(policy(where))
-    words = [str(word) for flag in flags(where, directory, run, policy_file).items() for word in flag]
+    words = [str(word) for flag in flags(where, directory, run, policy_file, made).items() for word in flag]
     evidence = Path(where.evidence)
     evidence.mkdir(parents=True, exist_ok=True)
     log = evidence / "service.log"
@@ -212,7 +221,7 @@ def _service(directory: Path, where: Where, *, by_force: bool = False) -> Iterat
             raise
 
 
-def flags(where: Where, directory: Path, run: Path, policy_file: Path) -> dict[str, object]:
+def flags(where: Where, directory: Path, run: Path, policy_file: Path, made: Groups | None) -> dict[str, object]:
     """The flags of the service, with its files in this directory."""
     return {
         "--backend": "nvidia",
@@ -223,7 +232,7 @@ def flags(where: Where, directory: Path, run: Path, policy_file: Path) -> dict[s
         "--gate-cdi-dir": directory,  # without a gate, the service takes that of this directory off
         "--host-root": where.root,
         "--sight": "namespace",
-        "--fence": "watch",
+        **({"--fence": "watch", "--cgroup-root": made.below} if made is not None else {}),
         "--log-format": "json",
     }
 

@@ -375,8 +375,9 @@ def test_the_trial_runs_on_the_stand_ins(stage, tmp_path, only) -> None:
     assert samples["service"]["receipt: not covered: the context of the scrub itself"] == [2 * PAGE]
     if only == SOME:
         set_ups = [uuid for _, call, uuid in stage.machine.calls() if call == "set-up"]
-        # By each of the two services, which has it to itself, and by the trial before, between and after them.
-        assert set_ups == [gpus[1].uuid] * 5
+        # By each of the four starts of a service, which has it to itself, by the use between two of them, and by the
+        # trial before, between and after its parts.
+        assert set_ups == [gpus[1].uuid] * 8
     assert others.read_bytes() == b"x" * SIZE
     assert not any(memory.read_bytes()[2 * PAGE :])  # the context was in the first pages
     published = [records.path, records.page, output / "nvidia-h200-nvml.md"]
