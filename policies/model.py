@@ -26,6 +26,7 @@ MOST_RULES = 256  # every rule is compared with every earlier one when a file is
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 PATH = re.compile(r"(/[^/:\s]+)+")
 BYSTANDER = re.compile(f"({NAMESPACE.pattern}:)?{PATH.pattern}")
+UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]+[.](service|slice|scope)")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
 
@@ -99,6 +100,14 @@ class Passes(Word):
         return tuple(self.value.split("+"))
 
 
+class FenceMode(Word):
+    """What the kernel does when somebody opens a device that was not given to it."""
+
+    WATCH = "watch"
+    REFUSE = "refuse"
+    OFF = "off"
+
+
 class OnChip(Word):
     """Which scrubs overwrite the memory on the chip."""
 
@@ -131,6 +140,7 @@ def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
 check_name = _plain(NAME, "a name of lower-case letters, digits and dashes, such as h100-nodes")
 check_namespace = _plain(NAMESPACE, "a namespace of Kubernetes, such as gpu-operator")
 _check_path = _plain(PATH, "an absolute path, such as /usr/bin/dcgm-exporter")
+_check_unit = _plain(UNIT, "a unit of systemd, such as telegraf.service or user.slice")
 _check_bystander = _plain(
     BYSTANDER, "[NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter"
 )
@@ -142,6 +152,7 @@ def _word(pattern: re.Pattern[str]) -> WithJsonSchema:
 
 Bystander = Annotated[str, AfterValidator(_check_bystander), _word(BYSTANDER)]
 ProgramPath = Annotated[str, AfterValidator(_check_path), _word(PATH)]
+Unit = Annotated[str, AfterValidator(_check_unit), _word(UNIT)]
 Namespace = Annotated[str, AfterValidator(check_namespace), _word(NAMESPACE)]
 Name = Annotated[str, AfterValidator(check_name), _word(NAME)]
 Glob = Annotated[str, Field(min_length=1)]
@@ -256,6 +267,32 @@ class Evict(Model):
         return (*self.bystanders, *map(":".join, pods))
 
 
+_RUNTIMES = ("containerd", "crio", "docker", "k3s", "k3s-agent", "rke2-server", "rke2-agent")
+_UNITS = tuple(
+    f"{name}.service"
+    for name in ("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-imex", "nvidia-dcgm", "dcgm", *_RUNTIMES)
+)
+
+
+class FenceExempt(Model):
+    """Who may open a device at any time, uncounted, beside the pods of ``evict.operator_namespaces``."""
+
+    units: tuple[Unit, ...] = _UNITS
+    """Units of systemd on the host, such as telegraf.service, or user.slice for people with a shell."""
+
+
+class FencePolicy(Model):
+    """Who may open a device while it belongs to nobody, or to somebody else. The kernel keeps watch over it."""
+
+    mode: FenceMode = FenceMode.WATCH
+    """Whether others are counted and named (watch), are also kept out (refuse), or nothing is done (off)."""
+
+    exempt: FenceExempt = FenceExempt()
+
+    lease: Annotated[Duration, Field(ge=60, le=86400)] = 600.0
+    """How long others are still refused after the service was last seen alive, such as when it was removed."""
+
+
 class Clear(Model):
     """What is written over the memory, and how much of it must be covered."""
 
@@ -314,6 +351,7 @@ class Policy(Model):
     """The factor for the deadlines of all steps. A step that misses its deadline is killed and fails."""
 
     evict: Evict = Evict()
+    fence: FencePolicy = FencePolicy()
     reset: Reset = Reset()
     settings: SettingsPolicy = SettingsPolicy()
     clear: Clear = Clear()
@@ -448,3 +486,8 @@ class PolicySet(Model):
 
     rules: Annotated[tuple[Rule, ...], Field(max_length=MOST_RULES)] = ()
     """Exceptions for some devices. The first rule that matches applies."""
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """All that a device may have."""
+        return self.defaults, *(rule.policy for rule in self.rules)

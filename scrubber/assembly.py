@@ -17,8 +17,8 @@ import scrubber
 from ground import boot, log, paths
 from ground.aio import Changed
 from ground.errors import FatalError, LedgerUnavailable
-from policies.model import Evict, Policy
-from scrubber.config import BackendChoice, FenceMode, ScrubberConfig, SightMode
+from policies.model import Evict, FenceMode, Policy
+from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.events import IllegalEventError
 from scrubber.core.model import DeviceInfo, Holder
@@ -39,9 +39,11 @@ from scrubber.node import cgroups, clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.process_ends import ProcessEnds
-from scrubber.node.processes import Processes, no_bystander
+from scrubber.node.processes import Processes
+from scrubber.node.unified import Tree
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.guard import Guard, Look
+from scrubber.observe.exempt import Exempt
+from scrubber.observe.guard import Guard, Look, Terms
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
@@ -245,30 +247,51 @@ def _guard(
     namespace: int | None,
     processes: Processes,
     bystanders: Callable[[str], Callable[[Holder], bool]],
-) -> Guard | None:
-    """Who tells what the kernel counts; None where it counts nothing: the log says why.
+    policy: Callable[[str], Policy],
+    *,
+    fences: bool,
+) -> Guard | str:
+    """Who tells what the kernel counts; or why it counts nothing, which the log says too. Empty: it should not.
 
-    Simulated GPUs have none: they are files, without a number.
+    ``fences``: whether the policy asks for it. Simulated GPUs have none: they are files, without a number.
     """
     try:
         root = config.cgroup_root or fence.root()
-        if config.fence is FenceMode.OFF:
+        if not fences:
             fence.take_down(root)
-            return None
-        pods_of = Containers(PROC, namespace, config.host_root / "sys/fs/cgroup")
+            return ""
+        groups_of = partial(Containers(PROC, namespace, config.host_root / "sys/fs/cgroup").unified_groups, root=root)
         process = processes.process if namespace is None else _unseen  # the kernel names processes as the node does
-        look = Look(process, partial(pods_of.unified_groups, root=root), bystanders)
+        has_pods = config.cgroup_root is not None or _has_pods(root)
+        if not has_pods:
+            logger.info("the fence refuses nobody and knows no pods: they are in control groups of version 1")
+        exempt = Exempt(Tree(root), groups_of, config.pod_logs)
+
+        def terms(device: str) -> Terms:
+            said = policy(device)
+            namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
+            groups = exempt.groups(said.fence.exempt.units if has_pods else (), namespaces)
+            mode = said.fence.mode
+            return Terms(mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF, said.fence.lease, groups)
+
+        look = Look(process, groups_of, bystanders, terms, exempt.read, exempt.place)
         own = _own_group(config.cgroup_root)
         guard = Guard(Fence(root), own, look)
     except FenceError as error:
-        if config.fence is not FenceMode.OFF:
-            logger.warning("the kernel does not count who opens a GPU", error=str(error))
-        return None
+        if not fences:
+            return ""
+        logger.warning("the kernel does not count who opens a GPU", error=str(error))
+        return str(error)
     guard.start()
     return guard
 
 
 _OWN = "autoclave"  # the control group of a service, below the one that it was started in
+
+
+def _has_pods(root: Path) -> bool:
+    """Whether pods are in these groups. On a hybrid node they share groups here, also with their runtime."""
+    return (root / "cgroup.controllers").read_text().strip() != ""
 
 
 def _unseen(_pid: int) -> tuple[Holder, ...]:
@@ -325,15 +348,19 @@ def build(
     def ignored_by(evict: Evict) -> Callable[[Holder], bool]:
         return is_bystander(evict.all_bystanders(config.operator_namespace))
 
+    def policy(device: str) -> Policy:
+        record = ledger.records.get(device)
+        return active_policy.device_policy(record.device).policy if record is not None else active_policy.defaults
+
     def ignored(device: str) -> Callable[[Holder], bool]:
-        return ignored_by(active_policy.device_policy(ledger.records[device].device).policy.evict)
+        return ignored_by(policy(device).evict)
 
     ends = ProcessEnds()
 
-    def bystanders(device: str) -> Callable[[Holder], bool]:
-        return ignored(device) if device in ledger.records else no_bystander
-
-    guard = None if isinstance(backend, Simulated) else _guard(config, namespace, processes, bystanders)
+    fenced: Guard | str = ""
+    if not isinstance(backend, Simulated):
+        fenced = _guard(config, namespace, processes, ignored, policy, fences=active_policy.fences)
+    guard = fenced if isinstance(fenced, Guard) else None
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)
     seen_since = ObservedSince(clock.now().uptime)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)

@@ -24,13 +24,6 @@ class SightMode(Enum):
     NAMESPACE = "namespace"
 
 
-class FenceMode(Enum):
-    """What the kernel does for the service when somebody opens the device node of a GPU."""
-
-    WATCH = "watch"  # it counts and names who asks, and refuses nobody
-    OFF = "off"
-
-
 @dataclass(frozen=True, slots=True)
 class ScrubberConfig:
     """All settings of ``autoclave scrubber``. All paths are absolute."""
@@ -103,9 +96,6 @@ class ScrubberConfig:
 
     node_name: str = ""
     """The name of this node in signed checkpoints; its host name when empty."""
-
-    fence: FenceMode = FenceMode.OFF
-    """Whether the kernel counts who opens a GPU that was not given to it. Off also removes a fence that stands."""
 
     cgroup_root: Path | None = None
     """The control group of version 2 below which the fence stands; None: the root of all groups of the node."""

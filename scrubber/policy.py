@@ -15,7 +15,7 @@ from pathlib import Path
 from ground import calendar_time, paths, private_files
 from ground.documents.faults import DocumentError
 from policies import load, match
-from policies.model import Policy, PolicySet
+from policies.model import FenceMode, Policy, PolicySet
 from scrubber.core.model import DeviceInfo
 
 DevicePolicy = match.Matched
@@ -55,6 +55,11 @@ class ActivePolicy:
     def defaults(self) -> Policy:
         """The policy of every device that no rule matches."""
         return self._loaded[0].defaults
+
+    @property
+    def fences(self) -> bool:
+        """Whether a device may have a fence."""
+        return any(policy.fence.mode is not FenceMode.OFF for policy in self._loaded[0].policies)
 
     @property
     def digest(self) -> str:
@@ -146,7 +151,7 @@ class ActivePolicy:
 
     @staticmethod
     def _keep_for_receipts(policies: PolicySet, state_dir: Path) -> None:
-        for policy in (policies.defaults, *(rule.policy for rule in policies.rules)):
+        for policy in policies.policies:
             path = paths.proof_settings(state_dir, policy.proof_digest)
             if not path.exists():
                 private_files.make_folder(path.parent)

@@ -232,7 +232,7 @@ def flags(where: Where, directory: Path, run: Path, policy_file: Path, made: Gro
         "--gate-cdi-dir": directory,  # without a gate, the service takes that of this directory off
         "--host-root": where.root,
         "--sight": "namespace",
-        **({"--fence": "watch", "--cgroup-root": made.below} if made is not None else {}),
+        **({"--cgroup-root": made.below} if made is not None else {}),
         "--log-format": "json",
     }
 

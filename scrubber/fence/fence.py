@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,8 +126,10 @@ class Fence:
         return frozenset(map(program.number, self._rules))
 
     def forget(self, numbers: Iterable[DeviceNumber]) -> None:
-        """Fence these devices no longer. Their counts stay, so that none begins anew before a reboot."""
+        """Fence these devices no longer. Their counts stay, and what is not counted from now on is a gap."""
         for number in numbers:
+            kept = self.kept(number)
+            self.keep(number, replace(kept, gaps=kept.gaps + 1))
             self._rules.remove(program.key(number))
             for group in self._open_to.pop(program.key(number), set()):
                 self._members.remove(program.key(number) + _TIME.pack(group))
@@ -173,6 +175,51 @@ def _lacks(error: OSError) -> str:
     if error.errno == errno.ENOSYS:
         return "this kernel has no bpf(2)"
     return f"this kernel refuses its program, which takes Linux 6.1 or newer: {error.strerror}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the fence does with a device."""
+
+    device: DeviceNumber
+    open_to: frozenset[int] | None  # control groups; None: all
+    refuse: bool
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What stands in the kernel."""
+
+    rules: tuple[Rule, ...]
+    lease: float  # seconds for which others are refused if nobody renews it
+
+
+def inspect(group: Path) -> Inspected | None:
+    """The fence below a control group, None if none stands. FenceError says why it cannot tell."""
+    with ExitStack() as closing, _explained():
+        opened = _opened(group)
+        closing.callback(os.close, opened)
+        standing = _ours(kernel.attached(opened))
+        if standing is None:
+            return None
+        descriptors = _maps_of(standing)
+        for descriptor in descriptors.values():
+            closing.callback(os.close, descriptor)
+        if program.MAPS.keys() - descriptors.keys():
+            raise FenceError("the fence that stands is of another version of autoclave")
+        maps = {name: Map(descriptors[name], shape.key, shape.value) for name, shape in program.MAPS.items()}
+        members = [*maps[program.MEMBERSHIP]]
+        (until,) = _TIME.unpack(maps[program.LEASE].get(_FIRST_INDEX) or bytes(8))
+        left = (until - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) / 1e9
+        return Inspected(tuple(_rule(key, maps, members) for key in maps[program.RULES]), max(left, 0.0))
+
+
+def _rule(key: bytes, maps: Mapping[str, Map], members: Iterable[bytes]) -> Rule:
+    to_all, refuse = program.RULE.unpack(maps[program.RULES].get(key) or bytes(program.RULE.size))
+    groups = frozenset(_TIME.unpack(member[8:])[0] for member in members if member[:8] == key)
+    counts = program.COUNTS.unpack(maps[program.COUNTERS].get(key) or bytes(program.COUNTS.size))
+    return Rule(program.number(key), None if to_all else groups, bool(refuse), Counts(*counts))
 
 
 def take_down(group: Path) -> bool:

@@ -71,7 +71,7 @@ class MapShape:
 _HASH, _ARRAY, _RING = 1, 2, 27
 RING_BYTES = 64 * 1024  # about a thousand questions
 NUMBERS = 1024  # device numbers that are fenced at most
-MEMBERS = 4096  # control groups that may open one, in all: a few for each number
+MEMBERS = 16384  # control groups that may open one, in all: for each number, those of all pods that are exempt
 
 # The names hold the version of the layout: a service finds the maps of an earlier one by them, with what they count.
 RULES, MEMBERSHIP, COUNTERS = "fence1_rules", "fence1_members", "fence1_counts"

@@ -57,6 +57,11 @@ class DriverCalls:
         """The GPUs that have a pending restore, with their addresses; raises DeviceError."""
         return await self.caller.ask("pending restores", self.backend.pending_restores, self.patience)
 
+    async def renew_fence(self) -> None:
+        """Let the fence follow the policy and the node, and refuse others for another while; raises DeviceError."""
+        if self.guard is not None:
+            await self.caller.ask("fence", self.guard.renew, self.patience)
+
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
         return await self._incarnation.ask()

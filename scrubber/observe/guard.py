@@ -1,7 +1,8 @@
 """Keeps the fence in step with the records, and tells who asked for a device that was not given to it.
 
-A question of a bystander is no use: it is recognised while its process runs, by the same rules as a holder. All other
-questions count as uses, also those that nobody could look into.
+A question of a bystander is no use: it is recognised while its process runs, by the same rules as a holder. Nor is one
+that was refused, or one of a control group that is exempt. All other questions count as uses, also those that nobody
+could look into.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import os
 import select
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,11 +23,16 @@ from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Missed, Testimony
 from scrubber.fence.fence import Fence
 from scrubber.fence.questions import Question
+from scrubber.node import clock
+from scrubber.node.unified import Place
+from scrubber.observe.askers import Asker, Askers
 
 logger = log.get("fence")
 
 IsBystander = Callable[[Holder], bool]
-_NAMED = 4  # askers of a device that are named at most
+LOGGED_EVERY = 3600.0  # seconds between two lines about one program that asks again and again
+_JUDGED_FOR = 1.0  # seconds in which a group that was not exempt is not looked up again
+_JUDGED = 256  # groups
 _TRIES = 8  # readings of the count, while questions come
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds: by so much a process may have started later than /proc says
 _RECOGNISED_FOR = 2.0  # seconds in which a bystander that has ended is still known
@@ -34,12 +40,25 @@ _POLL_MS = 500  # the thread that reads the questions looks this often whether i
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What the policy says of a device."""
+
+    refuse: bool = False  # others, or only count them
+    fenced: bool = True
+    lease: float = 600.0  # seconds for which others are still refused without the service
+    exempt: frozenset[int] = frozenset()  # the control groups that may open it at any time
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
-    """What the guard asks about processes and control groups."""
+    """What the guard asks about processes, control groups and the policy."""
 
     process: Callable[[int], tuple[Holder, ...]]  # a process by its pid; empty if it has ended
     groups: Callable[[str], frozenset[int]]  # the control groups of a pod
     bystanders: Callable[[str], IsBystander]  # for each device, who does not count
+    terms: Callable[[str], Terms]  # for each device
+    read: Callable[[], None]  # which groups there are, for the next ``terms``
+    place: Callable[[int], Place | None]  # what a control group is; None if it is gone
 
 
 class Guard:
@@ -51,15 +70,19 @@ class Guard:
         self._service = service
         self._look = look
         self._turn = threading.RLock()  # the fence is asked by many threads, and its questions can be read once
-        self._numbers: dict[str, frozenset[DeviceNumber]] = {}
+        self._known: Mapping[str, frozenset[DeviceNumber]] = {}  # all devices ...
+        self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
+        self._unguarded = ""  # why none is, as it was logged
         self._records: dict[str, Record] = {}
-        self._open_to: dict[str, frozenset[int] | None] = {}
+        self._open_to: dict[str, tuple[frozenset[int] | None, bool]] = {}  # and whether others are refused
         self._failed: dict[str, str] = {}  # devices whose rule the kernel did not take, and why
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[
             str, int
         ] = {}  # ... and how many more than the kernel counts: another number counts for it now
-        self._askers: dict[str, deque[str]] = {}
+        self.askers = Askers(lambda: clock.now().wall)
+        self._logged: dict[tuple[str, str, str], float] = {}  # by device, program and place: the time of the last line
+        self._judged: dict[int, tuple[float, Place | None]] = {}  # groups that asked lately, and until which uptime
         self._recognised: dict[tuple[int, str, int], float] = {}  # bystanders that asked lately, until this uptime
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._read, name="fence", daemon=True)
@@ -74,26 +97,50 @@ class Guard:
         A number of two devices, such as of one that is gone, guards neither. A device with other numbers than before
         may have been used meanwhile.
         """
-        numbers = _of_one_device_each(numbers)
         with self._turn:
-            if self._ending.is_set() or numbers == self._numbers:
-                return
-            changed = {uuid for uuid, mine in numbers.items() if self._numbers.get(uuid) != mine}
-            known = changed & self._uses.keys()
-            try:
-                self._forget_proofs(known)
-                self._numbers = numbers
-                self._forget_proofs(known)
-                self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
-                for uuid in known:
-                    self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
-            except OSError as error:
-                self._numbers = {}  # tried again with the next reading; until then nothing is guarded
+            self._known = numbers
+            self._learn()
+
+    def _learn(self) -> None:
+        alone = _of_one_device_each(self._known)
+        numbers = {uuid: mine if self._look.terms(uuid).fenced else frozenset() for uuid, mine in alone.items()}
+        if self._ending.is_set() or numbers == self._numbers:
+            return
+        changed = {uuid for uuid, mine in numbers.items() if self._numbers.get(uuid) != mine}
+        known = changed & self._uses.keys()
+        try:
+            self._forget_proofs(known)
+            self._numbers = numbers
+            self._forget_proofs(known)
+            self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
+            for uuid in known:
+                self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
+        except OSError as error:
+            self._numbers = {}  # tried again with the next round; until then nothing is guarded
+            if str(error) != self._unguarded:
+                self._unguarded = str(error)
                 logger.warning("the devices are not guarded", error=str(error))
-                return
-            for uuid in changed:
-                self._open_to.pop(uuid, None)
+            return
+        self._unguarded = ""
+        for uuid in changed:
+            self._open_to.pop(uuid, None)
+            self._open(uuid)
+
+    def renew(self) -> None:
+        """Follow the policy and the control groups of the node, and refuse for another while: called in each round."""
+        with self._turn:
+            self._look.read()
+            self._learn()
+            leases = []
+            for uuid, mine in self._numbers.items():
                 self._open(uuid)
+                if mine and (terms := self._look.terms(uuid)).refuse:
+                    leases.append(terms.lease)
+            if leases and not self._ending.is_set():
+                try:
+                    self._fence.refuse_for(min(leases))
+                except OSError as error:
+                    logger.warning("the lease of the fence is not renewed", error=str(error))
 
     def changed(self, record: Record) -> None:
         """A row about the device is in the ledger: open it to whom it is open now, and to nobody else.
@@ -108,14 +155,15 @@ class Guard:
         numbers = self._numbers.get(uuid)
         if not numbers or self._ending.is_set():
             return
-        record = self._records.get(uuid)
+        record, terms = self._records.get(uuid), self._look.terms(uuid)
         try:
-            now = self._members(fencing.open_to(record) if record is not None else OpenTo.SERVICE)
+            members = self._members(fencing.open_to(record) if record is not None else OpenTo.SERVICE)
+            now = members if members is None else members | terms.exempt, terms.refuse
             if uuid in self._open_to and self._open_to[uuid] == now:
                 return
             self._open_to.pop(uuid, None)
             for number in numbers:
-                self._fence.set(number, now, refuse=False)
+                self._fence.set(number, now[0], refuse=terms.refuse)
         except OSError as error:
             self._failed[uuid] = f"the kernel does not take the rule of the fence: {error.strerror}"
             return
@@ -132,6 +180,10 @@ class Guard:
             case Pod(uid):
                 groups = self._look.groups(uid)
                 return groups | {self._service} if groups else None
+
+    def guards(self, uuid: str) -> bool:
+        """Whether the kernel is asked about the device."""
+        return bool(self._numbers.get(uuid)) and uuid not in self._failed
 
     def witness(self, uuid: str) -> Testimony | None:
         """How often others have used the device; None if it is not guarded."""
@@ -165,11 +217,11 @@ class Guard:
         return self._counted(uuid)
 
     def _counted(self, uuid: str) -> int:
-        """What the kernel has counted for the device, without the bystanders that are known by now."""
+        """What the kernel has counted for the device: not who was refused, nor the bystanders that are known by now."""
         found = 0
         for number in self._numbers[uuid]:
             counts, kept = self._fence.counts(number), self._fence.kept(number)
-            found += (counts.asked if counts is not None else 0) + kept.gaps - kept.excused
+            found += (counts.asked - counts.refused if counts is not None else 0) + kept.gaps - kept.excused
         return found
 
     def proven(self, uuid: str, proof: str, uses: int) -> None:
@@ -177,7 +229,6 @@ class Guard:
         with self._turn:
             if not self._numbers.get(uuid) or self._ending.is_set():
                 return
-            self._askers.pop(uuid, None)
             try:
                 self._keep(uuid, proof=_named(proof), uses=uses - self._more.get(uuid, 0))
             except OSError as error:  # then a later run makes a proof of its own
@@ -223,18 +274,44 @@ class Guard:
         if recognised or (holder is None and self._recognised.get(who, 0.0) > question.uptime):
             self._recognised = {it: until for it, until in self._recognised.items() if until > question.uptime}
             self._recognised[who] = question.uptime + _RECOGNISED_FOR
+            self._excuse(question)
+            return
+        place = self._place(question.group, question.uptime)
+        if place is not None and place.groups & self._look.terms(uuid).exempt:
+            self._excuse(question)
+            self._open(uuid)  # a group that began after the last round
+        else:
+            self._add(uuid, question, holder, place)
+
+    def _place(self, group: int, uptime: float) -> Place | None:
+        """Where a process ran. Exempt groups are read again for a group that has not asked lately."""
+        until, place = self._judged.pop(group, (0.0, None))
+        if until <= uptime:
+            until, place = uptime + _JUDGED_FOR, self._look.place(group)
+            self._look.read()
+        self._judged[group] = until, place
+        if len(self._judged) > _JUDGED:
+            del self._judged[next(iter(self._judged))]
+        return place
+
+    def _excuse(self, question: Question) -> None:
+        if not question.refused:  # otherwise the kernel says that it was no use
             kept = self._fence.kept(question.device)
             self._fence.keep(question.device, replace(kept, excused=kept.excused + 1))
+
+    def _add(self, uuid: str, question: Question, holder: Holder | None, place: Place | None) -> None:
+        """Remember who asked, and say so once an hour."""
+        container = (holder and holder.container) or (place and place.container)
+        unit = place.name if place is not None else ""
+        where = container or unit or ("no container" if holder is not None else "")
+        command = holder.command if holder is not None else question.command
+        asker = self.askers.add(uuid, command, question.pid, where, refused=question.refused)
+        key = uuid, command, where
+        if asker.last < self._logged.get(key, 0.0) + LOGGED_EVERY:
             return
-        if holder is not None:
-            name = process_names.describe(holder.command, holder.pid, holder.container or "no container")
-        else:
-            name = process_names.describe(question.command, question.pid, "it has ended")
-        askers = self._askers.setdefault(uuid, deque(maxlen=_NAMED))
-        if name in askers:
-            return
-        askers.append(name)
-        logger.warning("a process asked for a GPU that is not its own", device=uuid, process=name)
+        self._logged = {it: at for it, at in self._logged.items() if asker.last < at + LOGGED_EVERY} | {key: asker.last}
+        times = {"times": asker.times, "refused": asker.refused}
+        logger.warning("a process asked for a GPU that is not its own", device=uuid, process=_called(asker), **times)
 
     def _read(self) -> None:
         waiting = select.poll()
@@ -258,6 +335,11 @@ class Guard:
             self._reader.join()
         with self._turn:
             self._fence.close()
+
+
+def _called(asker: Asker) -> str:
+    """The program and where it ran."""
+    return process_names.describe(asker.command, asker.pid, asker.place or "it has ended")
 
 
 def _of_one_device_each(numbers: Mapping[str, frozenset[DeviceNumber]]) -> dict[str, frozenset[DeviceNumber]]:

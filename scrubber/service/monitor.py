@@ -74,7 +74,8 @@ class Monitor:
 
     async def round(self, stagger: float = 0.0) -> None:
         """Observe the devices and reconcile those that need an action. A failing device delays no other."""
-        errors = [await _attempt(work) for work in (self._context.ledger.try_again, self._upkeep.name_pods)]
+        first = (self._context.ledger.try_again, self._upkeep.name_pods, self._observer.driver.renew_fence)
+        errors = [await _attempt(work) for work in first]
         now = asyncio.get_running_loop().time()
         if now >= self._inventory_due:
             self._inventory_due = now + OBSERVED_WITHIN - self._interval / 2

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from scrubber.core.witness import FENCE, Counted, Missed
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence
 from scrubber.node.processes import Processes
-from scrubber.observe.guard import Guard, Look
+from scrubber.node.unified import Tree
+from scrubber.observe.guard import Guard, Look, Terms
 from tests.core import lives
 from tests.fence.conftest import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 
@@ -36,13 +38,22 @@ class Asking:
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=True)
         self.found: Callable[[int], tuple[Holder, ...]] = processes.process
         groups = {lives.A: frozenset({identity(owner)})}
+        self.terms = Terms()
+        self.exempt = set[Path]()  # control groups, by the next reading
+        self._exempt = frozenset[int]()
         look = Look(
             lambda pid: self.found(pid),  # noqa: PLW0108 - a test may put another one there later
             lambda pod: groups.get(pod, frozenset()),
             lambda _uuid: self._is_bystander,
+            lambda _uuid: replace(self.terms, exempt=self._exempt),
+            self._read,
+            Tree(fence.root()).place,
         )
         self.guard = Guard(standing, identity(service), look)
         self.guard.start()
+
+    def _read(self) -> None:
+        self._exempt = frozenset(map(identity, self.exempt))
 
     def _is_bystander(self, holder: Holder) -> bool:
         return holder.command in self.bystanders
@@ -224,3 +235,106 @@ def test_a_device_without_numbers_is_not_guarded(asking: Asking, foreign: Path) 
     asking.keep(lives.CLEAN, {})
     run(foreign, OPENS)
     assert asking.guard.witness(DEVICE) is None
+
+
+def refused(asking: Asking) -> Terms:
+    asking.terms = Terms(refuse=True)
+    return asking.terms
+
+
+def test_a_refused_question_is_no_use(asking: Asking, foreign: Path) -> None:
+    """Otherwise anybody could end the proofs of a node by asking."""
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    assert run(foreign, OPENS) == "refused"
+    assert asking.uses() == 0
+    (asker,) = asking.guard.askers.of(DEVICE)
+    assert asker.times == asker.refused > 0
+    assert asking.guard.askers.asked(DEVICE).refused == asker.refused
+
+
+def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: Path, standing: Fence) -> None:
+    standing.refuse_for(-1)
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    assert run(foreign, OPENS) == "opened", "nobody has renewed it yet"
+    asking.guard.renew()
+    assert run(foreign, OPENS) == "refused"
+    stands = fence.inspect(group)
+    assert stands is not None
+    assert 0 < asking.terms.lease - stands.lease < 60
+
+
+def test_watching_gives_no_lease(asking: Asking, group: Path, standing: Fence) -> None:
+    standing.refuse_for(-1)
+    asking.keep(lives.CLEAN)
+    asking.guard.renew()
+    stands = fence.inspect(group)
+    assert stands is not None
+    assert stands.lease == 0
+    assert [(rule.device, rule.refuse) for rule in stands.rules] == [(FULL, False)]
+
+
+def test_another_policy_comes_into_force_with_the_next_round(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    for terms, said in ((Terms(refuse=True), "refused"), (Terms(), "opened"), (Terms(fenced=False), "opened")):
+        asking.terms = terms
+        asking.guard.renew()
+        assert run(foreign, OPENS) == said
+    assert asking.guard.witness(DEVICE) is None
+
+
+def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: Path, owner: Path) -> None:
+    """Also by a service that has ended since, and whose policy was another one."""
+    for fenced, used in ((True, False), (False, None), (True, True)):
+        one = Asking(Fence(group), service, owner)
+        one.terms = Terms(fenced=fenced)
+        one.keep(lives.CLEAN)
+        if used is not None:
+            assert (one.uses() > (one.guard.uses_at_proof(DEVICE, "proof-1") or 0)) is used
+            one.guard.proven(DEVICE, "proof-1", one.uses())
+        one.guard.close()
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+def test_an_exempt_group_opens_uncounted(asking: Asking, foreign: Path, *, refuse: bool) -> None:
+    """At the first question of a group that began after the last round: a monitor tries again."""
+    asking.terms = Terms(refuse=refuse)
+    asking.keep(lives.CLEAN)
+    asking.exempt = {foreign}
+    assert run(foreign, OPENS) == ("refused" if refuse else "opened")
+    assert asking.uses() == 0
+    before = counts(asking, foreign)
+    below = made_group(foreign / "below")
+    assert run(foreign, OPENS) == run(below, OPENS) == "opened"
+    assert counts(asking, foreign) == before
+    assert asking.guard.askers.of(DEVICE) == ()
+    asking.exempt, asking.terms = set(), Terms()
+    asking.guard.renew()
+    assert run(foreign, OPENS) == "opened"
+    assert asking.uses() > 0, "what was refused is not excused too"
+
+
+def counts(asking: Asking, foreign: Path) -> fence.Counts:
+    assert asking.guard.witness(DEVICE) is not None
+    stands = fence.inspect(foreign.parent)
+    assert stands is not None
+    return stands.rules[0].counts
+
+
+def test_many_questions_of_a_program_are_one_line(
+    asking: Asking, foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named by its control group, also after its end."""
+    asking.found = lambda _pid: ()
+    asking.keep(lives.CLEAN)
+    unit = made_group(foreign / "telegraf.service")
+    for _ in range(5):
+        run(unit, OPENS)
+        asking.uses()
+    (asker,) = asking.guard.askers.of(DEVICE)
+    assert (asker.place, asker.refused) == ("telegraf.service", 0)
+    assert asker.times >= 5
+    lines = [line for line in capsys.readouterr().out.splitlines() if "asked for a GPU" in line]
+    assert len(lines) == 1
+    assert "telegraf.service" in lines[0]

@@ -135,11 +135,11 @@ WRONG_VALUES = (
     ("evict: {grace: -1s}", f'evict.grace: found text "-1s", expected {NOT_A_DURATION}'),
     ("settings: {fan: 3}", "settings.fan: found an unknown key"),
     ("path: slow", ("path: found an unknown key, expected one of mode, gate, model, restart_on_sick, receipts, "
-     "serial_in_receipts, budgets, paths, timeouts, evict, reset, settings, clear, selftest, proof, quarantine, "
+     "serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, quarantine, "
      "periodic "
      "(did you mean paths, with first_look or new_tenant or escalate?)")),
     ("new_tenants: slow", ("new_tenants: found an unknown key, expected one of mode, gate, model, restart_on_sick, "
-     "receipts, serial_in_receipts, budgets, paths, timeouts, evict, reset, settings, clear, selftest, proof, "
+     "receipts, serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, "
      "quarantine, periodic "
      "(did you mean paths.new_tenant?)")),
     ("settings: {mig: true}", "settings.mig: found an unknown key"),

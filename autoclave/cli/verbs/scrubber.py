@@ -81,12 +81,6 @@ def _request_timeout(text: str) -> float:
     help="The PID namespace that must show all processes; namespace is for nodes that are containers.",
 )
 @click.option(
-    "--fence",
-    type=options.Words(config.FenceMode),
-    default="off",
-    help="Whether the kernel counts who opens a GPU that was not given to it; off also removes a fence that stands.",
-)
-@click.option(
     "--cgroup-root",
     type=options.PATH,
     show_default="the root of the node",

@@ -18,8 +18,9 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.fence.fence import Fence
 from scrubber.node import clock
 from scrubber.node.processes import Processes
+from scrubber.node.unified import Tree
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.guard import Guard, Look
+from scrubber.observe.guard import Guard, Look, Terms
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
@@ -49,7 +50,14 @@ class Run:
 
     def __init__(self, backend: Nvidia, group: Path, own: Path, folder: Path) -> None:
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
-        look = Look(processes.process, lambda _pod: frozenset(), lambda _uuid: is_bystander)
+        look = Look(
+            processes.process,
+            lambda _pod: frozenset(),
+            lambda _uuid: is_bystander,
+            lambda _uuid: Terms(),
+            lambda: None,
+            Tree(group).place,
+        )
         self.guard = Guard(Fence(group), identity(own), look)
         self.guard.start()
         driver = DriverCalls(backend, "boot", guard=self.guard)

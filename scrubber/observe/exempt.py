@@ -1,0 +1,55 @@
+"""Who may open a fenced device at any time: units of the host and pods of some namespaces, by their control groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from scrubber.node import pods
+from scrubber.node.unified import Place, Tree
+
+
+class Exempt:
+    """Finds these groups. What began since the last reading is found by the next one."""
+
+    def __init__(self, tree: Tree, groups_of_pod: Callable[[str], frozenset[int]], pod_logs: Path) -> None:
+        """``pod_logs``: the directory of the kubelet's pod logs, which names the namespaces of pods."""
+        self._tree = tree
+        self._groups_of_pod = groups_of_pod
+        self._pod_logs = pod_logs
+        self.names: dict[str, str] = {}  # NAMESPACE/NAME of each pod by its UID, at the last reading
+        self._pods: dict[str, frozenset[int]] = {}  # the groups of those that were asked for
+        self._answers: dict[tuple[tuple[str, ...], tuple[str, ...]], frozenset[int]] = {}  # since the last reading
+
+    def read(self) -> None:
+        """Read the units and pods of the node again."""
+        self._answers.clear()
+        self._tree.read()
+        try:
+            self.names = pods.read_names(self._pod_logs)
+        except OSError:  # no kubelet
+            self.names = {}
+        self._pods = {pod: groups for pod, groups in self._pods.items() if pod in self.names}
+
+    def groups(self, units: tuple[str, ...], namespaces: tuple[str, ...]) -> frozenset[int]:
+        """The groups of these units, and of all pods in these namespaces."""
+        answer = self._answers.get((units, namespaces))
+        if answer is None:
+            self._answers[units, namespaces] = answer = self._find(units, namespaces)
+        return answer
+
+    def _find(self, units: tuple[str, ...], namespaces: Collection[str]) -> frozenset[int]:
+        found = [self._tree.units(units)]
+        for pod, name in self.names.items():
+            if name.partition("/")[0] in namespaces:
+                if pod not in self._pods:
+                    self._pods[pod] = self._groups_of_pod(pod)
+                found.append(self._pods[pod])
+        return frozenset[int]().union(*found)
+
+    def place(self, group: int) -> Place | None:
+        """What a group is; None if it is gone. Its pod is looked for again if its groups were not found before."""
+        place = self._tree.place(group)
+        if place is not None and not self._pods.get(place.container or ""):
+            self._pods.pop(place.container or "", None)
+        return place

@@ -1,0 +1,84 @@
+"""Control groups of version 2 of this machine's kernel, by their numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scrubber.node.unified import Tree
+from tests.fence.conftest import group, identity
+
+__all__ = ["group"]  # a fixture
+
+POD = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+
+
+def made(place: Path) -> int:
+    """The number of a new control group."""
+    place.mkdir(parents=True)
+    return identity(place)
+
+
+def test_a_unit_is_found_in_its_slice(group: Path) -> None:
+    tree = Tree(group)
+    tree.read()
+    assert tree.units(["dcgm.service"]) == frozenset()
+    dcgm = made(group / "system.slice/dcgm.service")
+    user = identity(group / "system.slice")
+    deep = made(group / "a.slice/a-b.slice/telegraf.service")
+    tree.read()
+    assert tree.units(["dcgm.service", "telegraf.service"]) == {dcgm, deep}
+    assert tree.units(["system.slice"]) == {user}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "user.slice/user-1000.slice/user@1000.service/app.slice/dcgm.service",
+        "kubepods.slice/kubepods-pod1.slice/dcgm.service",
+        "kubepods/pod1/dcgm.service",
+        "system.slice/docker-1.scope/dcgm.service",
+    ],
+)
+def test_a_group_of_a_user_or_container_is_no_unit(group: Path, place: str) -> None:
+    made(group / place)
+    tree = Tree(group)
+    tree.read()
+    assert tree.units(["dcgm.service"]) == frozenset()
+
+
+def test_a_runtime_that_keeps_pods_below_itself_is_left_out(group: Path) -> None:
+    made(group / "system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:1")
+    tree = Tree(group)
+    tree.read()
+    assert tree.units(["containerd.service"]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "container"),
+    [
+        ("system.slice/telegraf.service", "telegraf.service", None),
+        ("user.slice/user-1000.slice/session-1.scope", "session-1.scope", None),
+        ("user.slice", "user.slice", None),
+        ("mine", "/mine", None),
+        (
+            f"kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice",
+            f"kubepods-pod{POD.replace('-', '_')}.slice",
+            POD,
+        ),
+        (f"kubepods/burstable/pod{POD}/{'a' * 64}", f"/kubepods/burstable/pod{POD}/{'a' * 64}", POD),
+    ],
+)
+def test_a_group_without_processes_has_a_name(group: Path, place: str, name: str, container: str | None) -> None:
+    number = made(group / place)
+    found = Tree(group).place(number)
+    assert found is not None
+    assert (found.name, found.container) == (name, container)
+    assert {number, identity(group / Path(place).parts[0])} <= found.groups
+
+
+def test_a_group_that_is_gone_has_no_name(group: Path) -> None:
+    number = made(group / "brief.service")
+    (group / "brief.service").rmdir()
+    assert Tree(group).place(number) is None

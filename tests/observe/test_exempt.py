@@ -1,0 +1,47 @@
+"""Who is exempt from the fence: by the unit, or by the namespace of the pod."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scrubber.node.unified import Tree
+from scrubber.observe.exempt import Exempt
+from tests.fence.conftest import group, identity
+
+__all__ = ["group"]  # a fixture
+
+DCGM, TENANT = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", "1f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+
+
+def test_the_pods_of_a_namespace_are_exempt(group: Path, tmp_path: Path) -> None:
+    groups = {DCGM: frozenset({7}), TENANT: frozenset({8})}
+    exempt = Exempt(Tree(group), lambda pod: groups[pod], tmp_path)
+    for name in (f"gpu-operator_dcgm-1_{DCGM}", f"team_gpu-operator_{TENANT}"):
+        (tmp_path / name).mkdir()
+    exempt.read()
+    assert exempt.groups((), ("gpu-operator",)) == {7}
+    assert exempt.groups((), ()) == frozenset()
+
+
+def test_a_unit_that_starts_again_is_exempt_with_the_next_reading(group: Path, tmp_path: Path) -> None:
+    exempt, unit = Exempt(Tree(group), lambda _pod: frozenset(), tmp_path), group / "system.slice/dcgm.service"
+    for _ in range(2):
+        unit.mkdir(parents=True)
+        exempt.read()
+        assert exempt.groups(("dcgm.service",), ()) == {identity(unit)}
+        unit.rmdir()
+
+
+def test_a_pod_without_groups_is_looked_for_when_it_asks(group: Path, tmp_path: Path) -> None:
+    groups = {DCGM: frozenset[int]()}
+    exempt, place = Exempt(Tree(group), lambda pod: groups[pod], tmp_path), group / f"kubepods/pod{DCGM}"
+    (tmp_path / f"gpu-operator_dcgm-1_{DCGM}").mkdir()
+    place.mkdir(parents=True)
+    exempt.read()
+    assert exempt.groups((), ("gpu-operator",)) == frozenset()
+    groups[DCGM] = frozenset({7})
+    exempt.read()
+    assert exempt.groups((), ("gpu-operator",)) == frozenset(), "a search for each round would cost too much"
+    assert exempt.place(identity(place)) is not None
+    exempt.read()
+    assert exempt.groups((), ("gpu-operator",)) == {7}
