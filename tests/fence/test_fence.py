@@ -160,10 +160,11 @@ def test_another_version_follows_without_a_gap(
     tries = (
         "import signal\nopened = ended = 0\n"
         "def end(*_):\n    global ended; ended = 1\n"
-        "signal.signal(signal.SIGTERM, end)\nprint('ready', flush=True)\n"
+        "signal.signal(signal.SIGTERM, end)\nready = False\n"
         "while not ended:\n"
         "    try: os.close(os.open('/dev/full', os.O_RDONLY)); opened += 1\n"
         "    except PermissionError: pass\n"
+        "    ready = ready or print('ready', flush=True) or True\n"
         "print(opened)"
     )
     enter = f"import os, sys; open({str(foreign / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
