@@ -1,15 +1,15 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
 A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
-observation finds all holders: it searches all processes of the node. A scrub begins and ends with one, and another one
-begins with each grant, for the start on it. After one that found no holder, the driver's list is enough (``listed``).
+observation finds all holders: it searches all processes of the node. A scrub begins and ends with one. Before a start,
+and between the two of a scrub, the driver's list is enough (``listed``) after one that found no holder.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -23,13 +23,12 @@ from scrubber.node import assignments, clock
 from scrubber.node.proc import DEAD, BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
+from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls, Shared
 from scrubber.observe.health import HealthReports
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander, SearchResult
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
-AHEAD_AFTER = 0.02  # seconds after a grant: its answer goes first, and a sandbox takes longer
-COUNTS_FOR = 10.0  # seconds for which a search counts for a start: an image that is pulled first can take minutes
 BUSY_STATES = ASSIGNED | {State.SCRUBBING}
 
 
@@ -60,8 +59,7 @@ class Observer:
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._cache = ObservationCache()
-        self._for_start: dict[str, _ForStart] = {}  # by device
-        self._looking: set[asyncio.Task[Facts]] = set()  # or the event loop could drop them
+        self._alone = Alone()
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
@@ -181,43 +179,17 @@ class Observer:
         """Whether the driver's answer "no holder" is enough: it leaves out who only has the device open."""
         return self._cache.shows_no_holder(record) and not self._observed_since.needs_search(record.device.uuid)
 
-    def look_ahead(self, record: Record) -> None:
-        """Begin a full observation of a device that was granted just now, for the start of its container."""
-        ahead = asyncio.create_task(self._look_ahead(record))
-        self._looking.add(ahead)
-        ahead.add_done_callback(self._looking.discard)
-        self._keep_for_start(record, ahead)
-
-    async def _look_ahead(self, record: Record) -> Facts:
-        """Nobody decides by these facts: a holder that was found must be found again, or counts as a use."""
-        await asyncio.sleep(AHEAD_AFTER)
-        facts = await self.full(record)
-        if facts.holders:
-            self._observed_since.seen_open(record.device.uuid)
-        return facts
-
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
-        """Facts for the start of a container. A search for this start that has just been made is not made again.
+        """Facts for the start of a container. They take no search where the fence shows that nobody has the device.
 
-        The first start of a grant has the one that began with the grant. ``admitted``: the kubelet has asked about this
-        start, and now the runtime does.
+        ``admitted``: the kubelet has asked about this start, and now the runtime does. Only the owner may have come.
         """
-        uuid, now = record.device.uuid, asyncio.get_running_loop().time()
-        kept = self._for_start.pop(uuid, None)
-        counts = kept is not None and kept.counts(record, now) and (record.state is State.GRANTED or admitted)
-        if kept is not None and counts and (await asyncio.shield(kept.facts)).holders == ():
-            self._for_start[uuid] = kept
-            return await self.listed(record, starting_pod=starting_pod)
-        facts = await self.full(record, starting_pod=starting_pod)
-        known = asyncio.get_running_loop().create_future()
-        known.set_result(facts)
-        self._keep_for_start(record, known)
-        return facts
-
-    def _keep_for_start(self, record: Record, facts: asyncio.Future[Facts]) -> None:
-        if record.tenancy.grant is not None:
-            until = asyncio.get_running_loop().time() + COUNTS_FOR
-            self._for_start[record.device.uuid] = _ForStart(record.tenancy.grant.id, until, facts)
+        uuid = record.device.uuid
+        if (record.state is State.GRANTED or admitted) and self._alone.proven(uuid, self.witness(uuid)):
+            facts = await self.listed(record, starting_pod=starting_pod)
+            if self._alone.proven(uuid, facts.witness):
+                return facts
+        return await self.full(record, starting_pod=starting_pod)
 
     async def listed(
         self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None
@@ -265,6 +237,7 @@ class Observer:
         ``starting_pod``: the pod that asks to start on the device.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
+        before = {uuid: self._alone.begin(uuid, self.witness(uuid)) for uuid in uuids}
         try:
             (incarnation, search), (alive, starting_pod_alive) = await asyncio.gather(
                 self.holders.of(uuids), self._owners.are_alive(record, starting_pod)
@@ -278,6 +251,8 @@ class Observer:
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
         self._hear(search)
+        for uuid, known in before.items():
+            self._alone.end(uuid, known, search.holders[uuid])
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
@@ -316,6 +291,7 @@ class Observer:
         if guard is None:
             return
         guard.changed(record)
+        self._alone.changed(record)
         if record.state is State.CLEAN and receipt is not None and receipt.witness == FENCE:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             if said is not None:
@@ -332,6 +308,7 @@ class Observer:
                 continue
             uses = guard.uses_at_proof(uuid, receipt.id)
             if uses is not None:
+                self._alone.resume(uuid, uses)
                 self._observed_since.resume(uuid, receipt.finished.uptime, Counted(FENCE, uses))
 
     def witness(self, uuid: str) -> Testimony | None:
@@ -371,19 +348,6 @@ class Observer:
         ask, patience = self.driver.caller.ask, self.driver.patience
         found = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
         return {uuid: found.get(uuid, KubeletAssignment()) for uuid in uuids}
-
-
-@dataclass(frozen=True, slots=True)
-class _ForStart:
-    """A full observation for the start of a container, which may not have ended yet."""
-
-    grant: str
-    until: float  # of the event loop: later it is too old
-    facts: asyncio.Future[Facts]
-
-    def counts(self, record: Record, now: float) -> bool:
-        """Whether it counts for this grant now."""
-        return record.tenancy.grant is not None and record.tenancy.grant.id == self.grant and now < self.until
 
 
 class Owners:

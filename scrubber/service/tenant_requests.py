@@ -127,8 +127,6 @@ class TenantRequests:
                     running = await self._start_jobs(request, replies)
                     if not request.not_accepted:
                         await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
-                        if announced:
-                            self._look_ahead(replies)
                         return {device: self._granted(request, device, answer) for device, answer in replies.items()}
             except LedgerUnavailable as error:
                 await self._until_writable(request, error)
@@ -401,12 +399,6 @@ class TenantRequests:
             unproven = answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
         await context.ledger.append(request.op, *events)
-
-    def _look_ahead(self, replies: Mapping[str, Answer]) -> None:
-        """Prepare the observation before the start on the devices that were just granted."""
-        for device, answer in replies.items():
-            if isinstance(answer, answers.HandOut):
-                self._context.observer.look_ahead(self._context.record(device))
 
     def _granted(self, request: Request, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
         """The grant of a device, and what its receipt proves. Without a grant, the container waits for the device."""

@@ -1,0 +1,71 @@
+"""Which devices nobody has but their owner, without another search.
+
+A search found nobody else, and the fence has counted nobody since: from before the search on, and whatever the time. A
+pod that was let in does not count, so the proof ends with its tenancy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from scrubber.core import fencing
+from scrubber.core.model import Holder
+from scrubber.core.record import Record
+from scrubber.core.witness import FENCE, Counted, Testimony
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was known when a search began."""
+
+    said: Testimony | None
+    changes: int  # how often another pod was let in, or none any more
+
+
+class Alone:
+    """For each device, how many uses the fence had counted when a search found nobody but the owner."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, int] = {}
+        self._let_in: dict[str, str | None] = {}
+        self._changes = Counter[str]()
+
+    def changed(self, record: Record) -> None:
+        """A row about the device is in the ledger, and the fence is open to whom it is open now."""
+        uuid, open_to = record.device.uuid, fencing.open_to(record)
+        pod, before = open_to.uid if isinstance(open_to, fencing.Pod) else None, self._let_in.get(uuid)
+        if pod == before:
+            return
+        if before is not None:
+            self._uses.pop(uuid, None)
+        self._let_in[uuid] = pod
+        self._changes[uuid] += 1
+
+    def begin(self, uuid: str, said: Testimony | None) -> Before:
+        """A search begins. ``said``: the last answer of the witness."""
+        return Before(said, self._changes[uuid])
+
+    def end(self, uuid: str, before: Before, holders: tuple[Holder, ...] | None) -> None:
+        """The search has found these holders."""
+        pod = self._let_in.get(uuid)
+        alone = holders is not None and all(pod is not None and it.container == pod for it in holders)
+        uses = _counted(before.said)
+        if alone and uses is not None and before.changes == self._changes[uuid]:
+            self._uses[uuid] = uses
+        else:
+            self._uses.pop(uuid, None)
+
+    def resume(self, uuid: str, uses: int) -> None:
+        """An earlier run of the service proved the device clean when there were so many uses."""
+        self._uses[uuid] = uses
+
+    def proven(self, uuid: str, said: Testimony | None) -> bool:
+        """Whether nobody else has the device. ``said``: the present answer of the witness."""
+        uses = _counted(said)
+        return uses is not None and self._uses.get(uuid) == uses
+
+
+def _counted(said: Testimony | None) -> int | None:
+    """How many uses the fence has counted; None if another witness answers, or none does."""
+    return said.uses if isinstance(said, Counted) and said.by == FENCE else None

@@ -1,0 +1,128 @@
+"""What the fence of this machine's kernel proves without another search: nobody has a device but its owner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import Holder
+from scrubber.core.record import Record
+from scrubber.core.witness import FENCE, Counted
+from scrubber.fence.fence import Fence
+from scrubber.node.processes import Processes
+from scrubber.observe.alone import Alone
+from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.guard import Guard, Look
+from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observer import Observer
+from tests.core import lives
+from tests.fence.conftest import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
+
+__all__ = ["foreign", "group", "owner", "standing"]  # fixtures
+
+
+class Fenced:
+    """An observer of a simulated GPU. The fence guards /dev/full in its place."""
+
+    observer: Observer
+
+    def __init__(self, uuid: str) -> None:
+        self.during: tuple[Record, ...] = ()  # what it becomes during each search
+        self._uuid = uuid
+        self._searches = 0
+
+    def search(self) -> None:
+        """All processes are searched."""
+        self._searches += 1
+        for record in self.during:
+            self.becomes(record)
+
+    def of(self, record: Record) -> Record:
+        return replace(record, device=replace(record.device, uuid=self._uuid))
+
+    def becomes(self, record: Record) -> None:
+        """There is a row about it in the ledger."""
+        self.observer.recorded(self.of(record))
+
+    async def searched(self, record: Record, *, admitted: bool = False) -> bool:
+        """Whether a start takes a search."""
+        before = self._searches
+        facts = await self.observer.before_start(self.of(record), lives.A, admitted=admitted)
+        assert facts.holders == ()
+        return self._searches > before
+
+
+@pytest.fixture
+def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> Iterator[Fenced]:
+    groups = {lives.A: frozenset({identity(owner)})}
+    look = Look(lambda _pid: (), lambda pod: groups.get(pod, frozenset()), lambda _uuid: lambda _holder: False)
+    guard = Guard(standing, identity(made_group(group / "service")), look)
+    guard.start()
+    made = Fenced(bank.first)
+    only = tmp_path / "proc"
+    only.mkdir()
+    (only / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
+    search = Processes(only, lambda _pid: None, whole_node=False, on_pass=made.search)
+    made.observer = Observer(DriverCalls(bank.backend, "boot", guard=guard), search, tmp_path, ObservedSince(0.0))
+    guard.learn({bank.first: frozenset({FULL})})
+    made.becomes(lives.CLEAN)
+    yield made
+    guard.close()
+
+
+async def test_a_start_takes_no_search_after_one_behind_the_fence(fenced: Fenced, foreign: Path) -> None:
+    """However old it is, until somebody asks for the device."""
+    assert await fenced.searched(lives.GRANTED), "it was not searched yet"
+    assert await fenced.searched(lives.GRANTED), "the fence had said nothing before the first search"
+    assert not await fenced.searched(lives.GRANTED)
+    run(foreign, OPENS)
+    assert await fenced.searched(lives.GRANTED)
+    assert not await fenced.searched(lives.GRANTED)
+
+
+async def proven(fenced: Fenced) -> None:
+    fenced.becomes(lives.GRANTED)
+    while await fenced.searched(lives.GRANTED):
+        pass
+
+
+async def test_the_runtime_takes_no_second_search(fenced: Fenced, foreign: Path, owner: Path) -> None:
+    """Only the owner can have come since the kubelet has asked. A restart is searched for."""
+    await proven(fenced)
+    fenced.becomes(lives.IN_USE)
+    run(owner, OPENS)
+    assert not await fenced.searched(lives.IN_USE, admitted=True)
+    assert await fenced.searched(lives.IN_USE)
+    run(foreign, OPENS)
+    assert await fenced.searched(lives.IN_USE, admitted=True)
+
+
+async def test_an_owner_that_was_let_in_ends_the_proof(fenced: Fenced) -> None:
+    """What it has opened is not counted."""
+    await proven(fenced)
+    for record in (lives.IN_USE, lives.DIRTY, lives.GRANTED):
+        fenced.becomes(record)
+    assert await fenced.searched(lives.GRANTED)
+
+
+async def test_a_search_during_which_an_owner_came_proves_nothing(fenced: Fenced) -> None:
+    await proven(fenced)
+    fenced.during = lives.IN_USE, lives.DIRTY
+    await fenced.observer.full(fenced.of(lives.GRANTED))
+    fenced.during = ()
+    assert await fenced.searched(lives.GRANTED)
+
+
+@pytest.mark.parametrize(
+    ("record", "holders", "proven"),
+    [(lives.IN_USE, (lives.OF_A,), True), (lives.IN_USE, (lives.OF_B,), False), (lives.DIRTY, (lives.OF_A,), False)],
+)
+def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
+    alone, said = Alone(), Counted(FENCE, 3)
+    alone.changed(record)
+    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), holders)
+    assert alone.proven(lives.DEVICE.uuid, said) is proven
