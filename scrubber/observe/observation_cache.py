@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from scrubber.core import short_uses
 from scrubber.core.model import Facts, Holder, Moment, State
 from scrubber.core.record import Record
-from scrubber.core.witness import Counted, Missed, Testimony
+from scrubber.core.witness import FENCE, Counted, Missed, Testimony
 from scrubber.node import clock
 
 CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
@@ -30,12 +30,15 @@ class ObservedSince:
         self._unobserved = unobserved
         self._began = began
         self._now = now
-        self._last: dict[str, float] = {}
+        self._last: dict[str, tuple[float, bool]] = {}  # when, and whether the fence counted by then
         self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
         self._used_at: dict[str, tuple[float, str]] = {}  # with the reason if it is not known whether it was used
         self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()
-        self._seen_open: dict[str, float] = {}  # when a quick observation saw a holder that no search has found yet
+
+    def uptime(self) -> float:
+        """The time now, as the times of the facts tell it."""
+        return self._now().uptime
 
     def interrupt(self, device: str, why: str) -> None:
         """Something has the device open, and may leave before it can be recorded: no earlier proof is valid.
@@ -46,14 +49,6 @@ class ObservedSince:
         now = self._now().uptime
         self.used(device, now)
         self._since[device] = now, why
-
-    def seen_open(self, device: str) -> None:
-        """A quick observation says that the device has a holder."""
-        self._seen_open[device] = self._now().uptime
-
-    def needs_search(self, device: str) -> bool:
-        """Whether a quick observation saw a holder, and no search for that holder has ended since."""
-        return device in self._seen_open
 
     def testified(self, device: str, said: Testimony) -> None:
         """The witness of short uses has answered. Called by any thread.
@@ -94,11 +89,10 @@ class ObservedSince:
         if at >= self._used_at.get(device, (at, ""))[0]:
             self._used_at[device] = at, unsure
 
-    def stamped(self, device: str, facts: Facts, *, found: bool | None = None) -> Facts:
+    def stamped(self, device: str, facts: Facts) -> Facts:
         """The facts with their times. An observation that could not tell the holders does not count.
 
-        ``found``: whether a search found a holder, None without a search. If it found none, a holder that a quick
-        observation saw has left, and no proof from before it is valid.
+        Between two answers of the fence there is no gap: the kernel has counted meanwhile.
 
         While the witness of short uses cannot answer, nothing can be proven of the device, so its holders count as
         unknown, too.
@@ -106,16 +100,14 @@ class ObservedSince:
         said = self._testimonies.get(device)
         if isinstance(said, Missed):
             facts = replace(facts, holders=None, shortage=facts.shortage or said.why)
-        seen = self._seen_open.pop(device, None) if found is not None else None
-        if seen is not None and not found:
-            self.used(device, seen)
         now = self._now()
         if facts.holders is not None:
-            gap = now.uptime - self._last.get(device, now.uptime)
-            if gap > self._unobserved:
+            last, fenced = self._last.get(device, (now.uptime, False))
+            gap, fences = now.uptime - last, isinstance(said, Counted) and said.by == FENCE
+            if gap > self._unobserved and not (fenced and fences):
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
                 self._since[device] = now.uptime, why
-            self._last[device] = now.uptime
+            self._last[device] = now.uptime, fences
         used_at, unsure = self._used_at.get(device, (facts.used_at, ""))
         since, why = self._since.get(device, (self._began, ""))
         return replace(

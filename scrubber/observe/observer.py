@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from scrubber.core import presence
-from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
+from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, Vitals, holder_names
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Testimony
 from scrubber.devices.base import DeviceError, ShortageError
@@ -68,7 +68,7 @@ class Observer:
         enough only for a while after a full observation. It is never enough for the observation
         ``before_use``: the last one before a container uses the device.
         """
-        driver, uuid = self.driver, record.device.uuid
+        driver, uuid, seen_at = self.driver, record.device.uuid, None
         # Whether the last full observation may be used instead of a new one.
         may_use_cache = record.state in ASSIGNED or not before_use
         if may_use_cache and (facts := await self._cached(record)) is not None:
@@ -82,16 +82,15 @@ class Observer:
         else:
             if said is not None:
                 self._observed_since.testified(uuid, said)
-            if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
-                self._observed_since.seen_open(uuid)
+            seen_at = self._observed_since.uptime() if held else None
             enough = not before_use and self._no_is_enough(record)
             if held is False and record.state is not State.IN_USE and enough:
                 return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             vitals = await self.health.vitals(uuid, record.device.parent) if held is None else None
-        # During a scrub the holder is usually a worker of the service.
-        observe = self.listed if record.state is State.SCRUBBING else self.full
-        return replace(await observe(record), vitals=vitals)
+        if record.state is State.SCRUBBING:  # the holder is usually a worker of the service
+            return replace(await self.listed(record), vitals=vitals)
+        return replace(await self.full(record, seen_at=seen_at), vitals=vitals)
 
     async def _cached(self, record: Record) -> Facts | None:
         """The last full observation, while the process that confirms it runs and the driver lists no new holder.
@@ -132,9 +131,14 @@ class Observer:
         """
         incarnation, epoch = cache(self.driver.read_incarnation), self.epoch()  # the same for all devices
         answering = [it for it in records if not self.health.is_late(it.device.uuid)]
-        questions = {it.device.uuid: self._quick_question(it, incarnation, epoch) for it in answering}
+        held = dict[str, tuple[float, Vitals]]()
+        questions = {it.device.uuid: self._quick_question(it, incarnation, epoch, held) for it in answering}
         known = {uuid: ask for uuid, ask in questions.items() if ask is not None}
         answers = await in_turn(self.driver.caller, "quick observation", known, self.driver.patience)
+        to_find = [(it, *held[it.device.uuid]) for it in records if it.device.uuid in held]
+        searches = await asyncio.gather(*(self.full(it, seen_at=at) for it, at, _ in to_find))
+        for (record, _, vitals), facts in zip(to_find, searches, strict=True):
+            answers[record.device.uuid] = replace(facts, vitals=vitals) if facts.holders is not None else None
         return {uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None}
 
     async def search_all(self, records: Sequence[Record]) -> dict[str, Facts]:
@@ -147,9 +151,16 @@ class Observer:
         return await self.quick_all(answering) if answering else {}
 
     def _quick_question(
-        self, record: Record, read_incarnation: Callable[[], Incarnation], epoch: str
-    ) -> Callable[[], Facts | None] | None:  # fmt: skip
-        """What a thread asks about one device; None where the driver alone cannot answer."""
+        self,
+        record: Record,
+        read_incarnation: Callable[[], Incarnation],
+        epoch: str,
+        held: dict[str, tuple[float, Vitals]],
+    ) -> Callable[[], Facts | None] | None:
+        """What a thread asks about one device; None where the driver alone cannot answer.
+
+        ``held``: gets when the driver said that a device has a holder which must be found, and the device's health.
+        """
         uuid, parent = record.device.uuid, record.device.parent
         cached = self._cached_question(record)
         no_is_enough = record.state is not State.IN_USE and self._no_is_enough(record)
@@ -161,15 +172,15 @@ class Observer:
             if self.driver.in_orphaned_reset(uuid):
                 return None
             incarnation = read_incarnation()
-            reported, held = self.driver.backend.quick_observation(uuid)
+            reported, held_now = self.driver.backend.quick_observation(uuid)
             self._observed_since.testified(uuid, self.holders.ask_witness(uuid))
-            if held and record.state is not State.SCRUBBING:  # a worker of the service may be the holder
-                self._observed_since.seen_open(uuid)
             vitals = self.health.in_layout(reported, parent)
             if removed and vitals.lost:
                 return Facts(incarnation, epoch, None, vitals=vitals)
-            if no_is_enough and held is False:
+            if no_is_enough and held_now is False:
                 return Facts(incarnation, epoch, (), vitals=vitals)
+            if no_is_enough and held_now and record.state is not State.SCRUBBING:  # there a worker of ours holds it
+                held[uuid] = self._observed_since.uptime(), vitals
             facts = cached() if cached is not None else None
             return facts and replace(facts, vitals=vitals)
 
@@ -177,7 +188,7 @@ class Observer:
 
     def _no_is_enough(self, record: Record) -> bool:
         """Whether the driver's answer "no holder" is enough: it leaves out who only has the device open."""
-        return self._cache.shows_no_holder(record) and not self._observed_since.needs_search(record.device.uuid)
+        return self._cache.shows_no_holder(record)
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
         """Facts for the start of a container. They take no search where the fence shows that nobody has the device.
@@ -208,7 +219,7 @@ class Observer:
                 alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
         except (DeviceError, BlindError):
             return await self.full(record, siblings, starting_pod)
-        if listed is None or self._observed_since.needs_search(uuid):
+        if listed is None:
             return await self.full(record, siblings, starting_pod)
         incarnation, result = listed
         self._hear(result)
@@ -231,10 +242,12 @@ class Observer:
         record: Record,
         siblings: Sequence[Record] = (),
         starting_pod: str | None = None,
+        seen_at: float | None = None,
     ) -> Facts:
         """Facts that a change may rest on: all holders of the device and of its siblings.
 
-        ``starting_pod``: the pod that asks to start on the device.
+        ``starting_pod``: the pod that asks to start on the device. ``seen_at``: when the driver said that the device
+        has a holder. If none is found, that one has left, and no proof from before is valid.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         before = {uuid: self._alone.begin(uuid, self.witness(uuid)) for uuid in uuids}
@@ -275,8 +288,9 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
         )
-        found = bool(holders) or record.device.uuid in search.open
-        facts = self._observed_since.stamped(record.device.uuid, unstamped, found=found)
+        if seen_at is not None and not holders and record.device.uuid not in search.open:
+            self._observed_since.used(record.device.uuid, seen_at)
+        facts = self._observed_since.stamped(record.device.uuid, unstamped)
         self._remember(record, facts)
         self._owners.follow(record, facts, starting_pod)
         return facts

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from scrubber.core.model import Facts
+from scrubber.core.model import Facts, Moment
 from scrubber.core.record import Record
+from scrubber.core.witness import FENCE, FILES, Counted, NoWitness, Testimony
 from scrubber.observe import observation_cache
-from scrubber.observe.observation_cache import CPU_SHARE, VALID_FOR, ObservationCache
+from scrubber.observe.observation_cache import CPU_SHARE, UNOBSERVED, VALID_FOR, ObservationCache, ObservedSince
 from tests.core import lives
 from tests.core.lives import FOREIGN, OF_A, OF_B, facts
 
@@ -98,3 +99,25 @@ def test_the_starting_pod_is_not_cached(clock):
     )
     assert observe_once is not None
     assert (observe_once.facts, confirming) == (AT_WORK, OF_A)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_gap"),
+    [
+        (Counted(FENCE, 1), Counted(FENCE, 1), False),
+        (Counted(FILES, 1), Counted(FILES, 1), True),
+        (NoWitness("none"), NoWitness("none"), True),
+        (NoWitness("none"), Counted(FENCE, 1), True),
+        (Counted(FENCE, 1), NoWitness("none"), True),
+    ],
+)
+def test_a_time_without_observations_is_a_gap_without_a_fence(
+    before: Testimony, after: Testimony, *, is_gap: bool
+) -> None:
+    moments = [Moment(1.0, 1.0)]
+    since = ObservedSince(0.0, lambda: moments[-1])
+    since.testified("GPU-1", before)
+    since.stamped("GPU-1", NO_HOLDER)
+    moments.append(Moment(2.0 + UNOBSERVED, 2.0 + UNOBSERVED))
+    since.testified("GPU-1", after)
+    assert (since.stamped("GPU-1", NO_HOLDER).observed_since > 0) is is_gap

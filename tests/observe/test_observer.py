@@ -304,14 +304,6 @@ def _no_answer(_uuid: str) -> frozenset[int]:
     raise DriverClosedError("the driver is closed")
 
 
-async def test_a_holder_seen_before_is_searched_for(bank, processes, tmp_path):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    observer._observed_since.seen_open(bank.first)
-    before = clock.now().uptime
-    assert (await observer.listed(record(bank, bank.first))).used_at < before
-    assert processes.searching.is_set()
-
-
 async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp_path, launch, monkeypatch):
     """The next container of a pod: a search can take seconds, and the owner is asked about beside it."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
