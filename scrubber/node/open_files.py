@@ -19,7 +19,6 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from scrubber.node.proc import ENDED
 
@@ -66,12 +65,10 @@ class Timer:
 class Search:
     """A search for the holders of some devices. Use it for one pass over /proc: its cache of files becomes outdated."""
 
-    def __init__(
-        self, files: Mapping[str, Sequence[str]], beside: Mapping[str, Sequence[str]] = MappingProxyType({})
-    ) -> None:
-        """``beside``: more devices to recognise.
+    def __init__(self, files: Mapping[str, Sequence[str]]) -> None:
+        """``unknown``: the devices whose files cannot be identified.
 
-        ``unknown``: the devices whose files cannot be identified. ``missing``: why, for operators, if they have files.
+        ``missing``: why, for operators, if they have files.
         """
         self.devices = frozenset(files)
         self.unknown = frozenset(device for device, paths in files.items() if not paths)
@@ -80,7 +77,7 @@ class Search:
         self._mapped: dict[bytes, frozenset[str]] = {}  # keys as in /proc/PID/maps: "MAJOR:MINOR INODE", or a path
         self._nodes = False  # whether any of the files is a device node
         self._places: dict[bytes, frozenset[str]] = {}  # the devices of mapped files, by their lines in maps
-        for device, path in ((device, path) for device, paths in {**beside, **files}.items() for path in paths):
+        for device, path in ((device, path) for device, paths in files.items() for path in paths):
             try:
                 status = os.stat(path)  # noqa: PTH116 -- backends return paths as text
             except OSError as error:
@@ -97,7 +94,6 @@ class Search:
             place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino}".encode()
             for key in (place, os.fsencode(os.path.realpath(path))):
                 self._mapped[key] = self._mapped.get(key, _NONE) | name
-        self.files = frozenset((device, file) for file, devices in self._opened.items() for device in devices)
 
     def held_by(self, task: str, timer: Timer) -> frozenset[str]:
         """The devices that a process or thread has open or mapped.

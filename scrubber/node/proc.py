@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
-import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
@@ -18,7 +16,6 @@ DEAD = frozenset("ZX")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _PARENT, _FLAGS, _STARTED = 0, 1, 6, 19  # of the fields after the name: 3rd, 4th, 9th, 22nd of /proc/PID/stat
 _PF_EXITING, _PF_KTHREAD = 0x4, 0x200000
-_PROCESSOR_TIME = 2  # CPUCLOCK_SCHED: with a pid, the clock of clock_getcpuclockid(3)
 _LONGEST_STAT = 4096  # bytes, several times what the kernel writes
 
 
@@ -62,18 +59,6 @@ def user_of(pid: int, started: float) -> str:
         return found if status(f"/proc/{pid}").started == started else ""
     except ENDED:
         return ""
-
-
-def processor_time(pid: int) -> int | None:
-    """The nanoseconds that a process has run so far, with all its threads, also ended ones; None if it has ended.
-
-    The kernel counts when a thread stops running, and at each tick of its timer: the answer for a thread that runs just
-    now may be a tick old.
-    """
-    try:
-        return time.clock_gettime_ns(~pid << 3 | _PROCESSOR_TIME)
-    except OSError:
-        return None
 
 
 def of_kernel(process: str) -> bool:
@@ -122,34 +107,6 @@ def own_namespace(proc: Path) -> int:
 def pids(proc: Path) -> list[int]:
     """The pids of all processes."""
     return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208 -- in the hot loop
-
-
-def latest_pid(proc: Path) -> bytes | None:
-    """The pid of the process or thread that was started last: it changes with each start.
-
-    None if this /proc is not that of our own pid namespace, for which the kernel answers.
-    """
-    if not _names_our_latest(proc):
-        return None
-    handle = os.open(proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(handle, _LONGEST_STAT).split()[-1]
-    finally:
-        os.close(handle)
-
-
-@cache
-def _names_our_latest(proc: Path) -> bool:
-    """Whether its loadavg is of the kernel, and about the processes that it shows.
-
-    In the /proc of an outer pid namespace, we have several pids. LXCFS mounts a file of its own, which may be old.
-    """
-    with suppress(FileNotFoundError):
-        for line in (proc / "self/status").read_text(errors="replace").splitlines():
-            name, _, numbers = line.partition(":")
-            if name == "NSpid":
-                return len(numbers.split()) == 1 and (proc / "loadavg").stat().st_dev == proc.stat().st_dev
-    return False
 
 
 def sees_all(proc: Path, namespace: int | None = None) -> bool:

@@ -1,8 +1,7 @@
 """Find the processes that have a device's files open or mapped.
 
-One pass over /proc finds the holders of all these devices. It can miss a holder: a process that forks or reopens the
-file all the time, or a file that only a message or an io_uring keeps. It reads each process that has run since it was
-read (``_Earlier``): a process that has not run has opened and mapped nothing.
+One pass over /proc reads each process, and finds the holders of all these devices. It can miss a holder: a process that
+forks or reopens the file all the time, or a file that only a message or an io_uring keeps.
 
 Reading a process with very many files takes long, so each process and each search has a time limit. A search that ends
 at a limit proves nothing: the holders of the devices that it was for are unknown.
@@ -20,16 +19,14 @@ from types import MappingProxyType
 
 from scrubber.core.model import Holder, holder_names
 from scrubber.node import open_files
-from scrubber.node.open_files import Identity, Search, Timer, TooSlowError
+from scrubber.node.open_files import Search, Timer, TooSlowError
 from scrubber.node.proc import (
     DEAD,
     ENDED,
     BlindError,
     descends,
-    latest_pid,
     of_kernel,
     pids,
-    processor_time,
     sees_all,
     status,
 )
@@ -75,9 +72,6 @@ class Processes:
         self._namespace = namespace
         self._on_pass = on_pass
         self._each_within = each_within
-        self._files: dict[str, Sequence[str]] = {}  # of all devices so far: a process is read for all of them at once
-        self._looked_for: frozenset[tuple[str, Identity]] = frozenset()  # all files of the last pass
-        self._earlier: dict[int, _Earlier] = {}  # the processes that were read for these
         self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
         self._reading: tuple[float, int] | None = None  # since when which process is read
         self.gave_up = False  # whether the last search ended at a time limit
@@ -123,31 +117,19 @@ class Processes:
         """The holders that one pass over /proc finds; TooSlowError if one process takes too long, or if all do."""
         self._on_pass()
         self._slowest = (0.0, 0)
-        self._files |= files
-        search = Search(files, self._files)
+        search = Search(files)
         self.missing |= search.missing
-        if self._looked_for != search.files:
-            self._looked_for, self._earlier = search.files, {}
-        earlier, seen = self._earlier, {os.getpid(), *exclude}
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         by_device: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
         named: dict[int, frozenset[str]] = {}
         for device in files:
             named |= {user: named.get(user, frozenset()) | {device} for user in listed.get(device, ())}
-        for pid in self._pids(seen):
-            ran, before = processor_time(pid), earlier.get(pid)
-            if before and before.ran == ran and before.held.isdisjoint(search.devices) and pid not in named:
-                continue
+        for pid in self._pids({os.getpid(), *exclude}):
             listing = named.get(pid, frozenset())
             if not listing and of_kernel(f"{self._proc}/{pid}"):
-                read = _ProcessReading(complete=True)
-            else:
-                read = self._read_timed(pid, search, listing, is_bystander, until)
-            if read.complete and ran is not None:  # kept also if the search gives up later: the next one goes on there
-                earlier[pid] = _Earlier(ran, read.held)
-            else:
-                earlier.pop(pid, None)
+                continue
+            read = self._read_timed(pid, search, listing, is_bystander, until)
             if read.blind and self._whole_node:
                 blind = True
                 self.unreadable = self.unreadable or f"{self.named(pid)} cannot be read: {read.blind}"
@@ -155,8 +137,6 @@ class Processes:
                 unknown |= read.devices
             for device in read.devices:
                 by_device[device] += read.holder
-        for pid in earlier.keys() - seen:
-            del earlier[pid]
         unproven = files.keys() if blind else unknown
         return {device: None if device in unproven else tuple(holders) for device, holders in by_device.items()}
 
@@ -182,14 +162,11 @@ class Processes:
     def _pids(self, seen: set[int]) -> Iterator[int]:
         """All other pids, also of processes that started meanwhile; they are added to ``seen``."""
         for _ in range(_LISTINGS):
-            latest = latest_pid(self._proc)
             new = [pid for pid in pids(self._proc) if pid not in seen]
             if not new:
                 return
             seen.update(new)
             yield from new
-            if latest is not None and latest == latest_pid(self._proc):
-                return
 
     def named(self, pid: int) -> str:
         """A process for operators; its pid alone if it has ended or its container is unknown."""
@@ -246,7 +223,7 @@ class Processes:
                 if bystander:
                     return replace(read, devices=frozenset(), task="")
                 return replace(read, holder=(holder,))
-        return replace(read, unsure=True, complete=False)
+        return replace(read, unsure=True)
 
     def _read_files(self, pid: int, search: Search, named: frozenset[str], timer: Timer) -> _ProcessReading:
         """The devices of a process, with those of its threads that have their own files."""
@@ -266,7 +243,7 @@ class Processes:
             if of_task & search.devices and not holding:
                 holding = task
             held |= of_task
-        return _ProcessReading(held & search.devices | named, holding, blind, held=held, complete=not blind)
+        return _ProcessReading(held & search.devices | named, holding, blind)
 
     def _describe(self, pid: int, task: str) -> Holder:
         """The process as a holder. The state is that of the thread that holds the files."""
@@ -292,22 +269,3 @@ class _ProcessReading:
     blind: str = ""  # why it cannot be read
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
-    held: frozenset[str] = frozenset()  # the devices of all searches that it shows
-    complete: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Earlier:
-    """A process that an earlier search has read completely.
-
-    It is not read again before it runs. Two kinds of holders are so found only after they have run again: a process
-    that got the device while it slept, from another one that shared its files or memory and has ended; and one that
-    runs since the last tick of the kernel's timer (a core without ticks has one a second). The first cannot use the
-    device in its sleep, and the second has had it since that tick at most. So both are like a process that opens the
-    device just after the search.
-
-    An equal number of open files would prove less: a process can close one file and open another.
-    """
-
-    ran: int  # nanoseconds of processor time, before it was read: no other process with this pid has the same
-    held: frozenset[str] = frozenset()  # the devices of all searches that it showed

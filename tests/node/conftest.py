@@ -70,6 +70,5 @@ def node_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeProc:
     namespace.parent.mkdir(parents=True)
     namespace.touch()
     (tmp_path / "proc/self/status").write_text("Name:\tprogram\nNSpid:\t7\n")
-    (tmp_path / "proc/loadavg").write_text("0.00 0.01 0.02 1/2 7\n")
     monkeypatch.setattr(proc, "INITIAL_PID_NAMESPACE", namespace.stat().st_ino)
     return NodeProc(tmp_path / "proc")
