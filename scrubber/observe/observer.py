@@ -65,8 +65,8 @@ class Observer:
         """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
 
         A driver that lists holders leaves out a process that only has the device open. So its answer "no holder" is
-        enough only for a while after a full observation. It is never enough for the observation
-        ``before_use``: the last one before a container uses the device.
+        enough where the fence proves the same. Elsewhere it is enough for a while after a full observation, and never
+        for the observation ``before_use``: the last one before a container uses the device.
         """
         driver, uuid, seen_at = self.driver, record.device.uuid, None
         # Whether the last full observation may be used instead of a new one.
@@ -83,7 +83,7 @@ class Observer:
             if said is not None:
                 self._observed_since.testified(uuid, said)
             seen_at = self._observed_since.uptime() if held else None
-            enough = not before_use and self._no_is_enough(record)
+            enough = self._alone.proven(uuid, said) or (not before_use and self._cache.shows_no_holder(record))
             if held is False and record.state is not State.IN_USE and enough:
                 return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
@@ -163,7 +163,8 @@ class Observer:
         """
         uuid, parent = record.device.uuid, record.device.parent
         cached = self._cached_question(record)
-        no_is_enough = record.state is not State.IN_USE and self._no_is_enough(record)
+        fenced = self._alone.proven(uuid, self.witness(uuid))
+        no_is_enough = record.state is not State.IN_USE and (fenced or self._cache.shows_no_holder(record))
         removed = presence.taken_away(record)  # a device that left the node has no holder and no pod that waits for it
         if cached is None and not (no_is_enough or removed):
             return None
@@ -173,11 +174,11 @@ class Observer:
                 return None
             incarnation = read_incarnation()
             reported, held_now = self.driver.backend.quick_observation(uuid)
-            self._observed_since.testified(uuid, self.holders.ask_witness(uuid))
+            self._observed_since.testified(uuid, said := self.holders.ask_witness(uuid))
             vitals = self.health.in_layout(reported, parent)
             if removed and vitals.lost:
                 return Facts(incarnation, epoch, None, vitals=vitals)
-            if no_is_enough and held_now is False:
+            if no_is_enough and held_now is False and (not fenced or self._alone.proven(uuid, said)):
                 return Facts(incarnation, epoch, (), vitals=vitals)
             if no_is_enough and held_now and record.state is not State.SCRUBBING:  # there a worker of ours holds it
                 held[uuid] = self._observed_since.uptime(), vitals
@@ -185,10 +186,6 @@ class Observer:
             return facts and replace(facts, vitals=vitals)
 
         return ask
-
-    def _no_is_enough(self, record: Record) -> bool:
-        """Whether the driver's answer "no holder" is enough: it leaves out who only has the device open."""
-        return self._cache.shows_no_holder(record)
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
         """Facts for the start of a container. They take no search where the fence shows that nobody has the device.

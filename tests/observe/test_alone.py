@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted
 from scrubber.fence.fence import Fence
 from scrubber.node.processes import Processes
+from scrubber.observe import observation_cache
 from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.guard import Guard, Look
@@ -33,11 +35,11 @@ class Fenced:
     def __init__(self, uuid: str) -> None:
         self.during: tuple[Record, ...] = ()  # what it becomes during each search
         self._uuid = uuid
-        self._searches = 0
+        self.searches = 0
 
     def search(self) -> None:
         """All processes are searched."""
-        self._searches += 1
+        self.searches += 1
         for record in self.during:
             self.becomes(record)
 
@@ -50,10 +52,10 @@ class Fenced:
 
     async def searched(self, record: Record, *, admitted: bool = False) -> bool:
         """Whether a start takes a search."""
-        before = self._searches
+        before = self.searches
         facts = await self.observer.before_start(self.of(record), lives.A, admitted=admitted)
         assert facts.holders == ()
-        return self._searches > before
+        return self.searches > before
 
 
 @pytest.fixture
@@ -99,6 +101,28 @@ async def test_the_runtime_takes_no_second_search(fenced: Fenced, foreign: Path,
     assert await fenced.searched(lives.IN_USE)
     run(foreign, OPENS)
     assert await fenced.searched(lives.IN_USE, admitted=True)
+
+
+@pytest.mark.parametrize("ask", ["quick", "before use", "quick_all"])
+async def test_an_idle_device_takes_no_search_behind_the_fence(
+    fenced: Fenced, foreign: Path, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    monkeypatch.setattr(observation_cache, "VALID_AT_LEAST", -1.0)  # as if the last search was long ago
+    monkeypatch.setattr(observation_cache, "CPU_SHARE", math.inf)
+    await proven(fenced)
+    fenced.becomes(lives.CLEAN)
+    searched, used_at = [], 0.0
+    for _ in range(2):
+        before = fenced.searches
+        if ask == "quick_all":
+            await fenced.observer.quick_all([fenced.of(lives.CLEAN)])
+        facts = await fenced.observer.quick(fenced.of(lives.CLEAN), before_use=ask == "before use")
+        assert facts.holders == ()
+        searched.append(fenced.searches > before)
+        used_at = facts.used_at
+        run(foreign, OPENS)
+    assert searched == [False, True]
+    assert used_at > 0
 
 
 async def test_an_owner_that_was_let_in_ends_the_proof(fenced: Fenced) -> None:
