@@ -56,6 +56,11 @@ def _findings() -> Section:
         "Unauthorised use over time", "How often a process used a clean GPU without a grant, by GPU.", units.Short,
         Query(by_device(service.UNAUTHORISED), "{{at}}"), bars=True,
     )  # fmt: skip
+    asked = graph(
+        "Questions for GPUs of others", "How often processes asked the kernel for GPUs that were not given to them, by "
+        "answer. One opening asks two or three times.", units.Short,
+        Query(SCOPE.recent_by(service.FENCE_QUESTIONS, "answer"), "{{answer}}"), bars=True,
+    )  # fmt: skip
     residue = graph(
         "Residue", "Bytes of earlier users that scrubs found and cleared, by GPU.", units.BytesIEC,
         Query(by_device(service.RESIDUE_BYTES), "{{at}}"), bars=True,
@@ -71,7 +76,7 @@ def _findings() -> Section:
         Column("Past the create gate", f"{SCOPE.increase(service.PAST_GATE, *DEVICE_ID)} > 0", levels=SHOULD_BE_ZERO),
         links={"GPU": TO_GPU}, empty="No GPU has a finding",
     )  # fmt: skip
-    return Section("Findings", 7, ((12, unauthorised), (12, residue), (24, who)))
+    return Section("Findings", 7, ((8, unauthorised), (8, asked), (8, residue), (24, who)))
 
 
 def _people() -> Section:

@@ -401,6 +401,7 @@ def build(
         started=clock.now().wall,
         set_aside=file.LedgerPaths(paths.ledger(config.state_dir)).set_aside(),
         gate_specification=str(gate.specification) if gate is not None else "",
+        fence_lacks=fenced if isinstance(fenced, str) else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     look = partial(pods.look, config.kubelet_dir, config.pod_logs)

@@ -92,6 +92,20 @@ def summary(devices: Sequence[views.DeviceStatus], total: int) -> str:
     return "".join([*parts, *([f"; {unhealthy} not healthy"] if unhealthy != count["quarantined"] else [])])
 
 
+def fence(devices: Sequence[views.DeviceStatus]) -> str:
+    """What the fence does, and who asked for a device that was not given to him, in one line. Empty without a fence."""
+    modes = Counter(device.fence for device in devices if device.fence)
+    if not modes:
+        return ""
+    modes_in_words = ", ".join(f"{mode} on {quantity(number, 'GPU')}" for mode, number in sorted(modes.items()))
+    asked = [device for device in devices if device.askers]
+    if not asked:
+        return f"fence: {modes_in_words}"
+    programs = len({(asker.command, asker.place) for device in asked for asker in device.askers})
+    names = ", ".join(f"`autoclave explain {device.argument}`" for device in asked[:1])
+    return f"fence: {modes_in_words}; {quantity(programs, 'program')} asked for GPUs of others: {names} names them"
+
+
 def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
     healthy = "yes" if device.healthy else "no"
     return [device.name, uuid, device.state, human.span(now - device.since), healthy]

@@ -18,6 +18,7 @@ from scrubber.core.record import Record
 from scrubber.devices.base import Readings
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.observe.askers import Asked
 from scrubber.observe.observer import Observer
 from scrubber.service.context import ServiceContext
 from scrubber.service.report import StatusReporter
@@ -164,6 +165,11 @@ class ServiceCollector(Collector):
             if receipt.allocatable_bytes:
                 yield table.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
         yield from _health(self._context.vitals.get(uuid))
+        guard = self._context.observer.driver.guard
+        asked = guard.askers.asked(uuid) if guard is not None else Asked()
+        for answer, times in (("refused", asked.refused), ("counted", asked.times - asked.refused)):
+            if times:
+                yield table.FENCE_QUESTIONS, (answer,), float(times)
 
     def _last_receipt(self, record: Record) -> Receipt | None:
         return record.scrubs.receipt or self._counters.proven.get(record.device.uuid)

@@ -208,6 +208,11 @@ PAST_GATE = Row(
     "autoclave_started_past_gate_total", Kind.COUNTER,
     "How often a container started past the create gate on a device that was not proven clean.", ONE,
 )  # fmt: skip
+FENCE_QUESTIONS = Row(
+    "autoclave_fence_questions_total", Kind.COUNTER,
+    "How often a process that was not given a device asked the kernel to open it: it was refused, or only counted. One"
+    " opening asks two or three times. Absent until somebody has asked.", (*ONE, "answer"),
+)  # fmt: skip
 UNSIGNED = Row(
     "autoclave_receipts_unsigned_total", Kind.COUNTER,
     "Receipts that are not signed although the service has a key. Stays 0 where nothing is signed.",
@@ -225,6 +230,6 @@ TABLE = (
     QUARANTINED, QUARANTINE_SINCE, QUARANTINE_PROBES, QUARANTINE_NEXT,
     LAST_SCRUB, COVERAGE, UNCOVERED, SCRUB_STEP, LEAKED, TEMPERATURE, SLOWDOWN, POWER,
     SCRUB_ENDS, SCRUB_TIME, STEP_TIME, TIME_TO_CLEAN, STEP_FAILURES, ESCALATIONS, SCRUBBED, RESIDUE, RESIDUE_BYTES,
-    PROCESSES, TERMINATED, RESETS, QUARANTINES, RETURNS, XIDS, UNAUTHORISED, PAST_GATE, UNSIGNED,
-    GRANTS,
+    PROCESSES, TERMINATED, RESETS, QUARANTINES, RETURNS, XIDS, UNAUTHORISED, PAST_GATE, FENCE_QUESTIONS,
+    UNSIGNED, GRANTS,
 )  # fmt: skip

@@ -19,6 +19,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
+from scrubber.observe.askers import Asker
 from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
 from scrubber.words import device_status, nvidia_advice, views
@@ -80,12 +81,15 @@ class StatusReporter:
         offer = self._with_signs(record, self._offer(record, device_policy.policy, now))
         status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
         holders = tuple(map(_holder_view, self._context.holders.get(uuid, ())))
-        said = self._context.observer.witness(uuid)
+        said, guard = self._context.observer.witness(uuid), self._context.observer.driver.guard
+        guarded = guard is not None and guard.guards(uuid)
         return replace(
             status,
             setback=self._context.blocked.get(uuid) or status.setback,
             holders=holders,
             witness=said.words if said is not None else "",
+            fence=device_policy.policy.fence.mode.value if guarded else "",
+            askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
         )
 
     def reported(self) -> ReportedDevices:
@@ -187,11 +191,15 @@ class StatusReporter:
         """The devices with the names of their pods. Without the names if they do not come in time."""
         records = [self._context.ledger.records[uuid] for uuid in uuids]
         devices = [self.device(uuid) for uuid in uuids]
-        if not any(map(device_status.may_have_pod, records)):
+        if not any(map(device_status.may_have_pod, records)) and not any(device.askers for device in devices):
             return devices
         tenants = await self._pods()
         return [
-            replace(device, pod=device_status.pod(record, tenants.of(device.device), tenants.names))
+            replace(
+                device,
+                pod=device_status.pod(record, tenants.of(device.device), tenants.names),
+                askers=tuple(replace(it, pod=tenants.names.get(it.place, "")) for it in device.askers),
+            )
             for record, device in zip(records, devices, strict=True)
         ]
 
@@ -250,6 +258,12 @@ class StatusReporter:
 
 def _holder_view(holder: Holder) -> views.HolderView:
     return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, holder.container or "")
+
+
+def _asker_view(asker: Asker) -> views.AskerView:
+    return views.AskerView(
+        asker.command, asker.pid, asker.place, "", asker.first, asker.last, asker.times, asker.refused
+    )
 
 
 def _ailment(record: Record) -> str:

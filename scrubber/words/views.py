@@ -103,6 +103,24 @@ class HolderView:
 
 
 @dataclass(frozen=True, slots=True)
+class AskerView:
+    """A program that asked for a device that was not given to it, as long as the service runs, and for some days."""
+
+    command: str
+    pid: int  # of the process that asked last
+    place: str  # the UID of its pod, container:ID, a unit of systemd or a control group; empty: it has ended
+    pod: str  # NAMESPACE/NAME, if it is known
+    first: float
+    last: float
+    times: int  # that it asked
+    refused: int  # of them
+
+    def __str__(self) -> str:
+        """As people read it."""
+        return process_names.describe(self.command, self.pid, self.pod or self.place or "it has ended")
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """One device, for operators."""
 
@@ -132,6 +150,8 @@ class DeviceStatus:
     resource: str = ""
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
     witness: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
+    fence: str = ""  # watch or refuse, while the kernel is asked about it; else empty
+    askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
 
     @property
     def name(self) -> str:
@@ -177,6 +197,7 @@ class ServiceStatus:
     steps_since: float = 0.0
     gate_specification: str = ""
     gate_in_force: tuple[str, ...] = ()
+    fence_lacks: str = ""  # why the kernel is asked about no device, though the policy wants it
 
 
 @dataclass(frozen=True, slots=True)

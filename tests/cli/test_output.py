@@ -50,6 +50,26 @@ def test_the_status_table_has_one_note_for_each_device():
     ]
 
 
+ASKER = views.AskerView("nvtop", 9, "telegraf.service", "", 0.0, NOW, times=1000, refused=1000)
+ASKING = replace(CLEAN, fence="refuse", askers=(ASKER, replace(ASKER, place="uid-1", pod="ml/train", refused=0)))
+
+
+def test_an_explanation_names_who_asked_for_a_gpu_of_others():
+    assert story(ASKING)[-5:-2] == [
+        "fence   refuse",
+        'asked   "nvtop" (pid 9, ml/train): 1000 questions, none refused, last 1m ago',
+        '        "nvtop" (pid 9, telegraf.service): 1000 questions, 1000 refused, last 1m ago',
+    ]
+
+
+def test_a_status_says_what_the_fence_does_in_one_line():
+    assert table.fence([CLEAN]) == ""
+    assert table.fence([ASKING, replace(BUSY, fence="watch")]) == (
+        "fence: refuse on 1 GPU, watch on 1 GPU; 2 programs asked for GPUs of others: `autoclave explain 0` names them"
+    )
+    assert table.fence([replace(CLEAN, fence="watch")]) == "fence: watch on 1 GPU"
+
+
 @pytest.mark.parametrize(
     ("change", "shown"),
     [

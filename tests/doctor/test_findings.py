@@ -20,6 +20,7 @@ HIDDEN = CheckFault("process 1 cannot be read: permission denied", denied=True, 
 DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
 TENANT = Holder(7, 1.0, "train", "pod-2")
 DAEMON = Holder(9, 1.0, "nvidia-persiste", None)
+ASKER = views.AskerView("nvtop", 9, "telegraf.service", "", 0.0, NOW, times=4, refused=0)
 PLUGIN, RIVAL = "/d/a.sock", "/d/nvidia-gpu.sock"
 
 
@@ -119,6 +120,12 @@ SERVICES = [
     ("receipts", stands(receipt_key=None), WARNING, "receipts are not signed: /opt/python has no package"),
     ("receipts", stands(receipt_key=CheckFault("cannot use k: denied")), WARNING, "is not safe: cannot use k: denied"),
     ("bystanders", service(unlisted=(views.UnlistedProgram("/x", "site", "add it"),)), WARNING, "/x had a GPU open in"),
+    ("fence", gpu(), OK, "the policy does not ask for it"),
+    ("fence", gpu(fence="watch"), OK, "keeps watch over 1 GPU (watch); no program asked"),
+    ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, '"nvtop" (pid 9, telegraf.service) asked for GPU 3'),
+    ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, "would have been refused"),
+    ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "and was refused; 4 questions"),
+    ("fence", service(fence_lacks="cannot fence the GPUs: no bpf"), WARNING, "no bpf. Instead, the service searches"),
     ("concession", service(concessions=("mode observe",)), WARNING, "gives up a promise: mode observe"),
     ("device", stands(answer=replace(STATUS, devices=())), WARNING, "sees no GPU"),
     ("device", gpu(state="granted", receipt=None), WARNING, "GPU 3 (GPU-1) was handed out without a proof"),
@@ -317,7 +324,7 @@ def test_a_node_with_other_gpus_skips_the_nvidia_checks():
     nvidias = {
         "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
         "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges",
-        "cgroups", "kernel-log",
+        "cgroups", "kernel-log", "fence",
     }  # fmt: skip
     everything = {it.name for it in roster.judge(FACTS)}
     assert everything - {it.name for it in roster.judge(of_others(kernel_log=ABSENT))} == nvidias

@@ -17,6 +17,7 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground import paths
 from ground.errors import Unreachable
+from ground.quantities import quantity
 from scrubber.api import admin_client
 from scrubber.words import views
 
@@ -73,12 +74,26 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
         yield f"policy  {service.policy} ({source}): {explanation.policy_why}"
     if device.witness:
         yield f"witness {device.witness} (of short uses)"
+    yield from _fence(device, now)
     yield ""
     events = [entry for entry in table.one_for_each_start(explanation.entries) if _tells(entry)]
     if len(events) > SHOWN:
         yield f"last {SHOWN} of {len(events)} events; all: `autoclave history {device.argument} --steps`"
     for entry in events[-SHOWN:]:
         yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
+
+
+def _fence(device: views.DeviceStatus, now: float) -> Iterator[str]:
+    """What the fence does with others, and who they were."""
+    if device.fence:
+        yield f"fence   {device.fence}"
+    asked = [
+        f"{it}: {quantity(it.times, 'question')}, {it.refused or 'none'} refused, last {_ago(now - it.last)}"
+        for it in reversed(device.askers)
+    ]
+    if asked:
+        yield f"asked   {asked[0]}"
+    yield from _indented(asked[1:])
 
 
 def _tells(entry: views.HistoryEntry) -> bool:

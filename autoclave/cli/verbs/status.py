@@ -95,6 +95,8 @@ def show(status: views.Status, form: Form) -> None:
     document.show_table(*cells(devices, form), form.output)
     if for_people(form.output) and form.headers:
         click.echo(table.summary(devices, len(status.devices)))
+        if fence := table.fence(devices):
+            click.echo(fence)
 
 
 def cells(devices: Sequence[views.DeviceStatus], form: Form) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -109,6 +111,8 @@ def page(devices: Sequence[views.DeviceStatus], total: int, form: Form, notes: S
 
     def below(shown: int) -> Iterator[str]:
         yield table.summary(devices, total)
+        if fence := table.fence(devices):
+            yield fence
         if shown < len(devices):
             yield f"below the end of the screen: {table.summary(devices[shown:], len(devices) - shown)}"
 

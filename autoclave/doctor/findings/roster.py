@@ -9,7 +9,8 @@ from autoclave.doctor.findings import hardware, kubelet, node, service
 
 CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     service.service, service.scrubber_socket, service.run_dir, service.ledger, service.set_aside, service.receipts,
-    service.policy, service.concessions, service.unlisted, service.devices,
+    service.policy, service.concessions, service.unlisted, service.fence,
+    service.devices,
     hardware.driver, hardware.cupy, hardware.kernels, hardware.scrub_on_free, hardware.coherent, hardware.guests,
     hardware.mps, hardware.persistence, hardware.toolkit, hardware.cdi, hardware.slices, hardware.resets,
     hardware.memory,
@@ -21,7 +22,7 @@ CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
 
 NAMES = (
     "service", "scrubber-socket", "run-dir", "ledger", "ledger-set-aside", "receipts", "policy", "concession",
-    "bystanders",
+    "bystanders", "fence",
     "device", "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
     "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges", "cgroups",
     "kernel-log", "file-watches", "clock", "disk", "create-gate", "plugin-dir", "rival-plugin", "kubelet-dir",

@@ -12,6 +12,7 @@ from ground.quantities import quantity
 from policies.model import Clear
 from scrubber.core.measurements import forgiven_memory
 from scrubber.core.model import State
+from scrubber.observe.askers import KEPT_FOR
 from scrubber.words import views
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
@@ -191,6 +192,33 @@ def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     remedy = f"compare clear.min_coverage in the policy with its default, then `autoclave scrub {device.name}`"
     text = f"the proof of {gpu} covers {share:.2%} of its memory, less than {DEFAULT.min_coverage:.2%}"
     yield base.warning("device", text, remedy)
+
+
+def fence(facts: base.NodeFacts) -> Iterator[base.Finding]:
+    """The kernel keeps watch over who opens a GPU, and who would be refused is known."""
+    if facts.status is None or not facts.guards_nvidia:
+        return
+    service, devices = facts.status.service, facts.status.devices
+    since = calendar_time.utc(max(service.started, facts.now - KEPT_FOR)).astimezone().isoformat(" ", "minutes")
+    if service.fence_lacks:
+        text = f"{service.fence_lacks}. Instead, the service searches for users of a GPU, and may miss a short use"
+        remedy = "give the node what it lacks and restart the service, or choose `fence: {mode: off}` in the policy"
+        yield base.warning("fence", text, remedy)
+        return
+    guarded = [device for device in devices if device.fence]
+    for device in guarded:
+        gpu = f"GPU {device.name} ({device.device})"
+        for asker in device.askers:
+            did = "was refused" if asker.refused else "would have been refused by `fence: {mode: refuse}`"
+            text = f"{asker} asked for {gpu}, which was not given to it, and {did}; {quantity(asker.times, 'question')}"
+            remedy = "if it is a monitor, name its unit in fence.exempt.units or its namespace in operator_namespaces"
+            yield base.warning("fence", text, remedy)
+    if not guarded:
+        yield base.ok("fence", "the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
+    elif not any(device.askers for device in guarded):
+        modes = ", ".join(sorted({device.fence for device in guarded}))
+        text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
+        yield base.ok("fence", f"{text}; no program asked for one that was not given to it since {since}")
 
 
 def unlisted(facts: base.NodeFacts) -> Iterator[base.Finding]:
