@@ -23,7 +23,7 @@ def test_the_pods_of_a_namespace_are_exempt(group: Path, tmp_path: Path) -> None
     assert exempt.groups((), ()) == frozenset()
 
 
-def test_a_unit_that_starts_again_is_exempt_with_the_next_reading(group: Path, tmp_path: Path) -> None:
+def test_a_unit_that_starts_again_is_exempt_again(group: Path, tmp_path: Path) -> None:
     exempt, unit = Exempt(Tree(group), lambda _pod: frozenset(), tmp_path), group / "system.slice/dcgm.service"
     for _ in range(2):
         unit.mkdir(parents=True)

@@ -1,0 +1,97 @@
+"""``autoclave fence``: what keeps watch over the GPUs in this kernel, and how to remove it, without the service."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, document, human, options
+from ground.errors import FatalError
+from ground.quantities import quantity
+from scrubber.core.model import NodeKind
+from scrubber.fence import fence as kernel
+from scrubber.fence.fence import FenceError, Rule
+from scrubber.node.unified import Tree
+
+HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")
+
+
+@click.group()
+def fence() -> None:
+    """Show or remove what refuses GPUs to others in the kernel of this node.
+
+    Both commands need root, and no service. In a container, they need the control groups of the host.
+    """
+
+
+@fence.command(context_settings=ENVIRONMENT)
+@options.output("table", "csv", "json", "yaml")
+def status(output: str) -> int:
+    """Show which device files the kernel guards, and for whom each is open.
+
+    A process of another control group is counted or refused. One opening asks two or three times. Exit code 1 if no
+    fence stands.
+    """
+    root = _root()
+    try:
+        standing = kernel.inspect(root)
+    except FenceError as error:
+        raise FatalError(str(error)) from error
+    if standing is None:
+        human.warn("no fence stands in this kernel: every process opens the GPUs that its container shows it")
+        return NOT_CLEAN
+    tree = Tree(root)
+    rows = [
+        _row(rule, tree, lasts=standing.lease > 0) for rule in sorted(standing.rules, key=lambda it: str(it.device))
+    ]
+    if output in {"json", "yaml"}:
+        keys = ("device", "others", "open_to", "questions", "refused")
+        entries = [dict(zip(keys, row, strict=True)) for row in rows]
+        document.emit(document.listing("FenceRule", entries) | {"lease_seconds": standing.lease}, output)
+        return DONE
+    document.show_table(HEADERS, [[str(cell) for cell in row] for row in rows], output)
+    if not rows:
+        human.warn("the fence stands, and guards no device")
+    elif any(rule.refuse for rule in standing.rules):
+        human.warn(
+            f"others are refused for {human.span(standing.lease)} after the last sign of the service"
+            if standing.lease > 0
+            else "the service has given no sign for too long, so nobody is refused until it runs again"
+        )
+    return DONE
+
+
+@fence.command(context_settings=ENVIRONMENT)
+def off() -> int:
+    """Remove the fence from the kernel, such as after Autoclave was uninstalled.
+
+    Every process may then open each GPU that its container shows it. A service that still runs puts the fence back, so
+    stop it first, or choose `fence: {mode: off}` in its policy. Exit code 0 also if no fence stood.
+    """
+    try:
+        stood = kernel.take_down(_root())
+    except FenceError as error:
+        raise FatalError(str(error)) from error
+    human.say("the fence is removed" if stood else "no fence stood in this kernel; nothing to do")
+    return DONE
+
+
+def _root() -> Path:
+    if os.geteuid() != 0:
+        raise FatalError("only root may ask the kernel about the fence: run it with sudo")
+    try:
+        return kernel.root()
+    except FenceError as error:
+        raise FatalError(str(error)) from error
+
+
+def _row(rule: Rule, tree: Tree, *, lasts: bool) -> tuple[str, str, str, int, int]:
+    device = rule.device
+    kind = "block " if device.kind is NodeKind.BLOCK else ""
+    others = "refused" if rule.refuse and lasts else "counted"
+    places = (tree.place(group) for group in sorted(rule.open_to or ()))
+    named = sorted({place.container or place.name for place in places if place is not None})
+    open_to = "all" if rule.open_to is None else ", ".join(named) or quantity(len(rule.open_to), "control group")
+    return f"{kind}{device.major}:{device.minor}", others, open_to, rule.counts.asked, rule.counts.refused

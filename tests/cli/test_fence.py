@@ -1,0 +1,70 @@
+"""``autoclave fence`` over a fence below a control group of the test's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autoclave.cli import NOT_CLEAN, VERBS
+from autoclave.cli.verbs.fence import fence as verb
+from ground.errors import FatalError
+from scrubber.fence import fence
+from scrubber.fence.fence import Fence
+from tests.fence.conftest import FULL, OPENS, foreign, group, identity, made_group, run, standing
+
+__all__ = ["foreign", "group", "standing"]  # fixtures
+
+
+@pytest.fixture
+def ask(group: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Asks the verb, as if the group of the test were the root of all groups."""
+    monkeypatch.setattr(fence, "root", lambda: group)
+
+    def asked(*arguments: str) -> Result:
+        return CliRunner().invoke(verb, arguments, standalone_mode=False)
+
+    return asked
+
+
+def test_the_status_names_devices_and_for_whom_they_are_open(ask, group: Path, standing: Fence, foreign: Path) -> None:
+    dcgm = made_group(group / "dcgm.service")
+    standing.set(FULL, {identity(dcgm)}, refuse=True)
+    assert run(foreign, OPENS) == "refused"
+    answer = ask("status", "-o", "json")
+    document = json.loads(answer.stdout)
+    (rule,) = document["items"]
+    assert (rule["device"], rule["others"], rule["open_to"]) == ("1:7", "refused", "dcgm.service")
+    assert rule["questions"] == rule["refused"] > 0
+    assert 0 < document["lease_seconds"] <= 600
+    assert "others are refused for" in ask("status").stderr
+
+
+def test_without_a_lease_nobody_is_refused(ask, standing: Fence) -> None:
+    standing.set(FULL, set(), refuse=True)
+    standing.refuse_for(-1)
+    answer = ask("status")
+    assert "counted" in answer.stdout
+    assert "nobody is refused" in answer.stderr
+
+
+def test_off_removes_the_fence_once(ask, standing: Fence, foreign: Path) -> None:
+    standing.set(FULL, set(), refuse=True)
+    answer = ask("off")
+    assert (answer.return_value, answer.stdout) == (0, "the fence is removed\n")
+    assert run(foreign, OPENS) == "opened"
+    assert ask("off").stdout == "no fence stood in this kernel; nothing to do\n"
+    assert ask("status").return_value == NOT_CLEAN
+
+
+def test_it_takes_root(ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    for verb_of in ("status", "off"):
+        assert isinstance(ask(verb_of).exception, FatalError)
+
+
+def test_the_verb_is_listed() -> None:
+    assert VERBS["fence"][0] == "fence"
