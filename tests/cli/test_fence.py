@@ -43,7 +43,7 @@ def test_the_status_names_devices_and_for_whom_they_are_open(ask, group: Path, s
     assert "others are refused for" in ask("status").stderr
 
 
-def test_without_a_lease_nobody_is_refused(ask, standing: Fence) -> None:
+def test_without_a_lease_others_are_counted(ask, standing: Fence) -> None:
     standing.set(FULL, set(), refuse=True)
     standing.refuse_for(-1)
     answer = ask("status")
