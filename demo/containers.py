@@ -71,7 +71,7 @@ class ContainerRunner(Runtime):
         for uuid in (one.rpartition("=")[2] for ids in devices.values() for one in ids):  # of a claim: CDI names
             place = layout.find(self._simulated, uuid)
             memory = place.memory
-            last = memory.stat().st_size // BLOCK - 1
+            last = place.info().memory_bytes // BLOCK - 1
             blocks = " ".join(map(str, self.marked(pod, last)))
             words = (str(memory), mark(pod.uid), container.kind.value, blocks, str(place.chip))
             process = await started(pod.uid, CONTAINER, *words)

@@ -104,7 +104,8 @@ def _pid_namespace(config: ScrubberConfig) -> int | None:
 
 
 def _simulated(config: ScrubberConfig) -> Simulated:
-    layout.create(config.simulation, config.simulated_gpus, config.simulated_memory, boot.boot_id())
+    nodes = config.cgroup_root is not None  # elsewhere, a trial changes nothing on the node
+    layout.create(config.simulation, config.simulated_gpus, config.simulated_memory, boot.boot_id(), nodes=nodes)
     lock = layout.service_lock(config.simulation)
     if lock is None:
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulation}")
@@ -253,7 +254,7 @@ def _guard(
 ) -> Guard | str:
     """Who tells what the kernel counts; or why it counts nothing, which the log says too. Empty: it should not.
 
-    ``fences``: whether the policy asks for it. Simulated GPUs have none: they are files, without a number.
+    ``fences``: whether the policy asks for it.
     """
     try:
         root = config.cgroup_root or fence.root()
@@ -358,7 +359,7 @@ def build(
     ends = ProcessEnds()
 
     fenced: Guard | str = ""
-    if not isinstance(backend, Simulated):
+    if whole_node or config.cgroup_root is not None:
         fenced = _guard(config, namespace, processes, ignored, policy, fences=active_policy.fences)
     guard = fenced if isinstance(fenced, Guard) else None
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)

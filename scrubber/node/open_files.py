@@ -38,6 +38,7 @@ _KCMP_FILES = 2
 _libc = ctypes.CDLL(None)
 
 Identity = tuple[str, int, int]
+_FILE = "file"
 
 
 class TooSlowError(Exception):
@@ -87,7 +88,7 @@ class Search:
             name = frozenset({device})
             identity = _identity(status)
             self._opened[identity] = self._opened.get(identity, _NONE) | name
-            if stat.S_ISCHR(status.st_mode):
+            if identity[0] != _FILE:
                 self._nodes = True
                 continue
             # By path too: overlayfs and btrfs show another device number in maps than stat does.
@@ -187,7 +188,9 @@ def _lack(path: str, error: OSError) -> str:
 def _identity(status: os.stat_result) -> Identity:
     if stat.S_ISCHR(status.st_mode):
         return ("character", status.st_rdev, 0)
-    return ("file", status.st_dev, status.st_ino)
+    if stat.S_ISBLK(status.st_mode):
+        return ("block", status.st_rdev, 0)
+    return (_FILE, status.st_dev, status.st_ino)
 
 
 def _maps(task: str, timer: Timer) -> bytes:

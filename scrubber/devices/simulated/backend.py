@@ -18,12 +18,13 @@ from asyncinotify import Inotify, Mask
 
 from ground import log
 from scrubber.core.model import DeviceInfo, DeviceNumber, Vitals
-from scrubber.core.witness import FILES, Counted, Missed, Testimony
+from scrubber.core.witness import FILES, Counted, Missed, NoWitness, Testimony
 from scrubber.devices import shortage
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings
-from scrubber.devices.simulated import containers, layout, open_check
+from scrubber.devices.simulated import containers, layout, loops, open_check
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.devices.simulated.users import Users
+from scrubber.fence.numbers import number_of
 from scrubber.node.cgroups import GROUPS, Containers
 
 logger = log.get("simulated")
@@ -83,19 +84,25 @@ class Simulated:
     def has_holders(self, uuid: str) -> bool | None:
         """Exact while the device answers: the kernel knows whether its memory file is open."""
         place = self._present(uuid)
-        return _in_use(place, lost=layout.faults(place).lost)
+        return self._in_use(place, uuid, lost=layout.faults(place).lost)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """Those that have its memory file or that of its chip open; not complete while one of them has."""
         return self._users.listed(uuid, self.files(uuid))
 
     def witness(self, uuid: str) -> Testimony:
-        """Exact: the kernel tells when a process that could write to the device has closed it."""
+        """Exact for files: the kernel tells when a process that could write to the device has closed it."""
+        if self.numbers(uuid):
+            return NoWitness("its memory is a device node, which the fence does not watch")
         return self._writers.uses(self.files(uuid))
 
-    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:  # noqa: ARG002 - the port's
-        """None: a simulated GPU is a file."""
-        return frozenset()
+    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
+        """That of its memory, where this is a device node."""
+        try:
+            number = number_of(self._place(uuid).memory)
+        except OSError:
+            return frozenset()
+        return frozenset() if number is None else frozenset({number})
 
     def memory(self, uuid: str) -> None:
         """None: nothing but the memory itself takes memory."""
@@ -108,7 +115,7 @@ class Simulated:
         """Vitals and holders; each file is read once."""
         place = self._present(uuid)
         found = layout.vitals(place)
-        return found, _in_use(place, lost=found.lost)
+        return found, self._in_use(place, uuid, lost=found.lost)
 
     def reported(self, uuid: str) -> Vitals | None:
         """The XIDs in its event log, also while the device hangs."""
@@ -186,6 +193,16 @@ class Simulated:
 
     def reacquire_driver(self) -> None:
         """Files need no driver."""
+
+    def _in_use(self, place: GpuFiles, uuid: str, *, lost: bool) -> bool | None:
+        if lost:
+            return None
+        try:
+            if loops.is_node(place.memory):
+                return bool(self._users.listed(uuid, _files(place)))
+            return open_check.is_open(_files(place))
+        except DeviceError:
+            return None
 
     def _place(self, uuid: str) -> GpuFiles:
         known = self._known.get(uuid)
@@ -292,13 +309,6 @@ def _why_unwatched(error: OSError) -> str:
     lack = shortage.of(error if error.filename is not None else DeviceError())  # inotify has other limits than files
     lack = lack or _NO_INOTIFY.get(error.errno or 0, str(error))
     return f"the scrub service cannot watch its memory: {lack}"
-
-
-def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
-    try:
-        return None if lost else open_check.is_open(_files(place))
-    except open_check.RefusedError:
-        return None
 
 
 def _files(place: GpuFiles) -> tuple[str, ...]:

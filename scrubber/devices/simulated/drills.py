@@ -184,7 +184,9 @@ def kill(pid: int) -> None:
 def scan(root: Path, uuid: str, needle: bytes) -> int:
     """Count how often some bytes are in the memory, which the next pod could read."""
     count, at = 0, -1
-    with layout.find(root, uuid).memory.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as cells:
+    place = layout.find(root, uuid)
+    size = place.info().memory_bytes
+    with place.memory.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as cells:
         while (at := cells.find(needle, at + 1)) >= 0:
             count += 1
     return count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from ground import private_files
 from scrubber.core.measurements import Mismatch, Scratched, Tested, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
-from scrubber.devices.simulated import layout
+from scrubber.devices.simulated import layout, loops
 from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings, StuckBit
 
 CHUNK = 2**18  # a chunk and its pattern fit into the cache of a core
@@ -190,6 +191,7 @@ class MemoryFile:
     size: int
     stuck_bits: tuple[StuckBit, ...]
     writes: bool = True  # False: what is written is lost, and what was there before is read
+    node: bool = False  # whether it is a device node
 
     def residue(self, step: Step, *, cut: bool) -> tuple[int, tuple[int, ...]]:
         """Count the bytes that are not zero, from the end to the beginning, and find where they begin.
@@ -203,9 +205,16 @@ class MemoryFile:
                 count += len(chunk) - chunk.count(0)
                 begins.insert(0, number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
             if cut and self.writes:
-                os.ftruncate(self.handle, number * CHUNK)
-        os.ftruncate(self.handle, self.size)
+                self._cut(number * CHUNK, len(chunk))
+        if not self.node:
+            os.ftruncate(self.handle, self.size)
         return count, tuple(begins[:PLACES])
+
+    def _cut(self, offset: int, length: int) -> None:
+        if self.node:
+            loops.zero(self.handle, offset, length)
+        else:
+            os.ftruncate(self.handle, offset)
 
     def fill(self, pattern: Pattern, step: Step) -> None:
         """Write a pattern to all memory."""
@@ -278,8 +287,10 @@ def opened_memory(place: GpuFiles, stuck_bits: tuple[StuckBit, ...], *, writes: 
     size = place.info().memory_bytes
     try:
         with layout.opened(place.memory) as handle:
-            os.ftruncate(handle, size)  # a tenant may have made it smaller or larger
-            yield MemoryFile(handle, size, stuck_bits, writes)
+            node = stat.S_ISBLK(os.fstat(handle).st_mode)
+            if not node:
+                os.ftruncate(handle, size)  # a tenant may have made it smaller or larger
+            yield MemoryFile(handle, size, stuck_bits, writes, node)
     except OSError as error:
         raise DeviceError(f"cannot open the memory of {place.directory.name}: {error}") from error
 

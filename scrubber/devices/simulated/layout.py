@@ -18,11 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
-from ground import private_files
+from ground import log, private_files
 from ground.documents import strict_json
 from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
-from scrubber.devices.simulated import open_check
+from scrubber.devices.simulated import loops, open_check
+from scrubber.fence.numbers import number_of
 
 MODEL = "Simulated GPU"  # by which others know it
 NAME = "simulated"  # of the backend
@@ -34,6 +35,8 @@ CDI_NAME = "autoclave-simulated.json"
 _CDI_VERSION = "0.6.0"
 _CDI_KIND = "nvidia.com/gpu"  # the kind in the answers of the device plugin, unless --cdi-kind says something else
 CDI_SEEN_AS = "/dev/simulated-gpu{index}"  # the memory, as a container sees it
+
+logger = log.get("simulated")
 
 T = TypeVar("T")
 _PIECE = 64 * 1024  # bytes for each read
@@ -165,7 +168,8 @@ class GpuFiles:
     def __init__(self, directory: Path) -> None:
         """Paths only: no file is opened."""
         self.directory = directory
-        self.memory = directory / "memory"  # the sparse file that is the device memory
+        self.memory = directory / "memory"  # the device memory: a sparse file, or the node of a loop device ...
+        self.cells = directory / "cells"  # ... over this one
         self.chip = directory / "scratch"  # the on-chip memory of all units
         self.device = directory / "device.json"  # the description of the device
         self.settings = directory / "settings.json"  # the settings in force
@@ -341,10 +345,13 @@ def _numbered(text: bytes) -> tuple[Xid, ...]:
     return tuple(events)
 
 
-def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "") -> None:
+def create(
+    root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "", *, nodes: bool = False
+) -> None:  # fmt: skip
     """Create the missing GPUs; existing GPUs keep their memory, names and faults.
 
-    A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset.
+    A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset. ``nodes``: the memory
+    of each GPU is a device node where this user can make one, else a file.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with private_files.locked(root):  # not through a link
@@ -357,6 +364,34 @@ def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boo
         for index in range(count):
             if not (root / f"gpu{index}").exists():
                 _make(root, index, memory_bytes)
+        for place in places(root):
+            _make_node(place) if nodes else remove_node(place)
+
+
+def _make_node(place: GpuFiles) -> None:
+    try:
+        size = place.info().memory_bytes
+        if not loops.can_attach(size) or loops.leads_to(place.memory, place.cells):
+            return
+        if not loops.is_node(place.memory):
+            place.memory.rename(place.cells)
+        os.truncate(place.cells, size)  # a tenant may have made it smaller or larger while it was a file
+        loops.attach(place.cells, place.memory)
+    except DeviceError:
+        return  # its description is damaged: who reads it next says so
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            place.cells.rename(place.memory)
+        logger.warning("the memory of a simulated GPU is a file: the kernel makes no loop device", error=str(error))
+
+
+def remove_node(place: GpuFiles) -> None:
+    """Make the memory of a GPU a file again."""
+    if not loops.is_node(place.memory):
+        return
+    if loops.leads_to(place.memory, place.cells):
+        loops.detach(place.memory)
+    place.cells.rename(place.memory)
 
 
 def load_driver(root: Path, boot_id: str = "") -> None:
@@ -400,12 +435,15 @@ def cdi_specification(gpus: Iterable[GpuFiles]) -> dict[str, object]:
     devices: list[dict[str, object]] = []
     for gpu in gpus:
         info = gpu.info()
-        mount = {
-            "hostPath": str(gpu.memory),
-            "containerPath": CDI_SEEN_AS.format(index=info.index),
-            "options": ["bind", "rw", "nosuid", "noexec"],
-        }
-        devices.append({"name": info.uuid, "containerEdits": {"mounts": [mount]}})
+        seen_as, number = CDI_SEEN_AS.format(index=info.index), number_of(gpu.memory)
+        edits: dict[str, object]
+        if number is not None:
+            node = {"type": "b", "major": number.major, "minor": number.minor, "permissions": "rw"}
+            edits = {"deviceNodes": [{"path": seen_as, **node}]}
+        else:
+            options = ["bind", "rw", "nosuid", "noexec"]
+            edits = {"mounts": [{"hostPath": str(gpu.memory), "containerPath": seen_as, "options": options}]}
+        devices.append({"name": info.uuid, "containerEdits": edits})
     return {"cdiVersion": _CDI_VERSION, "kind": _CDI_KIND, "devices": devices}
 
 

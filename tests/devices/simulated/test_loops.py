@@ -1,0 +1,137 @@
+"""Simulated GPUs whose memory is a device node: the same GPUs as those of files, and a number beside."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import NodeKind
+from scrubber.core.witness import NoWitness
+from scrubber.devices.simulated import drills, layout, loops
+from scrubber.devices.simulated.backend import Simulated
+from tests.devices.conftest import MEMORY_BYTES, Bank
+
+SECRET = b"a secret of the tenant"
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Iterator[Bank]:
+    """Two small GPUs with device nodes; no loop device of them is left."""
+    root = tmp_path / "gpus"
+    layout.create(root, 2, MEMORY_BYTES, nodes=True)
+    bank = Bank(root, Simulated(root))
+    if not bank.backend.numbers(bank.first):
+        pytest.skip("takes root, and loop devices")
+    yield bank
+    for place in layout.places(root):
+        layout.remove_node(place)
+    bank.backend.close()
+
+
+def test_each_gpu_keeps_a_number_of_its_own(bank: Bank) -> None:
+    numbers = [bank.backend.numbers(uuid) for uuid in (bank.first, bank.second)]
+    assert all(number.kind is NodeKind.BLOCK for mine in numbers for number in mine)
+    assert len(numbers[0] | numbers[1]) == 2
+    bank.place(bank.first).memory.write_bytes(SECRET)
+    layout.create(bank.root, 2, MEMORY_BYTES, nodes=True)
+    assert [bank.backend.numbers(uuid) for uuid in (bank.first, bank.second)] == numbers
+    assert bank.place(bank.first).memory.read_bytes() == SECRET.ljust(MEMORY_BYTES, b"\0")
+
+
+def test_a_number_that_leads_elsewhere_is_replaced(bank: Bank) -> None:
+    """As after a reboot: the first number is free, or leads to the memory of another GPU."""
+    first, second = bank.place(bank.first), bank.place(bank.second)
+    second.memory.write_bytes(SECRET)
+    loops.detach(first.memory)
+    first.memory.unlink()
+    os.mknod(first.memory, stat.S_IFBLK | 0o600, second.memory.stat().st_rdev)
+    layout.create(bank.root, 2, MEMORY_BYTES, nodes=True)
+    assert bank.backend.numbers(bank.first) != bank.backend.numbers(bank.second)
+    assert not any(first.memory.read_bytes())
+
+
+def test_the_memory_becomes_a_file_again_with_its_bytes(bank: Bank) -> None:
+    place = bank.place(bank.first)
+    place.memory.write_bytes(SECRET)
+    layout.create(bank.root, 2, MEMORY_BYTES)
+    assert place.memory.is_file()
+    assert place.memory.read_bytes() == SECRET.ljust(MEMORY_BYTES, b"\0")
+    assert bank.backend.numbers(bank.first) == frozenset()
+
+
+def test_who_opens_a_node_of_his_own_is_listed(bank: Bank, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    os.mknod(own, stat.S_IFBLK | 0o600, bank.place(bank.first).memory.stat().st_rdev)
+    assert bank.backend.has_holders(bank.first) is False
+    with own.open("rb") as opened, subprocess.Popen(["sleep", "60"], stdin=opened) as process:
+        opened.close()
+        assert bank.backend.listed_holders(bank.first) == frozenset({process.pid})
+        assert [bank.backend.has_holders(uuid) for uuid in (bank.first, bank.second)] == [True, False]
+        process.kill()
+    assert bank.backend.has_holders(bank.first) is False
+
+
+MAPS = """
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+cells = mmap.mmap(file, 4096)
+os.close(file)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_has_mapped_a_node_is_listed(bank: Bank) -> None:
+    command = [sys.executable, "-c", MAPS, str(bank.place(bank.first).memory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        # In Python, mmap keeps a descriptor of its own.
+        assert bank.backend.listed_holders(bank.first) == frozenset({process.pid})
+        process.communicate()
+
+
+def test_a_tenant_finds_its_secret_and_a_scrub_takes_it(bank: Bank) -> None:
+    pid = drills.occupy(bank.root, bank.first, SECRET, "job")
+    assert drills.scan(bank.root, bank.first, SECRET) == 3
+    assert drills.release(bank.root, bank.first) == (pid,)
+    cleared = bank.gpu(bank.first)
+    found = cleared.clear(b"key", ("random", "zero"), lambda _done, _all: None)
+    assert (found.covered_bytes, found.residue_bytes, found.mismatch) == (MEMORY_BYTES, 3 * len(SECRET), None)
+    assert cleared.verify(lambda _done, _all: None).mismatch is None
+    assert not any(bank.place(bank.first).memory.read_bytes())
+
+
+def test_pages_that_a_tenant_kept_hold_nothing_of_the_next(bank: Bank) -> None:
+    """A pipe has the pages of the memory itself, not a copy of them."""
+    memory, (kept, into) = bank.place(bank.first).memory, os.pipe()
+    memory.write_bytes(SECRET.ljust(4096, b"\0"))
+    with memory.open("r+b", buffering=0) as held:  # or the kernel would drop the pages with the last close
+        os.splice(held.fileno(), into, 4096, offset_src=0)
+        bank.gpu(bank.first).clear(b"key", ("zero",), lambda _done, _all: None)
+        held.seek(0)
+        held.write(b"a secret of the next one")
+    assert os.read(kept, 4096).startswith(SECRET)
+    os.close(kept)
+    os.close(into)
+
+
+def test_a_pod_gets_a_device_and_no_mount(bank: Bank, tmp_path: Path) -> None:
+    layout.write_cdi(tmp_path, layout.places(bank.root))
+    devices = json.loads((tmp_path / layout.CDI_NAME).read_text())["devices"]
+    numbers = {device["name"]: device["containerEdits"] for device in devices}
+    for index, uuid in enumerate((bank.first, bank.second)):
+        [number] = bank.backend.numbers(uuid)
+        node = {"type": "b", "major": number.major, "minor": number.minor, "permissions": "rw"}
+        assert numbers[uuid] == {"deviceNodes": [{"path": layout.CDI_SEEN_AS.format(index=index), **node}]}
+
+
+def test_a_node_without_the_fence_has_no_witness(bank: Bank) -> None:
+    assert isinstance(bank.backend.witness(bank.first), NoWitness)
