@@ -12,7 +12,9 @@ import pytest
 from scrubber.fence import fence, kernel, numbers, program
 from scrubber.fence.fence import Counts, Fence, FenceError
 from scrubber.fence.instructions import R0, assemble, end, load_map, put
-from tests.fence.conftest import FULL, OPENS, identity, made_group, run
+from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
+
+__all__ = ["foreign", "group", "owner", "standing"]  # fixtures
 
 WAYS = {
     "open": "os.open('/dev/full', os.O_RDONLY)",

@@ -19,8 +19,8 @@ from scrubber.fence.fence import Fence
 from scrubber.node.processes import Processes
 from scrubber.node.unified import Tree
 from scrubber.observe.guard import Guard, Look, Terms
+from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
-from tests.fence.conftest import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 
 __all__ = ["foreign", "group", "owner", "standing"]  # fixtures
 

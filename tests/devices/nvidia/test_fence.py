@@ -23,9 +23,9 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.guard import Guard, Look, Terms
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
+from tests.control_groups import foreign, group, identity, made_group, run
 from tests.core import lives
 from tests.devices.nvidia import bench
-from tests.fence.conftest import foreign, group, identity, made_group, run
 
 __all__ = ["foreign", "group"]  # fixtures
 gpu = bench.gpu

@@ -1,4 +1,4 @@
-"""A control group of the test's own, with a fence that guards nobody else, and programs that run in groups below it."""
+"""A control group of a test's own, with a fence that guards nobody else, and programs that run in groups below it."""
 
 from __future__ import annotations
 
