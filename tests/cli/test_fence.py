@@ -14,7 +14,7 @@ from autoclave.cli.verbs.fence import fence as verb
 from ground.errors import FatalError
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence
-from tests.fence.conftest import FULL, OPENS, foreign, group, identity, made_group, run, standing
+from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, run, standing
 
 __all__ = ["foreign", "group", "standing"]  # fixtures
 

@@ -21,8 +21,8 @@ from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.guard import Guard, Look
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
+from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
-from tests.fence.conftest import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 
 __all__ = ["foreign", "group", "owner", "standing"]  # fixtures
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scrubber.node.unified import Tree
 from scrubber.observe.exempt import Exempt
-from tests.fence.conftest import group, identity
+from tests.control_groups import group, identity
 
 __all__ = ["group"]  # a fixture
 
