@@ -11,7 +11,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from demo import hooks
+from demo import groups, hooks
 from demo.standins.pods import Container, ContainerKind, Pod
 from demo.standins.runtime import Devices, Runtime
 from ground.paths import RECEIPTS_IN_CONTAINERS
@@ -38,6 +38,7 @@ class ContainerRunner(Runtime):
     """Runs the containers of one node."""
 
     cdi: Path | None = None  # where the hooks of CDI devices are described
+    groups: Path | None = None  # below which each container gets a control group
 
     def __init__(self, simulated: Path) -> None:
         self._simulated = simulated
@@ -48,11 +49,13 @@ class ContainerRunner(Runtime):
     async def open_sandbox(self, pod: Pod) -> None:
         """Start the sandbox of a pod."""
         if (pod.uid, "") not in self._running:
-            self._running[pod.uid, ""] = [await started(pod.uid, SANDBOX)]
+            self._running[pod.uid, ""] = [await self._started(pod, SANDBOX)]
 
     async def close_sandbox(self, pod: Pod) -> None:
         """End the sandbox of a pod."""
         await self._end(pod.uid, "")
+        if self.groups is not None:
+            groups.remove_pod(self.groups, pod.uid)
 
     async def start(
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
@@ -74,7 +77,7 @@ class ContainerRunner(Runtime):
             last = place.info().memory_bytes // BLOCK - 1
             blocks = " ".join(map(str, self.marked(pod, last)))
             words = (str(memory), mark(pod.uid), container.kind.value, blocks, str(place.chip))
-            process = await started(pod.uid, CONTAINER, *words)
+            process = await self._started(pod, CONTAINER, *words)
             running.append(process)
             if container.kind is ContainerKind.INIT:
                 await process.wait()
@@ -99,6 +102,11 @@ class ContainerRunner(Runtime):
     def pids(self, pod: Pod, container: str) -> list[int]:
         """The processes of a container, one for each GPU."""
         return [process.pid for process in self._running[pod.uid, container]]
+
+    async def _started(self, pod: Pod, script: str, *words: str) -> asyncio.subprocess.Process:
+        if self.groups is not None:  # as with a runtime, the process is in its group before it opens anything
+            script = f"echo $$ >{groups.of_container(self.groups, pod.uid)}/cgroup.procs || exit\n{script}"
+        return await started(pod.uid, script, *words)
 
     async def _end(self, uid: str, name: str) -> None:
         for process in self._running.pop((uid, name), ()):

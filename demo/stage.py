@@ -16,12 +16,14 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from demo import groups
 from demo.containers import ContainerRunner
 from demo.installation import ByPlugin, Installation
 from demo.programs import ServiceProgram
 from ground import paths
 from ground.errors import FatalError, Unreachable
 from scrubber.api import admin_client, client
+from scrubber.devices.simulated import layout
 from scrubber.words import views
 
 ANSWERS_WITHIN = 60.0
@@ -40,6 +42,7 @@ class Stage:
     flags: tuple[str, ...] = ()  # more flags for the plugin
     installed_as: type[Installation] = ByPlugin
     gate: Path | None = None  # the program of the create gate
+    fenced: bool = False  # with control groups for pods and the fence below them, where this user can make both
 
     def __post_init__(self) -> None:
         """Make the directories. Nothing runs yet."""
@@ -55,10 +58,12 @@ class Stage:
         cdi = self.root / "cdi"
         cdi.mkdir(exist_ok=True)
         gate = ("--gate-cdi-dir", str(cdi), *(() if self.gate is None else ("--create-gate", str(self.gate))))
-        arguments = ("scrubber", *places, *gpus, *memory, *rules, *names, *gate)
+        self.groups = groups.make() if self.fenced else None
+        fence = () if self.groups is None else ("--fence", "watch", "--cgroup-root", str(self.groups))
+        arguments = ("scrubber", *places, *gpus, *memory, *rules, *names, *gate, *fence)
         self.service = ServiceProgram(arguments, self.root / "service.log")
         self.containers = self.runs(self.simulated)
-        self.containers.cdi = cdi
+        self.containers.cdi, self.containers.groups = cdi, self.groups
         self.installation = self.installed_as(self.root, self.containers, self.flags)
         self.kubelet, self.plugin = self.installation.kubelet, self.installation.program
 
@@ -112,6 +117,10 @@ class Stage:
         await self.kubelet.kill()
         await self.installation.end()
         await self.containers.clear_away()
+        for place in layout.places(self.simulated):
+            layout.remove_node(place)
+        if self.groups is not None:
+            groups.remove(self.groups)
         if not keep:
             shutil.rmtree(self.root)
 

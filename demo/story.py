@@ -119,7 +119,8 @@ def show(gpus: int, installed_as: type[Installation], *, as_json: bool, keep: bo
     root = Path(tempfile.mkdtemp(prefix="autoclave-"))
     policy = root / "policy.yaml"
     policy.write_text("name: demo\ndefaults: {receipts: mount}\n")
-    stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=containers.ReadingRunner)
+    runs = containers.ReadingRunner
+    stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=runs, fenced=True)
     return asyncio.run(_show(Play(stage, as_json), keep=keep))
 
 

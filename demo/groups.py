@@ -1,0 +1,59 @@
+"""The control groups of one stage, of version 2: its fence stands below them and sees no other process of the machine.
+
+Nothing but the fence reads them: a pod's processes are in ``kubepods/podUID`` as with a kubelet.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from scrubber.fence import fence
+from scrubber.fence.fence import FenceError
+
+
+def make() -> Path | None:
+    """A new group at the root of all groups; None where this user cannot make one."""
+    try:
+        top = fence.root() / f"autoclave-stage-{uuid.uuid4().hex[:8]}"
+        top.mkdir()
+    except (FenceError, OSError):
+        return None
+    return top
+
+
+def of_container(top: Path, pod: str) -> Path:
+    """A new group of a container, in that of its pod."""
+    group = top / "kubepods" / f"pod{pod}" / secrets.token_hex(32)
+    group.mkdir(parents=True)
+    return group
+
+
+def remove(top: Path) -> None:
+    """Take the fence down, end what is left, such as workers of a killed service, and remove all groups."""
+    with suppress(FenceError):
+        fence.take_down(top)
+    (top / "cgroup.kill").write_text("1")
+    with (top / "cgroup.events").open() as events:
+        ended = select.poll()
+        ended.register(events, select.POLLPRI)
+        while "populated 1" in events.read():
+            ended.poll()
+            events.seek(0)
+    clear(top)
+
+
+def remove_pod(top: Path, pod: str) -> None:
+    """Remove the groups of a pod, as far as none of its processes is left."""
+    clear(top / "kubepods" / f"pod{pod}")
+
+
+def clear(group: Path) -> None:
+    """Remove a group, and all below it, as far as no process is in them."""
+    for directory, _, _ in os.walk(group, topdown=False):
+        with suppress(OSError):
+            Path(directory).rmdir()
