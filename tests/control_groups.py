@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from demo import groups
 from scrubber.core.model import DeviceNumber, NodeKind
-from scrubber.fence import fence
-from scrubber.fence.fence import Fence, FenceError
+from scrubber.fence.fence import Fence
 
 FULL = DeviceNumber(NodeKind.CHARACTER, 1, 7)  # /dev/full: a harmless device
 
@@ -22,18 +19,14 @@ FULL = DeviceNumber(NodeKind.CHARACTER, 1, 7)  # /dev/full: a harmless device
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group of version 2, below which groups can be made; nothing of it is left."""
-    try:
-        made = fence.root() / f"autoclave-test-{uuid.uuid4().hex[:8]}"
-        made.mkdir()
-    except (FenceError, OSError) as error:
-        pytest.skip(f"takes root, and cgroup v2: {error}")
+    made = groups.make()
+    if made is None:
+        pytest.skip("takes root, and cgroup v2")
     try:
         yield made
     finally:
-        with suppress(FenceError):
-            fence.take_down(made)
-        for directory, _, _ in os.walk(made, topdown=False):
-            Path(directory).rmdir()
+        groups.remove(made)
+        assert not made.exists()
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""A whole service with the fence: what it has proven outlives kill -9, unless somebody opens the GPU meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.devices.simulated import layout, loops
+from tests.control_groups import group, made_group, run
+from tests.live import Service
+
+__all__ = ["group"]  # a fixture
+
+POLICY = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}}\n"
+OPENS = "os.close(os.open(sys.argv[1], os.O_RDONLY))"
+
+
+@pytest.fixture
+def service(group: Path, short_tmp: Path) -> Iterator[Service]:
+    """Two clean GPUs, with the fence below a group of the test's own."""
+    if not loops.can_attach(2**20):
+        pytest.skip("takes loop devices")
+    (short_tmp / "quick.yaml").write_text(POLICY)
+    flags = ("--fence", "watch", "--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
+    service = Service(short_tmp, 2, *flags)
+    yield service
+    service.kill()
+    for place in layout.places(service.simulated_dir):
+        layout.remove_node(place)
+
+
+def receipts(service: Service) -> list[str]:
+    return [device.receipt.id for device in (service.settled(gpu, "clean") for gpu in range(2)) if device.receipt]
+
+
+def opened(service: Service, group: Path) -> None:
+    run(made_group(group / "foreign"), OPENS, str(service.simulated_dir / "gpu0/memory"))
+
+
+def test_clean_gpus_are_clean_after_a_kill(service: Service) -> None:
+    before = receipts(service)
+    for _ in range(2):  # the second time with a fence that was found
+        service.kill()
+        service.start()
+        assert receipts(service) == before
+
+
+def test_a_gpu_that_was_opened_meanwhile_is_scrubbed(service: Service, group: Path) -> None:
+    before = receipts(service)
+    service.kill()
+    opened(service, group)
+    service.start("no longer clean: it was used without a grant")
+    service.hear("serving")
+    after = receipts(service)
+    assert (after[0] != before[0], after[1]) == (True, before[1])
+
+
+def test_a_short_use_of_a_clean_gpu_is_noticed(service: Service, group: Path) -> None:
+    before = receipts(service)
+    opened(service, group)
+    service.hear("no longer clean: it was used without a grant")
+    after = receipts(service)
+    assert (after[0] != before[0], after[1]) == (True, before[1])
