@@ -59,7 +59,7 @@ class Stage:
         cdi.mkdir(exist_ok=True)
         gate = ("--gate-cdi-dir", str(cdi), *(() if self.gate is None else ("--create-gate", str(self.gate))))
         self.groups = groups.make() if self.fenced else None
-        fence = () if self.groups is None else ("--fence", "watch", "--cgroup-root", str(self.groups))
+        fence = () if self.groups is None else ("--cgroup-root", str(self.groups))
         arguments = ("scrubber", *places, *gpus, *memory, *rules, *names, *gate, *fence)
         self.service = ServiceProgram(arguments, self.root / "service.log")
         self.containers = self.runs(self.simulated)
