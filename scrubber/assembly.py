@@ -38,7 +38,7 @@ from scrubber.metrics.counters import ServiceCounters
 from scrubber.node import cgroups, clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
-from scrubber.node.process_ends import ProcessEnds
+from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.node.unified import Tree
 from scrubber.observe.driver_calls import DriverCalls
@@ -287,6 +287,14 @@ def _guard(
     return guard
 
 
+def _unified_root() -> Path | None:
+    """Where the control groups of version 2 are; None where there are none, or this container does not see them all."""
+    try:
+        return fence.root()
+    except FenceError:
+        return None
+
+
 _OWN = "autoclave"  # the control group of a service, below the one that it was started in
 
 
@@ -356,7 +364,7 @@ def build(
     def ignored(device: str) -> Callable[[Holder], bool]:
         return ignored_by(policy(device).evict)
 
-    ends = ProcessEnds()
+    ends = Ends(_unified_root())
 
     fenced: Guard | str = ""
     if whole_node or config.cgroup_root is not None:

@@ -77,16 +77,23 @@ def place(text: str) -> str | None:
 
 
 def _place(path: str) -> str | None:
+    outermost = _outermost(path)
+    return None if outermost is None else outermost[0]
+
+
+def _outermost(path: str) -> tuple[str, str] | None:
+    """The name of the pod or container that a path leads into, and the part of the path that leads to its group."""
     pod = _POD.match(path)
     # A kubelet creates no group below a container or a user's slice.
-    if pod is not None and _USERS not in pod[0] and not _containers(pod[0]):
-        return next(uid for uid in pod.groups() if uid is not None).replace("_", "-")
-    outermost = next(iter(_containers(path)), None)
-    return None if outermost is None else f"{CONTAINER}{outermost[:_SHOWN]}"
+    if pod is not None and _USERS not in pod[0] and _container(pod[0]) is None:
+        return next(uid for uid in pod.groups() if uid is not None).replace("_", "-"), pod[0]
+    container = _container(path)
+    return None if container is None else (f"{CONTAINER}{container['id'][:_SHOWN]}", path[: container.end()])
 
 
-def _containers(path: str) -> list[str]:
-    return [match["id"] for match in _CONTAINER.finditer(path) if not (match["runtime"] or "").endswith(_MONITOR)]
+def _container(path: str) -> re.Match[str] | None:
+    """The outermost container of a path."""
+    return next((it for it in _CONTAINER.finditer(path) if not (it["runtime"] or "").endswith(_MONITOR)), None)
 
 
 class Containers:
@@ -166,12 +173,13 @@ class Containers:
         """
         if not _WHOLE_UID.fullmatch(pod):
             return frozenset()
-        usual = [root / place.format(pod, pod.replace("-", "_")) for place in _POD_GROUPS]
-        member = self.member(pod) if not any(map(Path.is_dir, usual)) else None
+        groups = _usual(root, pod)
+        member = self.member(pod) if not any(map(Path.is_dir, groups)) else None
         if member is not None:
-            usual = [place for place in (_pod_group(f"{self._proc}/{member}", root),) if place is not None]
+            group = unified_group(root, pod, f"{self._proc}/{member}")
+            groups = [group] if group is not None else []
         found = set()
-        for group in usual:
+        for group in groups:
             with suppress(FileNotFoundError):
                 found.add(group.stat().st_ino)
         return frozenset(found)
@@ -186,17 +194,32 @@ class Containers:
                 yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
 
 
-def _pod_group(process: str, root: Path) -> Path | None:
-    """The control group of version 2 of the pod that a process is in; None if it is in none that we can name."""
+def unified_group(root: Path, name: str, process: str) -> Path | None:
+    """The control group of version 2 of the pod or container with this name, which the process is in.
+
+    None if the process has ended, or is in it by a group of version 1 only. ``root``: where the root of version 2 is
+    mounted.
+    """
     try:
-        text = _read(process)
+        path = _unified(_read(process)) or ""
     except OSError:
         return None
-    for line in text.split("\n"):
-        pod = _POD.match(line.removeprefix(_UNIFIED)) if line.startswith(_UNIFIED) else None
-        if pod is not None and not pod[0].startswith("/.."):  # those paths begin at our own group
-            return root / pod[0].lstrip("/")
-    return None
+    outermost = _outermost(path)
+    if outermost is None or outermost[0] != name:
+        return None
+    # A path that begins at our own group does not lead from the root.
+    places = _usual(root, name) if path.startswith("/..") else [root / outermost[1].lstrip("/")]
+    return next(filter(Path.is_dir, places), None)
+
+
+def _usual(root: Path, pod: str) -> list[Path]:
+    """Where kubelets make the control group of a pod."""
+    return [root / place.format(pod, pod.replace("-", "_")) for place in _POD_GROUPS]
+
+
+def _unified(text: str) -> str | None:
+    """The group of version 2 in /proc/PID/cgroup."""
+    return next((line.removeprefix(_UNIFIED) for line in text.split("\n") if line.startswith(_UNIFIED)), None)
 
 
 def own_group(root: Path, proc: Path = Path("/proc")) -> Path | None:
@@ -205,8 +228,7 @@ def own_group(root: Path, proc: Path = Path("/proc")) -> Path | None:
     ``root``: where the root of that version is mounted. In a container, paths begin at the container's own group, which
     is mounted at the usual place.
     """
-    text = _read(f"{proc}/self")
-    inside = next((line.removeprefix(_UNIFIED) for line in text.split("\n") if line.startswith(_UNIFIED)), None)
+    inside = _unified(_read(f"{proc}/self"))
     if inside is None:
         return None
     for mount in (root, GROUPS):

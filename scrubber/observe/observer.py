@@ -20,8 +20,8 @@ from scrubber.core.witness import FENCE, Counted, Testimony
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import in_turn
 from scrubber.node import assignments, clock
+from scrubber.node.ends import Ends
 from scrubber.node.proc import DEAD, BlindError
-from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls, Shared
@@ -43,12 +43,12 @@ class Observer:
         observed_since: ObservedSince,
         bystanders: Callable[[str], IsBystander] = lambda _uuid: no_bystander,
         *,
-        ends: ProcessEnds | None = None,
+        ends: Ends | None = None,
         on_pass: Callable[[], None] = lambda: None,
     ) -> None:
         """``bystanders``: for each device, which holders do not count.
 
-        ``ends``: learns at every full observation which process to follow, so that its end calls for the next
+        ``ends``: learns at every full observation whom to follow, so that its end calls for the next
         observation. ``on_pass``: called whenever all processes are searched for live containers.
         """
         self.driver = driver
@@ -365,11 +365,11 @@ class Owners:
     """The containers that own devices."""
 
     def __init__(
-        self, driver: DriverCalls, processes: Processes, ends: ProcessEnds | None, on_pass: Callable[[], None]
+        self, driver: DriverCalls, processes: Processes, ends: Ends | None, on_pass: Callable[[], None]
     ) -> None:
         """``on_pass``: called whenever all processes are searched for live containers.
 
-        ``ends``: learns at every full observation which process to follow, so that its end calls for the next one.
+        ``ends``: learns at every full observation whom to follow, so that its end calls for the next one.
         """
         self._driver = driver
         self._processes = processes
@@ -412,7 +412,7 @@ class Owners:
         return self._members
 
     def follow(self, record: Record, facts: Facts, starting_pod: str | None) -> None:
-        """Follow a process of the owner's container while the container lives, else a holder of the device."""
+        """Follow the owner's container while it lives, else a holder of the device."""
         ends = self._ends
         if ends is None:
             return
@@ -421,7 +421,7 @@ class Owners:
         container = owner or starting_pod
         member = self.member(container) if lives else None
         if member is not None:
-            ends.follow(device, member, lambda: self._is_in(member, container))
+            ends.follow(device, member, lambda: self._is_in(member, container), container)
         elif facts.holders:
             holder = facts.holders[0]
             ends.follow(device, holder.pid, lambda: self._processes.lives(holder))

@@ -16,7 +16,7 @@ from ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.core.model import Facts, Moment, State
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
-from scrubber.node.process_ends import ProcessEnds
+from scrubber.node.ends import Ends
 from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.observe.observer import Observer
 from scrubber.service.service import Service
@@ -38,13 +38,13 @@ class Monitor:
         service: Service,
         observer: Observer,
         interval: float = 1.0,
-        ends: ProcessEnds | None = None,
+        ends: Ends | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """``interval`` is the pause between two rounds, in seconds.
 
-        ``ends`` names the devices whose followed process has ended. ``on_failure`` is called after each failed
-        observation or action.
+        ``ends`` names the devices whose followed container or process has ended. ``on_failure`` is called after each
+        failed observation or action.
         """
         self._on_failure = on_failure
         self._context = service.context
@@ -120,7 +120,7 @@ class Monitor:
         self._inventory_due = 0.0
         return min(2 * pause, MAX_ALARM_PAUSE)
 
-    async def _follow_ends(self, ends: ProcessEnds) -> None:
+    async def _follow_ends(self, ends: Ends) -> None:
         """Reconcile a device as soon as its followed process has ended, independently of the other devices."""
         async with asyncio.TaskGroup() as tasks:
             while True:

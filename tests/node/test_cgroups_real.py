@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.core.model import CONTAINER as CONTAINER_OF_NO_POD
 from scrubber.node import cgroups
 from scrubber.node.cgroups import Containers, own_group
 from tests.node.conftest import DEAD_LEADER
-from tests.node.control_groups import CONTAINER, ID, POD, UID, pod
+from tests.node.control_groups import CONTAINER, ID, INNER, POD, UID, pod
 from tests.pod_groups import roots
 
 NEIGHBOUR = f"ffffffff{UID[8:]}"
@@ -58,6 +59,39 @@ def test_a_pod_has_a_group_before_its_first_process(driver, group, observer) -> 
     ours = group(pod(driver))
     assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
     assert observer.unified_groups(NEIGHBOUR, group("")) == frozenset()
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+@pytest.mark.parametrize("driver", POD)
+def test_the_group_of_a_pod_is_above_its_containers(driver, group, enter) -> None:
+    root = roots()["second"]
+    for name in CONTAINER.values():
+        process = f"/proc/{enter(group(f'{pod(driver)}/{name}')).pid}"
+        assert cgroups.unified_group(root, UID, process) == group(pod(driver))
+        assert cgroups.unified_group(root, NEIGHBOUR, process) is None
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+def test_a_container_outside_any_pod_has_a_group(group, enter) -> None:
+    process = enter(group(f"docker-{ID}.scope/{INNER}"))
+    place = cgroups.unified_group(roots()["second"], f"{CONTAINER_OF_NO_POD}{ID[:12]}", f"/proc/{process.pid}")
+    assert place == group(f"docker-{ID}.scope")
+
+
+@pytest.mark.parametrize("group", ["first"], indirect=True)
+def test_groups_of_the_first_version_are_none_of_the_second(group, enter) -> None:
+    process = enter(group(f"{pod('cgroupfs, guaranteed')}/{ID}"))
+    assert cgroups.unified_group(roots().get("second", Path("/")), UID, f"/proc/{process.pid}") is None
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["at a usual place", "elsewhere"])
+def test_below_our_own_group_a_usual_place_is_looked_at(exists, tmp_path: Path) -> None:
+    """As a service in a container sees it that has a cgroup namespace of its own."""
+    (tmp_path / "cgroup").write_text(f"0::/../../burstable/pod{UID}/{ID}\n")
+    usual = tmp_path / f"kubepods/burstable/pod{UID}"
+    if exists:
+        usual.mkdir(parents=True)
+    assert cgroups.unified_group(tmp_path, UID, str(tmp_path)) == (usual if exists else None)
 
 
 def test_the_own_group_is_the_one_that_lists_this_process() -> None:
@@ -144,6 +178,7 @@ def test_only_processes_in_a_pods_groups_keep_it_alive(group, enter, observer) -
 WITHIN_A_POD = """
 import ctypes, os, sys
 from pathlib import Path
+from scrubber.core.model import CONTAINER as CONTAINER_OF_NO_POD
 from scrubber.node import cgroups
 from scrubber.node.cgroups import Containers, own_group
 from tests.pod_groups import roots

@@ -18,7 +18,7 @@ from scrubber.core.model import Owner
 from scrubber.core.record import Record
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.node.process_ends import ProcessEnds
+from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
@@ -26,6 +26,7 @@ from scrubber.observe.observer import Observer
 from tests.core import lives
 from tests.node.control_groups import ID, UID, Group, Process, pod
 from tests.patience import WITHIN
+from tests.pod_groups import roots
 
 HOLD = 'exec 9<>"$1"; echo; exec sleep 60'
 GONE = RecordFirst(ev.Released("its owner is gone"))
@@ -39,7 +40,7 @@ class Watched:
         backend = Simulated(root)
         [device] = backend.inventory()
         self.memory = layout.find(root, device.uuid).memory
-        self.ends = ProcessEnds()
+        self.ends = Ends(roots().get("second"))
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
         self.observer = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
         owned = lives.live(lives.GRANTED, ev.PutInUse(Owner(UID, lives.NOW, seen=True)))
@@ -110,5 +111,21 @@ async def test_only_the_end_of_the_sandbox_releases_a_pod(
     assert await watched.look() == Proceed()
     assert not waiting.done(), "the pod is there: nothing is to be done"
     sandbox.end()
+    assert await waiting == {watched.record.device.uuid}
+    assert await watched.look() == GONE
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+async def test_a_sandbox_need_not_end_last(
+    group: Group, enter: Callable[[Path], Process], watched: Watched, hold
+) -> None:
+    place = pod("systemd, burstable")
+    sandbox, container = enter(group(f"{place}/{'c3' * 32}")), hold(group(f"{place}/{ID}"))
+    assert await watched.look() == Proceed()
+    waiting = asyncio.create_task(watched.left())
+    sandbox.end()
+    assert await watched.look() == Proceed()
+    assert not waiting.done(), "the pod is there"
+    end(container)
     assert await waiting == {watched.record.device.uuid}
     assert await watched.look() == GONE

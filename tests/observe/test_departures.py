@@ -17,7 +17,7 @@ from scrubber.core.model import Moment, Owner
 from scrubber.core.record import Record
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.node.process_ends import ProcessEnds
+from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observation_cache import ObservedSince
@@ -39,7 +39,7 @@ class Place:
         backend = Simulated(root)
         self.root = root
         self.uuid = backend.inventory()[0].uuid
-        self.ends = ProcessEnds()
+        self.ends = Ends()
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
         self.observation = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
         self.pids: list[int] = []
@@ -86,7 +86,7 @@ async def test_a_starting_pod_is_followed(place):
     elsewhere = place.observation.driver.backend.inventory()[1].uuid
     place.pids.append(drills.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
     await place.observation.full(place.record(None), starting_pod=POD)
-    assert place.ends._followed[place.uuid][0] == place.pids[0]
+    assert place.ends._followed[place.uuid].whom == place.pids[0]
 
 
 async def test_a_free_device_follows_no_process(place):
@@ -126,7 +126,7 @@ async def watch():
     """A monitor whose rounds do nothing."""
     tasks: list[asyncio.Task[None]] = []
 
-    def start(notebook: Any, ends: ProcessEnds) -> None:  # noqa: ANN401 - stands in for the service
+    def start(notebook: Any, ends: Ends) -> None:  # noqa: ANN401 - stands in for the service
         no_holder: Any = None
         tasks.append(asyncio.create_task(Roundless(notebook, no_holder, BETWEEN_ROUNDS, ends).run()))
 
