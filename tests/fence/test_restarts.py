@@ -23,7 +23,7 @@ def service(group: Path, short_tmp: Path) -> Iterator[Service]:
     if not loops.can_attach(2**20):
         pytest.skip("takes loop devices")
     (short_tmp / "quick.yaml").write_text(POLICY)
-    flags = ("--fence", "watch", "--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
+    flags = ("--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
     service = Service(short_tmp, 2, *flags)
     yield service
     service.kill()

@@ -18,7 +18,7 @@ from scrubber.node.processes import Processes
 from scrubber.observe import observation_cache
 from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.guard import Guard, Look
+from scrubber.observe.guard import Guard, Look, Terms
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
@@ -61,7 +61,14 @@ class Fenced:
 @pytest.fixture
 def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> Iterator[Fenced]:
     groups = {lives.A: frozenset({identity(owner)})}
-    look = Look(lambda _pid: (), lambda pod: groups.get(pod, frozenset()), lambda _uuid: lambda _holder: False)
+    look = Look(
+        lambda _pid: (),
+        lambda pod: groups.get(pod, frozenset()),
+        lambda _uuid: lambda _holder: False,
+        lambda _uuid: Terms(),
+        lambda: None,
+        lambda _group: None,
+    )
     guard = Guard(standing, identity(made_group(group / "service")), look)
     guard.start()
     made = Fenced(bank.first)
