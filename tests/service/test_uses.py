@@ -124,7 +124,7 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(begin, step):
     assert job.receipt is not None
 
 
-async def test_a_request_waits_for_another_scrub_after_a_use_in_passing(begin):
+async def test_a_request_outlasts_a_use_in_passing(begin):
     """A monitoring tool that opens the device for a moment must not fail the pod that waits for it."""
     world = await unobserved(begin)
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
