@@ -23,6 +23,7 @@ from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
+from tests.patience import WITHIN
 
 __all__ = ["foreign", "group", "owner", "standing"]  # fixtures
 
@@ -76,7 +77,8 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     only.mkdir()
     (only / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     search = Processes(only, lambda _pid: None, whole_node=False, on_pass=made.search)
-    made.observer = Observer(DriverCalls(bank.backend, "boot", guard=guard), search, tmp_path, ObservedSince(0.0))
+    driver = DriverCalls(bank.backend, "boot", guard=guard, patience=WITHIN)  # a late answer takes a search, too
+    made.observer = Observer(driver, search, tmp_path, ObservedSince(0.0))
     guard.learn({bank.first: frozenset({FULL})})
     made.becomes(lives.CLEAN)
     yield made
@@ -110,26 +112,22 @@ async def test_the_runtime_takes_no_second_search(fenced: Fenced, foreign: Path,
     assert await fenced.searched(lives.IN_USE, admitted=True)
 
 
-@pytest.mark.parametrize("ask", ["quick", "before use", "quick_all"])
+@pytest.mark.parametrize("before_use", [True, False])
 async def test_an_idle_device_takes_no_search_behind_the_fence(
-    fenced: Fenced, foreign: Path, monkeypatch: pytest.MonkeyPatch, ask: str
+    fenced: Fenced, foreign: Path, monkeypatch: pytest.MonkeyPatch, *, before_use: bool
 ) -> None:
     monkeypatch.setattr(observation_cache, "VALID_AT_LEAST", -1.0)  # as if the last search was long ago
     monkeypatch.setattr(observation_cache, "CPU_SHARE", math.inf)
     await proven(fenced)
-    fenced.becomes(lives.CLEAN)
-    searched, used_at = [], 0.0
-    for _ in range(2):
-        before = fenced.searches
-        if ask == "quick_all":
-            await fenced.observer.quick_all([fenced.of(lives.CLEAN)])
-        facts = await fenced.observer.quick(fenced.of(lives.CLEAN), before_use=ask == "before use")
-        assert facts.holders == ()
-        searched.append(fenced.searches > before)
-        used_at = facts.used_at
-        run(foreign, OPENS)
-    assert searched == [False, True]
-    assert used_at > 0
+    idle, searches = fenced.of(lives.CLEAN), fenced.searches
+    assert (await fenced.observer.quick(idle, before_use=before_use)).holders == ()
+    [alone] = (await fenced.observer.quick_all([idle])).values()
+    assert (alone.holders, fenced.searches) == ((), searches)
+    run(foreign, OPENS)
+    assert await fenced.observer.quick_all([idle]) == {}, "it needs an observation of its own"
+    used = await fenced.observer.quick(idle, before_use=before_use)
+    assert (used.holders, fenced.searches) == ((), searches + 1)
+    assert used.used_at > 0
 
 
 async def test_an_owner_that_was_let_in_ends_the_proof(fenced: Fenced) -> None:
