@@ -181,9 +181,10 @@ class Guard:
                 groups = self._look.groups(uid)
                 return groups | {self._service} if groups else None
 
-    def guards(self, uuid: str) -> bool:
-        """Whether the kernel is asked about the device."""
-        return bool(self._numbers.get(uuid)) and uuid not in self._failed
+    def refuses(self, uuid: str) -> bool | None:
+        """Whether others cannot open the device. None while the kernel is not asked about it."""
+        rule = self._open_to.get(uuid)
+        return rule[1] if self._numbers.get(uuid) and rule is not None else None
 
     def witness(self, uuid: str) -> Testimony | None:
         """How often others have used the device; None if it is not guarded."""

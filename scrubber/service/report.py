@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ground.device_messages import ReportedDevice, ReportedDevices
-from policies.model import Policy, concessions
+from policies.model import FenceMode, Policy, concessions
 from scrubber.core import answers, offering, presence, proof, repeated_uses
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Moment, State
@@ -28,6 +28,7 @@ from scrubber.workers.wire import Ready
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
 WATCHED = 1.0  # seconds for which an explanation waits for an open by a process that could not be named so far
 REPORTED_FOR = 600.0  # seconds for which the plugin is told of a container past the create gate: it may have been away
+_FENCE = {True: FenceMode.REFUSE.value, False: FenceMode.WATCH.value, None: ""}
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
 
@@ -82,13 +83,12 @@ class StatusReporter:
         status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
         holders = tuple(map(_holder_view, self._context.holders.get(uuid, ())))
         said, guard = self._context.observer.witness(uuid), self._context.observer.driver.guard
-        guarded = guard is not None and guard.guards(uuid)
         return replace(
             status,
             setback=self._context.blocked.get(uuid) or status.setback,
             holders=holders,
             witness=said.words if said is not None else "",
-            fence=device_policy.policy.fence.mode.value if guarded else "",
+            fence=_FENCE[guard.refuses(uuid) if guard is not None else None],
             askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
         )
 

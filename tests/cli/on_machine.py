@@ -80,7 +80,9 @@ class OnMachine(Service):
         self.stage = stage
         self.more = more or {}
         # The stand-ins have numbers of device nodes, and the fence would stand in the kernel of this machine.
-        (root / "policy.yaml").write_text(policy.replace("defaults:\n", "defaults:\n  fence: {mode: off}\n", 1))
+        off = "defaults:\n  fence: {mode: off}\n"
+        shut = policy.replace("defaults:\n", off, 1) if "defaults:\n" in policy else policy + off
+        (root / "policy.yaml").write_text(shut)
         host = ("--host-root", stage.root.path, "--pod-logs-dir", "/var/log/pods", "--sight", "namespace")
         super().__init__(root, 1, *host, "--policy", root / "policy.yaml")
 

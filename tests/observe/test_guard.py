@@ -277,10 +277,15 @@ def test_watching_gives_no_lease(asking: Asking, group: Path, standing: Fence) -
 
 def test_another_policy_comes_into_force_with_the_next_round(asking: Asking, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
-    for terms, said in ((Terms(refuse=True), "refused"), (Terms(), "opened"), (Terms(fenced=False), "opened")):
+    for terms, said, refuses in (
+        (Terms(refuse=True), "refused", True),
+        (Terms(), "opened", False),
+        (Terms(fenced=False), "opened", None),
+    ):
         asking.terms = terms
         asking.guard.renew()
         assert run(foreign, OPENS) == said
+        assert asking.guard.refuses(DEVICE) is refuses
     assert asking.guard.witness(DEVICE) is None
 
 

@@ -20,7 +20,7 @@ HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")
 
 @click.group()
 def fence() -> None:
-    """Show or remove what refuses GPUs to others in the kernel of this node.
+    """Show or remove what refuses GPUs to others in the kernel.
 
     Both commands need root, and no service. In a container, they need the control groups of the host.
     """
