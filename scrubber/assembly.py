@@ -9,6 +9,7 @@ import random
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -104,11 +105,15 @@ def _pid_namespace(config: ScrubberConfig) -> int | None:
 
 
 def _simulated(config: ScrubberConfig) -> Simulated:
-    nodes = config.cgroup_root is not None  # elsewhere, a trial changes nothing on the node
-    layout.create(config.simulation, config.simulated_gpus, config.simulated_memory, boot.boot_id(), nodes=nodes)
+    layout.create(config.simulation, config.simulated_gpus, config.simulated_memory, boot.boot_id())
     lock = layout.service_lock(config.simulation)
     if lock is None:
         raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulation}")
+    if config.cgroup_root is None:  # then a trial changes nothing on the node
+        for place in layout.places(config.simulation):
+            layout.remove_node(place)
+    elif why := layout.make_nodes(config.simulation):
+        logger.warning("the memory of a simulated GPU is a file: the kernel makes no loop device", error=why)
     if config.simulated_cdi_dir is not None:
         _write_cdi(config.simulated_cdi_dir, config.simulation)
     return Simulated(config.simulation, config.host_root / "sys/fs/cgroup", lock)
@@ -324,9 +329,21 @@ def _own_group(below: Path | None) -> int:
         raise FenceError(f"cannot fence the GPUs: cannot make a control group: {error.strerror}") from error
 
 
-def build_pool(config: ScrubberConfig) -> WorkerPool:
-    """What starts the workers; its zygote is not started. It uses no GPU, and no lock is needed to start it."""
+def build_pool(config: ScrubberConfig, *, fences: bool = False) -> WorkerPool:
+    """What starts the workers; its zygote is not started. It uses no GPU, and no lock is needed to start it.
+
+    ``fences``: whether the policy asks for a fence. Then workers begin in the control group of this service, also those
+    of a zygote that is started on standby.
+    """
+    if fences and _can_be_fenced(config):
+        with suppress(FenceError):  # said when the fence is built
+            _own_group(config.cgroup_root)
     return WorkerPool(warm_cuda=config.backend is not BackendChoice.SIMULATED)
+
+
+def _can_be_fenced(config: ScrubberConfig) -> bool:
+    """Whether GPUs have device nodes: for simulated ones, a trial changes nothing else on the node."""
+    return config.backend is not BackendChoice.SIMULATED or config.cgroup_root is not None
 
 
 def build(
@@ -367,7 +384,7 @@ def build(
     ends = Ends(_unified_root())
 
     fenced: Guard | str = ""
-    if whole_node or config.cgroup_root is not None:
+    if whole_node or _can_be_fenced(config):
         fenced = _guard(config, namespace, processes, ignored, policy, fences=active_policy.fences)
     guard = fenced if isinstance(fenced, Guard) else None
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)

@@ -97,7 +97,7 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         active_policy = ActivePolicy(config.policy, paths.last_policy(config.state_dir))
     except DocumentError as error:
         raise FatalError(str(error)) from error
-    metrics, pool = _Metrics(), assembly.build_pool(config)
+    metrics, pool = _Metrics(), assembly.build_pool(config, fences=active_policy.fences)
     async with _metrics_served(config.metrics_address, metrics):
         if not alone:
             turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, pool, metrics)))

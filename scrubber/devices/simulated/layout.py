@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, cast
 
-from ground import log, private_files
+from ground import private_files
 from ground.documents import strict_json
 from scrubber.core.model import AilmentKind, DeviceInfo, Sign, Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
@@ -35,8 +35,6 @@ CDI_NAME = "autoclave-simulated.json"
 _CDI_VERSION = "0.6.0"
 _CDI_KIND = "nvidia.com/gpu"  # the kind in the answers of the device plugin, unless --cdi-kind says something else
 CDI_SEEN_AS = "/dev/simulated-gpu{index}"  # the memory, as a container sees it
-
-logger = log.get("simulated")
 
 T = TypeVar("T")
 _PIECE = 64 * 1024  # bytes for each read
@@ -345,13 +343,10 @@ def _numbered(text: bytes) -> tuple[Xid, ...]:
     return tuple(events)
 
 
-def create(
-    root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "", *, nodes: bool = False
-) -> None:  # fmt: skip
+def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "") -> None:
     """Create the missing GPUs; existing GPUs keep their memory, names and faults.
 
-    A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset. ``nodes``: the memory
-    of each GPU is a device node where this user can make one, else a file.
+    A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with private_files.locked(root):  # not through a link
@@ -364,25 +359,29 @@ def create(
         for index in range(count):
             if not (root / f"gpu{index}").exists():
                 _make(root, index, memory_bytes)
-        for place in places(root):
-            _make_node(place) if nodes else remove_node(place)
 
 
-def _make_node(place: GpuFiles) -> None:
+def make_nodes(root: Path) -> str:
+    """Make the memory of each GPU a device node, where this user can. Empty, or why one stays a file."""
+    return next(filter(None, [_make_node(place) for place in places(root)]), "")
+
+
+def _make_node(place: GpuFiles) -> str:
     try:
         size = place.info().memory_bytes
         if not loops.can_attach(size) or loops.leads_to(place.memory, place.cells):
-            return
+            return ""
         if not loops.is_node(place.memory):
             place.memory.rename(place.cells)
         os.truncate(place.cells, size)  # a tenant may have made it smaller or larger while it was a file
         loops.attach(place.cells, place.memory)
     except DeviceError:
-        return  # its description is damaged: who reads it next says so
+        return ""  # its description is damaged: who reads it next says so
     except OSError as error:
         with suppress(FileNotFoundError):
             place.cells.rename(place.memory)
-        logger.warning("the memory of a simulated GPU is a file: the kernel makes no loop device", error=str(error))
+        return str(error)
+    return ""
 
 
 def remove_node(place: GpuFiles) -> None:

@@ -25,7 +25,8 @@ SECRET = b"a secret of the tenant"
 def bank(tmp_path: Path) -> Iterator[Bank]:
     """Two small GPUs with device nodes; no loop device of them is left."""
     root = tmp_path / "gpus"
-    layout.create(root, 2, MEMORY_BYTES, nodes=True)
+    layout.create(root, 2, MEMORY_BYTES)
+    layout.make_nodes(root)
     bank = Bank(root, Simulated(root))
     if not bank.backend.numbers(bank.first):
         pytest.skip("takes root, and loop devices")
@@ -40,7 +41,7 @@ def test_each_gpu_keeps_a_number_of_its_own(bank: Bank) -> None:
     assert all(number.kind is NodeKind.BLOCK for mine in numbers for number in mine)
     assert len(numbers[0] | numbers[1]) == 2
     bank.place(bank.first).memory.write_bytes(SECRET)
-    layout.create(bank.root, 2, MEMORY_BYTES, nodes=True)
+    layout.make_nodes(bank.root)
     assert [bank.backend.numbers(uuid) for uuid in (bank.first, bank.second)] == numbers
     assert bank.place(bank.first).memory.read_bytes() == SECRET.ljust(MEMORY_BYTES, b"\0")
 
@@ -52,7 +53,7 @@ def test_a_number_that_leads_elsewhere_is_replaced(bank: Bank) -> None:
     loops.detach(first.memory)
     first.memory.unlink()
     os.mknod(first.memory, stat.S_IFBLK | 0o600, second.memory.stat().st_rdev)
-    layout.create(bank.root, 2, MEMORY_BYTES, nodes=True)
+    layout.make_nodes(bank.root)
     assert bank.backend.numbers(bank.first) != bank.backend.numbers(bank.second)
     assert not any(first.memory.read_bytes())
 
@@ -60,7 +61,7 @@ def test_a_number_that_leads_elsewhere_is_replaced(bank: Bank) -> None:
 def test_the_memory_becomes_a_file_again_with_its_bytes(bank: Bank) -> None:
     place = bank.place(bank.first)
     place.memory.write_bytes(SECRET)
-    layout.create(bank.root, 2, MEMORY_BYTES)
+    layout.remove_node(place)
     assert place.memory.is_file()
     assert place.memory.read_bytes() == SECRET.ljust(MEMORY_BYTES, b"\0")
     assert bank.backend.numbers(bank.first) == frozenset()
