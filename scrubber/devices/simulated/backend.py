@@ -82,13 +82,13 @@ class Simulated:
         return f"{self.name} {driver.version} {driver.instance}"
 
     def has_holders(self, uuid: str) -> bool | None:
-        """Exact while the device answers: the kernel knows whether its memory file is open."""
+        """Exact for files while the device answers: the kernel knows whether one is open."""
         place = self._present(uuid)
-        return self._in_use(place, uuid, lost=layout.faults(place).lost)
+        return _in_use(place, lost=layout.faults(place).lost)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """Those that have its memory file or that of its chip open; not complete while one of them has."""
-        return self._users.listed(uuid, self.files(uuid))
+        return self._users.listed(uuid, _driven(self._place(uuid)))
 
     def witness(self, uuid: str) -> Testimony:
         """Exact for files: the kernel tells when a process that could write to the device has closed it."""
@@ -115,7 +115,7 @@ class Simulated:
         """Vitals and holders; each file is read once."""
         place = self._present(uuid)
         found = layout.vitals(place)
-        return found, self._in_use(place, uuid, lost=found.lost)
+        return found, _in_use(place, lost=found.lost)
 
     def reported(self, uuid: str) -> Vitals | None:
         """The XIDs in its event log, also while the device hangs."""
@@ -193,16 +193,6 @@ class Simulated:
 
     def reacquire_driver(self) -> None:
         """Files need no driver."""
-
-    def _in_use(self, place: GpuFiles, uuid: str, *, lost: bool) -> bool | None:
-        if lost:
-            return None
-        try:
-            if loops.is_node(place.memory):
-                return bool(self._users.listed(uuid, _files(place)))
-            return open_check.is_open(_files(place))
-        except DeviceError:
-            return None
 
     def _place(self, uuid: str) -> GpuFiles:
         known = self._known.get(uuid)
@@ -309,6 +299,18 @@ def _why_unwatched(error: OSError) -> str:
     lack = shortage.of(error if error.filename is not None else DeviceError())  # inotify has other limits than files
     lack = lack or _NO_INOTIFY.get(error.errno or 0, str(error))
     return f"the scrub service cannot watch its memory: {lack}"
+
+
+def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
+    try:
+        return None if lost else open_check.is_open(_driven(place))
+    except open_check.RefusedError:
+        return None
+
+
+def _driven(place: GpuFiles) -> tuple[str, ...]:
+    """What shows the driver a user. As with a real GPU, who only has the device node open is not on its list."""
+    return (str(place.chip),) if loops.is_node(place.memory) else _files(place)
 
 
 def _files(place: GpuFiles) -> tuple[str, ...]:

@@ -7,17 +7,14 @@ that names nobody but workers of this service is complete: a worker must not hid
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import loops, open_check
+from scrubber.devices.simulated import open_check
 from scrubber.node.open_files import Search, Timer, separate_tables
 from scrubber.node.proc import ENDED, descends, user
 from scrubber.node.processes import Processes
@@ -34,9 +31,6 @@ class Users:
         self._known: dict[str, frozenset[int]] = {}  # by GPU
         self._processes = Processes(proc, lambda _pid: None, whole_node=False)
         self._turn = threading.Lock()  # one search at a time
-        self._files: dict[str, Sequence[str]] = {}  # of all GPUs so far: one search finds the holders of each
-        self._began = -math.inf  # when the latest search began, and what it found
-        self._latest: dict[str, tuple[Holder, ...] | None] = {}
 
     def listed(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
         """Workers as well; DeviceError if a process has the memory open and none shows it. No file: no user."""
@@ -48,27 +42,15 @@ class Users:
         return found
 
     def _search(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
-        by_kernel = [file for file in files if not loops.is_node(Path(file))]
         for _ in range(_LOOKS):
-            is_open = open_check.is_open(by_kernel)
-            if not is_open and by_kernel == files:
+            if not open_check.is_open(files):
                 return frozenset()
-            holders = self._found(uuid, files)
-            if holders or (holders is not None and not is_open):
+            with self._turn:
+                holders = self._processes.holders({uuid: files})[uuid]
+            if holders:
                 return frozenset(holder.pid for holder in holders)
         hidden = f"that user {user(os.getpid())} may not inspect " if os.geteuid() else ""
         raise DeviceError(f"a process {hidden}has the memory of {uuid} open: `fuser -v {files[0]}`, as root, names it")
-
-    def _found(self, uuid: str, files: Sequence[str]) -> tuple[Holder, ...] | None:
-        """The holders that a search finds which begins after this call. It serves all who wait for one."""
-        came = time.monotonic()
-        with self._turn:
-            known = self._files.get(uuid) == files
-            self._files[uuid] = files
-            if not known or self._began <= came:
-                self._began = time.monotonic()
-                self._latest = self._processes.holders(self._files)
-            return self._latest[uuid]
 
     def _names_others(self, found: Iterable[int]) -> bool:
         return any(not descends(self._proc, pid, {os.getpid()}) for pid in found)

@@ -51,9 +51,7 @@ class Service:
         backend = Nvidia(self.rig.host, Pods(self.rig.host.proc), self.rig.settings, self.library)
         ledger = assembly.open_ledger(self._config, counters)
         pool = assembly.build_pool(self._config)
-        policy = self._config.state_dir.with_name(
-            "policy.yaml"
-        )  # no fence in the kernel of this machine
+        policy = self._config.state_dir.with_name("policy.yaml")  # no fence in the kernel of this machine
         policy.write_text("name: test\ndefaults: {fence: {mode: off}}\n")
         self.built = assembly.build(self._config, backend, ActivePolicy(str(policy)), ledger, counters, pool)
 
