@@ -47,7 +47,7 @@ class Grouped(ContainerRunner):
     async def open_sandbox(self, pod: Pod) -> None:
         """A process of the pod, as a pause container is."""
         await super().open_sandbox(pod)
-        for group in _groups(pod):
+        for group in self._groups(pod):
             group.mkdir(parents=True, exist_ok=True)
             (group / "cgroup.procs").write_text(str(self.pids(pod, "")[0]))
         await asyncio.sleep(SANDBOX)
@@ -55,14 +55,14 @@ class Grouped(ContainerRunner):
     async def close_sandbox(self, pod: Pod) -> None:
         """The group goes with it."""
         await super().close_sandbox(pod)
-        for group in _groups(pod):
+        for group in self._groups(pod):
             group.rmdir()
 
-
-def _groups(pod: Pod) -> Iterator[Path]:
-    """In the unified hierarchy, or in one of the first version."""
-    unified = GROUPS / "cgroup.procs"
-    yield (GROUPS if unified.exists() else GROUPS / "pids") / f"kubepods/pod{pod.uid}"
+    def _groups(self, pod: Pod) -> Iterator[Path]:
+        """In the unified hierarchy, where the stage has not put it already, or in one of the first version."""
+        unified = (GROUPS / "cgroup.procs").exists()
+        if not unified or self.groups is None:
+            yield (GROUPS if unified else GROUPS / "pids") / f"kubepods/pod{pod.uid}"
 
 
 async def measure(*, quick: bool) -> list[Figure]:

@@ -19,8 +19,8 @@ async def service(
     runs: type[ContainerRunner] = ContainerRunner,
     installed_as: type[Installation] = ByPlugin,
 ) -> AsyncIterator[Stage]:
-    """A running service whose GPUs are all clean."""
-    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as)
+    """A running service whose GPUs are all clean, behind a fence where this user can have one."""
+    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as, fenced=True)
     try:
         await stage.start()
         await all_clean(stage)
