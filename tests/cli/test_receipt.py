@@ -256,9 +256,13 @@ def test_openssl_makes_the_endorsement_of_the_page(verify, files):
         pytest.skip("OpenSSL is not installed")
     page = (FOLDER.parent / "README.md").read_text()
     [commands] = re.findall(r"```sh\n(openssl genpkey.*?)```", page, re.DOTALL)
+    nodes = key.public_key_of((files / "node.pem").read_text()), OTHER.public_key
+    lines = [key.vkey(public, f"autoclave/gpu-{n}") for n, public in enumerate(nodes)]
+    (files / "keys").write_text("".join(f"{line}\n" for line in lines))
     run = subprocess.run(["sh", "-euc", commands], cwd=files, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert verify("--site-key", files / "site.pem", trusted="node.json").exit_code == 0
+    assert verify("--site-key", files / "site.pem", trusted="gpu-0.json").exit_code == 0
+    assert verify("--site-key", files / "site.pem", trusted="gpu-1.json").exit_code == 1
 
 
 # -- of a service

@@ -261,9 +261,9 @@ def test_a_new_pod_waits_on_standby_beside_the_old_one():
 
     While the image of a scrubber is pulled, the old scrubber serves.
     """
-    for side in ("plugin", "scrubber"):
-        strategy = manifests.of("places", "DaemonSet", side)["spec"]["updateStrategy"]
-        assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "10%"}}
+    for case, side, share in (("places", "plugin", "10%"), ("places", "scrubber", "10%"), ("default", "plugin", "5%")):
+        strategy = manifests.of(case, "DaemonSet", side)["spec"]["updateStrategy"]
+        assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": share}}
         for _, _, one in (it for it in manifests.containers("places") if it[0] == side):
             assert "--standby" in one["args"]
 

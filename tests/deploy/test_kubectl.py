@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/kubectl/kubectl-autoclave"
 COMPLETION = SCRIPT.with_name("kubectl_complete-autoclave")
 NODES = ("gpu-1", "gpu-2", "cpu-1")
+MANY = tuple(f"node-{n}" for n in range(40))
 
 # It logs its arguments, answers questions about pods and nodes from a file, and ends an exec with the verb's exit code.
 STAND_IN = f"""#!{sys.executable}
@@ -34,11 +35,13 @@ said = sys.argv[1:]
 with open(os.environ["CLUSTER"] + ".log", "a") as log:
     log.write(json.dumps(said) + "\\n")
 flags = dict(word[2:].split("=", 1) for word in said if word.startswith("--") and "=" in word)
-if "exec" in said and {{"--no-headers", "list"}} & {{*said}}:
+if "exec" in said and {{"--no-headers", "list", "key", "--output=json"}} & {{*said}}:
     rows = cluster["rows"][said[2]]
     if rows == "late":
         open(os.environ["CLUSTER"] + ".late", "w").write(str(os.getpid()))
         sys.stdin.close(), __import__("signal").pause()
+    if rows in ("waits", "wakes"):  # the first one for the other
+        open(os.environ["CLUSTER"] + ".pipe", "r" if rows == "waits" else "w").close()
     print("autoclave: a gap", file=sys.stderr) if "list" in said else None
     print(rows) if rows else sys.exit("Error from server (Forbidden): pods/exec\\x1b")
 if "exec" in said:
@@ -47,8 +50,8 @@ if "exec" in said:
     sys.exit(cluster["exit"])
 if cluster["refuses"] in said:
     sys.exit("Error from server (Forbidden)")
-if "node" in said:
-    print(cluster["condition"], end="")
+if "nodes" in said and "AutoclaveDevicesHealthy" in flags.get("output", ""):
+    print("\\n".join(f"{{name}} {{cluster['condition'].strip()}}" for name in said[4:] if cluster["condition"]))
     sys.exit()
 if "nodes" in said and "selector" in flags:
     print("\\n".join(f"node/{{name}}" for name in cluster["nodes"]) if flags["selector"] == "pool=gpu" else "")
@@ -342,6 +345,38 @@ def test_a_node_that_is_late_holds_up_no_other(shell):
     os.close(ended)
 
 
+def test_a_silent_node_leaves_its_place_to_the_next_one(shell):
+    """Sixteen are asked at a time. Else each group of nodes would wait for its slowest one."""
+    os.mkfifo(f"{shell.cluster}.pipe")
+    answers: dict[str, Any] = dict.fromkeys(MANY, FREE) | {MANY[0]: "waits", MANY[-1]: "wakes"}
+    shell.has(*(Pod(name, node=name) for name in MANY), **answers)
+    code, _, said = shell.run("status", "--node", ",".join(MANY))
+    assert (code, said) == (0, "")
+
+
+def test_silent_nodes_are_named_on_one_line(shell):
+    shell.has(*CLUSTER, scrubber_a="", scrubber_b="", condition="True, AllDevicesHealthy: no device of 8 is out")
+    said = "2 nodes (gpu-1, gpu-2): Error from server (Forbidden): pods/exec. Their condition is True, AllDevices"
+    assert said in shell.run("status", "-A")[2]
+    assert len(shell.run("status", "-A")[2].splitlines()) == 1
+
+
+def test_the_status_of_all_nodes_is_one_document(shell):
+    """With what each node has printed, and the names of those that are silent."""
+    shell.has(*CLUSTER, scrubber_a='{\n  "kind": "DeviceStatusList"\n}', scrubber_b="")
+    code, out, _ = shell.run("status", "-A", "--state", "clean", "-o", "json")
+    items = [{"node": "gpu-1", "status": {"kind": "DeviceStatusList"}}]
+    document = {"apiVersion": "autoclave/v1", "kind": "NodeStatusList", "items": items, "silent": ["gpu-2"]}
+    assert (code, json.loads(out)) == (3, document)
+    assert [*EXEC, "status", "--output=json", "--state=clean"] in shell.asked()
+
+
+def test_the_public_keys_of_all_nodes_are_lines(shell):
+    shell.has(*CLUSTER, scrubber_a="autoclave/gpu-1+x+y", scrubber_b="autoclave/gpu-2+x+y")
+    assert shell.run("receipt", "key", "-A") == (0, "autoclave/gpu-1+x+y\nautoclave/gpu-2+x+y\n", "")
+    assert [*EXEC, "receipt", "key", "--output=vkey", "--node-name=gpu-1"] in shell.asked()
+
+
 LISTED = ("receipt", "list", "-A", "--since", "2026-11-20 09:00", "--until=1d")
 ASKED = ["--since=2026-11-20 09:00", "--until=1d"]
 GAPS = "".join(f"kubectl autoclave: node gpu-{n}: autoclave: a gap\n" for n in (1, 2))
@@ -374,8 +409,9 @@ def test_handovers_of_a_silent_node_are_missed_by_name(shell):
 
 PROBLEMS = {
     "status of no node": ((), ("status",), 2, "which node you mean: 'kubectl autoclave NODE status', or 'status -A' "),
-    "a verb on all nodes": ((), ("-A", "scrub", "--all"), 2, "cannot run scrub on several nodes: only 'status' and"),
-    "a document of all nodes": ((), ("status", "-A", "-o", "json"), 2, "cannot use '-o json' for several nodes: "),
+    "a verb on all nodes": ((), ("-A", "scrub", "--all"), 2, "run scrub on several nodes: only 'status', 'receipt"),
+    "a wide table of all nodes": ((), ("status", "-A", "-o", "wide"), 2, "cannot print -o wide: table or json"),
+    "a next key of all nodes": ((), ("receipt", "key", "-A", "--rotate"), 2, "cannot use '--rotate' for several nodes"),
     "receipts of no node": ((), ("receipt", "list"), 2, "which node you mean: 'kubectl autoclave NODE receipt list', "),
     "a table of receipts": ((), ("receipt", "list", "-A", "-o", "table"), 2, "cannot print -o table: csv, json or "),
     "a GPU of all nodes": ((), ("receipt", "list", "-A", "0"), 2, "cannot use '0' for several nodes: after -A, -l "),
