@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = log.get("cluster")
 
 CALL_WITHIN = 5.0  # seconds for a whole call
+SPREAD = 10.0  # seconds: of 300 nodes that start at once, 30 report each second
 _CLIENT, _NVSENTINEL = "plugin.cluster.apiserver", "plugin.cluster.nvsentinel"
 
 
@@ -220,7 +221,7 @@ def make_reporter(choice: ReportChoice) -> ClusterReporter | None:
         server, why = None, str(error)
     if server is not None:
         logger.info("reporting to the cluster", node=choice.node)
-        return ClusterReporter(server, choice.node, pace=Pace(), annotates=choice.checkpoint)
+        return ClusterReporter(server, choice.node, pace=Pace(spread=SPREAD), annotates=choice.checkpoint)
     if choice.reports is Reports.ON:
         raise FatalError(f"cannot report to the cluster: {why}")
     if path is not None:  # otherwise nothing asks for reports

@@ -54,6 +54,7 @@ class Pace:
     """How often and how long, in seconds."""
 
     heartbeat: float = 300.0  # the condition is written again, changed or not
+    spread: float = 0.0  # the first report follows within so long, by chance: all nodes may start at once
     spacing: float = 0.5  # between two reports of a loop: faster changes are one report
     first: float = 0.5  # the shortest pause after a failure
     longest: float = 60.0  # the longest one; all are random, so that a fleet does not retry at once
@@ -80,6 +81,7 @@ class RetryLoop:
 
     async def run(self) -> None:
         """Run until cancelled."""
+        await asyncio.sleep(random.uniform(0, self._pace.spread))  # noqa: S311 - jitter
         attempts = AsyncRetrying(retry=retry_if_exception_type(Failure), wait=self._pause, before_sleep=self._warn)
         while True:
             while (left := self._due()) > 0:

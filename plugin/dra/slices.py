@@ -18,9 +18,8 @@ MOST_DEVICES, MOST_TAINTED = 128, 64  # in a slice; the second limit holds for a
 TAINTS_GATE = "DRADeviceTaints"  # the feature gate without which the API server drops the taints
 LONGEST_TEXT = 64  # characters in the value of an attribute
 LONGEST_NAME = 253  # characters in the name of an object, and in that of a node
-LONGEST_VALUE = 63  # characters in the value of a taint
+LONGEST_VALUE = 63  # characters in the value of a taint, or of a label
 TAINT = "unhealthy"
-RULE_LABELS = {"app.kubernetes.io/managed-by": "autoclave"}  # of our taint rules
 PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 
 Key: TypeAlias = tuple[str, str]  # pool and name
@@ -154,6 +153,12 @@ def taint(driver: str, device: Device) -> dict[str, str]:
 # -- the slices of a vendor's driver
 
 
+def rule_labels(node: str) -> dict[str, str]:
+    """Those of the taint rules of a node, by which it lists its own: a fleet has many."""
+    short = node if len(node) <= LONGEST_VALUE else hashlib.sha256(node.encode()).hexdigest()[:16]
+    return {"app.kubernetes.io/managed-by": "autoclave", "app.kubernetes.io/instance": short}
+
+
 def taint_rule(pool: Pool, device: str, taint: Mapping[str, str]) -> dict[str, Any]:
     """The rule that taints one device of a vendor's driver."""
     node, of_device = pool.node, f"-{device}-{pool.driver}"
@@ -163,7 +168,7 @@ def taint_rule(pool: Pool, device: str, taint: Mapping[str, str]) -> dict[str, A
     return {
         "apiVersion": API_VERSION,
         "kind": "DeviceTaintRule",
-        "metadata": {"name": f"{node}{of_device}", "labels": RULE_LABELS, "ownerReferences": [_owner(pool)]},
+        "metadata": {"name": f"{node}{of_device}", "labels": rule_labels(pool.node), "ownerReferences": [_owner(pool)]},
         "spec": {"deviceSelector": {"driver": pool.driver, "pool": pool.node, "device": device}, "taint": taint},
     }
 

@@ -88,7 +88,7 @@ class TaintRules:
         listed = await self._listed() if taints else {}
         pool = Pool(self._driver, self._node, (await self._server.read()).uid if taints else "")
         wanted = {name: slices.taint_rule(pool, name, taints[uuid]) for name, uuid in listed.items() if uuid in taints}
-        rules = await self._server.taint_rules(slices.RULE_LABELS)
+        rules = await self._server.taint_rules(slices.rule_labels(self._node))
         present = {rule["spec"]["deviceSelector"]["device"]: rule for rule in rules if self._is_own(rule)}
         refused, self._refused = self._refused, {}
         for device, rule in wanted.items():

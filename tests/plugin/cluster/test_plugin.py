@@ -25,7 +25,7 @@ ROOTS = Path(grpc.__file__).parent / "_cython" / "_credentials" / "roots.pem"
 
 def quick_plugin(it, also="", stop_within=0.2):
     """With shorter pauses: for tests that would wait for them."""
-    pace = f"lambda: Pace(spacing=0.01, stop_within={stop_within})"
+    pace = f"lambda **_: Pace(spacing=0.01, stop_within={stop_within})"
     script = (
         "import sys; from plugin.cluster import reporter; from plugin.cluster.retry_loop import Pace;"
         f"reporter.Pace = {pace}; {also} from autoclave.cli import main; sys.exit(main())"

@@ -35,6 +35,25 @@ async def test_two_words_on_one_strand_are_a_breath_apart():
     await ended(task)
 
 
+@pytest.mark.parametrize("spread", [0.01, 3600])
+async def test_the_first_report_waits_for_its_turn_in_the_fleet(spread):
+    done = asyncio.Event()
+
+    async def deed() -> None:
+        done.set()
+        await asyncio.sleep(0)
+
+    task = asyncio.create_task(new_loop(deed, lambda: 0.0, replace(QUICK, spread=spread, spacing=3600)).run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    if spread == 3600:
+        assert not done.is_set()
+    else:
+        async with asyncio.timeout(WITHIN):
+            await done.wait()
+    await ended(task)
+
+
 async def test_a_change_undone_during_a_pause_is_not_written():
     looked = asyncio.Event()
     tries: list[str] = []
