@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from autoclave.cli import SIMULATED, receipts
+from autoclave.cli import SIMULATED, receipts, service_call
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.receipts import dsse, endorsement, handover, key, note
 from tests.receipts import vectors
@@ -338,6 +338,25 @@ def test_a_past_receipt_is_exported_for_others_to_verify(service, autoclave, gpu
         script = subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True, check=False)
         assert (script.returncode, script.stdout.startswith("verified: ")) == (SIMULATED, True)
     assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_a_handover_writes_as_many_rows_as_the_page_says(own_service, autoclave):
+    """Operators size the evidence, and the disk for the tree, by that."""
+
+    def rows() -> tuple[int, int]:
+        history = service_call.ask(own_service.run_dir, lambda admin: admin.history(limit=10_000))
+        kinds = [row.kind for row in history]
+        return len(kinds), sum(kind not in {"scrub-started", "step-started", "step-finished"} for kind in kinds)
+
+    own_service.settled(0, "clean")
+    before = rows()
+    for verb in ("acquire", "release"):
+        assert autoclave(verb, "0", "--run-dir", own_service.run_dir).exit_code == 0
+    own_service.settled(0, "clean")
+    every, evidence = (after - then for after, then in zip(rows(), before, strict=True))
+    page = " ".join((FOLDER.parents[1] / "ledger.md").read_text().split())
+    assert f"`autoclave acquire` writes {every} rows, of which {evidence} are evidence" in page
+    assert f"{1152 * 365 * every / 1e6:.1f} million rows a year" in page
 
 
 def test_a_receipt_whose_handover_is_forgotten_is_exported(service, autoclave, gpu, tmp_path, monkeypatch):
