@@ -160,8 +160,15 @@ def epoch() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """Nothing, where this is not a checkout: the Dockerfile has defaults."""
-    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    """Nothing, where this is not a checkout: the Dockerfile has defaults. Of a checkout git must know the commit."""
+    if not (ROOT / ".git").exists():
+        return ""
+    try:
+        run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise CannotBuildError("cannot ask git for the commit of this checkout: install git") from error
+    if run.returncode != 0:  # as for root, in the checkout of another user: git says by which command it is trusted
+        raise CannotBuildError(f"cannot ask git for the commit of this checkout: {run.stderr.strip()}")
     return run.stdout.strip()
 
 

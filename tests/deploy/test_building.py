@@ -46,6 +46,31 @@ def test_without_a_builder_the_message_names_the_choices(stand_in):
         image.find_builder(image.KEEP_DIGESTS)
 
 
+GIT = """#!/bin/sh
+echo "fatal: detected dubious ownership in repository at '$PWD'" >&2
+exit 128
+"""
+
+
+@pytest.mark.parametrize("checkout", [True, False])
+def test_a_checkout_that_git_refuses_is_not_built(tmp_path, monkeypatch, checkout):
+    """As root in another user's. Otherwise the image would be of 1980, name no commit, and have other bytes."""
+    monkeypatch.setattr(image, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    epoch = image.epoch.__wrapped__  # it asks again
+    if not checkout:
+        assert epoch() == image.YEAR_1980
+        return
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(image.CannotBuildError, match="commit of this checkout: install git"):
+        epoch()
+    (tmp_path / "git").write_text(GIT)
+    (tmp_path / "git").chmod(0o755)
+    with pytest.raises(image.CannotBuildError, match=f"dubious ownership in repository at '{tmp_path}'"):
+        epoch()
+
+
 APT = """#!/bin/sh
 case $* in *update*) exit 0 ;; esac
 sed -n 's/^\\([^# ]*\\) \\([^ ]*\\)$/Inst \\1 (\\2 Debian:13)/p' LOCK
