@@ -137,6 +137,17 @@ class Verbs(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+class Group(click.Group):
+    """Lists its verbs with their whole first sentences."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, which cuts them to one line."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(500)) for name in self.list_commands(ctx)]
+            )
+
+
 def _import_structlog_without_rich() -> None:
     """Import structlog without rich, for a verb that logs.
 

@@ -85,7 +85,7 @@ def show(listed: Rows, node: str, output: str, *, since: float, until: float) ->
     items = [_item(*row, node) for row in rows]
     if output == "csv":
         document.emit_csv(FIELDS, [list(item.values()) for item in items])
-    elif output == "json":
+    elif output in {"json", "yaml"}:
         document.emit(document.listing("Handover", items), output)
     else:
         for item in items:

@@ -109,7 +109,7 @@ MOST = 4096  # GPUs of a range, so that a slip of the finger asks for no million
 
 def _each_gpu(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """The names of GPUs, also of a list with commas and ranges such as ``0,2-4``; ``ALL`` for the word ``all``."""
-    words = [name for word in given for name in word.split(",")]
+    words = re.split("[,\0]", re.sub(",\0|\0,", ",", "\0".join(given))) if given else []  # 0, 1 is two arguments
     if "" in words:
         raise click.BadParameter(f"found {','.join(given)!r}, expected a name before and after each comma", ctx, param)
     if words == ["all"]:

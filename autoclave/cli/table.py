@@ -49,7 +49,6 @@ WIDE = (
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
-STEPS = {"evict": "ending processes (evict)", "scratch": "memory on the chip (scratch)"}  # those that say too little
 _WITNESSES = {FENCE: "fence", FILES: "files", "not known": "unknown"}  # short enough for a column
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
@@ -141,7 +140,7 @@ def job(status: views.JobStatus) -> str:
     share = f"{status.done_bytes / status.total_bytes:.0%}" if status.total_bytes else ""
     if status.step:
         still = f", no progress for {human.span(status.still_seconds or 0)}" if status.stalled else ""
-        return f"{status.path} path: {STEPS.get(status.step, status.step)} {share}".rstrip() + still
+        return f"{status.path} path: {views.step_words(status.step)} {share}".rstrip() + still
     return f"{status.path} path: {'between two steps' if share else 'starting'}"
 
 

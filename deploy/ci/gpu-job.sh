@@ -26,7 +26,7 @@ begin() { # OWNER GPU...
   owner=$1
   shift
   # A job that was killed has not ended its grants. Who asks again for the same GPUs would get them without a scrub.
-  end "$owner" --quiet || return
+  end "$owner" --quiet || { code=$?; say "the job gets no GPU of $*, for the reason above"; return "$code"; }
   said=$(ask acquire --owner "$owner" "$@" 2>&1)
   code=$?
   if [ "$code" -eq 1 ]; then # a scrub may need longer than the policy's budget; if it fails too, it says why
@@ -99,4 +99,5 @@ case $verb in
     esac
     ;;
 esac
+command -v autoclave >/dev/null || { say "there is no autoclave in $PATH: add its directory to the line PATH of $0"; exit 1; }
 "$@"

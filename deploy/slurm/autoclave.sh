@@ -82,6 +82,7 @@ meaning() {
     3) echo "not proven clean: the scrub service does not answer" ;;
     4) echo "left alone" ;;
     124 | 137) echo "not proven clean within $LIMIT s" ;;
+    127) echo "not proven clean: there is no autoclave in the PATH that the script sets" ;;
     *) echo "not proven clean: autoclave failed with exit code $1" ;;
   esac
 }

@@ -129,8 +129,9 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.LOST: Remedy(Course.RESET, f"{_REBOOT}; check power and seating; {_BACK} once it is visible"),
     AilmentKind.UNRESPONSIVE: Remedy(
         Course.WAIT,
-        "look for a hung driver in the kernel log; Autoclave waits until the driver answers, then scrubs the GPU, and"
-        " resets it only if the driver also logs an error (XID) or asks for a reset",
+        "look on the node for a driver that hangs: `journalctl -k --grep 'NVRM|Xid|blocked for more'`; Autoclave waits"
+        " until the driver answers, then scrubs the GPU, and resets it only if the driver also logs an error (XID) or"
+        " asks for a reset",
     ),
     AilmentKind.XID: Remedy(Course.RESET, _RESET),
     AilmentKind.ECC: Remedy(Course.RESET, f"{_RESET}; if the errors return, replace the GPU (RMA)"),

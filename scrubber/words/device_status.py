@@ -257,10 +257,10 @@ def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
     driver = "read what the driver has reported: `journalctl -k`"
     left = (job.step_limit or 0.0) - (job.step_seconds or 0.0)
     if left > 0:
-        yield f"{job.step} does not get on: wait, Autoclave ends it in {left:.0f} s at the latest"
+        yield f"{views.step_words(job.step)} does not get on: wait, Autoclave ends it in {left:.0f} s at the latest"
         yield f"if it happens again, {driver}"
     else:
-        yield f"{job.step} does not get on, and its process does not end"
+        yield f"{views.step_words(job.step)} does not get on, and its process does not end"
         yield f"{driver}; if a driver call hangs, drain and reboot the node"
 
 

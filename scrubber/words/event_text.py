@@ -20,6 +20,7 @@ from scrubber.core.model import (
     Trigger,
     holder_names,
 )
+from scrubber.words import views
 
 _TRIGGERS = {  # those whose stored name says too little
     Trigger.FIRST_LOOK: "nothing was known of its memory",
@@ -61,7 +62,7 @@ def tell(event: ev.Event) -> str:
         case ev.ProbationStarted(job, by):
             return f"probation: {_job(job)} started by {by}"
         case ev.StepStarted(_, step, path):
-            return f"{step.value} started ({path.value} path)"
+            return f"{views.step_words(step.value)} started ({path.value} path)"
         case ev.StepFinished(_, result):
             return _step(result)
         case ev.Escalated(_, why, path):
@@ -157,7 +158,7 @@ def _step(result: StepResult) -> str:
         notes.append(f"restored {', '.join(findings.drift)}")
     noted = f": {'; '.join(notes)}" if notes else ""
     mark = "" if result.outcome is Outcome.PASSED else " - not clean"
-    return f"{result.step.value} {result.outcome.value} in {result.seconds:.3f} s{noted}{mark}"
+    return f"{views.step_words(result.step.value)} {result.outcome.value} in {result.seconds:.3f} s{noted}{mark}"
 
 
 def _parts(uncovered: tuple[Uncovered, ...]) -> str:

@@ -19,6 +19,14 @@ GONE = frozenset({"lost", "replaced", "relaid"})
 """The reasons of a quarantine that say that the device is not there, as ``presence.GONE`` has them."""
 
 
+_STEPS = {"evict": "ending processes (evict)", "scratch": "memory on the chip (scratch)"}  # those that say too little
+
+
+def step_words(step: str) -> str:
+    """What people call a step."""
+    return _STEPS.get(step, step)
+
+
 STALLED = 15.0
 """Seconds without progress after which something is wrong. The self-test itself pauses for 10 s (``selftest``)."""
 

@@ -112,6 +112,13 @@ def test_every_flag_is_also_a_variable_of_its_name(command, option):
     assert ([named] if isinstance(named, str) else named)[0] == expected  # others are what the surroundings call it
 
 
+@pytest.mark.parametrize("group", ["receipt", "remnant", "policy", "ledger", "simulate"])
+def test_the_list_of_verbs_has_whole_sentences(autoclave, group):
+    listed = autoclave(group, "--help").stdout.partition("Commands:")[2]
+    assert listed
+    assert "..." not in listed
+
+
 def test_no_test_uses_the_default_directory_of_a_flag():
     given = [(it.values[1].name, it.values[1].default) for it in flags()]
     paths = [(name, each) for name, default in given for each in (default if isinstance(default, tuple) else [default])]
@@ -320,6 +327,7 @@ def test_a_dead_socket_differs_from_a_missing_one(autoclave, short_tmp):
     [
         (["0", "2"], "0 2"),
         (["0,2", "GPU-3-4"], "0 2 GPU-3-4"),
+        (["0,", "2", ",3"], "0 2 3"),
         (["0,2-4", "3", "1:0"], "0 2 3 4 1:0"),
         (["all"], "all"),
         (["0,"], "expected a name before and after each comma"),

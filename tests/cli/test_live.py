@@ -198,6 +198,23 @@ def test_a_refused_release_says_who_is_in_the_way(autoclave, gpu, monkeypatch, s
     assert "autoclave release" not in run.stderr
 
 
+def test_a_gpu_of_a_pod_is_released_by_force_only(autoclave, service, gpu, monkeypatch):
+    """Without an owner, a slip of the finger would take it from the pod that it was just granted to."""
+    status = admin_client.AdminClient.status
+
+    async def with_pod(self, *asked, **which) -> views.Status:
+        found = await status(self, *asked, **which)
+        return replace(found, devices=tuple(replace(device, pod="ns/train/main") for device in found.devices))
+
+    output_of(autoclave("acquire", gpu))
+    with monkeypatch.context() as patched:
+        patched.setattr(admin_client.AdminClient, "status", with_pod)
+        refused = autoclave("release", gpu)
+        assert (refused.exit_code, "it belongs to the pod ns/train/main; " in refused.stderr) == (4, True)
+        assert service.settled(gpu, "granted").receipt is not None
+        assert "is given back" in output_of(autoclave("release", gpu, "--force"))
+
+
 CLOSES = "import sys; file = open(sys.argv[1], 'r+b'); input(); file.close(); print(flush=True); input()"
 
 
@@ -473,6 +490,7 @@ def test_the_list_of_receipts_shows_each_handover_with_its_proof(autoclave, serv
     assert items(autoclave(*listed, "-o", "json", "--file", ledger)) == [first, second]
     assert items(autoclave(*listed[:-2], "-o", "json", "--file", ledger))[0] == first | {"node": ""}  # of any node
     assert items(autoclave(*listed, "-o", "json", "--until", began)) == []
+    assert f"receipt: {receipt.id}" in output_of(autoclave(*listed, "-o", "yaml"))
     assert autoclave(*listed, "--file", service.root / "none").exit_code == 2
 
 

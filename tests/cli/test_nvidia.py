@@ -190,7 +190,7 @@ def test_a_holder_is_ended_where_the_policy_allows_it(service, autoclave):
         done = try_again(autoclave)
         assert done.exit_code == 0, done.output
         assert holder.wait(WITHIN) == -signal.SIGTERM
-    assert any("evict passed" in text and "ended" in text for text in service.texts(0))
+    assert any("(evict) passed" in text and "ended" in text for text in service.texts(0))
 
 
 @pytest.fixture
@@ -274,4 +274,4 @@ def test_an_adopted_orphan_does_not_count_as_our_worker(service, autoclave):
     enter = ["nsenter", "--target", str(service.inner), "--pid", sys.executable, "-c", f"{begin}.stdout.readline()"]
     subprocess.run([*enter, str(node)], check=True)
     assert try_again(autoclave).exit_code == 0
-    assert any("evict passed" in text and "ended" in text for text in service.texts(0)[seen_before:])
+    assert any("(evict) passed" in text and "ended" in text for text in service.texts(0)[seen_before:])

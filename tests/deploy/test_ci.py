@@ -144,6 +144,19 @@ def test_docker_gets_proven_gpus_and_gives_them_back(service, runner):
     assert not (runner.root / "asked").exists(), "no container starts without a proof"
 
 
+def test_without_the_service_a_job_gets_no_gpu(service, tmp_path):
+    runner = Runner(service, 0, tmp_path)
+    nowhere = {"AUTOCLAVE_RUN_DIR": str(tmp_path / "none"), "AUTOCLAVE_SERVICE_WAIT": "0s"}
+    run = runner.run(runner.script, "begin", "box", runner.gpu, **nowhere)
+    assert run.returncode == 3
+    assert run.stderr.endswith(f"autoclave: the job gets no GPU of {runner.gpu}, for the reason above\n")
+    (runner.programs / "autoclave").unlink()
+    run = runner.job("begin", "box", runner.gpu)
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"autoclave: there is no autoclave in {runner.programs}:")
+    assert run.stderr.endswith(f": add its directory to the line PATH of {runner.script}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

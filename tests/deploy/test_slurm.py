@@ -281,6 +281,13 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
     assert re.fullmatch(rf" \(run autoclave explain {gpu}\)|: ready in about \d+ s", rest)
 
 
+def test_the_reason_says_that_the_program_is_not_found(slurmd, gpu):
+    """The script sets its own path, as it runs as root."""
+    (slurmd.programs / "autoclave").unlink()
+    assert slurmd.run("prolog.sh", 4701, gpu).returncode == 127
+    assert "there is no autoclave in the PATH that the script sets" in slurmd.output()[-1]
+
+
 def test_gpus_of_another_job_are_left_alone(service, slurmd, gpu):
     """Where two jobs were given one GPU, the second does not start. Its epilog ends nothing of the first."""
     ended(slurmd.run("prolog.sh", 47, gpu), 0)

@@ -55,15 +55,17 @@ def acquire(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
 @click.command(context_settings=ENVIRONMENT)
 @options.gpus
 @options.owner("Without GPU: all GPUs of this owner. With GPU: refuse the GPU of another owner.")
+@click.option("--force", is_flag=True, help="Also take a GPU back from a pod, whose owner is not named.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say that the owner has no GPU.")
 @options.output("text", "json", "yaml")
 @options.run_dir
-def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, run_dir: Path) -> None:
+def release(gpus: tuple[str, ...], owner: str | None, force: bool, quiet: bool, output: str, run_dir: Path) -> None:
     """Give back the GPUs of a job that has ended.
 
     The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
     left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
-    neither granted nor in use stays as it is, and the exit code is 0.
+    neither granted nor in use stays as it is, and the exit code is 0. A GPU of a pod is left alone, and the exit code
+    is 4: Autoclave notices the end of a pod by itself.
     """
     named_some = bool(gpus) or gpus is options.ALL
     if not named_some and owner is None:
@@ -73,6 +75,10 @@ def release(gpus: tuple[str, ...], owner: str | None, quiet: bool, output: str, 
         return service_call.ask(run_dir, lambda admin: service_call.find(admin, names))
 
     devices = named(gpus) if named_some else {}
+    for uuid, device in devices.items():
+        if owner is None and device.pod and not force:
+            why = f"it belongs to the pod {device.pod}; Autoclave takes it back when the pod has ended, or with --force"
+            raise Refused(Reason.OTHER_OWNER, f"cannot take back {uuid}: {why}")
     try:
         released = service_call.ask_for_devices(
             run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")

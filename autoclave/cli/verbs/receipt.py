@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, Parsed, human, options
+from autoclave.cli import ENVIRONMENT, Group, Parsed, human, options
 from ground import paths
 
 READABLE = click.Path(exists=True, path_type=Path)
 
 
-@click.group()
+@click.group(cls=Group)
 def receipt() -> None:
     """List, show, export and verify receipts, and show the key that signs them."""
 
@@ -34,7 +34,7 @@ def receipt() -> None:
     help="A copy of a ledger. The service is not asked.",
 )  # fmt: skip
 @options.node_name
-@options.output("table", "csv", "json", "jsonl")
+@options.output("table", "csv", "json", "jsonl", "yaml")
 @options.run_dir
 @options.state_dir
 def listing(  # noqa: PLR0913, PLR0917 - its flags

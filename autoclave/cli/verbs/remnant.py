@@ -14,7 +14,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, failure, human, options
+from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, human, options
 from autoclave.remnant import judge, launchers, report
 from autoclave.remnant.gpu import about
 from autoclave.remnant.idle import IdleObserver, InUse
@@ -70,7 +70,7 @@ TAKES: dict[Place, tuple[str, ...]] = {
 """Flags that say something where the containers run there."""
 
 
-@click.group(context_settings=ENVIRONMENT)
+@click.group(cls=Group, context_settings=ENVIRONMENT)
 def remnant() -> None:
     """Find out what the next container sees of the last one on a GPU.
 

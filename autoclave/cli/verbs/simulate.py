@@ -87,7 +87,7 @@ def drill(act: Callable[..., str]) -> click.Command:
 
 @drill
 @secret
-@click.option("--container", default="tenant", help="The container of the process.")
+@click.option("--container", default="simulated-pod", help="The container of the process.")
 @click.option(
     "--offset",
     type=SIZE,
