@@ -63,7 +63,10 @@ def test_the_glossary_is_sorted_and_names_each_room():
     assert [word for word, room in rows[1:] if not room] == ["tenant"]  # no line of code knows of tenants
 
 
-@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), STAND_IN], ids=lambda page: page.name)
+RECIPES = ROOT / "CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), STAND_IN, RECIPES], ids=lambda page: page.name)
 def test_pages_name_only_tests_that_exist(page):
     text = page.read_text()
     modules = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("*.py")}
@@ -71,8 +74,17 @@ def test_pages_name_only_tests_that_exist(page):
     names = {name for path in modules.values() for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert [it for it in re.findall(r"`(tests/[\w/]+\.py)`", text) if it not in modules] == []
     assert [it for it in re.findall(r"`(test_\w+\.py)`", text) if it not in files] == []
+    assert [it for it in re.findall(r"`(test_\w+)` in", text) if it not in names] == []
     begun = re.findall(r"`(test_\w+?)_*\.\.\.`", text)
     assert [it for it in begun if not any(name.startswith(it) for name in names)] == []
+
+
+def test_the_recipe_for_a_flag_names_the_lists_by_hand():
+    [recipe] = re.findall(r"- \*\*a flag of the service\*\*:(.*?)\n- ", RECIPES.read_text(), re.DOTALL)
+    assert set(re.findall(r"`(test_\w+)`", recipe)) == {
+        "test_every_setting_works_in_every_source",
+        "test_more_flags_are_real_flags",
+    }
 
 
 @pytest.mark.parametrize("page", [path for path in FILES if path.suffix == ".md"], ids=place)
