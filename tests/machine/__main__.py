@@ -2,7 +2,7 @@
 
 Without a command it runs ``CHECKS``; with one, that command, as root in the checkout. A single word is a line of the
 shell. ``--cuts``, ``--slurm`` and ``--node`` are campaigns of their own. The last line counts what passed. The exit
-code is 0 if all did, that of the command if there is one, and 3 if there is no machine.
+code is 0 if all did, that of the command if there is one, 3 if there is no machine, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 from tests.machine import building, cuts, node, slurm, vm
 
-NO_MACHINE = 3
+NO_MACHINE, INTERRUPTED = 3, 130
 _PYTHON = ".venv/bin/python"
 _CHECK = "tests/machine/checks.sh"
 _ORDINARY = "runuser -u ordinary --"
@@ -71,6 +71,9 @@ def main(arguments: list[str]) -> int:
     except building.NoMachineError as error:
         print(f"cannot have a machine: {error}", file=sys.stderr)  # noqa: T201 - the answer to a person
         return NO_MACHINE
+    except KeyboardInterrupt:  # QEMU ended with the machine
+        print("interrupted", file=sys.stderr)  # noqa: T201 - the answer to a person
+        return INTERRUPTED
     print(f"{codes.count(0)} passed, {len(codes) - codes.count(0)} failed")  # noqa: T201 - the closing line
     return max(codes)
 

@@ -10,7 +10,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -19,7 +19,8 @@ from tests.machine import building
 from tests.machine.progress import say
 
 EMULATED, KVM = ("tcg,thread=multi,tb-size=1024", "max"), ("kvm", "host")  # accelerator and processor
-BOOTS_WITHIN = 900.0  # seconds; 30 to 240 where the processor is emulated, by what else runs
+BOOTS_WITHIN = 900.0  # seconds of a machine that runs nothing else; 30 to 240 where the processor is emulated
+SAID_EVERY = 30.0  # seconds
 CONSOLE = building.FOLDER / "console.log"
 OVERLAY = building.FOLDER / "overlay.qcow2"
 # Not committed, and no program inside can compile them again.
@@ -36,7 +37,7 @@ defaults:
   clear: {passes: zero}
   timeouts: 10
 """
-_APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off"
+_APPEND = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=1 mitigations=off"
 
 
 class Machine:
@@ -124,10 +125,20 @@ class Machine:
 
     def wait(self) -> None:
         """Return when it answers."""
-        end = time.monotonic() + BOOTS_WITHIN
-        while self.run("true", quiet=True) != 0:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise building.NoMachineError(f"it does not boot: see {CONSOLE}")
+        self._until(lambda: self.run("true", quiet=True) == 0, "it does not boot")
+
+    def _until(self, answers: Callable[[], bool], fault: str) -> None:
+        """Return when it answers. What else runs here makes the limit longer, and each half minute has a line."""
+        spent, seen = 0.0, time.monotonic()
+        said = seen
+        while not answers():
+            now = time.monotonic()
+            spent, seen = spent + (now - seen) / stretch(), now
+            if self.process.poll() is not None or spent > BOOTS_WITHIN:
+                raise building.NoMachineError(f"{fault}: see {CONSOLE}")
+            if now - said >= SAID_EVERY:
+                said = now
+                say(f"waiting for its ssh server, for up to {BOOTS_WITHIN - spent:.0f} s more; {_console()}")
             time.sleep(1)
 
     def reboot(self) -> None:
@@ -135,13 +146,28 @@ class Machine:
         boot = self.output("cat /proc/sys/kernel/random/boot_id")
         self.run("systemctl reboot", quiet=True)
         self._forget()
-        end = time.monotonic() + BOOTS_WITHIN
-        while time.monotonic() < end:
+
+        def answers() -> bool:
             with suppress(subprocess.CalledProcessError):
-                if self.output("cat /proc/sys/kernel/random/boot_id 2>/dev/null") != boot:
-                    return
-            time.sleep(1)
-        raise building.NoMachineError(f"it does not boot again: see {CONSOLE}")
+                return self.output("cat /proc/sys/kernel/random/boot_id 2>/dev/null") != boot
+            return False
+
+        self._until(answers, "it does not boot again")
+
+
+def stretch() -> float:
+    """How many times longer work takes now than with a processor of its own."""
+    began, work = time.monotonic(), time.process_time() + 0.02
+    while time.process_time() < work:
+        pass
+    return max(1.0, (time.monotonic() - began) / 0.02)
+
+
+def _console() -> str:
+    """What it has last said of itself."""
+    lines = CONSOLE.read_text(errors="replace").split("\n") if CONSOLE.exists() else []
+    shown = ("".join(letter for letter in line if letter.isprintable()).strip() for line in reversed(lines))
+    return f"its console says {next(filter(None, shown), 'nothing')!r}"
 
 
 @contextmanager
