@@ -87,6 +87,16 @@ def test_the_recipe_for_a_flag_names_the_lists_by_hand():
     }
 
 
+def test_the_comparison_says_what_we_lack():
+    """A row that only we could lose stands there as well as those that only we can win."""
+    [table] = re.findall(r"(?:^\|.*\n)+", (ROOT / "docs" / "comparison.md").read_text(), re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if "---" not in line]
+    assert {len(row) for row in rows} == {9}
+    ours = {row[0]: row[1] for row in rows}
+    lost = ("released", "drains and repairs nodes", "shares a GPU: time-slicing; MPS")
+    assert all("no" in ours[name] for name in (*lost, "end-to-end tests on a GPU, in its CI"))
+
+
 @pytest.mark.parametrize("page", [path for path in FILES if path.suffix == ".md"], ids=place)
 def test_prose_wraps_at_one_width(page):
     lines = FENCED.sub("", page.read_text()).splitlines()
