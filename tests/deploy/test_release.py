@@ -214,3 +214,15 @@ def test_the_checksums_name_every_file_but_their_own(tmp_path):
         release.write_sums(tmp_path)
     digests = [hashlib.sha256(name.encode()).hexdigest() for name in "ab"]
     assert (tmp_path / release.SUMS).read_text() == f"{digests[0]}  a\n{digests[1]}  b\n"
+
+
+def test_the_page_verifies_all_that_the_workflow_signs_and_attests():
+    workflow, page = ((release.ROOT / name).read_text() for name in (".github/workflows/release.yml", "RELEASE.md"))
+    by = {
+        "cosign sign --yes": "cosign verify --certificate",
+        "cosign sign-blob": "cosign verify-blob",
+        "push-to-registry: true": "gh attestation verify --repo OWNER/NAME oci://",
+        "sbom-path:": "--predicate-type https://cyclonedx.org/bom oci://",
+        "subject-checksums: release/SHA256SUMS": "gh attestation verify --repo OWNER/NAME autoclave-",
+    }
+    assert [command for step, command in by.items() if step not in workflow or command not in page] == []
