@@ -224,8 +224,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         yield views.ScrubProgress(uuid, running.id, result=self._result(running))
 
     def _progress(self, running: ScrubJob) -> views.ScrubProgress:
-        job = self._service.context.ledger.records[running.device].scrubs.job
-        step = job.step.value if job and job.step else ""
+        step = running.step.value if running.step is not None else ""
         place = self._service.context.jobs.slots.place(running.device)
         done, total = running.bytes_done, running.bytes_total
         return views.ScrubProgress(running.device, running.id, step, done, total, queue_place=place)

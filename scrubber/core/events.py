@@ -127,20 +127,12 @@ class ProbationStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class StepStarted:
-    """A step of a job is about to run."""
+class StepsRecorded:
+    """What a kill may not lose: the results since the last row, and that a reset or a clear is about to begin."""
 
     job: str
-    step: Step
-    path: ScrubPath
-
-
-@dataclass(frozen=True, slots=True)
-class StepFinished:
-    """A step ended, with this result."""
-
-    job: str
-    result: StepResult
+    results: tuple[StepResult, ...]
+    begins: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +268,7 @@ Event = (
     | PastGate
     | ScrubStarted
     | ProbationStarted
-    | StepStarted
-    | StepFinished
+    | StepsRecorded
     | Escalated
     | ScrubPassed
     | ScrubFailed
@@ -310,7 +301,7 @@ WARNINGS = (
 """The events that may be warnings."""
 
 
-STEPS = (ScrubStarted, StepStarted, StepFinished)
+STEPS = (ScrubStarted, StepsRecorded)
 """The events that only tell how a scrub went. All others are evidence: they are kept much longer."""
 
 

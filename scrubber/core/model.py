@@ -382,7 +382,7 @@ class Job:
     path: ScrubPath
     trigger: Trigger
     started: Moment
-    step: Step | None = None
+    begun: Step | None = None  # the reset or the clear that has begun after these results
     results: tuple[StepResult, ...] = ()
 
 

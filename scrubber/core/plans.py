@@ -25,6 +25,7 @@ class Traits:
     driver: Driver
     only_reads: bool = False  # it changes nothing on the device
     measures: bool = False  # it must say how much memory it covered
+    marked: bool = False  # a kill may not lose that it has begun: a row says so before
     counts: bool = False  # it reports all the time how many bytes it has done
     not_on: frozenset[ScrubPath] = frozenset()  # the paths without it
 
@@ -32,8 +33,8 @@ class Traits:
 _FAST, _SLOW = ScrubPath.FAST, ScrubPath.SLOW
 STEPS = {  # in the order in which they run
     Step.EVICT: Traits(Driver.NOT),
-    Step.RESET: Traits(Driver.ALONE, not_on=frozenset({_FAST, _SLOW})),
-    Step.CLEAR: Traits(Driver.FOR_MEMORY, counts=True, measures=True),
+    Step.RESET: Traits(Driver.ALONE, marked=True, not_on=frozenset({_FAST, _SLOW})),
+    Step.CLEAR: Traits(Driver.FOR_MEMORY, marked=True, counts=True, measures=True),
     Step.VERIFY: Traits(Driver.FOR_MEMORY, counts=True, measures=True, only_reads=True),
     Step.SCRATCH: Traits(Driver.FOR_MEMORY),
     Step.SELFTEST: Traits(Driver.FOR_MEMORY, counts=True, not_on=frozenset({_FAST})),

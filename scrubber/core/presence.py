@@ -107,4 +107,4 @@ def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
 
 def resetting(record: Record, records: Iterable[Record]) -> bool:
     """Whether a sibling is being reset, or is about to be."""
-    return any(it.scrubs.job is not None and it.scrubs.job.step is Step.RESET for it in siblings(record, records))
+    return any(it.scrubs.job is not None and it.scrubs.job.begun is Step.RESET for it in siblings(record, records))

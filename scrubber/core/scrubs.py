@@ -68,7 +68,7 @@ class Scrubs:
 def guard(scrubs: Scrubs, event: ev.Event, device: str, incarnation: Incarnation) -> None:
     """Reject an event of another job, or a receipt that does not prove what it must."""
     match event:
-        case ev.StepStarted() | ev.StepFinished() | ev.Escalated() | ev.ScrubFailed() | ev.ScrubInterrupted():
+        case ev.StepsRecorded() | ev.Escalated() | ev.ScrubFailed() | ev.ScrubInterrupted():
             _demand_job(scrubs, event.job)
         case ev.ScrubPassed(job, receipt):
             _demand_job(scrubs, job)
@@ -96,13 +96,11 @@ def fold(
     match event:
         case ev.ScrubStarted(job) | ev.ProbationStarted(job):
             return _started(scrubs, job)
-        case ev.StepStarted(step=step):
-            return replace(scrubs, job=replace(_job(scrubs), step=step))
-        case ev.StepFinished(result=result):
+        case ev.StepsRecorded(results=results, begins=begins):
             job, here = _job(scrubs), scrubs.stuck
-            if result.step is Step.EVICT:
-                here = stuck.followed(here, stuck.left_by(result), at)
-            return replace(scrubs, job=replace(job, step=None, results=(*job.results, result)), stuck=here)
+            for evict in (result for result in results if result.step is Step.EVICT):
+                here = stuck.followed(here, stuck.left_by(evict), at)
+            return replace(scrubs, job=replace(job, begun=begins, results=(*job.results, *results)), stuck=here)
         case ev.Escalated(path=path):
             job = replace(_job(scrubs), path=path)
             return replace(scrubs, job=job, due_path=path, half_cleared=_half_cleared(scrubs))
@@ -189,7 +187,7 @@ def _started(scrubs: Scrubs, job: Job) -> Scrubs:
 def _half_cleared(scrubs: Scrubs) -> bool:
     """Whether a clear has begun since the last tenancy, at a moment at which nothing proves its end."""
     job = scrubs.job
-    begun = () if job is None else (job.step, *(result.step for result in job.results))
+    begun = () if job is None else (job.begun, *(result.step for result in job.results))
     return scrubs.half_cleared or Step.CLEAR in begun
 
 

@@ -55,8 +55,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.SCRUBBING: {
         ev.Described: State.SCRUBBING,
         ev.PastGate: State.SCRUBBING,
-        ev.StepStarted: State.SCRUBBING,
-        ev.StepFinished: State.SCRUBBING,
+        ev.StepsRecorded: State.SCRUBBING,
         ev.Escalated: State.SCRUBBING,
         ev.ScrubPassed: State.CLEAN,
         ev.ScrubFailed: State.DIRTY,

@@ -49,10 +49,6 @@ class DriverRelease:
             self._reacquiring.add(reacquiring)
             reacquiring.add_done_callback(self._reacquiring.discard)
 
-    def is_reacquired(self) -> bool:
-        """Whether the driver is reacquired after all resets that have ended."""
-        return not self._reacquiring
-
     async def reacquired(self) -> None:
         """Wait until the driver is reacquired after all resets that have ended.
 

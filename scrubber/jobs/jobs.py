@@ -12,7 +12,6 @@ from dataclasses import replace
 from ground import aio, log
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
-from scrubber.core import plans
 from scrubber.core.model import Job, Moment, Outcome, Receipt, ScrubPath, State, Step, Trigger
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
@@ -52,7 +51,6 @@ class Jobs:
         self.locks = DeviceLocks()
         self.slots = Slots(observer)
         self._running: dict[str, ScrubJob] = {}
-        self._starting = 0  # jobs whose start is being recorded
         self._context = JobContext(
             ledger, observer, self.slots, self.locks, spawn, now, token, watch_every, self._running
         )
@@ -87,18 +85,10 @@ class Jobs:
         self.require_running()
         record, started = context.ledger.records[device], Job(context.token(6), path, trigger, context.now())
         quarantined = record.state is State.QUARANTINED
-        events: list[ev.Event] = [ev.ProbationStarted(started, by) if quarantined else ev.ScrubStarted(started)]
-        if self.slots.free_for(record, len(self._running) + self._starting):
-            first = plans.plan(path, device_policy.policy)[0]
-            started = replace(started, step=first)
-            events.append(ev.StepStarted(started.id, first, path))
-        self._starting += 1
-        try:
-            await context.ledger.append(op, *((device, event) for event in events))
-            self.require_running()  # again: if it was stopped meanwhile, its next start closes the job in the ledger
-            job = self._running[device] = self.job_type(context, device, started, device_policy, op)
-        finally:
-            self._starting -= 1
+        event = ev.ProbationStarted(started, by) if quarantined else ev.ScrubStarted(started)
+        await context.ledger.append(op, (device, event))
+        self.require_running()  # again: if it was stopped meanwhile, its next start closes the job in the ledger
+        job = self._running[device] = self.job_type(context, device, started, device_policy, op)
         return job
 
     def require_running(self) -> None:

@@ -1,12 +1,13 @@
 """One scrub of one device, from its start to its receipt.
 
 The job runs the steps of its path one after the other, each with a deadline, in a worker process that can be killed.
-Before each step the job records the step, observes the device and asks whether there is a veto. During each step it
-watches for unexpected holders. After each step it records the result. The first step that does not pass ends the path.
+Before each step the job observes the device and asks whether there is a veto. During each step it watches for
+unexpected holders. The first step that does not pass ends the path.
 
-What follows without a deed between is one transaction: the start of the job and of its first step, if it does not wait
-for its device; the result of a step and the start of the next one; the result of the last step and what the path
-proved. A start is on the disk before its step acts, and a receipt before anybody gets it.
+A row marks what a kill may not lose, and is on the disk before the job acts on it: the start of the job; that a clear
+or a reset begins; the end of a reset, for which siblings wait; a step that has not passed; what the path proved. The
+job keeps the results of the other steps, and records them with the next row. A kill loses them, with an attempt that
+proved nothing.
 
 A step that only reads already runs while the device is observed, because observations take most of the
 time of a short path. The result of such a step counts only without a veto by then.
@@ -99,7 +100,7 @@ class ScrubJob:
         self.trigger = job.trigger
         self.bytes_done = 0  # bytes of the present step
         self.bytes_total = 0
-        self.step = job.step  # recorded in the ledger, or about to be recorded
+        self.step: Step | None = None  # the present one; None while the job waits for its turn
         self.step_runs: tuple[float, float] | None = None  # since which uptime the step runs, and for how many seconds
         self.progressed: float | None = None  # the uptime of the last progress of a step that counts its bytes
         self.receipt: Receipt | None = None
@@ -115,6 +116,7 @@ class ScrubJob:
         self._witness = (
             ""  # of short uses, when that clear began: if it is lost before the end, the path proves nothing
         )
+        self._results: list[StepResult] = []  # of the steps since the last row
         self._free = False  # whether the last observation of the present path found no holder
         self._workers: list[int] = []  # the pids of its workers so far
         self._cancel_why = "it was cancelled"
@@ -194,38 +196,32 @@ class ScrubJob:
             self.path = record.scrubs.job.path
             key = self._context.token(16)  # new for each path: a slow path must not find the pattern of a fast one
             async with self._context.slots.at_device(record, record.scrubs.job, self._changed.notify):
-                last = await self._run_path(order(self._policy, self.path, key, record.tenancy.span))
-            if await self._conclude(last):
+                await self._run_path(order(self._policy, self.path, key, record.tenancy.span))
+            if await self._conclude():
                 return
 
-    async def _run_path(self, order: Order) -> ev.StepFinished | None:
-        """Run the steps of the path. The start and the result of each step are recorded before the next step.
-
-        Returns the result of the last step if it passed: it is recorded together with what the path proved.
-        """
+    async def _run_path(self, order: Order) -> None:
+        """Run the steps of the path, up to the first one that does not pass."""
         self._clear_began, self._free = math.inf, False
         plan = plans.plan(self.path, self._policy)
-        passed: ev.StepFinished | None = None  # the result of the last step, until it is recorded
         for _, together in groupby(plan, lambda step: plans.driver_use(step) is plans.Driver.BRIEFLY):
             steps = tuple(together)
             async with AsyncExitStack() as until_worker_ends, own_worker(self._observer, self._spawn) as worker:
                 for step in steps:
-                    if passed is not None and not self._context.slots.free_at(step, steps):
-                        await self._append(None, passed)
-                        passed = None
                     if step is plans.FIRST_ON_MEMORY:
                         await until_worker_ends.enter_async_context(self._context.slots.at_memory(self.device, steps))
                     async with self._turn(step, plan) as unexpected_holder:
-                        # Recorded before the observation: a later request for the device or a sibling finds this step
-                        # in the ledger, and the observation finds what an earlier request has handed out.
-                        if self.step is not step:
-                            await self._record_start(step, passed)
+                        # Before the observation: a later request for a sibling finds a reset in the ledger, and the
+                        # observation finds what an earlier request has handed out.
+                        if plans.STEPS[step].marked:
+                            await self._record_start(step)
                         result = await self._result(worker, step, order, unexpected_holder, is_last=step is steps[-1])
-                        if result.outcome is not Outcome.PASSED:
-                            await self._append(None, ev.StepFinished(self.id, result))
-                            return None
-                        passed = ev.StepFinished(self.id, result)
-        return passed
+                        self._results.append(result)
+                    passed = result.outcome is Outcome.PASSED
+                    if step is Step.RESET or not passed:  # what fails a step may also end the service
+                        await self._append()
+                    if not passed:
+                        return
 
     async def _result(
         self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Veto | None, *, is_last: bool
@@ -347,7 +343,11 @@ class ScrubJob:
                     unexpected_holder = found()
             else:
                 await turn.enter_async_context(slots.at_driver(self.device, step))
-            yield unexpected_holder
+            self.step = step
+            try:
+                yield unexpected_holder
+            finally:
+                self.step, self.step_runs, self.progressed = None, None, None
 
     def _veto_during(self, step: Step, facts: Facts) -> Veto | None:
         """Why a step that runs must not go on. Unknown holders end no evict.
@@ -387,25 +387,21 @@ class ScrubJob:
 
     # -- the ledger
 
-    async def _record_start(self, step: Step, passed: ev.StepFinished | None) -> None:
-        """Record the start of a step and, if the step did not wait, in the same transaction that the last one passed.
+    async def _record_start(self, step: Step) -> None:
+        """Record the results so far, and that the step begins: a reset under the locks of its siblings.
 
-        The observation that comes next then shows both that nothing disturbed the step that has ended, and that the
-        next one may run.
+        So either a grant of a sibling is recorded before the reset, or the decision about that grant finds the reset in
+        the ledger.
         """
-        started = ev.StepStarted(self.id, step, self.path)
-        if step is not Step.RESET:
-            await self._append(step, *([started] if passed is None else [passed, started]))
-            return
-        # Under the siblings' locks: either a grant of a sibling is recorded before the reset, or the decision about
-        # that grant finds the reset in the ledger.
-        async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
-            await self._append(step, started)
+        siblings = self._siblings(self._ledger.records) if step is Step.RESET else []
+        async with self._context.locks.of(it.device.uuid for it in siblings):
+            await self._append(begins=step)
 
-    async def _append(self, step: Step | None, *events: ev.Event) -> None:
-        """Record the events in one transaction. ``step`` is the present step after them."""
-        self.step, self.step_runs, self.progressed = step, None, None
-        await self._ledger.append(self.op, *((self.device, event) for event in events))
+    async def _append(self, *events: ev.Event, begins: Step | None = None) -> None:
+        """Record the results so far, with what begins, and the events in one transaction."""
+        results, self._results = tuple(self._results), []  # now: a cancelled call has written them too
+        steps = [ev.StepsRecorded(self.id, results, begins)] if results or begins is not None else []
+        await self._ledger.append(self.op, *((self.device, event) for event in (*steps, *events)))
 
     def _own_record(self) -> Record | None:
         """The record of the device while the device still belongs to this job."""
@@ -414,15 +410,13 @@ class ScrubJob:
 
     # -- the end
 
-    async def _conclude(self, last: ev.StepFinished | None) -> bool:
-        """Record what the path proved, and what the device reported. False when the job goes on with another path.
-
-        ``last``: the result of the last step, which is not recorded yet.
-        """
+    async def _conclude(self) -> bool:
+        """Record what the path proved, and what the device reported. False when the job goes on with another path."""
         record = self._own_record()
-        if record is not None and last is not None:
-            record = states.fold(record, last, self._context.now())
-        if record is None or record.scrubs.job is None:
+        if record is None:
+            return True
+        record = states.fold(record, ev.StepsRecorded(self.id, tuple(self._results)), self._context.now())
+        if record.scrubs.job is None:
             return True
         judged = verdict.judge(record.scrubs.job, record.health.baseline, self._policy)
         if isinstance(judged, Measurements):
@@ -433,11 +427,11 @@ class ScrubJob:
         if isinstance(judged, Measurements):
             judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.scrubs.job, judged, vitals)
-        events: list[ev.Event] = [event] if last is None else [last, event]
+        events: list[ev.Event] = [event]
         if isinstance(event, ev.ScrubFailed) and isinstance(judged, verdict.Failed) and judged.blame is Blame.UNDECIDED:
             noted = upkeep.errors_to_note(record.health.baseline, vitals)  # the monitor must not count them again
             events += [noted] if noted is not None else []
-        await self._append(None, *events)
+        await self._append(*events)
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         self.used_in_passing = isinstance(event, ev.ScrubFailed) and event.unnamed
@@ -449,6 +443,7 @@ class ScrubJob:
         The slot keeps resets of other devices away, because the driver is closed during a reset. If the answer is late,
         it is asked for once more.
         """
+        self.step = Step.HEALTH  # as people see it
         async with self._watching(Step.HEALTH) as found, self._context.slots.at_driver(self.device, Step.HEALTH):
             vitals = await self._observer.health.vitals(self.device)
             if vitals is None or vitals.partial:
@@ -508,7 +503,7 @@ class ScrubJob:
     async def _close(self, event: ev.Event, why: str) -> None:
         self.why = why
         try:
-            await self._ledger.append(self.op, (self.device, event))
+            await self._append(event)
         except LedgerUnavailable as error:
             self._unrecorded = error.message
 

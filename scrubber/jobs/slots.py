@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from ground.aio import RWLock
 from scrubber.core.model import Job, ScrubPath, Step
-from scrubber.core.plans import FIRST_ON_MEMORY, Driver, driver_use
+from scrubber.core.plans import Driver, driver_use
 from scrubber.core.record import Record
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
@@ -79,10 +79,6 @@ class Slots:
         place = self._for_worker.place(device)
         return self._for_driver.place(device) if place is None else place
 
-    def free_for(self, record: Record, jobs: int) -> bool:
-        """Whether one more job beside so many ``jobs`` certainly does not wait for its device: see ``at_device``."""
-        return record.device.reset_domain is None and jobs < MAX_WORKERS
-
     @asynccontextmanager
     async def at_device(self, record: Record, job: Job, moved: Callable[[], None]) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
@@ -103,14 +99,6 @@ class Slots:
                 await stack.enter_async_context(self.workers)
             yield
 
-    def free_at(self, step: Step, steps: tuple[Step, ...]) -> bool:
-        """Whether a step certainly does not wait for the driver. ``steps``: those of its worker."""
-        use = driver_use(step)
-        if use is Driver.NOT or (use is Driver.FOR_MEMORY and step is not FIRST_ON_MEMORY):
-            return True
-        brief = use is Driver.BRIEFLY or _are_brief(steps)
-        return use is not Driver.ALONE and self.driver.is_open(brief=brief) and self.driver_release.is_reacquired()
-
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
         match driver_use(step):
@@ -123,7 +111,7 @@ class Slots:
 
     def at_memory(self, device: str, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker of these steps, from its first step on memory until it has ended."""
-        return self._when_reacquired(device, self.driver.shared(brief=_are_brief(steps)))
+        return self._when_reacquired(device, self.driver.shared(brief=Step.SELFTEST not in steps))
 
     @asynccontextmanager
     async def _when_reacquired(self, device: str, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
@@ -133,7 +121,3 @@ class Slots:
                 await stack.enter_async_context(turn)
                 await self.driver_release.reacquired()
             yield
-
-
-def _are_brief(steps: tuple[Step, ...]) -> bool:
-    return Step.SELFTEST not in steps

@@ -43,7 +43,7 @@ Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], Non
 logger = log.get("ledger")
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
 READ = 1.0  # seconds: a disk that takes longer hangs, and the newest rows are answered from memory
-KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
+KEEP = 30_000  # rows, about four thousand scrubs; older rows are folded into a snapshot, and their evidence is kept
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
 
 

@@ -157,8 +157,9 @@ class ServiceCollector(Collector):
             yield table.SICK, (record.health.ailment.kind.value,), 1.0
         if record.health.quarantine is not None:
             yield from _quarantine(record.health.quarantine, now)
-        if record.scrubs.job is not None and record.scrubs.job.step is not None:
-            yield table.SCRUB_STEP, (record.scrubs.job.step.value,), 1.0
+        running = self._context.jobs.of(uuid)
+        if running is not None and running.step is not None:
+            yield table.SCRUB_STEP, (running.step.value,), 1.0
         receipt = self._last_receipt(record)
         if receipt is not None:
             yield table.LAST_SCRUB, (), receipt.finished.wall

@@ -80,8 +80,9 @@ class ServiceCounters:
                 self._instruments.count(table.GRANTS, RECEIPT)
             case ev.GrantedUnproven():
                 self._instruments.count(table.GRANTS, NONE)
-            case ev.StepFinished(result=result) if before is not None:
-                self._step(result, before)
+            case ev.StepsRecorded(results=results) if before is not None:
+                for result in results:
+                    self._step(result, before)
             case ev.Escalated():
                 self._instruments.count(table.ESCALATIONS)
             case ev.ScrubPassed(receipt=receipt) if before is not None:

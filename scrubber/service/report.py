@@ -76,7 +76,7 @@ class StatusReporter:
         progress = device_status.Progress(queue_place=place)
         if running is not None:
             done = running.bytes_done, running.bytes_total
-            progress = device_status.Progress(*done, place, running.step_runs, running.progressed)
+            progress = device_status.Progress(*done, place, running.step, running.step_runs, running.progressed)
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
         offer = self._with_signs(record, self._offer(record, device_policy.policy, now))

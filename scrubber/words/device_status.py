@@ -21,6 +21,7 @@ from scrubber.core.model import (
     ScrubPath,
     Sign,
     State,
+    Step,
     Vitals,
 )
 from scrubber.core.record import Record
@@ -59,6 +60,7 @@ class Progress:
     done: int = 0  # bytes
     total: int = 0
     queue_place: int | None = None  # while it waits for a slot
+    step: Step | None = None
     runs: tuple[float, float] | None = None  # since which uptime the step runs, and for how many seconds at most
     last: float | None = None  # the uptime of the last progress; None if the step counts no bytes
 
@@ -68,7 +70,7 @@ NO_PROGRESS = Progress()
 
 def job_status(job: Job, progress: Progress, usual: float | None, now: Moment) -> views.JobStatus:
     """A job as people see it. ``usual``: how long the fast path takes mostly."""
-    step = job.step.value if job.step else ""
+    step = progress.step.value if progress.step is not None else ""
     ready = None
     if usual is not None and job.path is ScrubPath.FAST and progress.queue_place is None:
         left = usual - (now.uptime - job.started.uptime)

@@ -61,10 +61,8 @@ def tell(event: ev.Event) -> str:
             return f"{_job(job)} started"
         case ev.ProbationStarted(job, by):
             return f"probation: {_job(job)} started by {by}"
-        case ev.StepStarted(_, step, path):
-            return f"{views.step_words(step.value)} started ({path.value} path)"
-        case ev.StepFinished(_, result):
-            return _step(result)
+        case ev.StepsRecorded(_, results, begins):
+            return "; ".join([*map(_step, results), *([f"{views.step_words(begins.value)} begins"] if begins is not None else [])])
         case ev.Escalated(_, why, path):
             return f"escalated to the {path.value} path: {why}"
         case ev.ScrubPassed(_, receipt):
@@ -156,7 +154,7 @@ def _step(result: StepResult) -> str:
         notes.append(f"{wrong}, {quantity(at.count, 'byte')} wrong in all")
     if findings.drift:
         notes.append(f"restored {', '.join(findings.drift)}")
-    noted = f": {'; '.join(notes)}" if notes else ""
+    noted = f" ({'; '.join(notes)})" if notes else ""
     mark = "" if result.outcome is Outcome.PASSED else " - not clean"
     return f"{views.step_words(result.step.value)} {result.outcome.value} in {result.seconds:.3f} s{noted}{mark}"
 

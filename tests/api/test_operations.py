@@ -75,7 +75,7 @@ async def test_an_allocate_with_a_scrub_is_one_operation(house, kubelet) -> None
     entries = await since(house, row)
     assert {entry.op for entry in entries} == {op}
     kinds = {type(entry.event) for entry in entries}
-    assert {ev.ScrubStarted, ev.StepFinished, ev.ScrubPassed, ev.Granted} <= kinds
+    assert {ev.ScrubStarted, ev.StepsRecorded, ev.ScrubPassed, ev.Granted} <= kinds
     (receipt,) = [entry.event.receipt for entry in entries if isinstance(entry.event, ev.ScrubPassed)]
     job = by_room["jobs"]
     assert (job["device"], job["path"], job["trigger"], job["state"], job["receipt"]) == (

@@ -422,8 +422,8 @@ def test_explain_says_what_to_do_before_the_events(autoclave, gpu):
 def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
     output_of(autoclave("scrub", gpu))
     rows = [json.loads(line) for line in output_of(autoclave("history", gpu, "-o", "jsonl")).splitlines()]
-    assert {row["kind"] for row in rows}.isdisjoint({"scrub-started", "step-started", "step-finished"})
-    assert "step-finished" in output_of(autoclave("history", gpu, "--steps", "-o", "jsonl"))
+    assert {row["kind"] for row in rows}.isdisjoint({"scrub-started", "steps-recorded"})
+    assert "steps-recorded" in output_of(autoclave("history", gpu, "--steps", "-o", "jsonl"))
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
     limited = autoclave("history", gpu, "-n", "2", "-o", "json")
     newest = json.loads(limited.stdout)["items"]

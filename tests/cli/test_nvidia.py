@@ -136,7 +136,7 @@ def test_the_doctor_tells_which_cupy_the_service_has(service, autoclave):
 
 def test_a_reset_by_the_tool_finds_the_driver_closed(service, autoclave):
     assert autoclave("scrub", "1", "--path", "reset").exit_code == 0
-    assert any(text.startswith("reset passed") and text.endswith(": by nvidia-smi") for text in service.texts(1))
+    assert any(text.startswith("reset passed") and text.endswith(" (by nvidia-smi)") for text in service.texts(1))
     assert any(call[:2] == (1, "nvmlShutdown") for call in service.stage.machine.calls())  # 1: the service
 
 

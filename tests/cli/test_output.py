@@ -365,15 +365,15 @@ def test_a_quarantine_without_probation_says_how_to_end_it():
 
 def test_an_explanation_ends_with_the_last_events():
     def step(outcome) -> views.HistoryEntry:
-        body = json.dumps({"result": {"outcome": outcome}})
-        return replace(ENTRY, kind="step-finished", text=f"clear {outcome}", body=body)
+        body = json.dumps({"results": [{"outcome": "passed"}, {"outcome": outcome}]})
+        return replace(ENTRY, kind="steps-recorded", text=f"evict passed; clear {outcome}", body=body)
 
-    begun = replace(ENTRY, kind="step-started", text="clear started")
+    begun = replace(ENTRY, kind="scrub-started", text="scrub started")
     older = [replace(ENTRY, text=f"event {number}") for number in range(4)]
     lines = story(CLEAN, entries=(*older, begun, step("passed"), step("failed"), ENTRY, begun))
     assert lines[-6] == "last 5 of 6 events; all: `autoclave history 0 --steps`"
     shown = [line[line.index("ago") + 5 :] for line in lines[-5:]]
-    assert shown == ["event 1", "event 2", "event 3", "clear failed", "released: gone"]
+    assert shown == ["event 1", "event 2", "event 3", "evict passed; clear failed", "released: gone"]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ def test_siblings_are_the_other_devices_of_a_reset_domain():
         return lives.but(lives.SCRUBBING, device=info, job=job)
 
     assert lives.SCRUBBING.scrubs.job is not None
-    resetting = replace(lives.SCRUBBING.scrubs.job, step=Step.RESET)
-    clearing = replace(lives.SCRUBBING.scrubs.job, step=Step.CLEAR)
+    resetting = replace(lives.SCRUBBING.scrubs.job, begun=Step.RESET)
+    clearing = replace(lives.SCRUBBING.scrubs.job, begun=Step.CLEAR)
     one, other = device("GPU-1", "switch", resetting), device("GPU-2", "switch", clearing)
     elsewhere, alone = device("GPU-3", "board", resetting), device("GPU-4", None, resetting)
     records = [one, other, elsewhere, alone]

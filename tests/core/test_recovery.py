@@ -215,7 +215,7 @@ CUT = rows(
 @pytest.mark.parametrize("before", [lives.CLEAN, lives.DIRTY])
 def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, step, findings, kind):
     result = lives.result(step, outcome=Outcome.FAILED, **findings)
-    record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepFinished("job-1", result))
+    record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepsRecorded("job-1", (result,)))
     after = live(record, upkeep.interruption(record, "killed", LATE))
     assert after.health.quarantine is not None
     assert (after.health.quarantine.ailment.kind, after.health.quarantine.next_probe) == (kind, None)
@@ -274,14 +274,14 @@ def test_a_clock_that_was_wrong_makes_no_device_flap():
 
 def burning(step=None):
     begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.BURN_IN)))
-    return live(begun, ev.StepStarted("job-1", step, ScrubPath.SLOW)) if step else begun
+    return live(begun, ev.StepsRecorded("job-1", (), step)) if step else begun
 
 
 FAULTY_IN_BURN_IN = live(burning(), ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
 
 
 def test_a_burn_in_gives_way_until_it_finds_a_fault():
-    for step in (None, Step.EVICT, Step.CLEAR, Step.SELFTEST):
+    for step in (None, Step.CLEAR):
         record = burning(step)
         assert acquire.decide(record, facts(), ENFORCE, LATE) == CancelJob()
         assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()

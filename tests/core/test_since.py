@@ -91,8 +91,8 @@ class Life:
         match event:
             case ev.ScrubStarted(job) | ev.ProbationStarted(job):
                 self.results, self.trigger = (), job.trigger
-            case ev.StepFinished(result=result):
-                self.results = (*self.results, result)
+            case ev.StepsRecorded(results=results):
+                self.results = (*self.results, *results)
             case ev.Distrusted(incarnation=now):
                 self.incarnation = now
             case ev.Quarantined(quarantine):
@@ -116,14 +116,20 @@ def evicted(chance: random.Random) -> StepResult:
     return replace(lives.result(Step.EVICT, outcome=outcome, stuck=found), blame=Blame.TENANT)
 
 
-def step_finished(record: Record, chance: random.Random) -> ev.StepFinished:
+def steps_recorded(record: Record, chance: random.Random) -> ev.StepsRecorded:
+    """What has begun has ended, or one or two other steps have; a clear may begin after them."""
     assert record.scrubs.job is not None
-    step = record.scrubs.job.step or chance.choice([Step.EVICT, Step.EVICT, Step.SCRATCH])
+    begun = record.scrubs.job.begun
+    ended = [begun] if begun else chance.choices([Step.EVICT, Step.EVICT, Step.SCRATCH], k=chance.choice([0, 1, 1, 2]))
+    begins = chance.choice([None, None, None, Step.CLEAR])
+    return ev.StepsRecorded(record.scrubs.job.id, tuple(ended_as(step, chance) for step in ended), begins)
+
+
+def ended_as(step: Step, chance: random.Random) -> StepResult:
     if step is Step.EVICT:
-        return ev.StepFinished(record.scrubs.job.id, evicted(chance))
+        return evicted(chance)
     outcome = chance.choice([Outcome.PASSED, Outcome.FAILED, Outcome.DIED])
-    result = replace(lives.result(step, outcome=outcome), blame=Blame.DEVICE)
-    return ev.StepFinished(record.scrubs.job.id, replace(result, blame=chance.choice(BLAMED)))
+    return replace(lives.result(step, outcome=outcome), blame=chance.choice(BLAMED))
 
 
 def quarantined(record: Record, at: Moment, chance: random.Random) -> ev.Event:
@@ -136,7 +142,7 @@ def quarantined(record: Record, at: Moment, chance: random.Random) -> ev.Event:
 def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | None:
     """An event of a kind that the table allows; as the service would decide it, where it counts."""
     kinds = list(states.TABLE[record.state])
-    kind = chance.choice([*kinds, *[ev.StepFinished] * 8] if record.scrubs.job is not None else kinds)
+    kind = chance.choice([*kinds, *[ev.StepsRecorded] * 8] if record.scrubs.job is not None else kinds)
     name = record.scrubs.job.id if record.scrubs.job is not None else ""
     path = chance.choice(list(ScrubPath))
     made: dict[type[ev.Event], Callable[[], ev.Event | None]] = {
@@ -156,8 +162,7 @@ def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | 
         ev.ProbationStarted: lambda: ev.ProbationStarted(
             lives.job(path, chance.choice([Trigger.PROBATION, Trigger.PROBATION, Trigger.REINSTATE])), "autoclave"
         ),
-        ev.StepStarted: lambda: ev.StepStarted(name, chance.choice([Step.EVICT, Step.CLEAR]), path),
-        ev.StepFinished: lambda: step_finished(record, chance),
+        ev.StepsRecorded: lambda: steps_recorded(record, chance),
         ev.ScrubPassed: lambda: lives.passed(record, at),
         ev.ScrubFailed: lambda: ev.ScrubFailed(name, "x"),
         ev.ScrubInterrupted: lambda: ev.ScrubInterrupted(name, "x"),
@@ -178,8 +183,7 @@ def life(seed: int) -> Iterator[Life]:
     for _ in range(LENGTH):
         at = Moment(at.wall + 1, at.uptime + 1)
         event = next_event(led.record, at, chance)
-        runs = led.record.scrubs.job is not None and led.record.scrubs.job.step is not None
-        if event is None or (isinstance(event, ev.StepStarted) and runs):
+        if event is None:
             continue
         try:
             led.add(event, at)
@@ -260,7 +264,7 @@ def begins_anew(it: Happened) -> bool:
 def cleared(it: Happened) -> bool:
     return isinstance(it.event, (*JOB_ENDS, ev.Escalated)) and (
         any(result.step is Step.CLEAR for result in it.results)
-        or (it.before.scrubs.job is not None and it.before.scrubs.job.step is Step.CLEAR)
+        or (it.before.scrubs.job is not None and it.before.scrubs.job.begun is Step.CLEAR)
     )
 
 
@@ -305,10 +309,10 @@ def answers_of(past: Sequence[Happened]) -> list[tuple[tuple[Holder, ...], Momen
     for it in past:
         if it.forgives:
             said = []
-        elif isinstance(it.event, ev.StepFinished) and it.event.result.step is Step.EVICT:
-            result = it.event.result
-            if result.outcome is Outcome.PASSED or result.findings.stuck:
-                said.append((result.findings.stuck, it.at))
+        elif isinstance(it.event, ev.StepsRecorded):
+            evicts = [result for result in it.event.results if result.step is Step.EVICT]
+            answers = [it for it in evicts if it.outcome is Outcome.PASSED or it.findings.stuck]
+            said += [(result.findings.stuck, it.at) for result in answers]
     return said
 
 

@@ -23,8 +23,7 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.Distrusted: {**dict.fromkeys(JOBLESS, State.UNKNOWN), State.QUARANTINED: State.QUARANTINED},
     ev.ScrubStarted: dict.fromkeys((State.UNKNOWN, State.DIRTY, State.CLEAN), State.SCRUBBING),
     ev.ProbationStarted: {State.QUARANTINED: State.SCRUBBING},
-    ev.StepStarted: IN_A_JOB,
-    ev.StepFinished: IN_A_JOB,
+    ev.StepsRecorded: IN_A_JOB,
     ev.Escalated: IN_A_JOB,
     ev.ScrubPassed: {State.SCRUBBING: State.CLEAN},  # no other event makes a device clean
     ev.ScrubFailed: {State.SCRUBBING: State.DIRTY},
@@ -100,8 +99,7 @@ def test_events_of_the_node_change_no_record():
 
 PASSED = lives.passed(lives.SCRUBBING)
 OTHER_JOB = (
-    ev.StepStarted("job-9", Step.CLEAR, ScrubPath.FAST),
-    ev.StepFinished("job-9", lives.result(Step.CLEAR)),
+    ev.StepsRecorded("job-9", (lives.result(Step.CLEAR),)),
     ev.Escalated("job-9", "clear failed", ScrubPath.SLOW),
     replace(PASSED, job="job-9"),
     ev.ScrubFailed("job-9", "x"),
@@ -196,11 +194,12 @@ CHANGES = [
      {"grant": None, "owner": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
      {"job": lives.job(name="job-2"), "receipt": None, "due_path": ScrubPath.FAST}),
-    ("a step that starts is the present one", lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST),
-     {"job": replace(lives.job(), step=Step.CLEAR)}),
-    ("a step that ends leaves its result", live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST)),
-     ev.StepFinished("job-1", lives.result(Step.CLEAR)),
-     {"job": replace(lives.job(), results=(lives.result(Step.CLEAR),))}),
+    ("a clear begins after the results before it", lives.SCRUBBING,
+     ev.StepsRecorded("job-1", (lives.result(Step.EVICT),), Step.CLEAR),
+     {"job": replace(lives.job(), begun=Step.CLEAR, results=(lives.result(Step.EVICT),))}),
+    ("steps that end leave their results", live(lives.SCRUBBING, ev.StepsRecorded("job-1", (), Step.CLEAR)),
+     ev.StepsRecorded("job-1", (lives.result(Step.CLEAR), lives.result(Step.VERIFY))),
+     {"job": replace(lives.job(), results=(lives.result(Step.CLEAR), lives.result(Step.VERIFY)))}),
     ("a fast job does not pay the debt of a slow one that was cut off", lives.but(lives.DIRTY, due_path=ScrubPath.SLOW),
      ev.ScrubStarted(lives.job()), {"job": lives.job(), "due_path": ScrubPath.SLOW}),
     ("an escalated job owes its new path", lives.SCRUBBING, ev.Escalated("job-1", "x", ScrubPath.RESET),
@@ -322,7 +321,7 @@ def test_a_reinstatement_clears_the_returns_and_a_probation_adds_one():
 
 def test_a_clear_without_proof_counts_until_the_next_tenant():
     """What a scrub then finds in memory may be the pattern of the one before."""
-    clearing = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
+    clearing = live(lives.DIRTY, ev.ScrubStarted(lives.job()), ev.StepsRecorded("job-1", (), Step.CLEAR))
     assert not clearing.scrubs.half_cleared
     assert live(clearing, ev.Escalated("job-1", "it failed", ScrubPath.RESET)).scrubs.half_cleared
     half = live(clearing, ev.ScrubInterrupted("job-1", "the service was stopped"))

@@ -41,7 +41,7 @@ def trial(*stuck: Holder, before: Record = lives.DIRTY, at: Moment = NOW) -> Rec
     """A scrub whose evict found these told to end and still there, or failed for somebody else."""
     found = lives.result(Step.EVICT, outcome=Outcome.FAILED, holders=(LEFTOVER,), stuck=stuck)
     failed = replace(found, blame=Blame.TENANT, detail="x")
-    return live(before, ev.ScrubStarted(lives.job()), ev.StepFinished("job-1", failed), at=at)
+    return live(before, ev.ScrubStarted(lives.job()), ev.StepsRecorded("job-1", (failed,)), at=at)
 
 
 def failed(record: Record, at: Moment) -> Record:

@@ -466,7 +466,7 @@ JUDGED = Policy(
 
 def in_job(record, *failures):
     """The record while a job runs in which these results failed."""
-    return lives.live(record, ev.ScrubStarted(lives.job()), *(ev.StepFinished("job-1", it) for it in failures))
+    return lives.live(record, ev.ScrubStarted(lives.job()), ev.StepsRecorded("job-1", failures))
 
 
 FIRST = in_job(lives.DIRTY, FAILED_KERNEL)

@@ -7,14 +7,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
-from scrubber.jobs import slots
 from scrubber.words import event_text
 from scrubber.workers.worker import BrokenError
 from tests.service import pretend_worker
@@ -41,7 +39,7 @@ def rows(world, kind, device=None):
 
 
 def results(world, device):
-    return [row.result for row in rows(world, ev.StepFinished, device)]
+    return [result for row in rows(world, ev.StepsRecorded, device) for result in row.results]
 
 
 def workers(world, device):
@@ -87,62 +85,45 @@ async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
     assert [_ async for _ in running.updates()] == []
 
 
-AFTER_RESET = "clear", "verify", "scratch", "selftest", "settings", "health"
+FAST = [["scrub"], ["evict", "clear"], ["clear", "verify", "scratch", "settings", "health", "proven"]]
+RESET = [
+    ["scrub"], ["evict", "reset"], ["reset"], ["clear"],
+    ["clear", "verify", "scratch", "selftest", "settings", "health", "proven"],
+]  # fmt: skip
 
 
-async def test_a_step_begins_in_the_transaction_that_ends_the_last(world, monkeypatch):
-    """A kill between the two cannot happen. The start of a reset is recorded alone, under the locks of its siblings."""
-    append, written = world.life.ledger.append, list[list[str]]()
-
-    async def note(op: str, *events: tuple[str, ev.Event]) -> None:
-        begins = [(it.step.value, "begins") for _, it in events if isinstance(it, ev.StepStarted)]
-        ends = [(it.result.step.value, "ends") for _, it in events if isinstance(it, ev.StepFinished)]
-        written.append([" ".join(it) for it in (*ends, *begins)])
-        await append(op, *events)
-
-    monkeypatch.setattr(world.life.ledger, "append", note)
-    running = await world.operator_requests.scrub(world.uuids[0], ScrubPath.RESET)
-    await running.finished.wait()
-    assert running.receipt is not None
-    for alone in ("evict ends", "reset begins", "reset ends", "clear begins"):
-        assert [alone] in written
-    together = [[f"{ended} ends", f"{begun} begins"] for ended, begun in pairwise(AFTER_RESET)]
-    assert [it for it in together if it not in written] == []
-
-
-async def test_a_fast_scrub_is_six_transactions(begin, monkeypatch):
-    """Between any two of them, something is done to the device."""
-    world = await begin(gpus=1, policy="fast")
-    append, written = world.life.disk.append, list[str]()
+@pytest.mark.parametrize(("path", "transactions"), [(ScrubPath.FAST, FAST), (ScrubPath.RESET, RESET)])
+async def test_a_scrub_writes_only_what_a_kill_may_not_lose(begin, monkeypatch, path, transactions):
+    """Before memory is overwritten, before and after a reset, and at the end."""
+    world = await begin(gpus=1)
+    append, written = world.life.disk.append, list[Sequence[ev.LedgerEntry]]()
 
     def note(drafts: Sequence[ev.LedgerEntry]) -> object:
-        written.append(", ".join(event_text.tell(draft.event) for draft in drafts))
+        written.append(drafts)
         return append(drafts)
 
     monkeypatch.setattr(world.life.disk, "append", note)
-    running = await world.operator_requests.scrub(world.uuids[0], ScrubPath.FAST)
+    running = await world.operator_requests.scrub(world.uuids[0], path)
     await running.finished.wait()
     assert running.receipt is not None
-    assert [re.findall(r"scrub|evict|clear|verify|settings|health|proven", text) for text in written] == [
-        ["scrub", "evict"],
-        ["evict", "clear"],
-        ["clear", "verify"],
-        ["verify", "settings"],
-        ["settings", "health"],
-        ["health", "proven"],
+    words = re.compile(rf"{'|'.join(step.value for step in Step)}|scrub|proven")
+    texts = [
+        re.sub(r" \(.*?\)|on the .*|:.*", "", "; ".join(event_text.tell(it.event) for it in each)) for each in written
     ]
+    assert [words.findall(text) for text in texts] == transactions
 
 
-async def test_a_job_that_may_wait_records_its_first_step_later(build, monkeypatch):
-    world = build(gpus=2)
-    await world.start()
-    await world.clean()
-    monkeypatch.setattr(slots, "MAX_WORKERS", 1)
-    world.context.jobs.slots.workers = asyncio.Semaphore(1)
-    one, other = [await world.operator_requests.scrub(device, ScrubPath.FAST) for device in world.uuids]
-    assert (world.record(one.device).scrubs.job.step, world.record(other.device).scrubs.job.step) == (Step.EVICT, None)
-    await asyncio.gather(one.finished.wait(), other.finished.wait())
-    assert None not in (one.receipt, other.receipt)
+async def test_a_cancelled_job_records_the_steps_that_have_passed(world):
+    device = world.uuids[0]
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
+    while running.step is not Step.SETTINGS:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0.01)
+    passed = [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH]
+    assert [it.step for it in world.record(device).scrubs.job.results] == passed[:1]
+    running.cancel()
+    await running.ended()
+    assert [it.step for it in results(world, device)[-4:]] == passed
+    assert rows(world, ev.ScrubInterrupted, device)[-1].job == running.id
 
 
 async def test_a_caller_that_gives_up_leaves_the_job_running(world):
@@ -403,7 +384,7 @@ async def test_devices_of_one_reset_domain_are_reset_one_by_one(build):
     await world.start()
     await world.clean()
     assert rows(world, ev.ScrubFailed) == []
-    resets = [it for it in world.truth.entries if getattr(it.event, "step", None) is Step.RESET]
+    resets = [it for it in world.truth.entries if getattr(it.event, "begins", None) is Step.RESET]
     assert len(resets) == 4
 
 
@@ -433,7 +414,7 @@ async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
         await world.operator_requests.scrub(one, ScrubPath.RESET),
     ]
     if room > len(jobs):
-        while (job := world.record(one).scrubs.job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
+        while jobs[-1].step is not Step.RESET:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
     jobs.append(await world.operator_requests.scrub(other, ScrubPath.FAST))
     await asyncio.gather(*(job.finished.wait() for job in jobs))

@@ -11,7 +11,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Ailment, AilmentKind, DeviceInfo, Incarnation, Moment, ScrubPath, State, Step
+from scrubber.core.model import Ailment, AilmentKind, DeviceInfo, Incarnation, Moment, State, Step
 from scrubber.core.record import Record
 from scrubber.ledger import file, stored
 from scrubber.ledger.ledger import Store
@@ -128,7 +128,7 @@ def test_compaction_folds_what_is_old_and_keeps_the_newest(kept, draft):
 
 
 def test_evidence_outlives_the_steps_of_scrubs(kept, draft):
-    step = replace(draft(), event=events.StepStarted("job", Step.CLEAR, ScrubPath.FAST))
+    step = replace(draft(), event=events.StepsRecorded("job", (), Step.CLEAR))
     sick = replace(draft(), event=events.AilmentFound(Ailment(AilmentKind.XID, "xid 79", xid=79)))
     for number in range(4):
         kept.append([draft(f"a{number}", wall=100.0 + number), step, *([sick] if number == 1 else [])])

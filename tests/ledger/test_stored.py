@@ -80,7 +80,7 @@ def test_a_body_is_canonical():
         ("released", '{"why":"x","more":1}', "Unexpected keyword"),
         ("soiled", '{"why":"x","holders":[{"pid":"7","started":1.0,"command":"","container":null}]}', "valid integer"),
         ("soiled", '{"why":"x","holders":[{"pid":7,"started":1,"command":"","container":null,"x":0}]}', "Unexpected"),
-        ("step-started", '{"job":"j","step":"dance","path":"fast"}', "step"),
+        ("steps-recorded", '{"job":"j","results":[],"begins":"dance"}', "begins"),
         ("released", '{"why":"x"},{"why":"y"}', "2 events"),
     ],
 )

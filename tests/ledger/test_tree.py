@@ -12,14 +12,14 @@ import pytest
 
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
-from scrubber.core.model import Moment, ScrubPath, Step
+from scrubber.core.model import Moment, Step
 from scrubber.ledger import file, stored, tree
 from scrubber.receipts import merkle
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
 from tests.ledger.conftest import NOW, drafted
 
-STEP = events.StepStarted("job", Step.CLEAR, ScrubPath.FAST)
+STEP = events.StepsRecorded("job", (), Step.CLEAR)
 
 
 def checkpoint(ledger: file.SqliteStore) -> Checkpoint:

@@ -55,10 +55,7 @@ class Node:
     async def scrub(self, uuid: str, path: ScrubPath, trigger: Trigger) -> None:
         await self.tell(uuid, ev.ScrubStarted(lives.job(path, trigger)))
         done = lives.results(path, clear={"residue_bytes": 9})
-        steps: list[ev.Event] = []
-        for each in done:
-            steps += ev.StepStarted("job-1", each.step, path), ev.StepFinished("job-1", each)
-        await self.tell(uuid, *steps)
+        await self.tell(uuid, ev.StepsRecorded("job-1", done))
         await self.tell(uuid, lives.passed(self.record(uuid)))
 
     async def tenant(self, uuid: str) -> None:

@@ -74,8 +74,7 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
     for result in lives.results(ScrubPath.RESET, clear={"residue_bytes": 7}):
         running = book.tell(
             running,
-            ev.StepStarted("job-1", result.step, ScrubPath.RESET),
-            ev.StepFinished("job-1", result),
+            ev.StepsRecorded("job-1", (result,)),
             at=later(1),
         )
     clean = book.tell(running, done, at=later(3))
@@ -95,11 +94,11 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
 
 def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     running = book.tell(None, ev.Discovered(DEVICE, lives.HERE))
-    running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
+    running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepsRecorded("job-1", (), Step.CLEAR))
     running = book.tell(running, ev.ScrubInterrupted("job-1", "the service was stopped"))
     running = book.tell(running, ev.ScrubStarted(lives.job(name="job-2")))
     found = step_results.credited(lives.result(Step.CLEAR, residue_bytes=7), running)
-    book.tell(running, ev.StepStarted("job-2", Step.CLEAR, ScrubPath.FAST), ev.StepFinished("job-2", found))
+    book.tell(running, ev.StepsRecorded("job-2", (found,)))
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
 
 
@@ -148,7 +147,7 @@ def test_a_scrub_that_fails_is_counted_by_its_end(book):
 
 def test_a_failed_step_is_counted_under_its_fault(book):
     result = StepResult(Step.RESET, ScrubPath.FAST, Outcome.TIMED_OUT, 60.0, blame=Blame.DEVICE)
-    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.RESET, ScrubPath.FAST), ev.StepFinished("job-1", result))
+    book.tell(lives.SCRUBBING, ev.StepsRecorded("job-1", (result,)))
     assert book.of(table.STEP_FAILURES, step="reset", outcome="timed-out", blame="device") == 1
     assert book.of(table.RESETS, outcome="timed-out") == 1
     assert book.of(table.SCRUBBED) == 0
@@ -157,7 +156,7 @@ def test_a_failed_step_is_counted_under_its_fault(book):
 def test_processes_are_counted_by_kind_and_those_that_were_ended(book):
     stuck = Holder(9, 1.0, "stuck", None, state="D")
     found = lives.result(Step.EVICT, holders=(lives.OF_A, lives.LEFTOVER, stuck), terminated=(41, 43))
-    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.EVICT, ScrubPath.FAST), ev.StepFinished("job-1", found))
+    book.tell(lives.SCRUBBING, ev.StepsRecorded("job-1", (found,)))
     kinds = {kind: book.of(table.PROCESSES, kind=kind) for kind in ("container", "host", "stuck")}
     assert kinds == {"container": 1, "host": 1, "stuck": 1}
     assert book.of(table.TERMINATED) == 2

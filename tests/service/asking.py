@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 
@@ -11,6 +12,11 @@ from scrubber.node import assignments
 
 def rows(world, kind, device=None):
     return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
+
+
+def results(world, device=None):
+    """The results of all steps, as far as they were recorded."""
+    return [result for it in rows(world, ev.StepsRecorded, device) for result in it.results]
 
 
 def scrubs(world, device):
@@ -27,8 +33,9 @@ def healthy(world, device):
 
 async def at_step(world, device, step):
     """Return as soon as its job is at a step."""
-    while (job := world.record(device).scrubs.job) is None or job.step is not step:
-        await world.news()
+    async with asyncio.timeout(3600):
+        while (job := world.life.jobs.of(device)) is None or job.step is not step:  # noqa: ASYNC110 - on virtual time
+            await asyncio.sleep(0.001)
 
 
 def written_down(world, containers=(), /, **pods):

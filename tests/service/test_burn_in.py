@@ -11,7 +11,7 @@ from ground.errors import AutoclaveError, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, Facts, Outcome, ScrubPath, State, Step, Trigger, Vitals
 from scrubber.core.record import Record
-from tests.service.asking import at_step, healthy, rows
+from tests.service.asking import at_step, healthy, results, rows
 from tests.service.pretend_worker import AMinuteOfTests
 from tests.service.world import World
 
@@ -90,7 +90,7 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(world):
 
     world.life.observer.health.vitals = slow
     world.node.gpus[device].computes_wrongly = True
-    while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
+    while not any(it.step is Step.SELFTEST for it in results(world, device)[-1:]):
         await world.news()
     with pytest.raises(Refused):
         await world.acquire("pod", device)
@@ -107,7 +107,8 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
         facts: Facts = await look(record, *args, **more)
-        at_evict = record.scrubs.job is not None and record.scrubs.job.step is Step.EVICT
+        job = world.life.jobs.of(device)
+        at_evict = job is not None and job.step is Step.EVICT
         if record.device.uuid == device and at_evict and (ask == "acquire" or "starting_pod" in more):
             world.node.gpus[device].leaked = 7  # the burn-in fails, and goes on with a reset
             await at_step(world, device, Step.RESET)
@@ -124,8 +125,8 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
     except AutoclaveError as error:
         assert "it is being reset; try again" in str(error)  # noqa: PT017 - it may also be over in time
     await asyncio.sleep(30)
-    resets = [it.result for it in rows(world, ev.StepFinished, device) if it.result.step is Step.RESET]
-    begun_resets = [it for it in rows(world, ev.StepStarted, device) if it.step is Step.RESET]
+    resets = [it for it in results(world, device) if it.step is Step.RESET]
+    begun_resets = [it for it in rows(world, ev.StepsRecorded, device) if it.begins is Step.RESET]
     assert (len(resets), {it.outcome for it in resets}) == (len(begun_resets), {Outcome.PASSED})
 
 

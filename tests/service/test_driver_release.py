@@ -15,7 +15,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import RETRY_AFTER
 from scrubber.steps.base import Report
 from tests.service import pretend_worker
-from tests.service.asking import at_step, rows
+from tests.service.asking import at_step, results, rows
 from tests.service.node import Node
 from tests.service.pretend_worker import PretendWorker
 
@@ -28,12 +28,12 @@ async def test_a_driver_without_release_blames_no_device(world):
 
     world.node.release_driver = stuck
     await world.operator_requests.scrub(device, ScrubPath.RESET)
-    results: list[StepResult] = []
+    aborted: list[StepResult] = []
     async with asyncio.timeout(60):
-        while not results:
+        while not aborted:
             await asyncio.sleep(0.1)
-            results = [it.result for it in rows(world, ev.StepFinished, device) if it.result.outcome is Outcome.ABORTED]
-    assert (results[0].step, results[0].blame) == (Step.RESET, Blame.SERVICE)
+            aborted = [it for it in results(world, device) if it.outcome is Outcome.ABORTED]
+    assert (aborted[0].step, aborted[0].blame) == (Step.RESET, Blame.SERVICE)
     assert world.state(device) is not State.QUARANTINED
 
 
@@ -155,17 +155,21 @@ async def test_a_device_can_wait_twice_for_the_driver(world):
 async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     """It keeps its device open between two steps."""
     monkeypatch.setitem(pretend_worker.TAKES, Step.VERIFY, 5.0)
+    ended: list[tuple[str, Step]] = []
+    perform = PretendWorker.perform
+
+    async def noted(worker, step, order, progress) -> Report:
+        report = await perform(worker, step, order, progress)
+        ended.append((worker.gpu.info.uuid, step))
+        return report
+
+    monkeypatch.setattr(PretendWorker, "perform", noted)
     one, other = world.uuids
     first = await world.operator_requests.scrub(one, ScrubPath.FAST)
     await asyncio.sleep(1)
     second = await world.operator_requests.scrub(other, ScrubPath.RESET)
     await asyncio.gather(first.finished.wait(), second.finished.wait())
-    ended = {
-        (it.device, it.event.result.step): place
-        for place, it in enumerate(world.truth.entries)
-        if isinstance(it.event, ev.StepFinished)
-    }
-    assert ended[one, Step.VERIFY] < ended[other, Step.RESET]
+    assert ended.index((one, Step.VERIFY)) < ended.index((other, Step.RESET))
 
 
 async def test_a_reset_waits_for_no_evict_of_another_device(world):
@@ -221,8 +225,8 @@ async def test_a_holder_found_during_a_reset_aborts_it(world, blinding):
     world.node.gpus[device].blind = False
     world.intrude(device, container=True)
     await running.finished.wait()
-    results = [it.result for it in rows(world, ev.StepFinished, device) if it.job == running.id]
-    assert (results[-1].step, results[-1].outcome, results[-1].blame) == (Step.RESET, Outcome.ABORTED, Blame.TENANT)
+    last = results(world, device)[-1]
+    assert (last.step, last.outcome, last.blame) == (Step.RESET, Outcome.ABORTED, Blame.TENANT)
 
 
 async def test_no_step_uses_the_driver_beside_a_running_reset_tool(world, monkeypatch):
@@ -292,13 +296,12 @@ async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world):
     async with world.context.jobs.slots.driver.shared():
         running = await world.operator_requests.scrub(device, ScrubPath.RESET)
         await asyncio.sleep(3)  # the reset has no holder to end, and waits
-        assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
+        assert (world.record(device).scrubs.job.id, world.record(device).scrubs.job.begun) == (running.id, None)
         world.intrude(device, container=True)
         await asyncio.sleep(0.3)
     await running.finished.wait()
-    results = [it.result for it in rows(world, ev.StepFinished, device) if it.job == running.id]
-    assert (results[-1].step, results[-1].outcome) == (Step.RESET, Outcome.ABORTED)
-    assert results[-1].seconds == 0
+    last = results(world, device)[-1]
+    assert (last.step, last.outcome, last.seconds) == (Step.RESET, Outcome.ABORTED, 0)
 
 
 async def test_an_unclearable_device_is_refused_before_any_job(world, monkeypatch):

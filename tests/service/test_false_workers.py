@@ -97,9 +97,9 @@ async def intrusion(world):
     """A process opens a device in the middle of its clear, and keeps it open."""
     await world.clean()
     device = world.uuids[0]
-    await world.operator_requests.scrub(device, None)
+    running = await world.operator_requests.scrub(device, None)
     await asyncio.sleep(0.3)
-    assert world.record(device).scrubs.job.step is Step.CLEAR
+    assert running.step is Step.CLEAR
     world.intrude(device, container=True)
     await asyncio.sleep(10)
 

@@ -139,7 +139,7 @@ async def test_a_forbidden_reset_waits_for_a_person(begin):
     assert "reboot the node" in explained.advice[0]
     await (await world.operator_requests.reinstate_without_proof(device, "reset by hand", "ann")).finished.wait()
     assert world.state(device) is State.CLEAN
-    assert [it.step for it in rows(world, ev.StepStarted, device) if it.step is Step.RESET] == []
+    assert [it for it in rows(world, ev.StepsRecorded, device) if it.begins is Step.RESET] == []
 
 
 class Copied(memory_store.MemoryStore):
@@ -274,7 +274,7 @@ async def test_a_reset_waiting_for_a_self_test_delays_no_pod(begin):
     await at_step(world, tested, Step.SELFTEST)
     second = await world.operator_requests.scrub(reset, ScrubPath.RESET)
     await asyncio.sleep(5)
-    assert world.record(reset).scrubs.job.step is None
+    assert second.step is None
     assert not first.finished.is_set()
     began = world.loop.time()
     running = await world.operator_requests.scrub(tenants, ScrubPath.FAST)
@@ -362,3 +362,25 @@ async def test_a_sign_lasts_over_one_late_answer(world):
     await asyncio.sleep(3)
     assert world.context.vitals[device].signs == (Sign(AilmentKind.HEAT, "hot"),)
     world.node.heal()
+
+
+async def test_a_proven_fault_outlives_a_kill_before_its_verdict(world, monkeypatch):
+    """What has failed a step may end the service as well, while it still asks the device."""
+    device, asks, ask = world.uuids[0], asyncio.Event(), world.life.observer.health.vitals
+
+    async def never(uuid: str, *parent: str) -> object:
+        if uuid == device and running.step is None:
+            asks.set()
+            await asyncio.Event().wait()
+        return await ask(uuid, *parent)
+
+    world.node.gpus[device].bad_memory = True
+    running = await world.operator_requests.scrub(device, ScrubPath.FAST)
+    await at_step(world, device, Step.CLEAR)
+    monkeypatch.setattr(world.life.observer.health, "vitals", never)
+    await asks.wait()
+    await world.die()
+    world.node.heal()
+    await world.start()
+    quarantine = (await world.reach(device, State.QUARANTINED)).health.quarantine
+    assert (quarantine.ailment.kind, quarantine.next_probe) == (AilmentKind.MEMORY_FAULT, None)

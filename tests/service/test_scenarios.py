@@ -78,7 +78,7 @@ async def test_w16_without_whole_node_nothing_happens(build):
     with pytest.raises(NotReady) as refused:
         await world.acquire("pod", world.uuids[0])
     assert refused.value.reason is Reason.NOT_PROVEN_FREE
-    assert rows(world, ev.StepStarted) == []
+    assert rows(world, ev.ScrubStarted) == []
 
 
 # -- scrubs that must not be skipped

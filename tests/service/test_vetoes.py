@@ -18,7 +18,7 @@ from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, S
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.observe.observation_cache import UNOBSERVED
 from scrubber.workers.worker import BrokenError
-from tests.service.asking import rows
+from tests.service.asking import results, rows
 from tests.service.node import Kind, Process
 from tests.service.pretend_worker import PretendWorker
 
@@ -36,12 +36,20 @@ async def until(word):
 
 
 class Traced(ScrubJob):
-    """Says when an observation begins, and waits before it ends."""
+    """Says when a step and an observation begin, and waits before the observation ends."""
 
     trace: ClassVar[list[str]] = []
     takes = 0.0
     blinded = 0  # so many looks at a verify can tell nothing
     cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
+
+    async def _result(self, worker, step, *rest, **more) -> StepResult:
+        self.trace.append(f"begins {step.value}")
+        result = await super()._result(worker, step, *rest, **more)
+        self.trace.append(f"ends {step.value}")
+        if step is Step.CLEAR:
+            Traced.cleared()
+        return result
 
     async def _observe(self, step) -> Facts:
         self.trace.append("looks")
@@ -75,13 +83,7 @@ async def seen(begin, monkeypatch):
 
     async def trace(op: str, *events: tuple[str, ev.Event]) -> None:
         await append(op, *events)
-        for _, event in events:
-            if isinstance(event, ev.StepStarted):
-                Traced.trace.append(f"step-started {event.step.value}")
-            if isinstance(event, ev.StepFinished):
-                Traced.trace.append(f"step-finished {event.result.step.value}")
-                if event.result.step is Step.CLEAR:
-                    Traced.cleared()
+        Traced.trace += [f"row {it.begins.value}" for _, it in events if isinstance(it, ev.StepsRecorded) and it.begins]
 
     monkeypatch.setattr(world.life.ledger, "append", trace)
     Traced.trace.clear()
@@ -97,11 +99,18 @@ async def scrubbed(world, path):
 async def test_each_changing_step_follows_an_observation_of_its_own(seen):
     await scrubbed(seen, ScrubPath.RESET)
     for step in set(Step) - set(READS):
-        begun = Traced.trace.index(f"step-started {step.value}") + 1
+        begun = Traced.trace.index(f"begins {step.value}") + 1
         before = Traced.trace[begun : Traced.trace.index(f"does {step.value}{' unused' * (step is Step.EVICT)}")]
         ahead = ["prepares"] if step is Step.CLEAR else []
         assert before == ahead + ["looks", "has looked"] * (2 if step is Step.RESET else 1), step
     assert Traced.trace.count("prepares") == 1
+
+
+@pytest.mark.parametrize("step", [Step.RESET, Step.CLEAR])
+async def test_a_row_says_first_that_a_step_destroys(seen, step):
+    """So the request for a sibling, and the next scrub after a kill, cannot miss it."""
+    await scrubbed(seen, ScrubPath.RESET)
+    assert Traced.trace[Traced.trace.index(f"begins {step.value}") - 1] == f"row {step.value}"
 
 
 async def test_evict_searches_again_after_a_holder_was_seen(seen):
@@ -121,8 +130,8 @@ async def test_evict_searches_again_after_a_holder_was_seen(seen):
 async def test_a_reading_step_runs_beside_its_observation(seen, monkeypatch, step):
     monkeypatch.setattr(Traced, "takes", A_WHILE)
     await scrubbed(seen, ScrubPath.FAST)
-    begun = Traced.trace.index(f"step-started {step.value}") + 1
-    trace = [it for it in Traced.trace[begun : Traced.trace.index(f"step-finished {step.value}")] if it != "looks"]
+    begun = Traced.trace.index(f"begins {step.value}") + 1
+    trace = [it for it in Traced.trace[begun : Traced.trace.index(f"ends {step.value}")] if it != "looks"]
     assert trace == [f"does {step.value}", f"did {step.value}", "has looked"]
 
 
@@ -134,11 +143,11 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     monkeypatch.setattr(Traced, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await until("did verify")
-    assert "step-finished verify" not in Traced.trace
+    assert "ends verify" not in Traced.trace
     for guest in guests:
         world.node.leave(guest)
     await running.finished.wait()
-    last = rows(world, ev.StepFinished, device)[-1].result
+    last = results(world, device)[-1]
     assert (last.step, last.outcome, last.blame) == (Step.VERIFY, Outcome.ABORTED, Blame.TENANT)
     assert running.receipt is None
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
@@ -158,7 +167,7 @@ async def test_a_scrub_searches_until_it_is_alone_and_last(world, monkeypatch, p
     search = holders.of
 
     async def traced(uuids) -> object:
-        job = world.record(device).scrubs.job
+        job = world.life.jobs.of(device)
         if device in uuids and job is not None and job.step is not None and not world.life.observer.driver.releases:
             seen.append(job.step)
         return await search(uuids)
@@ -178,10 +187,10 @@ async def test_a_scrub_searches_until_it_is_alone_and_last(world, monkeypatch, p
 async def test_the_last_search_finds_whom_the_driver_does_not_list(seen):
     world, device = seen, seen.uuids[0]
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
-    await until("step-finished scratch")
+    await until("ends scratch")
     world.intrude(device, container=True).secret = True
     await running.finished.wait()
-    passed = [it.result.step for it in rows(world, ev.StepFinished, device)[-len(STEPS) :]]
+    passed = [it.step for it in results(world, device)[-len(STEPS) :]]
     assert passed == list(STEPS)
     assert (running.receipt, "a live container uses the device" in running.why) == (None, True)
 
@@ -198,7 +207,7 @@ async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monk
     monkeypatch.setattr(Busy, "do", die)
     monkeypatch.setattr(Traced, "blinded", blinded)
     running = await scrubbed(seen, ScrubPath.FAST)
-    last = rows(seen, ev.StepFinished, seen.uuids[0])[-1].result
+    last = results(seen, seen.uuids[0])[-1]
     assert (last.step, last.outcome, running.receipt) == (Step.VERIFY, outcome, None)
 
 
@@ -264,7 +273,7 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
     ask = observer.health.vitals
 
     async def late(uuid: str, parent: str | None = None) -> object:
-        job, worker = world.record(device).scrubs.job, any(it.kind is Kind.WORKER for it in world.node.everybody())
+        job, worker = world.life.jobs.of(device), any(it.kind is Kind.WORKER for it in world.node.everybody())
         if uuid == device and job is not None and job.step is Step.HEALTH and not worker and not came:
             came.append(world.intrude(device, container=True))
             await asyncio.sleep(A_WHILE)
@@ -279,24 +288,22 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
 
 
 async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypatch):
-    """The disk hangs after the memory was read back, and every round waits for it as well."""
-    device, ledger, go = world.uuids[0], world.life.ledger, asyncio.Event()
-    append, rounds = ledger.append, world.life.monitor.round
+    """A search hangs after the memory was read back, and every round waits for it as well."""
+    device, observer, go = world.uuids[0], world.life.observer, asyncio.Event()
+    listed, rounds = observer.listed, world.life.monitor.round
 
-    async def hang(op: str, *events: tuple[str, ev.Event]) -> None:
-        if (
-            any(isinstance(it, ev.StepFinished) and it.result.step is Step.VERIFY for _, it in events)
-            and not go.is_set()
-        ):
+    async def hang(*about) -> Facts:
+        if running.step is Step.SCRATCH and not go.is_set():
             await asyncio.sleep(UNOBSERVED + A_WHILE)
             go.set()
-        await append(op, *events)
+        facts: Facts = await listed(*about)
+        return facts
 
     async def later(pace: float) -> None:
         await go.wait()
         await rounds(pace)
 
-    monkeypatch.setattr(ledger, "append", hang)
+    monkeypatch.setattr(observer, "listed", hang)
     monkeypatch.setattr(world.life.monitor, "round", later)
     await asyncio.sleep(A_WHILE)
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
@@ -317,12 +324,8 @@ async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkey
     listed, left = observer.listed, list[Step]()
 
     async def leaving(record, *siblings, **options) -> Facts:
-        if (
-            record.device.uuid == device
-            and record.scrubs.job is not None
-            and record.scrubs.job.step is step
-            and not left
-        ):
+        job = world.life.jobs.of(device)
+        if record.device.uuid == device and job is not None and job.step is step and not left:
             left.append(step)
             await asyncio.sleep(0.1)
             observer._observed_since.interrupt(device, "somebody left")

@@ -103,7 +103,7 @@ class Truth:
         match entry.event:
             case ev.ScrubStarted() | ev.ProbationStarted():
                 self.began_under[entry.device] = self.policy(entry.device)
-            case ev.StepStarted(_, Step.CLEAR):
+            case ev.StepsRecorded(begins=Step.CLEAR):
                 self.first_write.pop(entry.device, None)
             case ev.Granted(grant):
                 self._pass_on(entry.device, grant)

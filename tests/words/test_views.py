@@ -98,10 +98,10 @@ def test_a_device_shows_the_names_of_its_pods(record, held, names, pod):
 
 
 def test_a_job_shows_its_step_and_place_in_the_queue():
-    record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, ScrubPath.FAST))
+    record = lives.SCRUBBING
     about = ("job-1", "fast", "release")
     waits = views.JobStatus(*about, "clear", NOW.wall, 64, 1000, queue_place=12)
-    assert shown(record, done=64, total=1000, queue_place=12).job == waits
+    assert shown(record, done=64, total=1000, queue_place=12, step=Step.CLEAR).job == waits
     runs = shown(record, runs=(NOW.uptime + 3, 60.0)).job  # it was asked about 10 seconds after the start
     assert (runs.step_seconds, runs.step_limit) == (7.0, 60.0)
     assert [shown(record, last=AT.uptime - still).job.stalled for still in (14.9, 15.0)] == [False, True]

@@ -98,9 +98,9 @@ def _fence(device: views.DeviceStatus, now: float) -> Iterator[str]:
 
 def _tells(entry: views.HistoryEntry) -> bool:
     """Whether the event says more than the lines above it: not a step that began or passed."""
-    if entry.kind == "step-finished":
-        return bool(json.loads(entry.body)["result"]["outcome"] != "passed")
-    return entry.kind not in {"scrub-started", "step-started", "probation-started"}
+    if entry.kind == "steps-recorded":
+        return any(result["outcome"] != "passed" for result in json.loads(entry.body)["results"])
+    return entry.kind not in {"scrub-started", "probation-started"}
 
 
 def _state(device: views.DeviceStatus) -> Iterator[str]:

@@ -73,7 +73,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
     A scrub is one event, at its end, except with --steps. The table and csv also show the start of a container as one
     event; json, jsonl and yaml list each row about it. They show local time with the UTC offset; json and yaml show
     UTC. If older events are left out, or are no longer there, stderr says
-    so. The ledger keeps starts and steps of about two thousand scrubs, and all other events as long as --evidence-rows
+    so. The ledger keeps starts and steps of about four thousand scrubs, and all other events as long as --evidence-rows
     and --evidence-age of the service say.
 
     If the service does not answer, the events come from the ledger in --state-dir, and stderr says so.
