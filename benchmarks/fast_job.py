@@ -101,7 +101,7 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     on_memory = _bench(NvidiaGpu(place, lambda: None, open_card=opened, memory=counts))
     beside = _bench(NvidiaGpu(place, lambda: None))
     found: Mapping[Step, Findings] = {
-        step: _done(step, order, on_memory if plans.driver_use(step) is plans.Driver.FOR_MEMORY else beside)
+        step: _done(step, order, on_memory if plans.STEPS[step].driver is plans.Driver.FOR_MEMORY else beside)
         for step in plans.plan(path, policy)
     }
     cost.memory = found[Step.VERIFY].covered_bytes or 0

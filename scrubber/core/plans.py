@@ -50,8 +50,3 @@ def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
     """The steps of a path, without those that the policy leaves out in writing."""
     leaves_chip = path is ScrubPath.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
     return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
-
-
-def driver_use(step: Step) -> Driver:
-    """How this step uses the driver."""
-    return STEPS[step].driver

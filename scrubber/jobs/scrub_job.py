@@ -204,7 +204,7 @@ class ScrubJob:
         """Run the steps of the path, up to the first one that does not pass."""
         self._clear_began, self._free = math.inf, False
         plan = plans.plan(self.path, self._policy)
-        for _, together in groupby(plan, lambda step: plans.driver_use(step) is plans.Driver.BRIEFLY):
+        for _, together in groupby(plan, lambda step: plans.STEPS[step].driver is plans.Driver.BRIEFLY):
             steps = tuple(together)
             async with AsyncExitStack() as until_worker_ends, own_worker(self._observer, self._spawn) as worker:
                 for step in steps:
@@ -369,7 +369,7 @@ class ScrubJob:
         records = self._ledger.records
         record = records[self.device]
         siblings = [] if record.device.reset_domain is None else self._siblings(records)
-        by_list = self._free and plans.driver_use(step) is not plans.Driver.ALONE
+        by_list = self._free and plans.STEPS[step].driver is not plans.Driver.ALONE
         facts = await (self._observer.listed if by_list else self._observer.full)(record, siblings)
         self._free = facts.holders == ()
         if record.device.reset_domain is None:

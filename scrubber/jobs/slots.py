@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from ground.aio import RWLock
 from scrubber.core.model import Job, ScrubPath, Step
-from scrubber.core.plans import Driver, driver_use
+from scrubber.core.plans import STEPS, Driver
 from scrubber.core.record import Record
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.observer import Observer
@@ -101,7 +101,7 @@ class Slots:
 
     def at_driver(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
         """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
-        match driver_use(step):
+        match STEPS[step].driver:
             case Driver.ALONE:
                 return self._when_reacquired(device, self.driver.exclusive())
             case Driver.BRIEFLY:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
-from scrubber.core.plans import Driver, driver_use
+from scrubber.core.plans import STEPS, Driver
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import RETRY_AFTER
 from scrubber.steps.base import Report
@@ -130,8 +130,8 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.receipt is not None for job in jobs] == [True, True]
     resets = {step for steps in beside if Step.RESET in steps for step in steps}
-    assert {driver_use(step) for step in resets} <= {Driver.ALONE, Driver.NOT}
-    assert any(len(steps) == 2 and {*map(driver_use, steps)} == {Driver.FOR_MEMORY} for steps in beside), (
+    assert {STEPS[step].driver for step in resets} <= {Driver.ALONE, Driver.NOT}
+    assert any(len(steps) == 2 and {STEPS[step].driver for step in steps} == {Driver.FOR_MEMORY} for steps in beside), (
         "two memories are worked on at once"
     )
 
