@@ -62,7 +62,8 @@ def tell(event: ev.Event) -> str:
         case ev.ProbationStarted(job, by):
             return f"probation: {_job(job)} started by {by}"
         case ev.StepsRecorded(_, results, begins):
-            return "; ".join([*map(_step, results), *([f"{views.step_words(begins.value)} begins"] if begins is not None else [])])
+            begun = [f"{views.step_words(begins.value)} begins"] if begins is not None else []
+            return "; ".join([*map(_step, results), *begun])
         case ev.Escalated(_, why, path):
             return f"escalated to the {path.value} path: {why}"
         case ev.ScrubPassed(_, receipt):

@@ -60,7 +60,8 @@ LIFE = [
     (ev.ScrubStarted(lives.job(ScrubPath.SLOW)), "scrub job-1 on the slow path (release) started"),
     (ev.ScrubStarted(replace(lives.job(ScrubPath.SLOW), trigger=Trigger.FIRST_LOOK)),
      "scrub job-1 on the slow path (nothing was known of its memory) started"),
-    (ev.StepsRecorded("job-1", (result(Step.EVICT),), Step.RESET), "evict passed in 0.250 s; reset begins"),
+    (ev.StepsRecorded("job-1", (result(Step.EVICT),), Step.RESET),
+     "ending processes (evict) passed in 0.250 s; reset begins"),
     (ev.StepsRecorded("job-1", (result(Step.RESET),)), "reset passed in 0.250 s"),
     (ev.ScrubPassed("job-1", RECEIPT),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
