@@ -281,10 +281,10 @@ def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
     assert re.fullmatch(rf" \(run autoclave explain {gpu}\)|: ready in about \d+ s", rest)
 
 
-def test_the_reason_says_that_the_program_is_not_found(slurmd, gpu):
+def test_the_reason_says_that_the_program_is_not_found(slurmd):
     """The script sets its own path, as it runs as root."""
     (slurmd.programs / "autoclave").unlink()
-    assert slurmd.run("prolog.sh", 4701, gpu).returncode == 127
+    assert slurmd.run("prolog.sh", 4701, 0).returncode == 127
     assert "there is no autoclave in the PATH that the script sets" in slurmd.output()[-1]
 
 
