@@ -16,6 +16,7 @@ from click.testing import Result
 
 from autoclave.cli import SIMULATED, receipts, service_call
 from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
+from scrubber.ledger import stored
 from scrubber.receipts import dsse, endorsement, handover, key, note
 from tests.receipts import vectors
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SCRIPT, SITE
@@ -346,7 +347,7 @@ def test_a_handover_writes_as_many_rows_as_the_page_says(own_service, autoclave)
     def rows() -> tuple[int, int]:
         history = service_call.ask(own_service.run_dir, lambda admin: admin.history(limit=10_000))
         kinds = [row.kind for row in history]
-        return len(kinds), sum(kind not in {"scrub-started", "step-started", "step-finished"} for kind in kinds)
+        return len(kinds), sum(kind not in stored.STEPS for kind in kinds)
 
     own_service.settled(0, "clean")
     before = rows()
