@@ -256,7 +256,8 @@ context {with_context} of the tenant's memory. That is not worth the millisecond
 The last four rows are of [`autoclave remnant`](../remnant.md). So on these GPUs, with this driver, no byte of an
 earlier process was found even without a scrub. Autoclave adds the proof, and refuses a GPU where this does not hold.
 Without the [fence](../nvidia.md#who-opens-a-gpu-the-fence), short uses are noticed by chance only: of those of about a
-second, the service has noticed {short_uses} in these records ([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
+second, the service has noticed {short_uses} in these records
+([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
 
 A kernel that traps gave CUDA's status 719 and one XID 43, and the next process found a sound GPU. A process that was
 killed inside a kernel that does not end gave no XID, and the driver reported no load afterwards. While a process held
@@ -359,7 +360,7 @@ def _held(found: dict[str, Records]) -> str:
 
 
 def short_uses(directory: Path) -> str:
-    """How many of the short uses of a clean GPU the service has noticed, by the cards where a fence was tried or not."""
+    """How many short uses of a clean GPU were noticed: where no fence was tried, and where one was."""
     counts = {False: [0, 0], True: [0, 0]}
     for file in CARDS.values():
         parts = Records(directory / f"{file}.jsonl").parts()

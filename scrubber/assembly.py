@@ -318,11 +318,11 @@ def _own_group(below: Path | None) -> int:
     ``below``: where it must be, also if this service was started elsewhere.
     """
     try:
-        started_in = cgroups.own_group(fence.root())
+        started_in = cgroups.own_group(fence.root() if below is None else below)
+        if below is not None and (started_in is None or not started_in.is_relative_to(below)):
+            started_in = below
         if started_in is None:
             raise FenceError("cannot fence the GPUs: the control group of this service is not to be found")
-        if below is not None and not started_in.is_relative_to(below):
-            started_in = below
         own = started_in if started_in.name == _OWN else cgroups.move_below(started_in, _OWN)
         return own.stat().st_ino
     except OSError as error:

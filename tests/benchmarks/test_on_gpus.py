@@ -32,7 +32,9 @@ def test_readme_has_the_values_of_the_records():
 @pytest.mark.parametrize("page", ["threat-model.md", "measurements/gpus.md"])
 def test_pages_count_the_short_uses_that_the_records_count(page):
     text = " ".join((ROOT / "docs" / page).read_text().split())
-    assert f"the service {'has ' * (page != 'threat-model.md')}noticed {on_gpus.short_uses(on_gpus.MEASUREMENTS)}" in text
+    assert (
+        f"the service {'has ' * (page != 'threat-model.md')}noticed {on_gpus.short_uses(on_gpus.MEASUREMENTS)}" in text
+    )
 
 
 def test_a_record_names_the_tree_of_its_program(tmp_path):

@@ -37,13 +37,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 NVIDIA = {
     "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
     "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges", "cgroups",
-    "kernel-log",
+    "kernel-log", "fence",
 }  # fmt: skip
 SOMETIMES = {"feature-gates"}  # only with --driver-name
 EVERYTHING = {*roster.NAMES} - NVIDIA - SOMETIMES
 ALONE = {"run-dir", "clock", "file-watches"}  # neither of the service nor of the kubelet
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
-SEEN_WITHOUT_SERVICE = KUBELET | (NVIDIA - {"privileges", "mig-driver", "reset", "ecc"}) | ALONE | {"service"}
+SEEN_WITHOUT_SERVICE = KUBELET | (NVIDIA - {"privileges", "mig-driver", "reset", "ecc", "fence"}) | ALONE | {"service"}
 OPTIONS = "RegistryDwords: {}\nRegistryDwordsPerDevice: \nInitializeSystemMemoryAllocations: 1\n"
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 GRANTS = "accept-nvidia-visible-devices-envvar-when-unprivileged = {}\n"

@@ -394,7 +394,7 @@ def test_an_export_writes_into_no_file_of_others(service, autoclave, gpu, tmp_pa
     export = ("receipt", "export", receipt, tmp_path / "out", "--state-dir", service.root / "state")
     folder = Path(autoclave(*export).stdout.strip())
     envelope, proof = (folder / name for name in ("receipt.dsse.json", "receipt.tlog-proof"))
-    files = [path.read_text() for path in (envelope, proof)]
+    files = envelope.read_text(), proof.read_text().splitlines()[:3]  # the rest grows with the log
     (tmp_path / "precious").write_text("precious")
     envelope.unlink()
     envelope.symlink_to(tmp_path / "precious")
@@ -402,7 +402,8 @@ def test_an_export_writes_into_no_file_of_others(service, autoclave, gpu, tmp_pa
     os.mkfifo(proof)
     assert autoclave(*export).exit_code == 0
     assert (tmp_path / "precious").read_text() == "precious"
-    assert [path.read_text() for path in (envelope, proof)] == files
+    assert proof.is_file()
+    assert (envelope.read_text(), proof.read_text().splitlines()[:3]) == files
     folder.chmod(0o777)
     refused = autoclave(*export)
     folder.rename(tmp_path / "real")

@@ -19,6 +19,7 @@ from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import WHOLE, Program, connects, until_ready
 from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
+from tests.pod_groups import roots
 
 Wanted = Callable[[views.DeviceStatus], bool]
 
@@ -30,6 +31,12 @@ POLICY = STATE / "policy.yaml"
 CDI = RUN / "cdi"
 WAITS = "waiting for another plugin of this node to stop"  # logs a plugin on standby
 _PROGRAM = [sys.executable, "-m", "autoclave"]
+
+
+def _fenced() -> tuple[str | Path, ...]:
+    """The fence, and GPUs that are device nodes, where this node has control groups of version 2."""
+    second = roots().get("second")
+    return () if second is None else ("--cgroup-root", second)
 
 
 class Operator:
@@ -86,6 +93,7 @@ class Autoclave(Operator):
                 "--simulated-cdi-dir",
                 CDI,
             ),
+            *_fenced(),
             *("--create-gate", compiled(STATE / "autoclave-gate", SOURCE), "--gate-cdi-dir", CDI),
         ]
         self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)

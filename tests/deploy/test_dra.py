@@ -150,7 +150,7 @@ def chosen(flags):
 @pytest.mark.parametrize("case", ["dra", "dra with everything"])
 def test_two_drivers_serve_beside_each_other_during_an_update(case):
     spec = manifests.of(case, "DaemonSet", "-dra")["spec"]
-    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "5%"}}
     one = manifests.container(case, "dra")
     assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in one["env"]
     its = chosen(manifests.flags(one))

@@ -31,6 +31,7 @@ CHANGES = re.compile(  # a thread of CUDA "sets" its context
 )
 
 
+ASKED = {"fence.py": {"O_RDWR", "nvidia-smi"}}
 CHANGES_MORE = re.compile(  # CUDA "sets" memory, which a process has to itself
     r"(?<!cuMem)[sS]et[A-Z]|nvmlEvent|nvml\w*(?:Clear|Creat|Destroy|Modify|Remove|Discover)|[Rr]eset|RESET|[Rr]estor|SETTINGS|EVICT"
     r"|allow_cuda|lay_out|nvidia-smi|SMI|NvidiaGpu|let_go|O_(?:WRONLY|RDWR)"
@@ -57,7 +58,8 @@ def test_the_reading_tests_call_no_function_that_changes(file) -> None:
 @pytest.mark.parametrize("file", WRITERS, ids=lambda it: it.name)
 def test_the_writing_tests_change_only_memory(file) -> None:
     words = {word for word in said(ast.parse(file.read_text())) if " " not in word}  # sentences are for people
-    assert {word for word in words if CHANGES_MORE.search(word)} == set()
+    # The fence is asked about a node that is opened for writing, as drivers do, and by nvidia-smi, which only lists.
+    assert {word for word in words if CHANGES_MORE.search(word)} == ASKED.get(file.name, set())
 
 
 def test_the_checked_files_exist() -> None:
