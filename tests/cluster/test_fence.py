@@ -23,7 +23,7 @@ async def escapes(pods, way: str, gpu: layout.GpuFiles) -> list[str]:
     """Run a privileged pod to its end that opens this GPU in some way; what it said."""
     mount = {"name": "host", "mountPath": "/host"}
     flags = {
-        "a node of its own": ("-open", "/tmp/gpu", "-number", str(gpu.memory.stat().st_rdev)),
+        "a node of its own": ("-open", "/gpu", "-number", str(gpu.memory.stat().st_rdev)),
         "the host's node": ("-open", f"/host/{gpu.memory.name}"),
         "the node by the process of the host": ("-open", f"/proc/1/root{gpu.memory}"),
     }[way]
