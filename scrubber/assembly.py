@@ -18,7 +18,8 @@ import scrubber
 from ground import boot, log, paths
 from ground.aio import Changed
 from ground.errors import FatalError, LedgerUnavailable
-from policies.model import Evict, FenceMode, Policy
+from policies.model import Evict, Policy
+from scrubber import assembly_fence
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.events import IllegalEventError
@@ -30,21 +31,18 @@ from scrubber.devices.calls import Caller
 from scrubber.devices.simulated import layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.fence import fence
-from scrubber.fence.fence import Fence, FenceError
+from scrubber.fence.fence import FenceError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger import file, stored
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
-from scrubber.node import cgroups, clock, pods, proc
+from scrubber.node import clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
-from scrubber.node.cgroups import Containers
 from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
-from scrubber.node.unified import Tree
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.exempt import Exempt
-from scrubber.observe.guard import Guard, Look, Terms
+from scrubber.observe.guard import Guard
 from scrubber.observe.observation_cache import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
@@ -248,50 +246,6 @@ def create_gate(config: ScrubberConfig, news: Changed) -> CreateGate | None:
         raise FatalError(f"cannot take the create gate off: {error}") from error
 
 
-def _guard(
-    config: ScrubberConfig,
-    namespace: int | None,
-    processes: Processes,
-    bystanders: Callable[[str], Callable[[Holder], bool]],
-    policy: Callable[[str], Policy],
-    *,
-    fences: bool,
-) -> Guard | str:
-    """Who tells what the kernel counts; or why it counts nothing, which the log says too. Empty: it should not.
-
-    ``fences``: whether the policy asks for it.
-    """
-    try:
-        root = config.cgroup_root or fence.root()
-        if not fences:
-            fence.take_down(root)
-            return ""
-        groups_of = partial(Containers(PROC, namespace, config.host_root / "sys/fs/cgroup").unified_groups, root=root)
-        process = processes.process if namespace is None else _unseen  # the kernel names processes as the node does
-        has_pods = config.cgroup_root is not None or _has_pods(root)
-        if not has_pods:
-            logger.info("the fence refuses nobody and knows no pods: they are in control groups of version 1")
-        exempt = Exempt(Tree(root), groups_of, config.pod_logs)
-
-        def terms(device: str) -> Terms:
-            said = policy(device)
-            namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
-            groups = exempt.groups(said.fence.exempt.units if has_pods else (), namespaces)
-            mode = said.fence.mode
-            return Terms(mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF, said.fence.lease, groups)
-
-        look = Look(process, groups_of, bystanders, terms, exempt.read, exempt.place)
-        own = _own_group(config.cgroup_root)
-        guard = Guard(Fence(root), own, look)
-    except FenceError as error:
-        if not fences:
-            return ""
-        logger.warning("the kernel does not count who opens a GPU", error=str(error))
-        return str(error)
-    guard.start()
-    return guard
-
-
 def _unified_root() -> Path | None:
     """Where the control groups of version 2 are; None where there are none, or this container does not see them all."""
     try:
@@ -300,50 +254,16 @@ def _unified_root() -> Path | None:
         return None
 
 
-_OWN = "autoclave"  # the control group of a service, below the one that it was started in
-
-
-def _has_pods(root: Path) -> bool:
-    """Whether pods are in these groups. On a hybrid node they share groups here, also with their runtime."""
-    return (root / "cgroup.controllers").read_text().strip() != ""
-
-
-def _unseen(_pid: int) -> tuple[Holder, ...]:
-    return ()
-
-
-def _own_group(below: Path | None) -> int:
-    """The control group of this service and of its workers, and of nobody else: not of who started it.
-
-    ``below``: where it must be, also if this service was started elsewhere.
-    """
-    try:
-        started_in = cgroups.own_group(fence.root() if below is None else below)
-        if below is not None and (started_in is None or not started_in.is_relative_to(below)):
-            started_in = below
-        if started_in is None:
-            raise FenceError("cannot fence the GPUs: the control group of this service is not to be found")
-        own = started_in if started_in.name == _OWN else cgroups.move_below(started_in, _OWN)
-        return own.stat().st_ino
-    except OSError as error:
-        raise FenceError(f"cannot fence the GPUs: cannot make a control group: {error.strerror}") from error
-
-
 def build_pool(config: ScrubberConfig, *, fences: bool = False) -> WorkerPool:
     """What starts the workers; its zygote is not started. It uses no GPU, and no lock is needed to start it.
 
     ``fences``: whether the policy asks for a fence. Then workers begin in the control group of this service, also those
     of a zygote that is started on standby.
     """
-    if fences and _can_be_fenced(config):
+    if fences and assembly_fence.is_possible(config):
         with suppress(FenceError):  # said when the fence is built
-            _own_group(config.cgroup_root)
+            assembly_fence.own_group(config.cgroup_root)
     return WorkerPool(warm_cuda=config.backend is not BackendChoice.SIMULATED)
-
-
-def _can_be_fenced(config: ScrubberConfig) -> bool:
-    """Whether GPUs have device nodes: for simulated ones, a trial changes nothing else on the node."""
-    return config.backend is not BackendChoice.SIMULATED or config.cgroup_root is not None
 
 
 def build(
@@ -384,8 +304,9 @@ def build(
     ends = Ends(_unified_root())
 
     fenced: Guard | str = ""
-    if whole_node or _can_be_fenced(config):
-        fenced = _guard(config, namespace, processes, ignored, policy, fences=active_policy.fences)
+    if whole_node or config.cgroup_root is not None:
+        fences = active_policy.fences
+        fenced = assembly_fence.guard(config, namespace, processes, ignored, policy, fences=fences)
     guard = fenced if isinstance(fenced, Guard) else None
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)
     seen_since = ObservedSince(clock.now().uptime)
