@@ -184,11 +184,13 @@ def kill(pid: int) -> None:
 def scan(root: Path, uuid: str, needle: bytes) -> int:
     """Count how often some bytes are in the memory, which the next pod could read."""
     count, at = 0, -1
-    place = layout.find(root, uuid)
-    size = place.info().memory_bytes
-    with place.memory.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as cells:
-        while (at := cells.find(needle, at + 1)) >= 0:
-            count += 1
+    with layout.find(root, uuid).memory.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)  # a scrub may have cut the file, and a device node has no size of its own
+        if size == 0:
+            return 0
+        with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as cells:
+            while (at := cells.find(needle, at + 1)) >= 0:
+                count += 1
     return count
 
 
