@@ -137,7 +137,7 @@ class Fence:
     def counts(self, number: DeviceNumber) -> Counts | None:
         """What was counted of a device while it was fenced; None if it never was."""
         value = self._counters.get(program.key(number))
-        return None if value is None else Counts(*program.COUNTS.unpack(value))
+        return None if value is None else _counts(value)
 
     def kept(self, number: DeviceNumber) -> Kept:
         """What was kept of a device since the fence was built; nothing if nothing was."""
@@ -218,8 +218,13 @@ def inspect(group: Path) -> Inspected | None:
 def _rule(key: bytes, maps: Mapping[str, Map], members: Iterable[bytes]) -> Rule:
     to_all, refuse = program.RULE.unpack(maps[program.RULES].get(key) or bytes(program.RULE.size))
     groups = frozenset(_TIME.unpack(member[8:])[0] for member in members if member[:8] == key)
-    counts = program.COUNTS.unpack(maps[program.COUNTERS].get(key) or bytes(program.COUNTS.size))
-    return Rule(program.number(key), None if to_all else groups, bool(refuse), Counts(*counts))
+    counts = _counts(maps[program.COUNTERS].get(key) or bytes(program.COUNTS.size))
+    return Rule(program.number(key), None if to_all else groups, bool(refuse), counts)
+
+
+def _counts(value: bytes) -> Counts:
+    passed, refused = program.COUNTS.unpack(value)
+    return Counts(passed + refused, refused)
 
 
 def take_down(group: Path) -> bool:

@@ -74,8 +74,8 @@ NUMBERS = 1024  # device numbers that are fenced at most
 MEMBERS = 16384  # control groups that may open one, in all: for each number, those of all pods that are exempt
 
 # The names hold the version of the layout: a service finds the maps of an earlier one by them, with what they count.
-RULES, MEMBERSHIP, COUNTERS = "fence1_rules", "fence1_members", "fence1_counts"
-LEASE, QUESTIONS, PROOFS = "fence1_lease", "fence1_asked", "fence1_proofs"
+RULES, MEMBERSHIP, COUNTERS = "fence2_rules", "fence2_members", "fence2_counts"
+LEASE, QUESTIONS, PROOFS = "fence2_lease", "fence2_asked", "fence2_proofs"
 MAPS = {
     RULES: MapShape(_HASH, 8, 8, NUMBERS),
     MEMBERSHIP: MapShape(_HASH, 16, 4, MEMBERS),
@@ -86,7 +86,7 @@ MAPS = {
 }
 
 RULE = struct.Struct("<II")  # open to all; refuse
-COUNTS = struct.Struct("<QQ")  # asked by others; refused
+COUNTS = struct.Struct("<QQ")  # questions of others: let pass; refused. Each is counted once, at its answer
 PROOF = struct.Struct("<QQQQ")  # excused questions; gaps; which proof; the uses that it had seen
 QUESTION = struct.Struct("<QQ8sII16s")  # boot time in ns, group, key of the device, process, refused, command
 
@@ -123,18 +123,23 @@ def program() -> Table:
         *_look_up(COUNTERS, _DEVICE),
         jump_if_equal(R0, 0, "allow"),
         copy(R8, R0),
-        put(R1, 1),
-        count(R8, 0, R1),
-        jump_if_not(R7, 0, "allow"),
-        jump_if_equal(R9, 0, "tell"),
+        jump_if_not(R7, 0, "passes untold"),
+        jump_if_equal(R9, 0, "passes"),
         *_LEASE_LASTS,
         put(R1, 1),
         count(R8, 8, R1),
+        jump("tell"),
+        Label("passes"),
+        put(R1, 1),
+        count(R8, 0, R1),
         Label("tell"),
         *_TELL,
         jump_if_equal(R9, 0, "allow"),
         put(R0, 0),
         end(),
+        Label("passes untold"),
+        put(R1, 1),
+        count(R8, 0, R1),
         Label("allow"),
         put(R0, 1),
         end(),
@@ -191,7 +196,7 @@ _LEASE_LASTS: Table = [
     jump_if_less(R0, R7, "lasts"),
     Label("over"),
     put(R9, 0),
-    jump("tell"),
+    jump("passes"),
     Label("lasts"),
 ]
 

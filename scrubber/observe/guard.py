@@ -11,6 +11,7 @@ import hashlib
 import os
 import select
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -80,6 +81,7 @@ class Guard:
         self._more: dict[
             str, int
         ] = {}  # ... and how many more than the kernel counts: another number counts for it now
+        self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
         self.askers = Askers(lambda: clock.now().wall)
         self._logged: dict[tuple[str, str, str], float] = {}  # by device, program and place: the time of the last line
         self._judged: dict[int, tuple[float, Place | None]] = {}  # groups that asked lately, and until which uptime
@@ -207,6 +209,7 @@ class Guard:
             except OSError as error:
                 return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
             # A question may be counted before it can be read, and excused after it was said: what was said stays said.
+            self._said_at[uuid] = time.clock_gettime(time.CLOCK_BOOTTIME)
             uses += self._more.get(uuid, 0)
             said = max(uses, self._uses.get(uuid, 0))
             self._more[uuid] = self._more.get(uuid, 0) + said - uses
@@ -231,7 +234,7 @@ class Guard:
             if not self._numbers.get(uuid) or self._ending.is_set():
                 return
             try:
-                self._keep(uuid, proof=_named(proof), uses=uses - self._more.get(uuid, 0))
+                self._keep(uuid, proof=_named(proof, self._numbers[uuid]), uses=uses - self._more.get(uuid, 0))
             except OSError as error:  # then a later run makes a proof of its own
                 logger.warning("a proof is not kept in the kernel", device=uuid, error=str(error))
 
@@ -253,7 +256,7 @@ class Guard:
                 kept = self._fence.kept(_first(self._numbers[uuid]))
             except OSError:
                 return None
-            return kept.uses if kept.proof == _named(proof) else None
+            return kept.uses if kept.proof == _named(proof, self._numbers[uuid]) else None
 
     def _take_questions(self) -> None:
         if not self._numbers:
@@ -275,11 +278,11 @@ class Guard:
         if recognised or (holder is None and self._recognised.get(who, 0.0) > question.uptime):
             self._recognised = {it: until for it, until in self._recognised.items() if until > question.uptime}
             self._recognised[who] = question.uptime + _RECOGNISED_FOR
-            self._excuse(question)
+            self._excuse(uuid, question)
             return
         place = self._place(question.group, question.uptime)
         if place is not None and place.groups & self._look.terms(uuid).exempt:
-            self._excuse(question)
+            self._excuse(uuid, question)
             self._open(uuid)  # a group that began after the last round
         else:
             self._add(uuid, question, holder, place)
@@ -295,10 +298,13 @@ class Guard:
             del self._judged[next(iter(self._judged))]
         return place
 
-    def _excuse(self, question: Question) -> None:
-        if not question.refused:  # otherwise the kernel says that it was no use
-            kept = self._fence.kept(question.device)
-            self._fence.keep(question.device, replace(kept, excused=kept.excused + 1))
+    def _excuse(self, uuid: str, question: Question) -> None:
+        if question.refused:  # the kernel says that it was no use
+            return
+        kept = self._fence.kept(question.device)
+        self._fence.keep(question.device, replace(kept, excused=kept.excused + 1))
+        if question.uptime <= self._said_at.get(uuid, 0.0):  # perhaps said as a use: no later one may take its place
+            self._more[uuid] = self._more.get(uuid, 0) + 1
 
     def _add(self, uuid: str, question: Question, holder: Holder | None, place: Place | None) -> None:
         """Remember who asked, and say so once an hour."""
@@ -353,6 +359,7 @@ def _first(numbers: Iterable[DeviceNumber]) -> DeviceNumber:
     return min(numbers, key=lambda number: (number.major, number.minor))
 
 
-def _named(proof: str) -> int:
-    """The proof, in the room that the kernel keeps for it."""
-    return int.from_bytes(hashlib.blake2b(proof.encode(), digest_size=8).digest(), "little")
+def _named(proof: str, numbers: Iterable[DeviceNumber]) -> int:
+    """The proof, in the room that the kernel keeps for it. It holds for these numbers, which were counted since."""
+    counted = sorted((number.kind.value, number.major, number.minor) for number in numbers)
+    return int.from_bytes(hashlib.blake2b(f"{proof} {counted}".encode(), digest_size=8).digest(), "little")

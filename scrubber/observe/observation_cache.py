@@ -69,10 +69,11 @@ class ObservedSince:
         return self._testimonies.get(device)
 
     def uses_since(self, device: str, uptime: float) -> Counted | None:
-        """What the witness counted last, if others have not used the device since; else None."""
+        """What the witness counted last, if it has counted on and others have not used the device; else None."""
         with self._turn:
             said, (used_at, _) = self._testimonies.get(device), self._used_at.get(device, (-math.inf, ""))
-            return said if isinstance(said, Counted) and used_at <= uptime else None
+            since, _ = self._since.get(device, (self._began, ""))
+            return said if isinstance(said, Counted) and max(used_at, since) <= uptime else None
 
     def resume(self, device: str, since: float, said: Counted) -> None:
         """An earlier run observed the device at ``since``, and its witness, which has counted on, said this then."""

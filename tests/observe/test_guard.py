@@ -230,6 +230,18 @@ def test_a_later_service_learns_of_uses_before_its_start(
         later.guard.close()
 
 
+def test_a_proof_of_an_earlier_run_holds_for_its_numbers(group: Path, service: Path, owner: Path) -> None:
+    """Nobody has counted those that came meanwhile, as when another module of the driver is loaded."""
+    first = Asking(Fence(group), service, owner)
+    first.keep(lives.CLEAN)
+    first.guard.proven(DEVICE, "proof-1", first.uses())
+    first.guard.close()
+    later = Asking(Fence(group), service, owner)
+    later.guard.learn({DEVICE: frozenset({FULL, ZERO})})
+    assert later.guard.uses_at_proof(DEVICE, "proof-1") is None
+    later.guard.close()
+
+
 def test_a_device_without_numbers_is_not_guarded(asking: Asking, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
     asking.keep(lives.CLEAN, {})

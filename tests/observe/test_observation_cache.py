@@ -121,3 +121,13 @@ def test_a_time_without_observations_is_a_gap_without_a_fence(
     moments.append(Moment(2.0 + UNOBSERVED, 2.0 + UNOBSERVED))
     since.testified("GPU-1", after)
     assert (since.stamped("GPU-1", NO_HOLDER).observed_since > 0) is is_gap
+
+
+@pytest.mark.parametrize(("began", "counts"), [(0.0, True), (2.0, False)])
+def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: bool) -> None:
+    """A proof of an earlier run, whose witness did not count on."""
+    since = ObservedSince(began, lambda: Moment(3.0, 3.0))
+    since.testified("GPU-1", said := Counted(FENCE, 4))
+    assert since.uses_since("GPU-1", 1.0) == (said if counts else None)
+    since.resume("GPU-1", 1.0, said)
+    assert since.uses_since("GPU-1", 1.0) == said
