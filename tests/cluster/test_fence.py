@@ -37,7 +37,7 @@ async def escapes(pods, way: str, gpu: layout.GpuFiles) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ESCAPES)
-async def test_a_pod_that_opens_a_gpu_of_others_ends_its_proof(pods, autoclave, gpu, way) -> None:
+async def test_who_opens_a_foreign_gpu_ends_its_proof(pods, autoclave, gpu, way) -> None:
     before = (await autoclave.clean())[0].receipt
     assert "OPENED" in await escapes(pods, way, gpu)
     await autoclave.devices(lambda device: device.state == "clean" and device.receipt != before, 0)
