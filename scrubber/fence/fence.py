@@ -69,7 +69,7 @@ class Fence:
             if name not in descriptors:
                 descriptors[name] = kernel.make_map(name, shape.kind, shape.key, shape.value, shape.entries)
             closing.callback(os.close, descriptors[name])
-        maps = {name: Map(descriptors[name], shape.key, shape.value) for name, shape in program.MAPS.items()}
+        maps = _shaped(descriptors)
         self._rules, self._members = maps[program.RULES], maps[program.MEMBERSHIP]
         self._counters, self._lease, self._kept = maps[program.COUNTERS], maps[program.LEASE], maps[program.PROOFS]
         self._open_to = dict[bytes, set[int]]()
@@ -208,7 +208,7 @@ def inspect(group: Path) -> Inspected | None:
             closing.callback(os.close, descriptor)
         if program.MAPS.keys() - descriptors.keys():
             raise FenceError("the fence that stands is of another version of autoclave")
-        maps = {name: Map(descriptors[name], shape.key, shape.value) for name, shape in program.MAPS.items()}
+        maps = _shaped(descriptors)
         members = [*maps[program.MEMBERSHIP]]
         (until,) = _TIME.unpack(maps[program.LEASE].get(_FIRST_INDEX) or bytes(8))
         left = (until - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) / 1e9
@@ -261,6 +261,10 @@ def _opened(group: Path) -> int:
 
 def _ours(programs: Iterable[Attached]) -> Attached | None:
     return next((it for it in programs if it.name == NAME), None)
+
+
+def _shaped(descriptors: Mapping[str, int]) -> dict[str, Map]:
+    return {name: Map(descriptors[name], shape.key, shape.value) for name, shape in program.MAPS.items()}
 
 
 def _maps_of(standing: Attached) -> dict[str, int]:

@@ -245,6 +245,8 @@ def move_below(group: Path, name: str) -> Path:
     A container that sees its groups read-only has its group for itself already, and stays there.
     """
     own = group / name
+    if not (group / "cgroup.procs").exists():
+        raise FileNotFoundError(errno.ENOENT, f"{group} is no control group of version 2")
     try:
         own.mkdir(exist_ok=True)
         (own / "cgroup.procs").write_text(str(os.getpid()))

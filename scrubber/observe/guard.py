@@ -78,9 +78,7 @@ class Guard:
         self._open_to: dict[str, tuple[frozenset[int] | None, bool]] = {}  # and whether others are refused
         self._failed: dict[str, str] = {}  # devices whose rule the kernel did not take, and why
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
-        self._more: dict[
-            str, int
-        ] = {}  # ... and how many more than the kernel counts: another number counts for it now
+        self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
         self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
         self.askers = Askers(lambda: clock.now().wall)
         self._logged: dict[tuple[str, str, str], float] = {}  # by device, program and place: the time of the last line

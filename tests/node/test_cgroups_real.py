@@ -130,6 +130,12 @@ def test_a_process_has_a_group_of_its_own(read_only: bool, stays: str) -> None: 
     assert moved.stdout.strip() == stays.strip(), moved.stderr
 
 
+def test_a_directory_that_is_no_group_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no control group of version 2"):
+        cgroups.move_below(tmp_path, "own")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_group_without_this_process_is_not_its_own(tmp_path: Path, monkeypatch) -> None:
     """As in a container, where the path of a process begins at the container's own group."""
     (tmp_path / "self").mkdir()
