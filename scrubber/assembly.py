@@ -43,7 +43,7 @@ from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.guard import Guard
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.receipts import endorsement, note, tenant_files

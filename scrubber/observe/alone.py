@@ -28,6 +28,7 @@ class Alone:
 
     def __init__(self) -> None:
         self._uses: dict[str, int] = {}
+        self._searched: dict[str, int] = {}  # the same, whatever the last search found
         self._let_in: dict[str, str | None] = {}
         self._changes = Counter[str]()
 
@@ -51,6 +52,8 @@ class Alone:
         pod = self._let_in.get(uuid)
         alone = holders is not None and all(pod is not None and it.container == pod for it in holders)
         uses = _counted(before.said)
+        if uses is not None:
+            self._searched[uuid] = uses
         if alone and uses is not None and before.changes == self._changes[uuid]:
             self._uses[uuid] = uses
         else:
@@ -58,7 +61,12 @@ class Alone:
 
     def resume(self, uuid: str, uses: int) -> None:
         """An earlier run of the service proved the device clean when there were so many uses."""
-        self._uses[uuid] = uses
+        self._uses[uuid] = self._searched[uuid] = uses
+
+    def has_news(self, uuid: str, said: Testimony | None) -> bool:
+        """Whether others have opened the device since the last search: they may have it still."""
+        uses = _counted(said)
+        return uses is not None and self._searched.get(uuid) != uses
 
     def proven(self, uuid: str, said: Testimony | None) -> bool:
         """Whether nobody else has the device. ``said``: the present answer of the witness."""

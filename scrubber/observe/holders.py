@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -16,7 +14,6 @@ from scrubber.core.model import Holder, Incarnation
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.calls import UnresponsiveError
-from scrubber.node import opens
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Listed, Shared
 
@@ -46,8 +43,7 @@ class HolderSearch:
 
     def __init__(self, driver: DriverCalls, processes: Processes, bystanders: Callable[[str], IsBystander]) -> None:
         """``bystanders``: for each device, which holders do not count."""
-        self.took = 0.0  # seconds that the last search took
-        self.listed: dict[str, frozenset[int]] = {}  # the holders that the driver listed at the last search
+        self._listed: dict[str, frozenset[int]] = {}  # the holders that the driver listed at the last search
         self._driver = driver
         self._processes = processes
         self._bystanders = bystanders
@@ -74,7 +70,7 @@ class HolderSearch:
         ours = frozenset(self._workers)  # also those that end meanwhile: the lists have them
         incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(uuids))
         known = {uuid: pids for uuid, pids in lists.items() if pids is not None}
-        self.listed |= known
+        self._listed |= known
         search = await self._all_holders.ask(*known) if known else SearchResult({})
         holders = dict.fromkeys(uuids) | search.holders
         opened = frozenset(uuid for uuid, pids in known.items() if pids - ours - self._workers)
@@ -118,15 +114,12 @@ class HolderSearch:
         return replace(search, holders={**search.holders, **unknown}, testimonies=said)
 
     async def _find_holders(self, asked: frozenset[str]) -> SearchResult:
-        listed = {uuid: self.listed[uuid] for uuid in asked}
-        began = asyncio.get_running_loop().time()
+        listed = {uuid: self._listed[uuid] for uuid in asked}
         try:
             search = await self._driver.caller.ask("processes", lambda: self._search(listed), 5 * self._driver.patience)
         except UnresponsiveError:
             seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
             search = SearchResult({}, f"pid {pid} took {seconds:.1f} s to read")
-        else:
-            self.took = asyncio.get_running_loop().time() - began
         if search.unreadable and search.unreadable != self._logged_unreadable:
             self._logged_unreadable = search.unreadable
             logger.warning("a process cannot be read", error=search.unreadable)
@@ -166,18 +159,24 @@ class HolderSearch:
         """``Backend.witness``, asked in the thread of the caller."""
         return self._driver.witness(uuid)
 
-    async def who_opens(self, uuid: str, within: float) -> tuple[Holder, ...]:
-        """The first process that opens the device within this time and is none of ours, for people; or nobody."""
-        return await asyncio.to_thread(self._first_to_open, uuid, tuple(self._workers), within)
+    def named(self, uuid: str, *, held: bool) -> tuple[Holder, ...] | None:
+        """Who is on the driver's list and counts, by /proc. None if one is not found. In a thread.
 
-    def _first_to_open(self, uuid: str, workers: Collection[int], within: float) -> tuple[Holder, ...]:
-        ours, is_bystander = {os.getpid(), *workers}, self._bystanders(uuid)
-        with closing(opens.pids(self._files(uuid), within)) as opened:
-            for pid in opened:
-                found = () if pid in ours else self._processes.process(pid)
-                if found and not self._is_ignored(ours, is_bystander, found[0]):
-                    return found
-        return ()
+        ``held``: the driver said that there is a holder.
+        """
+        ours, is_bystander, found = frozenset(self._workers), self._bystanders(uuid), list[Holder]()
+        pids = self._driver.backend.listed_holders(uuid)
+        if held and not pids:  # it has left, or holds the memory in a way that no list shows
+            return None
+        for pid in sorted(pids - ours - frozenset(self._workers)):
+            try:
+                process = self._processes.process(pid)
+            except OSError:  # such as too many open files
+                return None
+            if not process:
+                return None
+            found += [it for it in process if not self._is_ignored(ours, is_bystander, it)]
+        return tuple(found)
 
     def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""

@@ -1,8 +1,8 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
-A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
-observation finds all holders: it searches all processes of the node. A scrub begins and ends with one. Before a start,
-and between the two of a scrub, the driver's list is enough (``listed``) after one that found no holder.
+A quick observation asks the driver alone: it is enough for a round, not before a use, unless the fence proves the same.
+A full observation finds all holders: it searches all processes of the node. A scrub begins and ends with one. Before a
+start, and between the two of a scrub, the driver's list is enough (``listed``) after one that found no holder.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from scrubber.core import presence
-from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, Vitals, holder_names
+from scrubber.core import fencing, presence
+from scrubber.core.fencing import OpenTo
+from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Testimony
 from scrubber.devices.base import DeviceError, ShortageError
@@ -27,9 +28,9 @@ from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls, Shared
 from scrubber.observe.health import HealthReports
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander, SearchResult
-from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 
-BUSY_STATES = ASSIGNED | {State.SCRUBBING}
+BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 
 
 class Observer:
@@ -58,134 +59,83 @@ class Observer:
         self._processes = processes
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
-        self._cache = ObservationCache()
         self._alone = Alone()
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
-        """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
+        """Facts by the driver's list where it is enough; else a full observation.
 
-        A driver that lists holders leaves out a process that only has the device open. So its answer "no holder" is
-        enough where the fence proves the same. Elsewhere it is enough for a while after a full observation, and never
-        for the observation ``before_use``: the last one before a container uses the device.
+        ``before_use``: the last observation before a container uses the device. Who only has it open is not on the
+        list, so nothing but the fence takes the place of a search then.
         """
-        driver, uuid, seen_at = self.driver, record.device.uuid, None
-        # Whether the last full observation may be used instead of a new one.
-        may_use_cache = record.state in ASSIGNED or not before_use
-        if may_use_cache and (facts := await self._cached(record)) is not None:
-            return self._observed_since.stamped(uuid, facts)
+        driver, uuid, vitals = self.driver, record.device.uuid, None
         try:
-            question = partial(driver.is_used, uuid)
-            incarnation, held, said = await driver.caller.ask(uuid, question, driver.patience)
+            question = partial(self._by_list, record, driver.read_incarnation, driver.backend.has_holders)
+            facts, held = await driver.caller.ask(uuid, question, driver.patience)
         except DeviceError as error:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.
             vitals = self.health.unanswered(uuid, error)
         else:
-            if said is not None:
-                self._observed_since.testified(uuid, said)
-            seen_at = self._observed_since.uptime() if held else None
-            enough = self._alone.proven(uuid, said) or (not before_use and self._cache.shows_no_holder(record))
-            if held is False and record.state is not State.IN_USE and enough:
-                return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
+            if facts is not None and (not before_use or self._alone.proven(uuid, self.witness(uuid))):
+                self._owners.follow(record, facts, None)
+                return self._observed_since.stamped(uuid, facts)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             vitals = await self.health.vitals(uuid, record.device.parent) if held is None else None
         if record.state is State.SCRUBBING:  # the holder is usually a worker of the service
             return replace(await self.listed(record), vitals=vitals)
-        return replace(await self.full(record, seen_at=seen_at), vitals=vitals)
-
-    async def _cached(self, record: Record) -> Facts | None:
-        """The last full observation, while the process that confirms it runs and the driver lists no new holder.
-
-        This can prove that the device is used, never that it is free. A holder that the driver does not list shows
-        at the next full observation. The more a full observation costs, the later the next one comes. The observation
-        ``before_use`` of a device that is neither granted nor in use does not come from the cache.
-        """
-        driver, question = self.driver, self._cached_question(record)
-        try:
-            return await driver.caller.ask(record.device.uuid, question, driver.patience) if question else None
-        except DeviceError:
-            return None
-
-    def _cached_question(self, record: Record) -> Callable[[], Facts | None] | None:
-        """What ``_cached`` runs in a thread; None where the last observation is not valid."""
-        confirmed = self._cache.confirmed(record)
-        if confirmed is None:
-            return None
-        last, confirming = confirmed
-        driver, uuid = self.driver, record.device.uuid
-
-        def ask() -> Facts | None:
-            if driver.in_orphaned_reset(uuid):  # the driver must not be asked about it
-                return None
-            runs = self._processes.lives(confirming) and driver.backend.listed_holders(uuid) <= last.listed
-            same = runs and driver.read_incarnation() == last.facts.incarnation
-            return replace(last.facts, epoch=self.epoch()) if same else None
-
-        return ask
+        return replace(await self.full(record), vitals=vitals)
 
     async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """Health and holders of the devices for which the driver alone is enough. One thread asks about all of them.
+        """Health and holders of the devices for which the driver's list is enough. One thread asks about all of them.
 
         A device that is missing from the answer needs its own observation. If a device hangs, it and all devices after
         it are missing. As long as the thread hangs, further calls return nothing. After that, they skip the devices
         whose last health report was late.
         """
-        incarnation, epoch = cache(self.driver.read_incarnation), self.epoch()  # the same for all devices
-        answering = [it for it in records if not self.health.is_late(it.device.uuid)]
-        held = dict[str, tuple[float, Vitals]]()
-        questions = {it.device.uuid: self._quick_question(it, incarnation, epoch, held) for it in answering}
-        known = {uuid: ask for uuid, ask in questions.items() if ask is not None}
-        answers = await in_turn(self.driver.caller, "quick observation", known, self.driver.patience)
-        to_find = [(it, *held[it.device.uuid]) for it in records if it.device.uuid in held]
-        searches = await asyncio.gather(*(self.full(it, seen_at=at) for it, at, _ in to_find))
-        for (record, _, vitals), facts in zip(to_find, searches, strict=True):
-            answers[record.device.uuid] = replace(facts, vitals=vitals) if facts.holders is not None else None
-        return {uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None}
+        incarnation = cache(self.driver.read_incarnation)  # the same for all devices
+        asked = {it.device.uuid: it for it in records if not self.health.is_late(it.device.uuid)}
+        questions = {uuid: partial(self._quick_question, record, incarnation) for uuid, record in asked.items()}
+        answers = await in_turn(self.driver.caller, "quick observation", questions, self.driver.patience)
+        found = {
+            uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None
+        }
+        for uuid, facts in found.items():
+            self._owners.follow(asked[uuid], facts, None)
+        return found
 
-    async def search_all(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """``quick_all`` after a full observation of each of the devices, which share one search of the processes.
+    # -- in a thread
 
-        A device whose observation fails is missing from the answer: its own observation meets the same fault.
-        """
-        answering = [record for record in records if not self.health.is_late(record.device.uuid)]
-        await asyncio.gather(*map(self.full, answering), return_exceptions=True)
-        return await self.quick_all(answering) if answering else {}
+    def _quick_question(self, record: Record, read_incarnation: Callable[[], Incarnation]) -> Facts | None:
+        uuid = record.device.uuid
+        if self.driver.in_orphaned_reset(uuid):
+            return None
+        reported, held = self.driver.backend.quick_observation(uuid)
+        vitals = self.health.in_layout(reported, record.device.parent)
+        if vitals.lost and presence.taken_away(record):  # it has no holder, and no pod waits for it
+            return Facts(read_incarnation(), self.epoch(), None, vitals=vitals)
+        facts, _ = self._by_list(record, read_incarnation, lambda _uuid: held)
+        return facts and replace(facts, vitals=vitals)
 
-    def _quick_question(
+    def _by_list(
         self,
         record: Record,
         read_incarnation: Callable[[], Incarnation],
-        epoch: str,
-        held: dict[str, tuple[float, Vitals]],
-    ) -> Callable[[], Facts | None] | None:
-        """What a thread asks about one device; None where the driver alone cannot answer.
-
-        ``held``: gets when the driver said that a device has a holder which must be found, and the device's health.
-        """
-        uuid, parent = record.device.uuid, record.device.parent
-        cached = self._cached_question(record)
-        fenced = self._alone.proven(uuid, self.witness(uuid))
-        no_is_enough = record.state is not State.IN_USE and (fenced or self._cache.shows_no_holder(record))
-        removed = presence.taken_away(record)  # a device that left the node has no holder and no pod that waits for it
-        if cached is None and not (no_is_enough or removed):
-            return None
-
-        def ask() -> Facts | None:
-            if self.driver.in_orphaned_reset(uuid):
-                return None
-            incarnation = read_incarnation()
-            reported, held_now = self.driver.backend.quick_observation(uuid)
-            self._observed_since.testified(uuid, said := self.holders.ask_witness(uuid))
-            vitals = self.health.in_layout(reported, parent)
-            if removed and vitals.lost:
-                return Facts(incarnation, epoch, None, vitals=vitals)
-            if no_is_enough and held_now is False and (not fenced or self._alone.proven(uuid, said)):
-                return Facts(incarnation, epoch, (), vitals=vitals)
-            if no_is_enough and held_now and record.state is not State.SCRUBBING:  # there a worker of ours holds it
-                held[uuid] = self._observed_since.uptime(), vitals
-            facts = cached() if cached is not None else None
-            return facts and replace(facts, vitals=vitals)
-
-        return ask
+        has_holders: Callable[[str], bool | None],
+    ) -> tuple[Facts | None, bool | None]:
+        """Facts by the driver's list, or None if only a search can tell; and whether the driver knows a holder."""
+        uuid, container = record.device.uuid, record.tenancy.container
+        if self.driver.in_orphaned_reset(uuid):  # the driver must not be asked about it
+            return None, None
+        incarnation, held = read_incarnation(), has_holders(uuid)
+        listed = () if held is False else self.holders.named(uuid, held=held is True)
+        alive = None if container is None else self._owners.has_member(container)
+        # Last: it counts a use that began and ended meanwhile.
+        self._observed_since.testified(uuid, said := self.holders.ask_witness(uuid))
+        if listed is not None and alive is not False and _is_enough(record, listed, held=held, alive=alive):
+            if fencing.open_to(record) is OpenTo.ALL or not self._alone.has_news(uuid, said):
+                return Facts(incarnation, self.epoch(), listed, owner_alive=alive), held
+        elif held and listed is None and record.state is not State.SCRUBBING:
+            self._observed_since.used(uuid, self._observed_since.uptime())  # by a process that has left, perhaps
+        return None, held
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
         """Facts for the start of a container. They take no search where the fence shows that nobody has the device.
@@ -239,12 +189,10 @@ class Observer:
         record: Record,
         siblings: Sequence[Record] = (),
         starting_pod: str | None = None,
-        seen_at: float | None = None,
     ) -> Facts:
         """Facts that a change may rest on: all holders of the device and of its siblings.
 
-        ``starting_pod``: the pod that asks to start on the device. ``seen_at``: when the driver said that the device
-        has a holder. If none is found, that one has left, and no proof from before is valid.
+        ``starting_pod``: the pod that asks to start on the device.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         before = {uuid: self._alone.begin(uuid, self.witness(uuid)) for uuid in uuids}
@@ -255,7 +203,6 @@ class Observer:
             if alive is False and search.holders[record.device.uuid] == ():  # one may have started during the search
                 alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
         except (DeviceError, BlindError) as error:
-            self._cache.forget(record)
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack, held_up=why)
@@ -285,10 +232,7 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
         )
-        if seen_at is not None and not holders and record.device.uuid not in search.open:
-            self._observed_since.used(record.device.uuid, seen_at)
         facts = self._observed_since.stamped(record.device.uuid, unstamped)
-        self._remember(record, facts)
         self._owners.follow(record, facts, starting_pod)
         return facts
 
@@ -325,17 +269,6 @@ class Observer:
     def witness(self, uuid: str) -> Testimony | None:
         """What the witness of the device's short uses said last; None if it was not asked yet."""
         return self._observed_since.testimony(uuid)
-
-    def _remember(self, record: Record, facts: Facts) -> None:
-        """Keep the facts for quick observations."""
-        member = self._owners.member(record.tenancy.container)
-        try:
-            confirming = facts.holders or (self._processes.process(member) if member is not None else ())
-        except OSError:  # such as too many open files
-            self._cache.forget(record)
-            return
-        listed = self.holders.listed.get(record.device.uuid, frozenset())
-        self._cache.remember(record, facts, listed, confirming, self.holders.took)
 
     async def process_of_owner(self, record: Record) -> tuple[Holder, ...]:
         """A live process of the container that owns the device, whether or not it has the device open; for operators.
@@ -388,6 +321,13 @@ class Owners:
         alive = await self.is_alive(owner)
         return alive, alive if starting_pod == owner else await self.is_alive(starting_pod)
 
+    def has_member(self, container: str) -> bool:
+        """Whether a process of the container is found alive without a search. In a thread."""
+        member = self._find_member(container, self._members.get(container))
+        if member is not None:
+            self._members = {**self._members, container: member}
+        return member is not None
+
     async def is_alive(self, container: str | None) -> bool | None:
         """Whether a process of the container lives. None for no container."""
         if container is None:
@@ -430,7 +370,19 @@ class Owners:
 
     def _is_in(self, pid: int, container: str | None) -> bool:
         """Whether a live process is in the container. False if its first thread has ended: then only a search tells."""
-        return any(it.container == container and it.state not in DEAD for it in self._processes.process(pid))
+        try:
+            found = self._processes.process(pid)
+        except OSError:  # such as too many open files
+            return False
+        return any(it.container == container and it.state not in DEAD for it in found)
+
+
+def _is_enough(record: Record, listed: tuple[Holder, ...], *, held: bool | None, alive: bool | None) -> bool:
+    """Whether the driver's list says enough of the device for a round. That nobody uses it any more takes a search."""
+    owner = record.tenancy.owner
+    if record.state is State.SCRUBBING or (alive and (listed or not (owner and owner.unannounced))):
+        return True
+    return bool(listed) or (held is not None and record.state is not State.IN_USE)
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

@@ -17,7 +17,7 @@ from scrubber.core.model import Facts, Moment, State
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.node.ends import Ends
-from scrubber.observe.observation_cache import OBSERVED_WITHIN
+from scrubber.observe.observed_since import OBSERVED_WITHIN
 from scrubber.observe.observer import Observer
 from scrubber.service.service import Service
 
@@ -84,7 +84,6 @@ class Monitor:
             self._inventory_due = 0.0
         due = self._due()
         seen = await self._observer.quick_all(due)
-        seen |= await self._observer.search_all([it for it in self._still_quiet(due) if it.device.uuid not in seen])
         unsettled = [record.device.uuid for record in due if not self._needs_nothing(record, seen)]
         results = await self._reconcile_all(unsettled, stagger)
         failures = [failure for failure in (*errors, *results) if failure is not None]
@@ -166,10 +165,6 @@ class Monitor:
             return [record for device, record in records.items() if device not in quiet]
         self._quiet_observed = now
         return [*records.values()]
-
-    def _still_quiet(self, records: Sequence[Record]) -> list[Record]:
-        """Those of the records with which a device was quiet at its last observation."""
-        return [record for record in records if self._quiet.get(record.device.uuid) is record]
 
     def _needs_nothing(self, record: Record, seen: dict[str, Facts]) -> bool:
         facts = seen.get(record.device.uuid)

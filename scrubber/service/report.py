@@ -26,7 +26,6 @@ from scrubber.words import device_status, nvidia_advice, views
 from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
-WATCHED = 1.0  # seconds for which an explanation waits for an open by a process that could not be named so far
 REPORTED_FOR = 600.0  # seconds for which the plugin is told of a container past the create gate: it may have been away
 _FENCE = {True: FenceMode.REFUSE.value, False: FenceMode.WATCH.value, None: ""}
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
@@ -180,12 +179,10 @@ class StatusReporter:
             for it in repeated_uses.of(entries, self._context.now().uptime)
             if it.last is None or (it.last.pid, it.last.started) not in named_already
         ]
-        unnamed, search = any(it.last is None for it in uses), self._context.observer.holders
-        opens = await search.who_opens(record.device.uuid, WATCHED) if unnamed else ()
-        named = [*opens, *(each.last for each in uses if each.last is not None)]
+        named = [each.last for each in uses if each.last is not None]
         pods = (await self._pods()).names if any(it.container for it in named) else device_status.NO_PODS
         users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
-        return tuple(device_status.keeps_out(uses, opens, users, pods, next(iter(record.device.nodes), "")))
+        return tuple(device_status.keeps_out(uses, users, pods, next(iter(record.device.nodes), "")))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

@@ -268,14 +268,13 @@ def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
 
 def keeps_out(
     uses: Sequence[RepeatedUse],
-    opens: Sequence[Holder],
     users: Mapping[Holder, str],
     pods: Mapping[str, str],
     node: str,
 ) -> Iterator[str]:
     """Who ends the proofs and scrubs of a device again and again, and what ends that: each deed after a semicolon.
 
-    ``opens``: who has just opened it. ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID.
+    ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID.
     ``node``: the device file, if known.
     """
 
@@ -290,10 +289,7 @@ def keeps_out(
         find += ["read the notes a minute later: `ausearch -k autoclave -i`"]
     for each in uses:
         last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU lately"
-        if last is None and opens:
-            just = f"{named(opens[0])} has just opened it"
-            yield "; ".join((f"a process that leaves at once {did}", just, *ends(opens, pods)))
-        elif last is None:
+        if last is None:
             yield "; ".join((f"a process that leaves before it can be named {did}", *find))
         elif last in users or last.container in pods:
             yield "; ".join((f"{named(last)} {did}", *ends([last], pods)))

@@ -1,11 +1,10 @@
-"""Devices in use are looked after cheaply: no walk while the owner that was met still runs, and that is no proof."""
+"""A round asks the driver who uses a device, and searches for what the driver cannot say. A use takes a search."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
 from tests.devices.conftest import end
@@ -65,12 +64,6 @@ def observing(backend: Simulated, directory: Path) -> Parts:
     return Observer(DriverCalls(backend, "boot"), processes, directory, ObservedSince(0.0)), backend, processes
 
 
-@pytest.fixture(autouse=True)
-def costly(monkeypatch) -> None:
-    """A walk may stand for a long time."""
-    monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)
-
-
 @pytest.fixture
 def parts(bank, tmp_path) -> Iterator[Parts]:
     backend = Listing(bank.root)
@@ -82,29 +75,32 @@ def parts(bank, tmp_path) -> Iterator[Parts]:
 async def test_a_running_owner_saves_the_search_of_processes(bank, parts, place):
     observer, backend, processes = parts
     pid = drills.occupy(bank.root, getattr(bank, place), b"x", POD)
+    backend.named = frozenset({pid} if place == "first" else ())
     record = in_use(backend, bank.first, POD)
+    await observer.full(record)  # at its start
     seen = [await observer.quick(record) for _ in range(3)]
     holders = 1 if place == "first" else 0
     assert [(it.owner_alive, len(it.holders or ())) for it in seen] == [(True, holders)] * 3
     assert processes.walks == 1
     end(pid)
+    backend.named = frozenset()
     left = await observer.quick(record)
     assert (processes.walks, left.owner_alive, left.holders) == (2, False, ())
 
 
-async def test_an_owner_unreadable_without_free_files_is_searched_again(bank, parts, monkeypatch):
+async def test_an_owner_unreadable_without_free_files_is_searched_for(bank, parts, monkeypatch):
     observer, backend, processes = parts
-    drills.occupy(bank.root, bank.first, b"x", POD)
-    record = in_use(backend, bank.second, POD)  # the owner runs, and does not use the device
+    backend.named = frozenset({drills.occupy(bank.root, bank.first, b"x", POD)})
+    record = in_use(backend, bank.first, POD)
+    await observer.full(record)
 
     def unreadable(_pid: int) -> tuple[Holder, ...]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as short:
         short.setattr(processes, "process", unreadable)
-        assert (await observer.full(record)).owner_alive is True
-    assert (await observer.quick(record)).owner_alive is True
-    assert processes.walks == 2
+        seen = await observer.quick(record)
+    assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (2, True, 1)
 
 
 async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
@@ -114,10 +110,6 @@ async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
     await observer.quick(record)
     released = lives.but(record, state=State.DIRTY, owner=None)
     assert (await observer.quick(released)).owner_alive is None
-
-
-def clean(backend: Simulated, uuid: str) -> Record:
-    return lives.but(in_use(backend, uuid, POD), state=State.CLEAN, owner=None)
 
 
 class Forgetful(Listing):
@@ -132,68 +124,49 @@ def forgetful(bank, tmp_path) -> Parts:
     return observing(Forgetful(bank.root), tmp_path)
 
 
-async def test_after_a_search_empty_driver_lists_count_for_a_while(bank, forgetful):
+async def test_who_only_has_it_open_is_found_before_a_use(bank, forgetful):
     observer, backend, processes = forgetful
-    record = clean(backend, bank.first)
-    assert [(await observer.quick(record)).holders for _ in range(3)] == [(), (), ()]
-    assert processes.walks == 1
+    record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     drills.occupy(bank.root, bank.first, b"x", POD)
-    assert (await observer.quick(record)).holders == ()
-    observer._cache.forget(record)  # it is time
-    assert len((await observer.quick(record)).holders or ()) == 1
-
-
-async def test_the_last_observation_before_use_searches_processes(bank, forgetful):
-    observer, backend, _ = forgetful
-    record = clean(backend, bank.first)
-    await observer.quick(record)
-    drills.occupy(bank.root, bank.first, b"x", POD)
+    assert ((await observer.quick(record)).holders, processes.walks) == ((), 0)
     assert len((await observer.quick(record, before_use=True)).holders or ()) == 1
 
 
-async def test_a_request_searches_again_for_an_awaited_holder(bank, forgetful):
-    """A former holder may live on for days."""
+@pytest.mark.parametrize(
+    "owner",
+    [Owner(None, NOW, seen=True), Owner(POD, NOW, seen=True, unannounced=True)],
+    ids=["a person", "nobody had announced it"],
+)
+async def test_who_only_has_it_open_keeps_his_device(bank, forgetful, owner):
+    """With nobody on it, the device would be taken from such an owner."""
     observer, backend, processes = forgetful
-    pid = drills.zombie(bank.root, bank.first)
-    record = replace(clean(backend, bank.first), state=State.DIRTY)
-    seen = await observer.quick(record)
-    assert len(seen.holders or ()) == 1
-    assert await observer.quick(record) == seen
-    assert processes.walks == 1
-    processes.passes_over = {pid}
-    assert (await observer.quick(record, before_use=True)).holders == ()
-    assert processes.walks == 2
-
-
-async def test_open_files_of_a_newly_listed_process_are_read(bank, parts):
-    observer, backend, processes = parts
+    record = lives.but(in_use(backend, bank.first, POD), owner=owner)
     drills.occupy(bank.root, bank.first, b"x", POD)
+    seen = await observer.quick(record)
+    assert (len(seen.holders or ()), processes.walks) == (1, 1)
+
+
+async def test_a_newly_listed_process_is_named_without_a_search(bank, parts):
+    observer, backend, processes = parts
+    mine, foreign = (drills.occupy(bank.root, bank.first, b"x", pod) for pod in (POD, "pod-b"))
     record = in_use(backend, bank.first, POD)
-    await observer.quick(record)
-    foreign = drills.occupy(bank.root, bank.second, b"x", "pod-b")
-    backend.named = frozenset({foreign})
+    await observer.full(record)
+    backend.named = frozenset({mine, foreign})
     seen = await observer.quick(record)
     assert {holder.container for holder in seen.holders or ()} == {POD, "pod-b"}
-    assert processes.walks == 2
-    assert await observer.quick(record) == seen  # known by now
-    assert processes.walks == 2
+    assert processes.walks == 1
 
 
-@pytest.mark.parametrize(
-    "change", ["another owner", "another driver", "it is time", "no process of the owner was seen"]
-)
-async def test_an_observation_of_another_state_is_not_reused(bank, parts, monkeypatch, change):
-    observer, backend, processes = parts
-    drills.occupy(bank.root, bank.first, b"x", POD)
-    record = in_use(backend, bank.first, POD)
-    if change == "no process of the owner was seen":
-        record = lives.but(record, owner=Owner("pod-c", NOW))
-    if change == "it is time":
-        monkeypatch.setattr(observer, "_remember", lambda *_: None)
-    await observer.quick(record)
-    if change == "another owner":
-        record = lives.but(record, owner=Owner("pod-b", NOW))
-    if change == "another driver":
-        monkeypatch.setattr(backend, "driver", lambda: "anew")
-    await observer.quick(record)
-    assert processes.walks == 2
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_bystander_on_the_list_is_no_use(bank, tmp_path, known):
+    backend = Listing(bank.root)
+    monitor = drills.occupy(bank.root, bank.first, b"x", "")
+    processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
+    clock, driver = ObservedSince(0.0), DriverCalls(backend, "boot")
+    observer = Observer(driver, processes, tmp_path, clock, lambda _: lambda holder: known and holder.pid == monitor)
+    record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
+    backend.named = frozenset({monitor})
+    seen = await observer.quick(record)
+    assert (len(seen.holders or ()), processes.walks) == (0 if known else 1, 0)
+    assert seen.used_at == lives.facts().used_at
+    backend.close()

@@ -230,7 +230,7 @@ PLANTED = [
     Mutant(SHORT_USES, "if isinstance(now, Missed):", "if False:", tests=IN_SHORT_USES),
     Mutant(SHORT_USES, "if isinstance(before, Missed):", "if False:", tests=IN_SHORT_USES),
     Mutant(SHORT_USES, "if isinstance(now, NoWitness):", "if False:", tests=IN_USES),
-    Mutant("scrubber/observe/observation_cache.py", "isinstance(said, Missed)", "False", tests=IN_USES),
+    Mutant("scrubber/observe/observed_since.py", "isinstance(said, Missed)", "False", tests=IN_USES),
     Mutant(START, "pod == record.tenancy.last_owner and", "False and", tests=IN_START),
     Mutant(TENANCY, "tenancy.allocations if event.restart else", "", tests=IN_START),
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),

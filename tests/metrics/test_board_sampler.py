@@ -15,7 +15,7 @@ from scrubber.devices.simulated.backend import Simulated
 from scrubber.metrics.collector import BoardSampler
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
 

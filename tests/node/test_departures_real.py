@@ -21,7 +21,7 @@ from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
 from tests.node.control_groups import ID, UID, Group, Process, pod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +14,10 @@ from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted
 from scrubber.fence.fence import Fence
 from scrubber.node.processes import Processes
-from scrubber.observe import observation_cache
 from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.guard import Guard, Look, Terms
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
@@ -114,10 +112,8 @@ async def test_the_runtime_takes_no_second_search(fenced: Fenced, foreign: Path,
 
 @pytest.mark.parametrize("before_use", [True, False])
 async def test_an_idle_device_takes_no_search_behind_the_fence(
-    fenced: Fenced, foreign: Path, monkeypatch: pytest.MonkeyPatch, *, before_use: bool
+    fenced: Fenced, foreign: Path, *, before_use: bool
 ) -> None:
-    monkeypatch.setattr(observation_cache, "VALID_AT_LEAST", -1.0)  # as if the last search was long ago
-    monkeypatch.setattr(observation_cache, "CPU_SHARE", math.inf)
     await proven(fenced)
     idle, searches = fenced.of(lives.CLEAN), fenced.searches
     assert (await fenced.observer.quick(idle, before_use=before_use)).holders == ()

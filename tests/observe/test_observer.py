@@ -26,7 +26,7 @@ from scrubber.devices.simulated.containers import MARK
 from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
 from tests.node.conftest import NodeProc

@@ -15,7 +15,7 @@ from scrubber.devices.calls import UnresponsiveError
 from scrubber.ledger.file import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
-from scrubber.observe.observation_cache import OBSERVED_WITHIN
+from scrubber.observe.observed_since import OBSERVED_WITHIN
 from tests.service.asking import let_on, written_down
 from tests.service.pretend_worker import PretendWorker
 

@@ -13,7 +13,7 @@ import pytest
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
-from scrubber.observe.observation_cache import OBSERVED_WITHIN
+from scrubber.observe.observed_since import OBSERVED_WITHIN
 from tests.service.asking import rows
 
 

@@ -16,7 +16,7 @@ from scrubber.core import events as ev
 from scrubber.core import plans
 from scrubber.core.model import Blame, Facts, Outcome, ScrubPath, State, Step, StepResult
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.observe.observation_cache import UNOBSERVED
+from scrubber.observe.observed_since import UNOBSERVED
 from scrubber.workers.worker import BrokenError
 from tests.service.asking import results, rows
 from tests.service.node import Kind, Process

@@ -29,7 +29,7 @@ from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import Ledger, Store
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.observation_cache import UNOBSERVED, ObservedSince
+from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext

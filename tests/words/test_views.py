@@ -179,25 +179,22 @@ HOST = Holder(8, 1.0, "loop", None)
 
 
 @pytest.mark.parametrize(
-    ("last", "opens", "users", "pods", "advice"),
+    ("last", "users", "pods", "advice"),
     lives.rows(
-        ("a pod", TRAIN, (), {}, {"pod-a": "team/a-0"},
+        ("a pod", TRAIN, {}, {"pod-a": "team/a-0"},
          (f'"train" (pid 7, team/a-0) {KEEPS}',
           'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`')),
-        ("a process that runs", HOST, (), {HOST: "ann"}, {},
+        ("a process that runs", HOST, {HOST: "ann"}, {},
          (f'"loop" (pid 8, user ann, no container) {KEEPS}',
           'end "loop" (pid 8): `kill 8`', "if that does not help: `kill -9 8`")),
-        ("one that has ended", HOST, (), {}, {},
+        ("one that has ended", HOST, {}, {},
          (f'"loop" (pid 8, no container) {KEEPS}, and does not run now', LOOK, READ)),
-        ("nobody that can be named", None, (), {}, {},
+        ("nobody that can be named", None, {}, {},
          (f"a process that leaves before it can be named {KEEPS}", LOOK, READ)),
-        ("nobody, and somebody comes just now", None, (HOST,), {HOST: "ann"}, {},
-         (f"a process that leaves at once {KEEPS}", '"loop" (pid 8, user ann, no container) has just opened it',
-          'end "loop" (pid 8): `kill 8`', "if that does not help: `kill -9 8`")),
     ),
 )  # fmt: skip
-def test_the_advice_says_who_keeps_a_device_out(last, opens, users, pods, advice):
-    [said] = device_status.keeps_out([RepeatedUse(last, 17)], opens, users, pods, "/dev/nvidia3")
+def test_the_advice_says_who_keeps_a_device_out(last, users, pods, advice):
+    [said] = device_status.keeps_out([RepeatedUse(last, 17)], users, pods, "/dev/nvidia3")
     assert tuple(said.split("; ")) == advice
 
 

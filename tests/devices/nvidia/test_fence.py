@@ -21,7 +21,7 @@ from scrubber.node.processes import Processes
 from scrubber.node.unified import Tree
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.guard import Guard, Look, Terms
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import foreign, group, identity, made_group, run
 from tests.core import lives

@@ -20,7 +20,7 @@ from scrubber.jobs.driver_release import DriverRelease
 from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.observation_cache import ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.core import lives
 from tests.devices.nvidia import bench

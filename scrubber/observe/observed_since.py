@@ -1,25 +1,19 @@
-"""How long the last full observation of a device is valid, and since when the device is observed without a gap."""
+"""Since when each device is observed without a gap."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from scrubber.core import short_uses
-from scrubber.core.model import Facts, Holder, Moment, State
-from scrubber.core.record import Record
+from scrubber.core.model import Facts, Moment
 from scrubber.core.witness import FENCE, Counted, Missed, Testimony
 from scrubber.node import clock
 
-CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
-VALID_AT_LEAST = 1.0  # seconds for which a full observation is valid, however quick it was
-VALID_FOR = 10.0  # seconds for which a cached holder counts on a device without an owner: a pod may wait for the device
 OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
 UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which there is a gap
-ASSIGNED = frozenset({State.GRANTED, State.IN_USE})
 
 
 class ObservedSince:
@@ -120,64 +114,3 @@ class ObservedSince:
             use_unsure=unsure,
             witness=said,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CachedObservation:
-    """A full observation of a device, and how long it is valid."""
-
-    at: float
-    until: float
-    facts: Facts
-    listed: frozenset[int]  # the holders that the driver listed
-    confirming: tuple[Holder, ...]  # while one of them runs, the facts may be valid
-
-
-class ObservationCache:
-    """The last full observation of each device. An observation that could not tell the holders is not kept."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, CachedObservation] = {}
-
-    def remember(
-        self, record: Record, facts: Facts, listed: frozenset[int], confirming: tuple[Holder, ...], took: float
-    ) -> None:
-        """``took``: the seconds that the observation took. A costly observation is valid for longer."""
-        if facts.holders is None:
-            self.forget(record)
-            return
-        now = asyncio.get_running_loop().time()
-        until = now + max(VALID_AT_LEAST, took / CPU_SHARE)
-        kept = replace(facts, starting_pod_alive=None)
-        self._last[record.device.uuid] = CachedObservation(now, until, kept, listed, confirming)
-
-    def forget(self, record: Record) -> None:
-        """Make the next observation a full one."""
-        self._last.pop(record.device.uuid, None)
-
-    def shows_no_holder(self, record: Record) -> bool:
-        """Whether the last full observation is valid and found no holder."""
-        last = self._valid(record)
-        return last is not None and last.facts.holders == ()
-
-    def confirmed(self, record: Record) -> tuple[CachedObservation, Holder] | None:
-        """The last full observation, and a process that confirms the observation for as long as it runs.
-
-        None if the observation is too old or there is no such process. On a device with an owner, the process must
-        belong to the owner; it need not hold the device. Without an owner any holder counts, for a shorter time.
-        """
-        last = self._valid(record)
-        if last is None or (record.state not in ASSIGNED and asyncio.get_running_loop().time() > last.at + VALID_FOR):
-            return None
-        owner = record.tenancy.container
-        if owner is not None and last.facts.owner_alive is not True:
-            return None
-        if record.tenancy.owner is not None and record.tenancy.owner.unannounced and not last.facts.holders:
-            return None  # an unannounced pod that no longer holds the device may lose it
-        candidates = (last.facts.holders or ()) if owner is None else last.confirming
-        confirming = next((it for it in candidates if owner in (None, it.container)), None)
-        return None if confirming is None else (last, confirming)
-
-    def _valid(self, record: Record) -> CachedObservation | None:
-        last = self._last.get(record.device.uuid)
-        return None if last is None or asyncio.get_running_loop().time() > last.until else last

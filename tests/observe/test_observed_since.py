@@ -1,0 +1,46 @@
+"""Since when a device is observed without a gap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core.model import Moment
+from scrubber.core.witness import FENCE, FILES, Counted, NoWitness, Testimony
+from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
+from tests.core.lives import facts
+
+NO_HOLDER = replace(facts(), owner_alive=None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_gap"),
+    [
+        (Counted(FENCE, 1), Counted(FENCE, 1), False),
+        (Counted(FILES, 1), Counted(FILES, 1), True),
+        (NoWitness("none"), NoWitness("none"), True),
+        (NoWitness("none"), Counted(FENCE, 1), True),
+        (Counted(FENCE, 1), NoWitness("none"), True),
+    ],
+)
+def test_a_time_without_observations_is_a_gap_without_a_fence(
+    before: Testimony, after: Testimony, *, is_gap: bool
+) -> None:
+    moments = [Moment(1.0, 1.0)]
+    since = ObservedSince(0.0, lambda: moments[-1])
+    since.testified("GPU-1", before)
+    since.stamped("GPU-1", NO_HOLDER)
+    moments.append(Moment(2.0 + UNOBSERVED, 2.0 + UNOBSERVED))
+    since.testified("GPU-1", after)
+    assert (since.stamped("GPU-1", NO_HOLDER).observed_since > 0) is is_gap
+
+
+@pytest.mark.parametrize(("began", "counts"), [(0.0, True), (2.0, False)])
+def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: bool) -> None:
+    """A proof of an earlier run, whose witness did not count on."""
+    since = ObservedSince(began, lambda: Moment(3.0, 3.0))
+    since.testified("GPU-1", said := Counted(FENCE, 4))
+    assert since.uses_since("GPU-1", 1.0) == (said if counts else None)
+    since.resume("GPU-1", 1.0, said)
+    assert since.uses_since("GPU-1", 1.0) == said
