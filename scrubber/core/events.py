@@ -30,12 +30,6 @@ class IllegalEventError(Exception):
     """An event that must not happen to a device in this state: a bug in the service, or an edited ledger."""
 
 
-def demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call reads as a sentence
-    """IllegalEventError unless this holds."""
-    if not holds:
-        raise IllegalEventError(f"cannot happen: {why_not}")
-
-
 @dataclass(frozen=True, slots=True)
 class Discovered:
     """The device was seen for the first time, or for the first time since the ledger was lost."""

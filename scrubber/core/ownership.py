@@ -1,6 +1,6 @@
 """What the facts of one moment say about who has a device.
 
-``tenancy`` has the table of owners, and which event leads from one to the next.
+``owners`` has the table of owners, and which fact leads from one to the next.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, is_pod
+from scrubber.core.owners import Standing, standing
 from scrubber.core.record import Record
-from scrubber.core.tenancy import Standing, standing
 
 CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
 STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few

@@ -12,8 +12,8 @@ Rule 6: a device is never quarantined while it is in use: ``AilmentFound`` recor
 The ledger replays its rows through the same ``apply``: there is no second way to change anything. The documentation
 shows this table as a diagram.
 
-The table does not show everything: each part of the record has small machines of its own beside it. ``tenancy`` has the
-table of owners, ``health`` the ailment of a device in use, ``scrubs`` the path that is due.
+The table does not show everything: ``changes`` has all that an event changes beside the state, and ``owners`` the table
+of owners.
 
 Devices are not independent: a reset takes down all devices of a reset domain. ``presence`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scrubber.core import bypasses, health, scrubs, tenancy
+from scrubber.core import changes, owners
 from scrubber.core import events as ev
-from scrubber.core.model import Moment, State
+from scrubber.core.model import State
 from scrubber.core.record import Record
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
@@ -122,15 +122,14 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
             raise ev.IllegalEventError(f"{entry.device} was discovered twice")
         if event.device.uuid != entry.device:
             raise ev.IllegalEventError(f"{entry.device} cannot be discovered as {event.device.uuid}")
-        return Record(event.device, event.incarnation, State.UNKNOWN, entry.at, tenancy.first(entry.at))
+        return changes.first(event, entry.at)
     if record is None:
         raise ev.IllegalEventError(f"{type(event).__name__} for {entry.device}, which was never discovered")
     target = TABLE[record.state].get(type(event))
     if target is None:
         raise ev.IllegalEventError(f"{type(event).__name__} cannot happen to a device that is {record.state.value}")
-    guard(record, event)
-    moved = replace(fold(record, event, entry.at), state=target)
-    return replace(moved, since=entry.at) if target is not record.state else moved
+    changed = changes.after(record, event, entry.at)
+    return replace(changed, state=target, since=entry.at) if target is not record.state else changed
 
 
 def replay(records: Sequence[Record], entries: Sequence[ev.LedgerEntry]) -> tuple[Record, ...]:
@@ -167,32 +166,5 @@ def late(record: Record | None, sighting: ev.Event) -> ev.Event | None:
         return None
     if not isinstance(sighting, ev.PutInUse):
         return sighting
-    owner = tenancy.late(record.tenancy.owner, sighting.owner)
+    owner = owners.late(record.tenancy.owner, sighting.owner)
     return None if owner is None else ev.PutInUse(owner)
-
-
-def guard(record: Record, event: ev.Event) -> None:
-    """Reject an event that the table allows but that does not fit the record, such as an event of another job."""
-    if isinstance(event, ev.Described):
-        ev.demand(event.device.uuid == record.device.uuid, "the event describes another device")
-    scrubs.guard(record.scrubs, event, record.device.uuid, record.incarnation)
-    health.guard(record.health, event)
-    tenancy.guard(record.tenancy, event)
-
-
-def fold(record: Record, event: ev.Event, at: Moment) -> Record:
-    """What an event changes besides the state."""
-    incarnation = event.incarnation if isinstance(event, ev.Distrusted) else record.incarnation
-    rebooted = incarnation.boot_id != record.incarnation.boot_id
-    quarantined = record.health.quarantine is not None
-    return replace(
-        record,
-        device=event.device if isinstance(event, ev.Described) else record.device,
-        incarnation=incarnation,
-        tenancy=tenancy.fold(record.tenancy, event, at),
-        scrubs=scrubs.fold(
-            record.scrubs, event, at, had=record.tenancy, quarantined=quarantined, before=record.incarnation
-        ),
-        health=health.fold(record.health, event, at, job=record.scrubs.job, rebooted=rebooted),
-        bypasses=bypasses.fold(record.bypasses, event, at, rebooted=rebooted),
-    )

@@ -18,7 +18,9 @@ from scrubber.core.model import (
     Ailment,
     AilmentKind,
     Baseline,
+    Blame,
     Facts,
+    Findings,
     Moment,
     Owner,
     Quarantine,
@@ -50,6 +52,15 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
     waits = record.health.quarantine.next_probe is None
     again = None if waits else now.uptime + pauses.after_interruption(record.health.quarantine)
     return ev.Quarantined(replace(record.health.quarantine, next_probe=again, last_try=why))
+
+
+def failure(record: Record, why: str, blame: Blame, findings: Findings) -> ev.ScrubFailed:
+    """How the job that runs is recorded if it ends without a proof: with whoever was in its way, and is not ended."""
+    if record.scrubs.job is None:
+        raise ValueError(f"{record.device.uuid} has no job that could fail")
+    holders = tuple(holder for holder in findings.holders if holder.pid not in findings.terminated)
+    times = record.scrubs.failures + 1
+    return ev.ScrubFailed(record.scrubs.job.id, why, blame, holders, findings.unnamed, times)
 
 
 def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:

@@ -31,8 +31,8 @@ from ground import log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
+from scrubber.core import changes, leftover, plans, presence, proof, step_results, upkeep, verdict
 from scrubber.core import events as ev
-from scrubber.core import leftover, plans, presence, proof, scrubs, states, step_results, upkeep, verdict
 from scrubber.core.answers import Veto
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -415,7 +415,7 @@ class ScrubJob:
         record = self._own_record()
         if record is None:
             return True
-        record = states.fold(record, ev.StepsRecorded(self.id, tuple(self._results)), self._context.now())
+        record = changes.after(record, ev.StepsRecorded(self.id, tuple(self._results)), self._context.now())
         if record.scrubs.job is None:
             return True
         judged = verdict.judge(record.scrubs.job, record.health.baseline, self._policy)
@@ -479,7 +479,7 @@ class ScrubJob:
             case verdict.Consequence.STAY_IN_QUARANTINE:
                 return upkeep.interruption(record, judged.detail, now)
             case verdict.Consequence.LEAVE_DIRTY:
-                return scrubs.failure(record.scrubs, judged.detail, judged.blame, judged.findings)
+                return upkeep.failure(record, judged.detail, judged.blame, judged.findings)
 
     async def _give_up(self, why: str) -> None:
         """End the job after a fault of the service.
@@ -491,7 +491,7 @@ class ScrubJob:
         job = record.scrubs.job if record is not None else None
         proven = job is not None and verdict.proven_fault(job) is not None
         if record is not None and record.health.quarantine is None and not proven:
-            await self._close(scrubs.failure(record.scrubs, why, Blame.SERVICE, Findings()), why)
+            await self._close(upkeep.failure(record, why, Blame.SERVICE, Findings()), why)
         else:
             await self._interrupt(why)
 

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ground import log, private_files
-from scrubber.core.record import Record
-from scrubber.core.tenancy import Tenancy
+from scrubber.core.record import Record, Tenancy
 from scrubber.receipts.handover import handover_id
 
 logger = log.get("receipts")

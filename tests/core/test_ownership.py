@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core import events as ev
-from scrubber.core import ownership, tenancy
+from scrubber.core import owners, ownership
 from scrubber.core.model import Holder, Owner
 from tests.core import lives
 from tests.core.lives import NOW, OF_A, OF_B, A, B, facts, later, live, rows
@@ -79,7 +79,7 @@ MOVES = rows(
 
 @pytest.mark.parametrize(("before", "after", "legal"), MOVES)
 def test_an_owner_changes_by_a_legal_move_only(before, after, legal):
-    assert tenancy.legal(before, after) is legal
+    assert owners.legal(before, after) is legal
 
 
 OWNERS = st.builds(
@@ -95,11 +95,11 @@ OWNERS = st.builds(
 
 
 @given(st.lists(OWNERS, max_size=30))
-def test_whatever_happens_an_owner_forgets_nothing(owners):
+def test_whatever_happens_an_owner_forgets_nothing(sequence):
     record = lives.GRANTED
-    for owner in owners:
+    for owner in sequence:
         before, event = record.tenancy.owner, ev.PutInUse(owner)
-        if not tenancy.legal(before, owner):
+        if not owners.legal(before, owner):
             with pytest.raises(ev.IllegalEventError):
                 live(record, event)
             continue
@@ -119,9 +119,9 @@ def test_whatever_happens_an_owner_forgets_nothing(owners):
 
 @given(st.none() | OWNERS, OWNERS)
 def test_a_late_sighting_is_recorded_where_it_is_new(before, sighting):
-    recorded = tenancy.late(before, sighting)
+    recorded = owners.late(before, sighting)
     if recorded is not None:
-        assert tenancy.legal(before, recorded)
+        assert owners.legal(before, recorded)
     elif sighting.container is not None:
         assert sighting.container == before.container
 
@@ -137,7 +137,7 @@ LATE = rows(
 
 @pytest.mark.parametrize(("owner", "sighting", "recorded"), LATE)
 def test_a_late_sighting_changes_the_present_owner(owner, sighting, recorded):
-    assert tenancy.late(owner, sighting) == recorded
+    assert owners.late(owner, sighting) == recorded
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from scrubber.core import ailments, ownership, proof, states, stuck, upkeep
 from scrubber.core import events as ev
+from scrubber.core.changes import MANY_ALLOCATIONS
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -30,7 +31,6 @@ from scrubber.core.model import (
     Trigger,
 )
 from scrubber.core.record import Record
-from scrubber.core.tenancy import MANY_ALLOCATIONS
 from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, HERE, NOW, REBOOTED, RELOADED, A, B, facts, live
 

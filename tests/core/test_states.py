@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
+from scrubber.core.changes import MANY_ALLOCATIONS
 from scrubber.core.events import IllegalEventError
 from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step, Trigger
 from scrubber.core.states import TABLE, late, replay, to_record_later
-from scrubber.core.tenancy import MANY_ALLOCATIONS
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
 

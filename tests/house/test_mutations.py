@@ -28,14 +28,14 @@ import pytest
 from ground import errors
 from policies import model as policy_words
 from scrubber.core import model as words
-from scrubber.core import tenancy
+from scrubber.core import owners
 from tests.cli.on_machine import ENTERS
 from tests.fakes.cuda import emulation
 from tests.fakes.cuda.fixtures import FORM
 
 ROOT = Path(__file__).parents[2]
 MUTATED = (
-    "states", "tenancy", "scrubs", "health", "bypasses", "acquire", "start", "ownership", "proof", "pauses", "presence",
+    "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "presence",
     "leftover", "stuck", "upkeep", "offering", "burn_in", "ailments", "answers", "in_force", "short_uses",
     "step_results", "verdict",
 )  # fmt: skip
@@ -72,7 +72,7 @@ NEGATED = {
 }
 ENUMS = {
     kind.__name__: list(kind)
-    for module in (words, policy_words, errors, tenancy)
+    for module in (words, policy_words, errors, owners)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Enum) and list(kind)
 }
@@ -112,7 +112,7 @@ class Mutant:
 STATES, RESULTS, VERDICT = GENERATED_FROM[0], *GENERATED_FROM[-2:]
 PLANS, ON_NO_PATH = "scrubber/core/plans.py", "Traits(Driver.FOR_MEMORY, not_on=frozenset(ScrubPath))"
 LEFTOVER = "scrubber/core/leftover.py"
-OWNERSHIP, TENANCY, SCRUBS = (f"scrubber/core/{it}.py" for it in ("ownership", "tenancy", "scrubs"))
+OWNERSHIP, RECORD, CHANGES = (f"scrubber/core/{it}.py" for it in ("ownership", "record", "changes"))
 WRITTEN = "tests/cuda/test_clearing.py::test_the_random_pattern_finds_a_device_that_writes_nothing"
 READ_BACK = "tests/cuda/test_clearing.py::test_the_verify_finds_a_flipped_bit_of_the_last_pattern"
 START = "scrubber/core/start.py"
@@ -177,10 +177,10 @@ PLANTED = [
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
     Mutant(PLANS, "measures=True),", "measures=True, not_on=frozenset({_FAST})),", tests=IN_VERDICT),
     Mutant(PLANS, "measures=True, only_reads=True)", "only_reads=True, not_on=frozenset(ScrubPath))", tests=IN_VERDICT),
-    Mutant(SCRUBS, "was_reset or scrubs.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
-    Mutant(SCRUBS, "Trigger.FIRST_LOOK and scrubs.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
-    Mutant(SCRUBS, "due = ScrubPath.SLOW  #", "due = ScrubPath.RESET  #", tests=IN_RESETS),
-    Mutant(SCRUBS, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
+    Mutant(CHANGES, "was_reset or record.scrubs.due_path is not ScrubPath.RESET", "True", tests=IN_RESETS),
+    Mutant(CHANGES, "Trigger.FIRST_LOOK and scrubs.tested is not None", "Trigger.FIRST_LOOK", tests=IN_ACQUIRE),
+    Mutant(CHANGES, "due = ScrubPath.SLOW  #", "due = ScrubPath.RESET  #", tests=IN_RESETS),
+    Mutant(CHANGES, "ailments.path_after(quarantine.ailment)", "None", tests=IN_RESETS),
     Mutant("scrubber/core/proof.py", "most_thorough(route, record.scrubs.due_path)", "route", tests=IN_RESETS),
     Mutant(PLANS, "Step.SCRATCH: Traits(Driver.FOR_MEMORY)", f"Step.SCRATCH: {ON_NO_PATH}", tests=IN_VERDICT),
     Mutant(PLANS, "Traits(Driver.FOR_MEMORY, counts=True, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE),
@@ -191,7 +191,7 @@ PLANTED = [
     ),
     Mutant(VERDICT, "if patterns != wanted:", "if step is Step.CLEAR and patterns != wanted:", tests=COVERAGE),
     Mutant(RESULTS, " or record.scrubs.pattern_left", "", tests=IN_RESULTS),
-    Mutant(SCRUBS, "receipt.leaves != ZEROS", "False", tests=IN_STATES),
+    Mutant(CHANGES, "receipt.leaves != ZEROS", "False", tests=IN_STATES),
     Mutant(RESULTS, "or reached != units:", "or reached < units - 1:", tests=IN_RESULTS),
     Mutant(RESULTS, "if not selftest.tests", "if False", tests=IN_RESULTS),
     Mutant(RESULTS, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
@@ -217,7 +217,7 @@ PLANTED = [
     Mutant(OWNERSHIP, "and pod in (facts.assigned_pods or ())", "and pod is not None", tests=IN_ACQUIRE),
     Mutant(OWNERSHIP, "record.tenancy.allocations > named.containers", "False", tests=IN_START),
     Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
-    Mutant(TENANCY, "self.grant is not None and self.grant.until", "self.grant and self.grant.at", tests=IN_OWNERSHIP),
+    Mutant(RECORD, "self.grant is not None and self.grant.until", "self.grant and self.grant.at", tests=IN_OWNERSHIP),
     Mutant("scrubber/core/proof.py", "not in (None, record.incarnation.boot_id)", "is None", tests=IN_ACQUIRE),
     Mutant("scrubber/core/proof.py", "if receipt.finished.uptime < facts.used_at", "if False", tests=IN_ACQUIRE),
     Mutant(
@@ -232,7 +232,7 @@ PLANTED = [
     Mutant(SHORT_USES, "if isinstance(now, NoWitness):", "if False:", tests=IN_USES),
     Mutant("scrubber/observe/observed_since.py", "isinstance(said, Missed)", "False", tests=IN_USES),
     Mutant(START, "pod == record.tenancy.last_owner and", "False and", tests=IN_START),
-    Mutant(TENANCY, "tenancy.allocations if event.restart else", "", tests=IN_START),
+    Mutant(CHANGES, "tenancy.allocations if restart else", "", tests=IN_START),
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),
     Mutant(OFFERING, "if facts.ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if facts.withheld:", "if False:", tests=IN_OFFERING),
@@ -257,15 +257,15 @@ PLANTED = [
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
     Mutant(ON_DEVICE, "cleared.mismatch is None", "True", tests=ROSTER),
     Mutant("scrubber/jobs/scrub_job.py", "result = step_results.judged(result)", "pass", tests=JOBS),
-    Mutant(TENANCY, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
-    Mutant(TENANCY, 'return tenancy.awaits != "" and not grant.at_start', "return False", tests=IN_STATES),
-    Mutant(TENANCY, "else tenancy.number + ends(tenancy, event)", "else tenancy.number", tests=IN_STATES),
+    Mutant(CHANGES, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
+    Mutant(CHANGES, 'tenancy.awaits != "" and not grant.at_start', "False", tests=IN_STATES),
+    Mutant(CHANGES, "else tenancy.number + left", "else tenancy.number", tests=IN_STATES),
     Mutant(STANDSTILLS, "uptime - seen.reported >= every", "True", tests="tests/core/test_standstills.py"),
     Mutant("scrubber/ledger/ledger.py", "if lasted >= LONG else None", "if lasted < 0 else None", tests=IN_LEDGER),
     Mutant("scrubber/jobs/scrub_job.py", "is not None and done != self.bytes_done", "is not None", tests=IN_REPORT),
     Mutant(STUCK, "evict.findings.stuck or None", "evict.findings.stuck", tests=IN_SINCE),
     Mutant(OWNERSHIP, "if facts.holders is None:\n        return None", "if False:\n        pass", tests=IN_SINCE),
-    Mutant(SCRUBS, "scrubs if now == before else _forgiven(scrubs)", "_forgiven(scrubs)", tests=IN_SINCE),
+    Mutant(CHANGES, "record.scrubs if same else _forgiven(record.scrubs)", "_forgiven(record.scrubs)", tests=IN_SINCE),
     Mutant(TENANT_FILES, "beside(self._directory / name", "beside(folder / name", tests=IN_TENANT_FILES),
     Mutant(
         TENANT_FILES, 'record.tenancy.start_admitted or record.tenancy.awaits != ""', "False", tests=IN_TENANT_FILES
