@@ -1,6 +1,6 @@
 """What the result of one step shows by itself. Steps only report: a fault in a report is found here, and nowhere else.
 
-The job asks before the next step may run, and ``verdict`` asks again for every result of the path.
+The job asks once for each result, before the next step may run. ``verdict`` and the ledger get what it answers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ class Fault(NamedTuple):
     blame: Blame = Blame.DEVICE
 
 
-def judged(result: StepResult) -> StepResult:
-    """The result; failed if its findings show a fault, or that too little was done to prove anything."""
-    if result.outcome is not Outcome.PASSED:
-        return result
-    fault = _fault(result.step, result.findings)
-    return result if fault is None else replace(result, outcome=Outcome.FAILED, detail=fault.detail, blame=fault.blame)
+def judged(result: StepResult, record: Record) -> StepResult:
+    """The result; failed if its findings show a fault, or that too little was done to prove anything.
+
+    ``record``: the device before the result.
+    """
+    fault = _fault(result.step, result.findings) if result.outcome is Outcome.PASSED else None
+    if fault is not None:
+        result = replace(result, outcome=Outcome.FAILED, detail=fault.detail, blame=fault.blame)
+    return _credited(result, record)
 
 
 def hardware_fault(findings: Findings) -> AilmentKind | None:
@@ -36,11 +39,8 @@ def hardware_fault(findings: Findings) -> AilmentKind | None:
     return AilmentKind.COMPUTE_FAULT if findings.deviating else None
 
 
-def credited(result: StepResult, record: Record) -> StepResult:
-    """The result, without old data that may be the pattern of an earlier clear: no owner is named for it.
-
-    ``record``: the device before the result.
-    """
+def _credited(result: StepResult, record: Record) -> StepResult:
+    """The result, without old data that may be the pattern of an earlier clear: no owner is named for it."""
     findings = result.findings
     ours = record.scrubs.half_cleared or record.scrubs.pattern_left
     if not ours or not findings.residue_bytes:

@@ -4,7 +4,7 @@ Rule 1: a job passes when every step of its path ran, ended and passed. A missin
 Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
 later result says.
 Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
-Rule 4: a step that passed must say how much memory or how many units it covered (``step_results``).
+Rule 4: a step that passed must say how much memory or how many units it covered (``step_results``, for the job).
 Rule 5: the patterns must be those that the policy orders, verify must have read back the last one, and the self-test
 must cover all that the policy orders. If the worker did less, nothing is proven. That is a fault of the service, not of
 the device, so the device stays dirty.
@@ -279,7 +279,7 @@ def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
 
 
 def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:
-    for result in map(step_results.judged, ran):
+    for result in ran:
         if result.outcome is not Outcome.PASSED:
             return _from_result(result)
     return None

@@ -232,10 +232,8 @@ class ScrubJob:
             result = await self._read(worker, step, order)
         else:
             result = await self._change(worker, step, order)
-        result = step_results.judged(result)
-        if is_last and result.outcome is Outcome.PASSED:
-            result = await (await worker).finish(result)
-        return step_results.credited(result, self._ledger.records[self.device])
+        result = step_results.judged(result, self._ledger.records[self.device])
+        return await (await worker).finish(result) if is_last and result.outcome is Outcome.PASSED else result
 
     async def _read(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run a step during the observation. A veto kills the worker, and its result is dropped."""

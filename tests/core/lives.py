@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.model import Evict, Eviction, Mode, Paths, Policy
 from scrubber.core import events as ev
-from scrubber.core import plans, states, verdict
+from scrubber.core import plans, states, step_results, verdict
 from scrubber.core.answers import RecordFirst
 from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
@@ -107,6 +107,11 @@ def results(path: ScrubPath = ScrubPath.FAST, **findings: dict[str, object]) -> 
 def finished(path: ScrubPath = ScrubPath.FAST, name: str = "job-1", **findings: dict[str, object]) -> Job:
     """A job all of whose steps passed."""
     return replace(job(path, name=name), results=results(path, **findings))
+
+
+def judged(job: Job) -> Job:
+    """The job with the results that it records: it judges what its steps report."""
+    return replace(job, results=tuple(step_results.judged(it, SCRUBBING) for it in job.results))
 
 
 def passed(record: Record, at: Moment = NOW, policy: Policy = ENFORCE) -> ev.ScrubPassed:

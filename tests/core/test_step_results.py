@@ -32,11 +32,11 @@ FAULTS = [
 @pytest.mark.parametrize(("step", "findings", "detail"), FAULTS)
 def test_a_fault_in_a_report_is_the_devices(step, findings, detail):
     reported = result(step, **findings)
-    assert step_results.judged(reported) == replace(reported, outcome=Outcome.FAILED, detail=detail)
+    assert step_results.judged(reported, lives.SCRUBBING) == replace(reported, outcome=Outcome.FAILED, detail=detail)
 
 
 def test_a_self_test_out_of_time_is_no_device_fault():
-    judged = step_results.judged(result(Step.SELFTEST, tests=()))
+    judged = step_results.judged(result(Step.SELFTEST, tests=()), lives.SCRUBBING)
     assert (judged.outcome, judged.blame) == (Outcome.FAILED, Blame.SERVICE)
     assert judged.detail == "no test came to its end: selftest.time in the policy may be too short"
 
@@ -44,13 +44,13 @@ def test_a_self_test_out_of_time_is_no_device_fault():
 @pytest.mark.parametrize("covered", [{"covered_bytes": 4096, "units": None}, {"covered_bytes": 0, "units": 8}])
 def test_a_self_test_of_one_kind_is_enough_by_itself(covered):
     tested = result(Step.SELFTEST, **covered)
-    assert step_results.judged(tested) == tested
+    assert step_results.judged(tested, lives.SCRUBBING) == tested
 
 
 @pytest.mark.parametrize("outcome", [it for it in Outcome if it is not Outcome.PASSED])
 def test_a_step_that_did_not_pass_keeps_its_reason(outcome):
     refused = replace(result(Step.CLEAR, outcome=outcome, mismatch=WRONG), detail="a reason", blame=Blame.TENANT)
-    assert step_results.judged(refused) == refused
+    assert step_results.judged(refused, lives.SCRUBBING) == refused
 
 
 CUT_OFF = lives.but(lives.SCRUBBING, half_cleared=True)
@@ -60,11 +60,11 @@ OLD = result(Step.CLEAR, residue_bytes=7, residue_at=(64,))
 
 @pytest.mark.parametrize("before", [CUT_OFF, LEFT], ids=["cut off", "left by a proof"])
 def test_old_data_counts_unless_it_may_be_our_own_pattern(before):
-    assert step_results.credited(OLD, lives.SCRUBBING) == OLD
-    credited = step_results.credited(OLD, before)
-    assert credited.detail == "7 bytes were not zero before, which may be the pattern of an earlier clear"
-    assert credited.findings == replace(OLD.findings, residue_bytes=None, residue_at=(), searched_bytes=0)
+    assert step_results.judged(OLD, lives.SCRUBBING) == OLD
+    judged = step_results.judged(OLD, before)
+    assert judged.detail == "7 bytes were not zero before, which may be the pattern of an earlier clear"
+    assert judged.findings == replace(OLD.findings, residue_bytes=None, residue_at=(), searched_bytes=0)
     zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
-    assert step_results.credited(zeros, before) == zeros
-    failed = step_results.credited(replace(OLD, detail="it failed"), before)
-    assert failed.detail == f"it failed; {credited.detail}"
+    assert step_results.judged(zeros, before) == zeros
+    failed = step_results.judged(replace(OLD, detail="it failed"), before)
+    assert failed.detail == f"it failed; {judged.detail}"

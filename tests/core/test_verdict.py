@@ -41,7 +41,7 @@ HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 
 
 def judge(job, baseline=FRESH, policy=ENFORCE):
-    return verdict.judge(job, baseline, policy)
+    return verdict.judge(lives.judged(job), baseline, policy)
 
 
 def spoiled(path, step, **changes):
@@ -345,7 +345,7 @@ def test_a_receipt_credits_the_last_owner_with_the_first_search(searched, said):
     failed = result(
         Step.CLEAR, outcome=Outcome.FAILED, covered_bytes=500, residue_bytes=70, searched_bytes=searched
     )  # fmt: skip
-    second = replace(step_results.credited(OLD, CUT_OFF), path=ScrubPath.RESET)
+    second = replace(step_results.judged(OLD, CUT_OFF), path=ScrubPath.RESET)
     job = escalated(failed)
     job = replace(job, results=tuple(second if it.step is Step.CLEAR and it != failed else it for it in job.results))
     receipt = receipt_of(job)

@@ -11,6 +11,7 @@ from scrubber.core import plans, verdict
 from scrubber.core.measurements import OWN_CONTEXT, OWN_LISTED, Measurements, Uncovered
 from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Consequence, Failed
+from tests.core import lives
 from tests.core.lives import ENFORCE, finished, results
 
 HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
@@ -18,7 +19,7 @@ FULL = ENFORCE.model_copy(update={"clear": Clear(min_coverage=1.0)})
 
 
 def judge(job, policy=ENFORCE):
-    return verdict.judge(job, Baseline(), policy)
+    return verdict.judge(lives.judged(job), Baseline(), policy)
 
 
 def measured(clear, verify, **more):

@@ -256,7 +256,7 @@ PLANTED = [
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not self._answer().skip_scratch", "writes=True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
     Mutant(ON_DEVICE, "cleared.mismatch is None", "True", tests=ROSTER),
-    Mutant("scrubber/jobs/scrub_job.py", "result = step_results.judged(result)", "pass", tests=JOBS),
+    Mutant("scrubber/jobs/scrub_job.py", "result = step_results.judged(result,", "_ = (result,", tests=JOBS),
     Mutant(CHANGES, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
     Mutant(CHANGES, 'tenancy.awaits != "" and not grant.at_start', "False", tests=IN_STATES),
     Mutant(CHANGES, "else tenancy.number + left", "else tenancy.number", tests=IN_STATES),

@@ -97,7 +97,7 @@ def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     running = book.tell(running, ev.ScrubStarted(lives.job()), ev.StepsRecorded("job-1", (), Step.CLEAR))
     running = book.tell(running, ev.ScrubInterrupted("job-1", "the service was stopped"))
     running = book.tell(running, ev.ScrubStarted(lives.job(name="job-2")))
-    found = step_results.credited(lives.result(Step.CLEAR, residue_bytes=7), running)
+    found = step_results.judged(lives.result(Step.CLEAR, residue_bytes=7), running)
     book.tell(running, ev.StepsRecorded("job-2", (found,)))
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
 

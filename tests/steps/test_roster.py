@@ -16,6 +16,7 @@ from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.layout import Resetting
 from scrubber.steps import roster
 from scrubber.steps.base import Order, Report, StepContext
+from tests.core import lives
 
 ORDER = Order(patterns=("random", "zero"), key="00ff" * 8)
 SECRET = b"the launch code is 0000"
@@ -36,7 +37,7 @@ def perform(step: Step, bank) -> Report:
 
 def judged(step: Step, report: Report) -> StepResult:
     result = StepResult(step, ScrubPath.SLOW, report.outcome, 0.0, report.detail, report.blame, report.findings)
-    return step_results.judged(result)
+    return step_results.judged(result, lives.SCRUBBING)
 
 
 @pytest.mark.parametrize("step", Step)
