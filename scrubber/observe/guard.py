@@ -73,6 +73,7 @@ class Guard:
         self._turn = threading.RLock()  # the fence is asked by many threads, and its questions can be read once
         self._known: Mapping[str, frozenset[DeviceNumber]] = {}  # all devices ...
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
+        self._terms: Mapping[str, Terms] = {}  # of all devices, as of the last round or question of a new group
         self._unguarded = ""  # why none is, as it was logged
         self._records: dict[str, Record] = {}
         self._open_to: dict[str, tuple[frozenset[int] | None, bool]] = {}  # and whether others are refused
@@ -102,9 +103,12 @@ class Guard:
             self._learn()
 
     def _learn(self) -> None:
+        if self._ending.is_set():
+            return
+        self._terms = {uuid: self._look.terms(uuid) for uuid in self._known}
         alone = _of_one_device_each(self._known)
-        numbers = {uuid: mine if self._look.terms(uuid).fenced else frozenset() for uuid, mine in alone.items()}
-        if self._ending.is_set() or numbers == self._numbers:
+        numbers = {uuid: mine if self._terms[uuid].fenced else frozenset() for uuid, mine in alone.items()}
+        if numbers == self._numbers:
             return
         changed = {uuid for uuid, mine in numbers.items() if self._numbers.get(uuid) != mine}
         known = changed & self._uses.keys()
@@ -134,8 +138,8 @@ class Guard:
             leases = []
             for uuid, mine in self._numbers.items():
                 self._open(uuid)
-                if mine and (terms := self._look.terms(uuid)).refuse:
-                    leases.append(terms.lease)
+                if mine and self._terms[uuid].refuse:
+                    leases.append(self._terms[uuid].lease)
             if leases and not self._ending.is_set():
                 try:
                     self._fence.refuse_for(min(leases))
@@ -155,7 +159,7 @@ class Guard:
         numbers = self._numbers.get(uuid)
         if not numbers or self._ending.is_set():
             return
-        record, terms = self._records.get(uuid), self._look.terms(uuid)
+        record, terms = self._records.get(uuid), self._terms[uuid]
         try:
             members = self._members(fencing.open_to(record) if record is not None else OpenTo.SERVICE)
             now = members if members is None else members | terms.exempt, terms.refuse
@@ -279,7 +283,7 @@ class Guard:
             self._excuse(uuid, question)
             return
         place = self._place(question.group, question.uptime)
-        if place is not None and place.groups & self._look.terms(uuid).exempt:
+        if place is not None and place.groups & self._terms[uuid].exempt:
             self._excuse(uuid, question)
             self._open(uuid)  # a group that began after the last round
         else:
@@ -291,6 +295,7 @@ class Guard:
         if until <= uptime:
             until, place = uptime + _JUDGED_FOR, self._look.place(group)
             self._look.read()
+            self._terms = {uuid: self._look.terms(uuid) for uuid in self._known}
         self._judged[group] = until, place
         if len(self._judged) > _JUDGED:
             del self._judged[next(iter(self._judged))]
