@@ -431,7 +431,6 @@ class Facts:
     """What was observed just now, fresh for one decision. Never stored."""
 
     incarnation: Incarnation
-    epoch: str
     holders: tuple[Holder, ...] | None  # None when they could not be determined
     observed_since: float = 0.0  # uptime: since then the service would have noticed any holder
     owner_alive: bool | None = None  # None when there is no owner, or when that could not be determined
@@ -441,6 +440,7 @@ class Facts:
     domain_resetting: bool = False  # a sibling is being reset, which takes this device down as well
     successor: str | None = None  # the GPU that is now at the PCI address of this device
     withheld: bool = False  # a request for the device was refused: the kubelet believes that the device is free
+    epoch: str = ""  # the run of the kubelet, read for a decision about a device that is granted
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
     hung: Stuck | None = None  # all holders hang in the kernel, and since when at every observation that saw them
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason

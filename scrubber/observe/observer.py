@@ -111,7 +111,7 @@ class Observer:
         reported, held = self.driver.backend.quick_observation(uuid)
         vitals = self.health.in_layout(reported, record.device.parent)
         if vitals.lost and presence.taken_away(record):  # it has no holder, and no pod waits for it
-            return Facts(read_incarnation(), self.epoch(), None, vitals=vitals)
+            return Facts(read_incarnation(), None, vitals=vitals)
         facts, _ = self._by_list(record, read_incarnation, lambda _uuid: held)
         return facts and replace(facts, vitals=vitals)
 
@@ -132,7 +132,7 @@ class Observer:
         self._observed_since.testified(uuid, said := self.holders.ask_witness(uuid))
         if listed is not None and alive is not False and _is_enough(record, listed, held=held, alive=alive):
             if fencing.open_to(record) is OpenTo.ALL or not self._alone.has_news(uuid, said):
-                return Facts(incarnation, self.epoch(), listed, owner_alive=alive), held
+                return Facts(incarnation, listed, owner_alive=alive), held
         elif held and listed is None and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, self._observed_since.uptime())  # by a process that has left, perhaps
         return None, held
@@ -173,7 +173,6 @@ class Observer:
         busy = _siblings_busy(siblings, result.holders)
         unstamped = Facts(
             incarnation,
-            self.epoch(),
             result.holders[uuid],
             owner_alive=alive,
             starting_pod_alive=starting_pod_alive,
@@ -205,7 +204,7 @@ class Observer:
         except (DeviceError, BlindError) as error:
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
-            blind = Facts(record.incarnation, self.epoch(), None, shortage=lack, held_up=why)
+            blind = Facts(record.incarnation, None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
         self._hear(search)
         for uuid, known in before.items():
@@ -225,7 +224,6 @@ class Observer:
             self._observed_since.interrupt(uuid, why)  # it may leave before the next observation, with its bytes left
         unstamped = Facts(
             incarnation,
-            self.epoch(),
             holders,
             owner_alive=alive,
             starting_pod_alive=starting_pod_alive,

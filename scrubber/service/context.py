@@ -117,10 +117,12 @@ class ServiceContext:
     async def complete(self, record: Record, facts: Facts, *, to_take_back: bool = False) -> Facts:
         """What was seen of a device, and what a decision needs beside it.
 
-        That is what ``with_node`` adds and, for some decisions about the owner or the create gate, the pods in the
-        kubelet's checkpoint.
+        That is what ``with_node`` adds, for a device that is granted the run of the kubelet and, for some decisions
+        about the owner or the create gate, the pods in the kubelet's checkpoint.
         """
         facts, owner = self.with_node(record, facts), record.tenancy.owner
+        if record.tenancy.grant is not None:
+            facts = replace(facts, epoch=self.observer.epoch())
         of_owner = ownership.needs_assignment(owner, facts) and not ownership.about_to_start(owner, facts.at)
         of_job = to_take_back and record.tenancy.until_release
         if not of_owner and not of_job and not (facts.unasked and in_force.needs_assignment(record, facts)):

@@ -210,7 +210,7 @@ def facts(  # noqa: PLR0913 - what may be seen
 ) -> Facts:
     """What is seen of a device that is well and that nobody uses, but for what is said."""
     given = None if assigned_pods is None else frozenset(assigned_pods)
-    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals, assigned_pods=given)
+    return Facts(incarnation, holders, since, alive, None, siblings, vitals, epoch=epoch, assigned_pods=given)
 
 
 def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:
