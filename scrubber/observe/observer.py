@@ -247,7 +247,8 @@ class Observer:
         self._alone.changed(record)
         if record.state is State.CLEAN and receipt is not None and receipt.witness == FENCE:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
-            if said is not None:
+            # Who opened it between the search of the scrub and its clear may have it open, without a use since.
+            if said is not None and self._alone.proven(record.device.uuid, said):
                 guard.proven(record.device.uuid, receipt.id, said.uses)
 
     def resume(self, records: Iterable[Record]) -> None:

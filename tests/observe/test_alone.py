@@ -13,6 +13,7 @@ from scrubber.core.model import Holder
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted
 from scrubber.fence.fence import Fence
+from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls
@@ -30,6 +31,7 @@ class Fenced:
     """An observer of a simulated GPU. The fence guards /dev/full in its place."""
 
     observer: Observer
+    guard: Guard
 
     def __init__(self, uuid: str) -> None:
         self.during: tuple[Record, ...] = ()  # what it becomes during each search
@@ -71,6 +73,7 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     guard = Guard(standing, identity(made_group(group / "service")), look)
     guard.start()
     made = Fenced(bank.first)
+    made.guard = guard
     only = tmp_path / "proc"
     only.mkdir()
     (only / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
@@ -140,6 +143,24 @@ async def test_a_search_during_which_an_owner_came_proves_nothing(fenced: Fenced
     await fenced.observer.full(fenced.of(lives.GRANTED))
     fenced.during = ()
     assert await fenced.searched(lives.GRANTED)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_only_what_no_other_has_opened_since_its_search_survives(
+    fenced: Fenced, foreign: Path, *, opened: bool
+) -> None:
+    """A process that came between the search and the clear may stay. The driver does not list it."""
+    scrubbed = fenced.of(lives.SCRUBBING)
+    for _ in range(2):  # the first search is older than the first answer of the fence
+        await fenced.observer.full(scrubbed)
+    if opened:
+        run(foreign, OPENS)
+    await fenced.observer.listed(scrubbed)
+    receipt = lives.CLEAN.scrubs.receipt
+    assert receipt is not None
+    receipt = replace(receipt, witness=FENCE, finished=clock.now())
+    fenced.becomes(replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt)))
+    assert (fenced.guard.uses_at_proof(scrubbed.device.uuid, receipt.id) is None) is opened
 
 
 @pytest.mark.parametrize(
