@@ -71,7 +71,11 @@ def guard(
 
 def _has_pods(root: Path) -> bool:
     """Whether pods are in these groups. On a hybrid node they share groups here, also with their runtime."""
-    return (root / "cgroup.controllers").read_text().strip() != ""
+    controllers = root / "cgroup.controllers"
+    try:
+        return controllers.read_text().strip() != ""
+    except OSError as error:
+        raise FenceError(f"cannot fence the GPUs: cannot read {controllers}: {error.strerror}") from error
 
 
 def _unseen(_pid: int) -> tuple[Holder, ...]:
