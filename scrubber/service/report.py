@@ -27,7 +27,6 @@ from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
 REPORTED_FOR = 600.0  # seconds for which the plugin is told of a container past the create gate: it may have been away
-_FENCE = {True: FenceMode.REFUSE.value, False: FenceMode.WATCH.value, None: ""}
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
 
@@ -87,7 +86,7 @@ class StatusReporter:
             setback=self._context.blocked.get(uuid) or status.setback,
             holders=holders,
             witness=said.words if said is not None else "",
-            fence=_FENCE[guard.refuses(uuid) if guard is not None else None],
+            fence=_fence(device_policy.policy.fence.mode, refuses=guard.refuses(uuid) if guard is not None else None),
             askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
         )
 
@@ -255,6 +254,15 @@ class StatusReporter:
 
 def _holder_view(holder: Holder) -> views.HolderView:
     return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, holder.container or "")
+
+
+def _fence(mode: FenceMode, *, refuses: bool | None) -> str:
+    """What the fence does with others, and whether the policy says something else."""
+    if refuses is None:
+        return ""
+    if refuses:
+        return FenceMode.REFUSE.value
+    return views.WATCHES_ONLY if mode is FenceMode.REFUSE else FenceMode.WATCH.value
 
 
 def _asker_view(asker: Asker) -> views.AskerView:

@@ -19,6 +19,10 @@ GONE = frozenset({"lost", "replaced", "relaid"})
 """The reasons of a quarantine that say that the device is not there, as ``presence.GONE`` has them."""
 
 
+WATCHES_ONLY = "watch instead of refuse"
+"""What a fence does that should refuse others, and cannot: their control groups are of version 1."""
+
+
 _STEPS = {"evict": "ending processes (evict)", "scratch": "memory on the chip (scratch)"}  # those that say too little
 
 
@@ -158,7 +162,7 @@ class DeviceStatus:
     resource: str = ""
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
     witness: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
-    fence: str = ""  # watch or refuse, while the kernel is asked about it; else empty
+    fence: str = ""  # watch, refuse or WATCHES_ONLY, while the kernel is asked about it; else empty
     askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
 
     @property

@@ -68,6 +68,7 @@ def test_a_status_says_what_the_fence_does_in_one_line():
         "fence: refuse on 1 GPU, watch on 1 GPU; 2 programs asked for GPUs of others: `autoclave explain 0` names them"
     )
     assert table.fence([replace(CLEAN, fence="watch")]) == "fence: watch on 1 GPU"
+    assert table.fence([replace(CLEAN, fence=views.WATCHES_ONLY)]) == "fence: watch instead of refuse on 1 GPU"
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ SERVICES = [
     ("fence", gpu(fence="watch"), OK, "keeps watch over 1 GPU (watch); no program asked"),
     ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, '"nvtop" (pid 9, telegraf.service) asked for GPU 3'),
     ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, "would have been refused"),
+    ("fence", gpu(fence=views.WATCHES_ONLY), WARNING, "only watches who opens 1 GPU, though the policy says"),
     ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "and was refused; 4 questions"),
     ("fence", service(fence_lacks="cannot fence the GPUs: no bpf"), WARNING, "no bpf. Instead, the service searches"),
     ("concession", service(concessions=("mode observe",)), WARNING, "gives up a promise: mode observe"),

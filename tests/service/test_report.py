@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -15,6 +15,7 @@ from scrubber.devices.calls import UnresponsiveError
 from scrubber.ledger.file import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
+from scrubber.observe.askers import Askers
 from scrubber.observe.observed_since import OBSERVED_WITHIN
 from tests.service.asking import let_on, written_down
 from tests.service.pretend_worker import PretendWorker
@@ -250,3 +251,32 @@ async def test_a_status_shows_one_moment(world, reporter, register):
     assert world.life.ledger.seq > before
     assert (status.service.ledger_rows, status.devices[1].state) == (before, "clean")
     assert status.devices[0].pod == "ns/train/main"
+
+
+@dataclass
+class Following:
+    """A guard whose fence does this with others, or stands for no device."""
+
+    does: bool | None
+    askers: Askers = field(default_factory=lambda: Askers(lambda: 0.0))
+
+    def refuses(self, _uuid: str) -> bool | None:
+        return self.does
+
+    def witness(self, _uuid: str) -> None:
+        """It has counted nothing."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "refuses", "said"),
+    [
+        ("refuse", True, "refuse"),
+        ("refuse", False, "watch instead of refuse"),
+        ("refuse", None, ""),
+        ("watch", False, "watch"),
+    ],
+)
+async def test_a_fence_that_should_refuse_and_cannot_says_so(begin, monkeypatch, mode, refuses, said):
+    world = await begin(policy=f"defaults: {{fence: {{mode: {mode}}}}}")
+    monkeypatch.setattr(world.life.observer.driver, "guard", Following(refuses))
+    assert world.life.reporter.device(world.uuids[0]).fence == said

@@ -213,7 +213,14 @@ def fence(facts: base.NodeFacts) -> Iterator[base.Finding]:
             text = f"{asker} asked for {gpu}, which was not given to it, and {did}; {quantity(asker.times, 'question')}"
             remedy = "if it is a monitor, name its unit in fence.exempt.units or its namespace in operator_namespaces"
             yield base.warning("fence", text, remedy)
-    if not guarded:
+    powerless = [device for device in guarded if device.fence == views.WATCHES_ONLY]
+    if powerless:
+        gpus = quantity(len(powerless), "GPU")
+        text = f"the kernel only watches who opens {gpus}, though the policy says `fence: {{mode: refuse}}`: on this "
+        text += "node, pods are in control groups of version 1"
+        remedy = "boot the node with version 2 of control groups only, or choose `fence: {mode: watch}` in the policy"
+        yield base.warning("fence", text, remedy)
+    elif not guarded:
         yield base.ok("fence", "the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
     elif not any(device.askers for device in guarded):
         modes = ", ".join(sorted({device.fence for device in guarded}))
