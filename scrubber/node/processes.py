@@ -1,7 +1,8 @@
 """Find the processes that have a device's files open or mapped.
 
-One pass over /proc reads each process, and finds the holders of all these devices. It can miss a holder: a process that
-forks or reopens the file all the time, or a file that only a message or an io_uring keeps.
+One pass over /proc reads each process, and finds the holders of all these devices. It ends with a listing that shows no
+new process: a child of a holder may be one. It can miss a holder: a process that reopens the file all the time, or a
+file that only a message or an io_uring keeps.
 
 Reading a process with very many files takes long, so each process and each search has a time limit. A search that ends
 at a limit proves nothing: the holders of the devices that it was for are unknown.
@@ -32,7 +33,7 @@ from scrubber.node.proc import (
 )
 
 _READINGS = 3  # a process that ended while it was read is read again: another process may have its pid now
-_LISTINGS = 4  # listings of /proc in one pass, while there are new processes
+_LISTINGS = 16  # of all processes in one pass, and of the threads of one, while there are new ones
 
 EACH_WITHIN = 1.0  # seconds of processor time to read one process: about 150,000 open files
 
@@ -75,6 +76,7 @@ class Processes:
         self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
         self._reading: tuple[float, int] | None = None  # since when which process is read
         self.gave_up = False  # whether the last search ended at a time limit
+        self.settled = True  # whether the last search ended with listings that showed nothing new
         self.missing: dict[str, str] = {}  # of the last search: why the files of a device cannot be looked for
         self.unreadable = ""  # the first process that the last search could not read, and why, for operators
 
@@ -93,6 +95,7 @@ class Processes:
         limit of the search in seconds.
         """
         until, self.gave_up, self.unreadable, self.missing = time.monotonic() + within, False, "", {}
+        self.settled = True
         try:
             return self._pass(files, exclude, is_bystander, listed, until)
         except TooSlowError:
@@ -167,6 +170,7 @@ class Processes:
                 return
             seen.update(new)
             yield from new
+        self.settled = False
 
     def named(self, pid: int) -> str:
         """A process for operators; its pid alone if it has ended or its container is unknown."""
@@ -228,21 +232,28 @@ class Processes:
     def _read_files(self, pid: int, search: Search, named: frozenset[str], timer: Timer) -> _ProcessReading:
         """The devices of a process, with those of its threads that have their own files."""
         process = f"{self._proc}/{pid}"
-        try:
-            tasks = open_files.separate_tables(process)
-        except PermissionError as error:
-            return _ProcessReading(named, process, _why(error))
         held, holding, blind = frozenset[str](), process if named else "", ""
-        for task in tasks:
-            timer.count()
+        read = set[str]()
+        for _ in range(_LISTINGS):
             try:
-                of_task = search.held_by(task, timer)
+                new = [task for task in open_files.separate_tables(process) if task not in read]
             except PermissionError as error:
-                blind = _why(error)
-                continue
-            if of_task & search.devices and not holding:
-                holding = task
-            held |= of_task
+                return _ProcessReading(named, process, _why(error))
+            for task in new:
+                timer.count()
+                try:
+                    of_task = search.held_by(task, timer)
+                except PermissionError as error:
+                    blind = _why(error)
+                    continue
+                if of_task & search.devices and not holding:
+                    holding = task
+                held |= of_task
+            read.update(new)
+            if not new or read == {process}:  # no other thread has files of its own
+                break
+        else:
+            self.settled = False
         return _ProcessReading(held & search.devices | named, holding, blind)
 
     def _describe(self, pid: int, task: str) -> Holder:

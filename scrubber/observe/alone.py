@@ -47,15 +47,16 @@ class Alone:
         """A search begins. ``said``: the last answer of the witness."""
         return Before(said, self._changes[uuid])
 
-    def end(self, uuid: str, before: Before, holders: tuple[Holder, ...] | None) -> None:
-        """The search has found these holders."""
+    def end(self, uuid: str, before: Before, holders: tuple[Holder, ...] | None, *, settled: bool = True) -> None:
+        """The search has found these holders. One that is not ``settled`` proves nothing that was not proven before."""
         pod = self._let_in.get(uuid)
         alone = holders is not None and all(pod is not None and it.container == pod for it in holders)
         uses = _counted(before.said)
         if uses is not None:
             self._searched[uuid] = uses
         if alone and uses is not None and before.changes == self._changes[uuid]:
-            self._uses[uuid] = uses
+            if settled:
+                self._uses[uuid] = uses
         else:
             self._uses.pop(uuid, None)
 

@@ -35,6 +35,7 @@ class SearchResult:
     missing: Mapping[str, str] = field(default_factory=dict)  # why the files of a device cannot be looked for
     open: frozenset[str] = frozenset()  # the devices of which the driver listed a holder
     left: frozenset[str] = frozenset()  # those whose holder was not found, and has left
+    settled: bool = True  # whether its last listing of the processes showed no new one
     testimonies: Mapping[str, Testimony] = field(default_factory=dict)  # of the witnesses of short uses that answered
 
 
@@ -184,7 +185,7 @@ class HolderSearch:
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
         for uuid in listed:
             groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
-        found, held_up, unreadable, missing = Holders(), "", "", dict[str, str]()
+        found, held_up, unreadable, missing, settled = Holders(), "", "", dict[str, str](), True
         for is_bystander, files in groups.items():
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
             found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
@@ -193,7 +194,8 @@ class HolderSearch:
                 held_up = f"{self._processes.named(pid)} took {seconds:.1f} s to read"
             unreadable = self._processes.unreadable or unreadable
             missing |= self._processes.missing
-        return SearchResult(found, held_up or unreadable, unreadable, missing)
+            settled = settled and self._processes.settled
+        return SearchResult(found, held_up or unreadable, unreadable, missing, settled=settled)
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
         """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""

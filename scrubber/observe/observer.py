@@ -208,7 +208,7 @@ class Observer:
             return self._observed_since.stamped(record.device.uuid, blind)
         self._hear(search)
         for uuid, known in before.items():
-            self._alone.end(uuid, known, search.holders[uuid])
+            self._alone.end(uuid, known, search.holders[uuid], settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]

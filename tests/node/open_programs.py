@@ -1,4 +1,7 @@
-"""Programs that keep the file of their first argument open, each in its own way, until they are killed."""
+"""Programs that keep the file of their first argument open, each in its own way, until they are killed.
+
+The one that forks ends when the file is removed.
+"""
 
 WRITE = "import os,sys,time; os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); time.sleep(60)"
 MAP = """
@@ -28,4 +31,11 @@ while True:
     other = os.dup(handle)
     os.close(handle)
     handle = other
+"""
+FORKING = """
+import os, sys, time
+os.open(sys.argv[1], os.O_RDWR)
+print(1, flush=True)
+while os.path.exists(sys.argv[1]) and (os.fork() == 0 or os._exit(0)):
+    time.sleep(0.001)
 """

@@ -18,6 +18,7 @@ from scrubber.core.model import Holder
 from scrubber.node import clock, proc
 from scrubber.node.processes import Processes
 from tests.node.conftest import DEAD_LEADER, NodeProc
+from tests.node.open_programs import FORKING
 from tests.node.open_programs import MAP as MAPPING
 from tests.patience import WITHIN
 
@@ -233,6 +234,42 @@ def test_a_process_that_starts_during_the_search_is_found(node_proc: NodeProc, f
     monkeypatch.setattr("scrubber.node.processes.pids", listing)
     processes = search(node_proc.path, whole_node=True)
     assert [it.pid for it in processes.holders({"gpu": [str(file)]})["gpu"] or ()] == [8]
+
+
+THREADS_IN_TURN = """
+import ctypes, os, signal, sys, threading
+handle, follows = os.open(sys.argv[1], os.O_RDWR), threading.Event()
+def run():
+    assert ctypes.CDLL(None).unshare(0x400) == 0  # CLONE_FILES: a copy of its own
+    follows.set()
+    threading.Thread(target=run).start()
+threading.Thread(target=run).start()
+follows.wait()
+os.close(handle)
+print(1, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("code", [FORKING, THREADS_IN_TURN], ids=["processes", "threads"])
+def test_a_settled_search_finds_those_who_take_turns(file: Path, launch, code: str) -> None:
+    """Each ends before it is read, and has handed the file to the next one."""
+    launch(code, file)
+    processes = search()
+    found = [(processes.holders({"gpu": [str(file)]})["gpu"], processes.settled) for _ in range(10)]
+    file.unlink()
+    assert ((), True) not in found
+
+
+@pytest.mark.parametrize(("turns", "settled"), [(10, True), (100, False)])
+def test_a_search_is_settled_without_new_processes(
+    node_proc: NodeProc, file: Path, monkeypatch: pytest.MonkeyPatch, turns: int, *, settled: bool
+) -> None:
+    started = iter(range(1000, 1000 + turns))
+    monkeypatch.setattr("scrubber.node.processes.pids", lambda _proc: [next(started, 1000)])
+    processes = search(node_proc.path, whole_node=True)
+    assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
+    assert processes.settled is settled
 
 
 def test_bystanders_are_left_out(file: Path, launch) -> None:

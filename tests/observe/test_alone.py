@@ -51,6 +51,11 @@ class Fenced:
         """There is a row about it in the ledger."""
         self.observer.recorded(self.of(record))
 
+    def stored(self, proof: str) -> int | None:
+        """After how many uses the kernel keeps this proof for a later run."""
+        assert self.observer.driver.guard is not None
+        return self.observer.driver.guard.uses_at_proof(self._uuid, proof)
+
     async def searched(self, record: Record, *, admitted: bool = False) -> bool:
         """Whether a start takes a search."""
         before = self.searches
@@ -172,3 +177,38 @@ def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holde
     alone.changed(record)
     alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), holders)
     assert alone.proven(lives.DEVICE.uuid, said) is proven
+
+
+def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
+    alone, said, later = Alone(), Counted(FENCE, 3), Counted(FENCE, 4)
+    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), ())
+    for now, settled, holders, proven in (
+        (said, False, (), True),
+        (later, False, (), False),
+        (later, True, (), True),
+        (later, False, (lives.OF_A,), False),
+    ):
+        alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, now), holders, settled=settled)
+        assert alone.proven(lives.DEVICE.uuid, now) is proven
+
+
+async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may have the device, and hand it on to the next one before it is read."""
+    started = iter(range(10**6))
+    with monkeypatch.context() as restless:
+        restless.setattr("scrubber.node.processes.pids", lambda _proc: [next(started)])
+        for _ in range(3):
+            assert await fenced.searched(lives.GRANTED)
+    await proven(fenced)
+
+
+async def test_only_what_was_searched_is_kept_as_a_proof(fenced: Fenced) -> None:
+    """A later run of the service believes it without a search."""
+    receipt = replace(lives.proof(lives.CLEAN), witness=FENCE)
+    clean = replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt))
+    await fenced.observer.full(fenced.of(clean))
+    fenced.becomes(clean)
+    assert fenced.stored(receipt.id) is None, "no search has ended behind the fence yet"
+    await proven(fenced)
+    fenced.becomes(clean)
+    assert fenced.stored(receipt.id) == 0

@@ -128,6 +128,7 @@ class Node:
 
     name = "pretend"
     gave_up, unreadable, missing = False, "", MappingProxyType[str, str]({})  # each search here reads all in time
+    settled = True
     pace = 1.0
 
     def __init__(self, loop: VirtualLoop, gpus: int) -> None:

@@ -14,7 +14,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated.users import Users
 from tests import few_rights
 from tests.few_rights import takes_setpriv
-from tests.node.open_programs import IN_TRANSIT, MAP, RESTLESS, WRITE
+from tests.node.open_programs import FORKING, IN_TRANSIT, MAP, RESTLESS, WRITE
 from tests.patience import WITHIN
 
 GPU = "GPU-a"
@@ -117,15 +117,6 @@ def test_a_holder_that_may_not_be_inspected_is_reported(launch) -> None:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WITHIN).stdout
     why = "a process that user nobody may not inspect has the memory of GPU open: `fuser -v memory`, as root, names it"
     assert said.strip() == why
-
-
-FORKING = """
-import os, sys, time
-os.open(sys.argv[1], os.O_RDWR)
-print(1, flush=True)
-while os.path.exists(sys.argv[1]) and (os.fork() == 0 or os._exit(0)):
-    time.sleep(0.003)
-"""
 
 
 @pytest.mark.parametrize("code", [RESTLESS, FORKING], ids=["moves its descriptor", "forks and exits"])
