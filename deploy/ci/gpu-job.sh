@@ -9,6 +9,7 @@
 set -uf
 export PATH=/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin # it runs as root: a caller's PATH may name programs of the caller
 LIMIT=600 # seconds that `begin` may wait for a proof
+GROUP= # of `begin`: the control group that the fence is open to alone, such as /sys/fs/cgroup/system.slice/runner.service
 
 say() { printf 'autoclave: %s\n' "$*" >&2; }
 
@@ -27,10 +28,11 @@ begin() { # OWNER GPU...
   shift
   # A job that was killed has not ended its grants. Who asks again for the same GPUs would get them without a scrub.
   end "$owner" --quiet || { code=$?; say "the job gets no GPU of $*, for the reason above"; return "$code"; }
-  said=$(ask acquire --owner "$owner" "$@" 2>&1)
+  said=$(ask acquire ${GROUP:+"--cgroup=$GROUP"} --owner "$owner" "$@" 2>&1)
   code=$?
   if [ "$code" -eq 1 ]; then # a scrub may need longer than the policy's budget; if it fails too, it says why
-    said=$(timeout -k 5 "$LIMIT" autoclave scrub --quiet "$@" 2>&1 >/dev/null) && said=$(ask acquire --owner "$owner" "$@" 2>&1)
+    said=$(timeout -k 5 "$LIMIT" autoclave scrub --quiet "$@" 2>&1 >/dev/null) &&
+      said=$(ask acquire ${GROUP:+"--cgroup=$GROUP"} --owner "$owner" "$@" 2>&1)
     code=$?
   fi
   [ -z "$said" ] || printf '%s\n' "$said" >&2
@@ -54,10 +56,14 @@ run() { # OWNER GPU... -- ARGUMENT...
     shift
   done
   shift
+  # The fence is open to a slice that holds the container alone. Without systemd, it is open to all.
+  slice=autoclave_$(echo "${gpus# }" | tr -c '[:alnum:]\n' _).slice
+  GROUP=/sys/fs/cgroup/$slice
+  systemctl start "$slice" 2>/dev/null && [ -d "$GROUP" ] || slice='' GROUP=''
   # shellcheck disable=SC2086 # one word for each GPU
   begin "$owner" $gpus || return
   trap : INT TERM # docker ends the container; the GPUs must be given back
-  docker run --rm --gpus "\"device=$(echo "${gpus# }" | tr ' ' ',')\"" "$@"
+  docker run --rm ${slice:+"--cgroup-parent=$slice"} --gpus "\"device=$(echo "${gpus# }" | tr ' ' ',')\"" "$@"
   code=$?
   end "$owner" || return
   return "$code"

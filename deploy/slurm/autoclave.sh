@@ -11,6 +11,7 @@ GRES=${AUTOCLAVE_SLURM_GRES:-}                        # if gres.conf names only 
 DRAIN=${AUTOCLAVE_SLURM_DRAIN:-yes}                   # no: only Slurm drains the node, with a shorter reason
 STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}  # where the prolog records the acquired GPUs, readable by root only
 DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia} # the driver's information files
+CGROUPS=${AUTOCLAVE_SLURM_CGROUPS:-/sys/fs/cgroup}    # the control groups of version 2
 export AUTOCLAVE_RUN_DIR="${AUTOCLAVE_RUN_DIR:-/run/autoclave}" # of the scrub service
 export AUTOCLAVE_SERVICE_WAIT="${AUTOCLAVE_SERVICE_WAIT:-1500ms}" # for a service that starts: a job waits no longer
 
@@ -185,11 +186,14 @@ prolog() {
 
   # shellcheck disable=SC2086 # one word for each GPU
   set -- $GPUS
+  # With PrologFlags=RunInJob, it runs in the job: then the fence is open to the job alone.
+  group=$(sed -n "s|^0::\(/.*\)/step_extern/.*|$CGROUPS\1|p" /proc/self/cgroup)
+  [ -d "$group" ] || group=
   # If a GPU needs longer than the policy's budget, the scrub waits for it. A GPU of another job is refused by both commands.
-  ask acquire --owner "$JOB" "$@"
+  ask acquire ${group:+"--cgroup=$group"} --owner "$JOB" "$@"
   code=$?
   if [ "$code" -eq 1 ]; then
-    ask scrub "$@" && ask acquire --owner "$JOB" "$@"
+    ask scrub "$@" && ask acquire ${group:+"--cgroup=$group"} --owner "$JOB" "$@"
     code=$?
   fi
   [ "$code" -eq 0 ] || fail_for "$code" "$@"

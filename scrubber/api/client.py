@@ -94,15 +94,17 @@ class ScrubberClient(Client):
 
     async def acquire(
         self, devices: Sequence[str], *, announced: bool = False, exclusive: bool = False, owner: str = "",
-        op: str = "", timeout: float = SHORT,
+        group: int = 0, op: str = "", timeout: float = SHORT,
     ) -> tuple[GrantedDevice, ...]:  # fmt: skip
         """Grants for all devices, or an error and no grant. ``op`` is the operation id in the caller's log.
 
         ``exclusive`` refuses a device that is granted or in use, unless this request repeats one for the same owner.
         Without it, the request says that the last owner has left. ``owner``: who the devices are for, for people and
-        for ``release``.
+        for ``release``. ``group``: the only control group that may open them, by its id; 0: all may.
         """
-        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, exclusive=exclusive, owner=owner)
+        request = scrub_pb2.AcquireRequest(
+            devices=devices, announced=announced, exclusive=exclusive, owner=owner, group=group
+        )
         answer = await self.ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return tuple(view(GrantedDevice, grant) for grant in answer.grants)
 

@@ -55,6 +55,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 announced=request.announced,
                 exclusive=request.exclusive,
                 owner=request_limits.acquired_for(request.owner),
+                group=request.group,
                 op=asked.op,
                 within=context.time_remaining(),
             )

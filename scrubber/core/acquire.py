@@ -32,6 +32,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     gated: bool = False,
     exclusive: bool = False,
     owner: str = "",
+    group: int = 0,
     action: Action = Action.HAND_OUT,
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
@@ -39,16 +40,17 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     ``gated``: no container is created with the device before the service says yes.
 
     ``exclusive``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Proceed
-    if it was granted to this ``owner`` until its release: the request is repeated. Without ``exclusive``, a request for
-    a device that is granted or in use implies that its last owner has left.
+    if it was granted to this ``owner`` and control ``group`` until its release: the request is repeated. Without
+    ``exclusive``, a request for a device that is granted or in use implies that its last owner has left.
     """
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)
     taken = record.state in (State.GRANTED, State.IN_USE)
-    if exclusive and taken and record.tenancy.until_release and record.tenancy.acquired_for(owner):
+    tenancy = record.tenancy
+    if exclusive and taken and tenancy.until_release and tenancy.acquired_for(owner) and tenancy.group == group:
         return answers.Proceed()
-    if exclusive and (taken or record.tenancy.kept_for not in ("", owner)):
+    if exclusive and (taken or tenancy.kept_for not in ("", owner)):
         is_ = record.state.words if taken else "kept for a claim"
         why = f"it is {is_}; run `autoclave release {record.device.name}` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))

@@ -345,6 +345,7 @@ class Grant:
     until_release: bool = False  # the monitor does not infer its end: it waits for a release
     at_start: bool = False  # given by a start, for the container that starts: the kubelet sent no Allocate for it
     owner: str = ""  # who it was acquired for, as the caller wrote it: a job id, not verified
+    group: int = 0  # the control group that may open it until its release, by its id in this boot; 0: none is named
 
 
 @dataclass(frozen=True, slots=True)

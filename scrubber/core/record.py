@@ -81,6 +81,11 @@ class Tenancy:
         """Who has acquired the device; empty if nobody has, or somebody without a name."""
         return self.grant.owner if self.grant is not None else self.kept_for
 
+    @property
+    def group(self) -> int:
+        """The control group that the device was acquired for, by its id; 0: none was named."""
+        return self.grant.group if self.grant is not None else 0
+
     def acquired_for(self, owner: str) -> bool:
         """Whether the device was granted to this owner, or is kept for it. An owner without a name has no device."""
         return owner != "" and self.acquired_by == owner

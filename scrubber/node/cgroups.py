@@ -56,6 +56,7 @@ _POD_GROUPS = (  # below a hierarchy; {0}: the UID, {1}: the UID as systemd writ
     "kubepods/besteffort/pod{0}",
     "kubepods/pod{0}",
 )
+_OUTSIDE_PODS = ("system.slice/docker-{0}*.scope", "docker/{0}*", "machine.slice/libpod-{0}*.scope")  # {0}: its id
 _REMEMBERED = 4096  # pods; a node runs some hundred at a time
 _SHOWN = 12  # characters of an id, as container runtimes show it
 
@@ -166,17 +167,15 @@ class Containers:
         """Whether the pod has a control group at a usual place, or had one in which a process was found."""
         return pod in self._pods or any(True for _ in self._groups_of(pod))
 
-    def unified_groups(self, pod: str, root: Path) -> frozenset[int]:
-        """The ids of the pod's control groups of version 2. Empty if none is found, such as where it has version 1.
+    def unified_groups(self, name: str, root: Path) -> frozenset[int]:
+        """The ids of the control groups of version 2 of a pod or container. Empty if none is found, as with version 1.
 
         ``root``: where the root of that version is mounted.
         """
-        if not _WHOLE_UID.fullmatch(pod):
-            return frozenset()
-        groups = _usual(root, pod)
-        member = self.member(pod) if not any(map(Path.is_dir, groups)) else None
+        groups = _usual(root, name)
+        member = self.member(name) if not any(map(Path.is_dir, groups)) else None
         if member is not None:
-            group = unified_group(root, pod, f"{self._proc}/{member}")
+            group = unified_group(root, name, f"{self._proc}/{member}")
             groups = [group] if group is not None else []
         found = set()
         for group in groups:
@@ -212,9 +211,13 @@ def unified_group(root: Path, name: str, process: str) -> Path | None:
     return next(filter(Path.is_dir, places), None)
 
 
-def _usual(root: Path, pod: str) -> list[Path]:
-    """Where kubelets make the control group of a pod."""
-    return [root / place.format(pod, pod.replace("-", "_")) for place in _POD_GROUPS]
+def _usual(root: Path, name: str) -> list[Path]:
+    """Where kubelets make the control group of a pod, and docker and podman that of a container."""
+    if _WHOLE_UID.fullmatch(name):
+        return [root / place.format(name, name.replace("-", "_")) for place in _POD_GROUPS]
+    identity = name.removeprefix(CONTAINER)
+    places = _OUTSIDE_PODS if re.fullmatch("[0-9a-f]{12}", identity) else ()
+    return [group for place in places for group in root.glob(place.format(identity))]
 
 
 def _unified(text: str) -> str | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from scrubber.core import fencing
+from scrubber.core.fencing import Container, Group
 from scrubber.core.model import Holder
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Testimony
@@ -29,18 +30,18 @@ class Alone:
     def __init__(self) -> None:
         self._uses: dict[str, int] = {}
         self._searched: dict[str, int] = {}  # the same, whatever the last search found
-        self._let_in: dict[str, str | None] = {}
+        self._let_in: dict[str, Container | Group | None] = {}
         self._changes = Counter[str]()
 
     def changed(self, record: Record) -> None:
         """A row about the device is in the ledger, and the fence is open to whom it is open now."""
         uuid, open_to = record.device.uuid, fencing.open_to(record)
-        pod, before = open_to.uid if isinstance(open_to, fencing.Pod) else None, self._let_in.get(uuid)
-        if pod == before:
+        let_in, before = open_to if isinstance(open_to, Container | Group) else None, self._let_in.get(uuid)
+        if let_in == before:
             return
         if before is not None:
             self._uses.pop(uuid, None)
-        self._let_in[uuid] = pod
+        self._let_in[uuid] = let_in
         self._changes[uuid] += 1
 
     def begin(self, uuid: str, said: Testimony | None) -> Before:
@@ -49,8 +50,9 @@ class Alone:
 
     def end(self, uuid: str, before: Before, holders: tuple[Holder, ...] | None, *, settled: bool = True) -> None:
         """The search has found these holders. One that is not ``settled`` proves nothing that was not proven before."""
-        pod = self._let_in.get(uuid)
-        alone = holders is not None and all(pod is not None and it.container == pod for it in holders)
+        let_in = self._let_in.get(uuid)
+        name = let_in.name if isinstance(let_in, Container) else None
+        alone = holders is not None and all(name is not None and it.container == name for it in holders)
         uses = _counted(before.said)
         if uses is not None:
             self._searched[uuid] = uses

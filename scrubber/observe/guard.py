@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ground import log, process_names
+from ground.errors import InvalidRequest
 from scrubber.core import fencing
-from scrubber.core.fencing import OpenTo, Pod
+from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import DeviceNumber, Holder
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Missed, Testimony
@@ -55,7 +56,7 @@ class Look:
     """What the guard asks about processes, control groups and the policy."""
 
     process: Callable[[int], tuple[Holder, ...]]  # a process by its pid; empty if it has ended
-    groups: Callable[[str], frozenset[int]]  # the control groups of a pod
+    groups: Callable[[str], frozenset[int]]  # the control groups of a pod or container
     bystanders: Callable[[str], IsBystander]  # for each device, who does not count
     terms: Callable[[str], Terms]  # for each device
     read: Callable[[], None]  # which groups there are, for the next ``terms``
@@ -175,15 +176,26 @@ class Guard:
         if self._failed.pop(uuid, ""):
             self._more[uuid] = self._more.get(uuid, 0) + 1
 
-    def _members(self, open_to: OpenTo | Pod) -> frozenset[int] | None:
+    def _members(self, open_to: OpenTo | Container | Group) -> frozenset[int] | None:
         match open_to:
             case OpenTo.ALL:
                 return None
             case OpenTo.SERVICE:
                 return frozenset({self._service})
-            case Pod(uid):
-                groups = self._look.groups(uid)
+            case Group(group):
+                return frozenset({self._service, group})
+            case Container(name):
+                groups = self._look.groups(name)
                 return groups | {self._service} if groups else None
+
+    def demand_tenant(self, group: int) -> None:
+        """Refuse a control group that the devices of a job cannot be open to. Raises InvalidRequest."""
+        with self._turn:
+            place, own = self._look.place(group), self._look.place(self._service)
+        if place is None or own is None:
+            raise InvalidRequest("the control group that was named is gone")
+        if not place.name or group in own.groups:
+            raise InvalidRequest("the control group that was named holds the scrub service itself")
 
     def refuses(self, uuid: str) -> bool | None:
         """Whether others cannot open the device. None while the kernel is not asked about it."""

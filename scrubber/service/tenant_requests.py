@@ -87,8 +87,8 @@ class TenantRequests:
         self._awaited: dict[str, Owner] = {}  # by device: the owner whose start was admitted, and not created so far
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "", op: str = "",
-        within: float | None = None,
+        self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "", group: int = 0,
+        op: str = "", within: float | None = None,
     ) -> dict[str, GrantedDevice]:  # fmt: skip
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
@@ -98,12 +98,16 @@ class TenantRequests:
         announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
         in use is refused, the grant lasts until a release, and a failed request withholds no device. If the owner has
         all of these devices already, the answer is their present grants. ``owner``: who the devices are for, as the
-        caller writes it. ``op`` is the caller's operation id for ledger and log.
+        caller writes it. ``group``: the only control group that may open them until their release, by its id; 0: all
+        may. ``op`` is the caller's operation id for ledger and log.
         """
+        guard = self._context.observer.driver.guard
+        if group and guard is not None:
+            guard.demand_tenant(group)
         async with self._turn_of(owner):
             request = self._request(Action.HAND_OUT, devices, op, within)
             try:
-                return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner)
+                return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner, group=group)
             except Exception as error:  # no cancelled call: its caller is gone, which says nothing about the devices
                 # A person's failed request must not withhold a GPU from the kubelet, and a service that stops nothing.
                 if not exclusive and not self._context.jobs.stopping:
@@ -113,9 +117,11 @@ class TenantRequests:
                 raise
 
     async def _acquire(
-        self, request: Request, *, announced: bool, exclusive: bool, owner: str
+        self, request: Request, *, announced: bool, exclusive: bool, owner: str, group: int
     ) -> dict[str, GrantedDevice]:
-        decision = partial(self._acquire_decision, request, announced=announced, exclusive=exclusive, owner=owner)
+        decision = partial(
+            self._acquire_decision, request, announced=announced, exclusive=exclusive, owner=owner, group=group
+        )
         joined: dict[str, ScrubJob] = {}
         while True:
             try:
@@ -126,7 +132,9 @@ class TenantRequests:
                     _raise_refusals(replies, joined, request.action)
                     running = await self._start_jobs(request, replies)
                     if not request.not_accepted:
-                        await self._grant(request, replies, announced=announced, until_release=exclusive, owner=owner)
+                        await self._grant(
+                            request, replies, announced=announced, until_release=exclusive, owner=owner, group=group
+                        )
                         return {device: self._granted(request, device, answer) for device, answer in replies.items()}
             except LedgerUnavailable as error:
                 await self._until_writable(request, error)
@@ -274,15 +282,16 @@ class TenantRequests:
         return replies
 
     async def _acquire_decision(
-        self, request: Request, record: Record, *, announced: bool, exclusive: bool, owner: str
+        self, request: Request, record: Record, *, announced: bool, exclusive: bool, owner: str, group: int
     ) -> answers.AcquireAnswer:
         context, device = self._context, record.device.uuid
         facts = await context.complete(record, await context.observer.quick(record, before_use=not announced))
         policy = self._policy_now(request, device)
         gated = announced and policy.gate is GateMode.CREATE and context.gated(device, facts.at)
         return acquire.decide(
-            record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner
-        )
+            record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner,
+            group=group,
+        )  # fmt: skip
 
     async def _start_decision(
         self,
@@ -384,6 +393,7 @@ class TenantRequests:
         until_release: bool = False,
         at_start: bool = False,
         owner: str = "",
+        group: int = 0,
     ) -> None:
         """Record the grants of all devices that may be handed out, in one transaction."""
         context = self._context
@@ -395,7 +405,7 @@ class TenantRequests:
         for device, answer in handouts.items():
             receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
             proof = receipt.id if receipt else None
-            grant = Grant(context.token(6), now, request.epoch, announced, proof, until_release, at_start, owner)
+            grant = Grant(context.token(6), now, request.epoch, announced, proof, until_release, at_start, owner, group)
             unproven = answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
         await context.ledger.append(request.op, *events)

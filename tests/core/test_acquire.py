@@ -224,17 +224,19 @@ def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, rec
     assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value.replace("_", " ")))
 
 
-KEPT_BY_A_JOB = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="job 7")))
+KEPT_BY_A_JOB = live(
+    lives.CLEAN, ev.Granted(replace(lives.grant(lives.KEPT), until_release=True, owner="job 7", group=4711))
+)
 
 
 @pytest.mark.parametrize("seen", [facts(), facts((OF_B,), alive=True), facts(None)])
 @pytest.mark.parametrize("record", [KEPT_BY_A_JOB, live(KEPT_BY_A_JOB, ev.PutInUse(Owner(B, NOW, seen=True)))])
 def test_only_its_owner_may_repeat_an_exclusive_request(record, seen):
-    def answer(owner: str) -> AcquireAnswer:
-        return acquire.decide(record, seen, ENFORCE, later(1), exclusive=True, owner=owner)
+    def answer(owner: str, group: int = 4711) -> AcquireAnswer:
+        return acquire.decide(record, seen, ENFORCE, later(1), exclusive=True, owner=owner, group=group)
 
     assert answer("job 7") == Proceed()
-    assert {answer(other) for other in ("", "job 8")} == {
+    assert {answer(""), answer("job 8"), answer("job 7", 4712)} == {
         Refuse(Reason.IN_USE, HELD.format(record.state.value.replace("_", " ")))
     }
 

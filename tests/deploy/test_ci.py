@@ -1,5 +1,6 @@
 """The scripts for CI runners, on the real service. Runner, agent, sudo and docker are stand-ins."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.devices.simulated import drills
+from tests.control_groups import identity
 from tests.deploy.jobs import JobService, installed, lives, program
 
 ROOT = Path(__file__).parents[2]
@@ -22,14 +24,14 @@ CONTAINER = f"{os.getpid() + 1:064x}"  # of this test run alone: the marks of pr
 
 @pytest.fixture(scope="module")
 def service():
-    service = JobService("ci", 5)
+    service = JobService("ci", 7)
     yield service
     service.stop()
 
 
 @pytest.fixture(scope="module")
 def unused() -> Iterator[int]:
-    return iter(range(5))
+    return iter(range(7))
 
 
 class Runner:
@@ -124,6 +126,29 @@ def test_a_container_that_a_job_left_fails_the_next_job(service, runner):
     assert drills.release(service.simulated_dir, service.uuid(runner.gpu))
     assert github(runner, "started").returncode == 0
     assert github(runner, "completed").returncode == 0
+
+
+def granted_to(service, gpu):
+    """The control group that the GPU was last handed out to."""
+    history = service_call.ask(service.run_dir, lambda admin: admin.history(str(gpu), kinds=["granted"], limit=1))
+    return json.loads(history[-1].body)["grant"]["group"]
+
+
+def test_a_job_has_its_gpu_for_its_runners_group(service, runner, group: Path):
+    runner.script.write_text(runner.script.read_text().replace("\nGROUP= ", f"\nGROUP={group} "))
+    assert github(runner, "started").returncode == 0
+    assert granted_to(service, runner.gpu) == identity(group)
+
+
+def test_a_container_of_docker_gets_a_slice_of_its_own(service, runner, group: Path):
+    """As systemd makes slices: at the root of the groups."""
+    program(runner.programs / "docker", f'printf "%s\\n" "$@" >{runner.root}/asked')
+    program(runner.programs / "systemctl", f'[ "$1" = start ] && mkdir "{group}/$2"')
+    runner.script.write_text(runner.script.read_text().replace("/sys/fs/cgroup/", f"{group}/"))
+    assert runner.job("run", "nightly", runner.gpu, "--", "image").returncode == 0
+    slice_ = f"autoclave_{runner.gpu}.slice"
+    assert (runner.root / "asked").read_text().split()[2] == f"--cgroup-parent={slice_}"
+    assert granted_to(service, runner.gpu) == identity(group / slice_)
 
 
 def test_docker_gets_proven_gpus_and_gives_them_back(service, runner):

@@ -18,6 +18,8 @@ import pytest
 
 from autoclave.cli import service_call
 from scrubber.devices.simulated import drills
+from scrubber.fence import fence
+from tests.control_groups import identity
 from tests.deploy.jobs import JobService, installed, lives, program
 
 ROOT = Path(__file__).parents[2]
@@ -59,11 +61,14 @@ class Slurmd:
         return installed(SCRIPT, file, self.programs)
 
     @contextmanager
-    def begun(self, script: str, job: int, gpus: object = "", **more: str) -> Iterator[subprocess.Popen[str]]:
-        """``script`` names the turn. No other file is beside it."""
+    def begun(
+        self, script: str, job: int, gpus: object = "", group: Path | None = None, **more: str
+    ) -> Iterator[subprocess.Popen[str]]:
+        """``script`` names the turn. No other file is beside it. ``group``: the control group that it runs in."""
         words = {"SLURM_JOB_ID": str(job), "SLURM_JOB_GPUS": str(gpus), "CUDA_VISIBLE_DEVICES": str(gpus)}
         environment, file = self.environment | words | more, self.alone(script)
-        process = subprocess.Popen([file], env=environment, stderr=subprocess.PIPE, text=True, cwd="/")
+        enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$1"', str(group)] if group is not None else []
+        process = subprocess.Popen([*enter, file], env=environment, stderr=subprocess.PIPE, text=True, cwd="/")
         assert process.stderr is not None
         try:
             yield process
@@ -72,8 +77,10 @@ class Slurmd:
             process.stderr.close()
             process.wait()
 
-    def run(self, script: str, job: int, gpus: object = "", **more: str) -> subprocess.CompletedProcess[str]:
-        with self.begun(script, job, gpus, **more) as process:
+    def run(
+        self, script: str, job: int, gpus: object = "", group: Path | None = None, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        with self.begun(script, job, gpus, group, **more) as process:
             _, output = process.communicate()
         return subprocess.CompletedProcess(script, process.returncode, stderr=output)
 
@@ -109,6 +116,18 @@ def slurmd(tmp_path, service):
 def ended(run, code):
     assert run.returncode == code, run.stderr
     return run.stderr
+
+
+def test_a_prolog_within_the_job_names_its_control_group(service, slurmd, gpu, group: Path) -> None:
+    """With PrologFlags=RunInJob, Slurm makes the group first. Without it, the prolog runs in the group of slurmd."""
+    slurmd.environment["AUTOCLAVE_SLURM_CGROUPS"] = str(fence.root())
+    extern = group / "job_46/step_extern/slurm"
+    extern.mkdir(parents=True)
+    for within, named in ((extern, identity(group / "job_46")), (group, 0)):
+        ended(slurmd.run("prolog.sh", 46, gpu, within), 0)
+        history = service_call.ask(service.run_dir, lambda admin: admin.history(str(gpu), kinds=["granted"], limit=1))
+        assert json.loads(history[-1].body)["grant"]["group"] == named
+        ended(slurmd.run("epilog.sh", 46, gpu, within), 0)
 
 
 def test_a_job_gets_clean_gpus_and_leaves_none_dirty(service, slurmd, gpu):

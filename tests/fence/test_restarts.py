@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def receipts(service: Service) -> list[str]:
 
 
 def opened(service: Service, group: Path) -> None:
-    run(made_group(group / "foreign"), OPENS, str(service.simulated_dir / "gpu0/memory"))
+    group.mkdir(exist_ok=True)
+    run(group, OPENS, str(service.simulated_dir / "gpu0/memory"))
 
 
 def test_clean_gpus_are_clean_after_a_kill(service: Service) -> None:
@@ -50,7 +52,7 @@ def test_clean_gpus_are_clean_after_a_kill(service: Service) -> None:
 def test_a_gpu_that_was_opened_meanwhile_is_scrubbed(service: Service, group: Path) -> None:
     before = receipts(service)
     service.kill()
-    opened(service, group)
+    opened(service, group / "foreign")
     service.start("no longer clean: it was used without a grant")
     service.hear("serving")
     after = receipts(service)
@@ -59,7 +61,29 @@ def test_a_gpu_that_was_opened_meanwhile_is_scrubbed(service: Service, group: Pa
 
 def test_a_short_use_of_a_clean_gpu_is_noticed(service: Service, group: Path) -> None:
     before = receipts(service)
-    opened(service, group)
+    opened(service, group / "foreign")
     service.hear("no longer clean: it was used without a grant")
     after = receipts(service)
     assert (after[0] != before[0], after[1]) == (True, before[1])
+
+
+def test_a_job_has_its_gpu_alone_also_after_a_kill(service: Service, group: Path) -> None:
+    service.settled(0, "clean")
+    job = made_group(group / "job")
+
+    def acquired(place: Path) -> tuple[int, str]:
+        with service.popen("acquire", 0, "--owner", "job 7", "--cgroup", place, stderr=subprocess.PIPE) as process:
+            _, said = process.communicate()
+        return process.returncode, said
+
+    code, said = acquired(group)
+    assert (code, "holds the scrub service itself" in said) == (2, True), said
+    assert acquired(job)[0] == 0
+    for _ in range(2):
+        opened(service, job)
+        assert service.settled(0, "granted").askers == ()
+        service.kill()
+        service.start()
+    opened(service, group / "foreign")
+    service.hear("a process asked for a GPU that is not its own")
+    assert [asker.place for asker in service.settled(0, "granted").askers] == ["/foreign"]

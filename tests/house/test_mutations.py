@@ -145,7 +145,7 @@ FENCE, IN_FENCE, IN_GUARD = "scrubber/fence/fence.py", "tests/fence/test_fence.p
 GUARD = "scrubber/observe/guard.py"
 CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known"
 PLANTED = [
-    Mutant(FENCING, "return OpenTo.SERVICE if announced else OpenTo.ALL", "return OpenTo.ALL", tests=IN_FENCING),
+    Mutant(FENCING, "return OpenTo.SERVICE if announced else tenant", "return tenant", tests=IN_FENCING),
     Mutant(FENCING, "State.DIRTY | State.SCRUBBING", "State.SCRUBBING", tests=IN_FENCING),
     Mutant(FENCING, "alone = not owner.crowded and", "alone =", tests=IN_FENCING),
     Mutant(FENCE, "self._members.remove(key + _TIME.pack(group))", "pass", tests=IN_FENCE),

@@ -78,6 +78,15 @@ def test_a_container_outside_any_pod_has_a_group(group, enter) -> None:
     assert place == group(f"docker-{ID}.scope")
 
 
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+@pytest.mark.parametrize("place", ["system.slice/docker-{}.scope", "docker/{}", "machine.slice/libpod-{}.scope"])
+def test_a_container_of_docker_and_podman_is_found_by_name(place, group, observer) -> None:
+    ours = group(place.format(ID))
+    assert observer.unified_groups(f"{CONTAINER_OF_NO_POD}{ID[:12]}", group("")) == {ours.stat().st_ino}
+    for other in (f"{CONTAINER_OF_NO_POD}{'0' * 12}", f"{CONTAINER_OF_NO_POD}*", CONTAINER_OF_NO_POD):
+        assert observer.unified_groups(other, group("")) == frozenset()
+
+
 @pytest.mark.parametrize("group", ["first"], indirect=True)
 def test_groups_of_the_first_version_are_none_of_the_second(group, enter) -> None:
     process = enter(group(f"{pod('cgroupfs, guaranteed')}/{ID}"))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ground.errors import InvalidRequest
+from scrubber.core import events as ev
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Missed
@@ -117,6 +119,36 @@ def test_a_pod_without_known_group_opens_the_device_to_all(asking: Asking, forei
     asking.keep(lives.IN_USE_BY_B)
     run(foreign, OPENS)
     assert asking.uses() > 0
+
+
+def of_a_job(group: Path) -> Record:
+    grant = replace(lives.grant(lives.CLEAN, announced=False), until_release=True, owner="job 7", group=identity(group))
+    return lives.live(lives.CLEAN, ev.Granted(grant))
+
+
+def test_a_jobs_device_is_open_to_its_group_alone(asking: Asking, group: Path, foreign: Path) -> None:
+    asking.terms = Terms(refuse=True)
+    job = made_group(group / "job")
+    asking.keep(of_a_job(job))
+    step = made_group(job / "step")
+    assert (run(job, OPENS), run(step, OPENS), asking.guard.askers.of(DEVICE)) == ("opened", "opened", ())
+    assert run(foreign, OPENS) == "refused"
+    step.rmdir()
+    job.rmdir()
+    asking.guard.renew()
+    assert run(made_group(job), OPENS) == "refused", "a later group with its name is another one"
+
+
+def test_only_a_group_without_the_service_has_devices(asking: Asking, group: Path, service: Path) -> None:
+    job = made_group(group / "job")
+    asking.guard.demand_tenant(identity(job))
+    for place in (service, group, fence.root()):
+        with pytest.raises(InvalidRequest, match="holds the scrub service itself"):
+            asking.guard.demand_tenant(identity(place))
+    gone = identity(job)
+    job.rmdir()
+    with pytest.raises(InvalidRequest, match="is gone"):
+        asking.guard.demand_tenant(gone)
 
 
 STAYS = """

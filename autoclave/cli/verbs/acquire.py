@@ -14,12 +14,27 @@ from scrubber.api import admin_client
 from scrubber.words import views
 
 
+def _group(ctx: click.Context, param: click.Parameter, directory: Path | None) -> int:
+    """The id of a control group; 0 if none is named."""
+    if directory is None:
+        return 0
+    if not (directory / "cgroup.controllers").exists():
+        raise click.BadParameter(f"{str(directory)!r} is no directory of a control group of version 2", ctx, param)
+    return directory.stat().st_ino
+
+
 @click.command(context_settings=ENVIRONMENT)
 @options.needed_gpus
 @options.owner("Who the GPUs are for, such as a job id.")
+@click.option(
+    "--cgroup",
+    type=options.DIRECTORY,
+    callback=_group,
+    help="The control group of the job, a directory below /sys/fs/cgroup: the fence is open to it alone.",
+)
 @options.output("text", "json", "yaml")
 @options.run_dir
-def acquire(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path) -> None:
+def acquire(gpus: tuple[str, ...], owner: str | None, cgroup: int, output: str, run_dir: Path) -> None:
     """Take clean GPUs for a job, on a node without a kubelet.
 
     Takes all of the GPUs or none. The GPUs belong to the job until `autoclave release`; the service does nothing to
@@ -31,7 +46,7 @@ def acquire(gpus: tuple[str, ...], owner: str | None, output: str, run_dir: Path
     devices = service_call.ask(run_dir, lambda admin: service_call.find(admin, gpus))
     try:
         grants = service_call.ask_for_devices(
-            run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "")
+            run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "", group=cgroup)
         )
     except (Refused, NotReady) as error:
         in_the_way = service_call.ask(run_dir, partial(_explained, error.message))

@@ -1,0 +1,5 @@
+"""Fixtures of several files."""
+
+from tests.control_groups import group
+
+__all__ = ["group"]
