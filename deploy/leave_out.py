@@ -1,4 +1,4 @@
-"""Delete from an environment what no program of ours loads, then import every module of ours.
+"""Delete from an environment what no program of ours loads, then import every module of ours, and what we load of CuPy.
 
 ``python deploy/leave_out.py PREFIX``: the Dockerfile runs this after all packages are installed. The packages stay
 named in the environment, so `uv pip check` and the bill of materials see each of them. A module that cannot be imported
@@ -39,18 +39,33 @@ OMISSIONS = (
     # Types for type checkers.
     Omission("**/*.pyi"),
 )
+# Where CuPy is: all but its bindings of the driver, which need nothing else (scrubber/cuda/cupy_loading.py).
+BESIDE_BINDINGS = (
+    Omission("cupy"),
+    Omission("cupyx"),
+    Omission("cupy_backends/cuda/libs"),
+    Omission("cupy_backends/cuda/stream.*.so"),
+    Omission("cupy_backends/cuda/api/*runtime*.so"),
+    # What only the rest of CuPy requires.
+    Omission("numpy"),
+    Omission("numpy.libs"),
+    Omission("cuda"),
+)
 IMPORT_ALL = """
 import importlib, pkgutil
 for house in ("autoclave", "ground", "plugin", "policies", "scrubber"):
     for found in pkgutil.walk_packages(importlib.import_module(house).__path__, house + "."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
+from scrubber.cuda import cupy_loading
+if cupy_loading.missing() is None:
+    cupy_loading.load()
 """
 
 
 def leave_out(packages: Path) -> None:
     """Delete each omission from this site-packages. One that matches nothing is an error: its package has changed."""
-    for omission in OMISSIONS:
+    for omission in (*OMISSIONS, *(BESIDE_BINDINGS if (packages / "cupy_backends").exists() else ())):
         found = [path for path in packages.glob(omission.pattern) if path.name not in omission.keeps]
         if not found:
             raise SystemExit(f"cannot leave out {omission.pattern}: {packages} has no such file")
@@ -71,6 +86,9 @@ def main(prefix: Path) -> None:
     """Leave out, then import all modules from what is left."""
     (packages,) = (prefix / "lib").glob("python*/site-packages")
     leave_out(packages)
+    for command in (prefix / "bin").iterdir():
+        if command.name != "autoclave" and not command.name.startswith("python"):
+            command.unlink()  # a command of a package
     subprocess.run([prefix / "bin" / "python", "-I", "-B", "-c", IMPORT_ALL], check=True, cwd="/")
 
 

@@ -19,11 +19,13 @@ from tests.patience import WITHIN
 class Service:
     """The real service on simulated GPUs, as a process."""
 
+    program: tuple[str | Path, ...] = (sys.executable, "-m", "autoclave")
+
     def __init__(self, root: Path, gpus: int, *flags: object) -> None:
         self.root = root
         self.run_dir, self.simulated_dir = root / "run", root / "gpus"
         self.command: list[str | Path] = [
-            sys.executable, "-m", "autoclave", "scrubber", "--backend", "simulated", "--log-format", "json",
+            *self.program, "scrubber", "--backend", "simulated", "--log-format", "json",
             "--run-dir", self.run_dir, "--state-dir", root / "state", "--simulated-dir", self.simulated_dir,
             "--kubelet-dir", root, "--pod-logs-dir", root / "pods", "--gate-cdi-dir", root / "cdi",
             "--simulated-gpus", str(gpus), "--simulated-memory", "1MiB", *map(str, flags),

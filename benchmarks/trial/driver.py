@@ -51,9 +51,9 @@ _CALLS = {
 class MeasuringDriver(CudaDriver):
     """The driver, as a worker has it, and more."""
 
-    def __init__(self, cupy: ModuleType) -> None:
-        """OSError if the library is missing, AttributeError if it is too old. Nothing is called yet."""
-        super().__init__(cupy)
+    def __init__(self, bindings: ModuleType) -> None:
+        """OSError if the library is missing, AttributeError if it is too old. CUDA is not started yet."""
+        super().__init__(bindings)
         for name, arguments in _CALLS.items():
             getattr(self._library, name).argtypes = arguments
 

@@ -44,9 +44,9 @@ def pidfd_refused() -> str | None:
 
 def _cupy() -> str:
     """CuPy with the CUDA that it was built for and the newest that the driver knows; no device is opened."""
-    cupy = cupy_loading.load()
-    built, knows = cupy.cuda.driver.get_build_version(), MeasuringDriver(cupy).version()
-    return f"{cupy.__version__}, built for CUDA {built}, CUDA of the driver {knows}"
+    bindings = cupy_loading.load()
+    built, knows = bindings.get_build_version(), MeasuringDriver(bindings).version()
+    return f"{cupy_loading.installed()}, built for CUDA {built}, CUDA of the driver {knows}"
 
 
 def _first_line(file: Path) -> str:

@@ -1,24 +1,27 @@
-"""Load CuPy ahead of its use. Loading does not open or call the driver, so the process can still fork safely.
+"""Load CuPy's bindings of the CUDA driver ahead of their use.
 
-CuPy is optional, and only the zygote and its children may load it. So it is loaded by name on request.
+Loading does not open or call the driver, so the process can still fork safely. CuPy is optional, and only the zygote
+and its children may load it. So it is loaded by name on request. The rest of CuPy and numpy are not loaded, and the
+image has neither.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
+import re
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from scrubber.words import nvidia_advice
 
-_CUPY = "cupy"
-# numpy's libraries start threads while they are loaded, and a process with threads cannot fork safely.
-_THREADS = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# CuPy creates a cache folder in the home directory while it is loaded; a service may have no home directory. We compile
-# nothing, so use a folder that exists and cannot be written.
-_CACHE = {"CUPY_CACHE_DIR": "/proc"}
+_CUPY = "cupy_backends"
+_BINDINGS = f"{_CUPY}.cuda.api.driver"
+# All that the bindings want of the rest of CuPy: a log of the functions that they find.
+_REST: Any = SimpleNamespace(_environment=SimpleNamespace(_log=lambda _message: None))
+_PACKAGE = re.compile(r"cupy(?:_(\w+)x)?-(.+)\.dist-info")
 _MOST_SHOWN = 300  # characters of an error
 
 
@@ -35,39 +38,36 @@ def missing() -> str | None:
 
 
 def warm() -> str:
-    """Load CuPy; returns its version, with our extra that installed it."""
-    return _with_extra(str(load().__version__))
+    """Load them; returns what ``installed`` says."""
+    load()
+    return installed() or "of an unknown version"
 
 
 def installed() -> str:
-    """Our extra that installed CuPy, as ``warm`` names it, without loading CuPy; empty if no extra did, or both."""
-    return _with_extra("").strip()
+    """The version of CuPy, with our extra that installed it; without the extra if none did, or both.
 
-
-def _with_extra(version: str) -> str:
-    """By the folders of packages beside CuPy. To ask for the metadata of packages takes longer than to load them."""
+    By the folders of packages beside CuPy. To ask for the metadata of packages takes longer than to load them.
+    """
     spec = importlib.util.find_spec(_CUPY)
     folders = Path(spec.origin).parents[:2] if spec is not None and spec.origin is not None else ()
-    extras = [
-        extra for extra in nvidia_advice.SINCE for folder in folders if any(folder.glob(f"cupy_{extra}x-*.dist-info"))
-    ]
-    return f"{version} ({extras[0]})" if len(extras) == 1 else version
+    found = [_PACKAGE.fullmatch(path.name) for folder in folders for path in folder.glob("cupy*.dist-info")]
+    packages = [package.groups() for package in found if package]
+    versions = " or ".join(sorted({version for _, version in packages}))
+    extras = [extra for extra, _ in packages if extra in nvidia_advice.SINCE]
+    return f"{versions} ({extras[0]})" if len(extras) == 1 else versions
 
 
 def load() -> ModuleType:
-    """Load CuPy; UnusableError if it is not installed or cannot be loaded."""
+    """The bindings; UnusableError if CuPy is not installed or cannot be loaded."""
     if (why := missing()) is not None:
         raise UnusableError(why)
-    os.environ.update(_THREADS | _CACHE)
+    sys.modules.setdefault("cupy", _REST)
     try:
-        return importlib.import_module(_CUPY)
-    except Exception as error:  # a package for another numpy can raise any exception
-        raise UnusableError(f"CuPy is installed but cannot be loaded: {_first_cause(error)}") from error
+        return importlib.import_module(_BINDINGS)
+    except Exception as error:  # a package for another Python can raise any exception
+        raise UnusableError(f"CuPy is installed but cannot be loaded: {_in_one_line(error)}") from error
 
 
-def _first_cause(error: BaseException) -> str:
-    """The first cause, in one line: CuPy wraps it in a page of advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+def _in_one_line(error: BaseException) -> str:
     words = " ".join(f"{type(error).__name__}: {error}".split())
     return "".join(letter if letter.isprintable() else "?" for letter in words)[:_MOST_SHOWN]

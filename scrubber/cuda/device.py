@@ -140,7 +140,7 @@ def driver_of(uuid: str) -> CudaDriver:
         return CudaDriver(cupy_loading.load())
     except cupy_loading.UnusableError as error:
         raise CardBusyError(f"cannot open {uuid}: {error}") from error
-    except (OSError, AttributeError) as error:  # the library, or one of its functions, is missing
+    except (OSError, AttributeError, RuntimeError) as error:  # the library, one of its functions, or a part of CuPy
         raise CardBusyError(f"cannot open {uuid}: {error}; {_FITTING}") from error
 
 

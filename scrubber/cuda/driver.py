@@ -1,9 +1,9 @@
 """The interface of the CUDA driver (``libcuda.so.1``), as far as a scrub needs it.
 
 Devices, the context, memory and events are reached with ctypes: the names and numbers are those of NVIDIA's driver API.
-CuPy's module ``cupy.cuda.driver``, which wraps the same library, loads kernels and launches them, and its exception
-reports each error. The CUDA runtime that CuPy contains is never called: ``RawModule``, ``RawKernel`` and
-``cupy.cuda.Function`` would call it, because they ask it for the device and the context.
+CuPy's bindings, which wrap the same library, load kernels and launch them, and their exception reports each error. The
+CUDA runtime that CuPy contains is never loaded: ``RawModule``, ``RawKernel`` and ``cupy.cuda.Function`` would call it,
+because they ask it for the device and the context.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 LIBRARY = "libcuda.so.1"
 Word = c_uint32 | c_uint64  # an argument of a kernel
 
+_SUCCESS = 0
 _DEVICE = 0  # the only one that the process can see
 _PCI_ADDRESS_BYTES, _UUID_BYTES = 32, 16
 _DEFAULT_STREAM = None
@@ -49,13 +50,17 @@ class CudaDriver:
 
     waits = 4  # of the context's flags: a wait blocks; CUDA's own choice burns a core during each pass
 
-    def __init__(self, cupy: ModuleType) -> None:
-        """Load the library; OSError if it is missing, AttributeError if it is too old. Nothing is called yet."""
-        self._bindings = cupy.cuda.driver
-        self.Error: type[Exception] = self._bindings.CUDADriverError
+    def __init__(self, bindings: ModuleType) -> None:
+        """Load the library; CUDA is not started yet.
+
+        OSError if the library is missing, AttributeError if it is too old, RuntimeError if CuPy cannot use it.
+        """
+        self._bindings = bindings
+        self.Error: type[Exception] = bindings.CUDADriverError
         self._library = ctypes.CDLL(LIBRARY)
         for name, arguments in _CALLS.items():
             getattr(self._library, name).argtypes = arguments
+        self.Error(_SUCCESS)  # CuPy looks for all functions that it wraps here, and no later
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function of the driver API by its name."""

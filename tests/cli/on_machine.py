@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
+from scrubber.words import views
 from tests.fakes.nvml import build
 from tests.fakes.nvml.fixtures import Stage
 from tests.fakes.nvml.host import Root
@@ -68,7 +69,7 @@ def children(pid: int) -> list[int]:
 def without_cupy(folder: Path) -> dict[str, str]:
     """For a process that finds no CuPy, although it is installed."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text("import sys; sys.modules['cupy'] = None")
+    (folder / "sitecustomize.py").write_text("import sys; sys.modules['cupy_backends'] = None")
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
 
 
@@ -114,8 +115,11 @@ class OnMachine(Service):
         assert process.stdout.readline() == "\n"
         return process
 
+    def entries(self, gpu: object) -> tuple[views.HistoryEntry, ...]:
+        return service_call.ask(self.run_dir, lambda admin: admin.history(str(gpu)))
+
     def texts(self, gpu: object) -> list[str]:
-        return [entry.text for entry in service_call.ask(self.run_dir, lambda admin: admin.history(str(gpu)))]
+        return [entry.text for entry in self.entries(gpu)]
 
 
 FLAGS = ("--pid", "--fork", "--mount-proc", "--kill-child")

@@ -105,7 +105,7 @@ async def idle(admin: admin_client.AdminClient) -> None:
 def test_a_broken_cupy_is_reported_and_no_gpu_is_touched(autoclave, library, short_tmp, code, lacks):
     environment = without_cupy(short_tmp / "site")
     if code is not None:
-        (short_tmp / "site/sitecustomize.py").rename(short_tmp / "site/cupy.py").write_text(code)
+        (short_tmp / "site/sitecustomize.py").rename(short_tmp / "site/cupy_backends.py").write_text(code)
     bare = OnMachine(short_tmp, staged(short_tmp, library, 1), POLICY, environment)
     variables = {"AUTOCLAVE_RUN_DIR": str(bare.run_dir)}
     try:

@@ -23,7 +23,7 @@ nvml_build, stage = fixtures.nvml_build, fixtures.stage
 
 KEY = b"k" * 16
 OF_CUPY = ("cuModuleLoad", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuLaunchKernel")
-RUNTIME = "from scrubber.cuda import cupy_loading; cupy_loading.load().cuda.runtime.getDeviceCount()"
+RUNTIME = "import cupy_backends.cuda.api.runtime as runtime; runtime.getDeviceCount()"
 
 
 @pytest.fixture
@@ -146,6 +146,36 @@ def test_a_scrub_never_reaches_the_runtime_of_cuda(cuda, gpu):
     run = subprocess.run([sys.executable, "-c", RUNTIME], env=environment, capture_output=True, text=True, check=False)
     assert "the runtime of CUDA was called" in run.stderr
     scrub(gpu)
+
+
+OPENED = """
+import sys
+from types import SimpleNamespace
+from scrubber.cuda import card, cupy_loading, device
+{before}
+try:
+    device.opened(*sys.argv[1:])
+except card.CardBusyError as error:
+    print(error)
+print("numpy" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("", "False\n"),
+        ("cupy_loading._REST = SimpleNamespace()", "'types.SimpleNamespace' object has no attribute '_environment'; "),
+    ],
+    ids=["as it is", "wants more"],
+)
+def test_a_scrub_loads_no_more_of_cupy_than_its_bindings(cuda, gpu, before, says):
+    """A CuPy whose bindings want more is no fault of the GPU."""
+    environment = {**os.environ, **cuda.environment(), **gpu.machine.environment}
+    command = [sys.executable, "-c", OPENED.format(before=before), gpu.uuid, gpu.pci]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert says in run.stdout
+    assert run.stdout.endswith("False\n")
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/", ""])

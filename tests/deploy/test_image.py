@@ -17,7 +17,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy import base, debian_packages, leave_out
+from tests.cli import on_machine
+from tests.cli.on_machine import FLAGS, POLICY, OnMachine, needs_namespace, staged
+from tests.fakes.cuda.fixtures import libraries
+from tests.fakes.cuda.machine import PAGE, equip
+from tests.gpu.rehearsing import environment
 from tests.patience import WITHIN
+
+library = on_machine.library  # a fixture
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "deploy" / "Dockerfile"
@@ -173,11 +180,14 @@ def test_the_image_holds_the_releases_that_were_tested():
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
-    """An environment of the locked packages and the wheel of this tree, without what the image leaves out."""
+    """An environment of the locked packages and the wheel of this tree, without what the image leaves out.
+
+    The tests have the CuPy of ``cuda13``; the one of ``cuda12`` has the same files.
+    """
     place = tmp_path_factory.mktemp("image")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "opt"], check=True)
     (packages,) = (place / "opt" / "lib").glob("python*/site-packages")
-    for name, version in pins(LOCKS["none"]).items():
+    for name, version in pins(LOCKS["cuda13"]).items():
         distribution = metadata.distribution(name)
         assert distribution.version == version, f"{name}: the environment of the tests is not the locked one"
         for file in distribution.files or ():
@@ -238,3 +248,31 @@ def test_both_programs_need_only_the_packages_of_the_lock(prefix, short_tmp):
     assert (service.returncode, plugin.returncode) == (0, 0)
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, **where)
     assert version.stdout == f"autoclave {metadata.version('autoclave')}\n"
+
+
+@needs_namespace
+def test_a_scrub_needs_of_cupy_only_what_the_image_holds(prefix, library, short_tmp):
+    """From the start of the service to the receipt, with all steps, and `remnant`, on the stand-ins of the driver."""
+    stage = staged(short_tmp, library, 1)
+    cuda = equip(short_tmp / "cuda", stage.machine.gpus, libraries())
+    program = (prefix / "bin" / "autoclave",)
+    service = type("Shipped", (OnMachine,), {"program": program})(
+        short_tmp, stage, POLICY, cuda.environment(library.parent)
+    )
+    try:
+        variables = os.environ | {"AUTOCLAVE_RUN_DIR": str(service.run_dir)}
+        scrub = [*program, "scrub", "0", "--path", "slow"]
+        run = subprocess.run(scrub, env=variables, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        passed = [json.loads(entry.body) for entry in service.entries(0) if entry.kind == "scrub-passed"]
+        assert {"clear", "verify", "scratch", "selftest"} <= {step for step, _ in passed[-1]["receipt"]["steps"]}
+    finally:
+        service.stop()
+    asked = ("--gpu", "0", "--to", short_tmp / "remnant", "--host-root", stage.root.path)
+    chosen = ("--medium", "memory", "--rounds", "1", "--ending", "kill")
+    env = environment(stage, cuda.environment(library.parent))
+    command = ["unshare", *FLAGS, *program, "remnant", "run", *asked, *chosen]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (short_tmp / "remnant/result.json").exists(), run.stderr
+    [cell] = json.loads((short_tmp / "remnant/result.json").read_text())["cells"]
+    assert cell["searched"] > PAGE

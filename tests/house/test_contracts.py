@@ -66,7 +66,7 @@ PLANTED = [
     ("scrubber/assembly.py", "from scrubber.cuda import device", HANDS),
     ("scrubber/assembly.py", "from scrubber.cuda import memory", CUDA),
     ("scrubber/devices/nvidia/backend.py", "from scrubber.devices.nvidia import gpu", HANDS),
-    ("scrubber/cuda/device.py", "import cupy", CUPY),
+    ("scrubber/cuda/device.py", "import cupy_backends", CUPY),
     ("plugin/__init__.py", "from scrubber.core import acquire", DOOR),
     ("dashboards/__init__.py", "from scrubber import service", DOOR),
     ("dashboards/node.py", "from plugin import gate", METRICS_CONTRACT),

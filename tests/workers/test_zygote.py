@@ -181,20 +181,22 @@ def launch_zygote() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], soc
 FAKE = """
 import os, sys, threading
 with open(os.environ["SEEN"], "a") as seen:
-    print(os.getpid(), os.environ["OPENBLAS_NUM_THREADS"], os.environ["CUPY_CACHE_DIR"], file=seen)
-__version__ = "98.7"
+    print(os.getpid(), file=seen)
 """
 
 
 @pytest.fixture
 def cupy(tmp_path: File, monkeypatch) -> Callable[[str], File]:
-    """Install a package of that name that writes down who loads it."""
+    """Install a package of that name that writes down who loads its bindings of the driver."""
 
     def install(more: str = "") -> File:
-        (tmp_path / "cupy.py").write_text(FAKE + more)
+        api = tmp_path / "cupy_backends/cuda/api"
+        api.mkdir(parents=True, exist_ok=True)
+        for package in (api, *api.parents[:2]):
+            (package / "__init__.py").touch()
+        (api / "driver.py").write_text(FAKE + more)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
-        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
         return tmp_path / "seen"
 
     return install
@@ -202,16 +204,17 @@ def cupy(tmp_path: File, monkeypatch) -> Callable[[str], File]:
 
 async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakePool, cupy, monkeypatch) -> None:
     seen = cupy()
-    monkeypatch.delitem(sys.modules, "cupy", raising=False)  # another test may have loaded it here
+    for name in [name for name in sys.modules if name.startswith("cupy")]:  # another test may have loaded it here
+        monkeypatch.delitem(sys.modules, name)
     pool = make(warm_cuda=True)
     workers = [await pool.start_worker(on_first(bank)) for _ in range(3)]
     [zygote] = children()
-    assert seen.read_text() == f"{zygote} 1 /proc\n"
-    assert "cupy" not in sys.modules
+    assert seen.read_text() == f"{zygote}\n"
+    assert not any(name.startswith("cupy") for name in sys.modules)
     assert threads(zygote) == 1
     for worker in workers:
         assert await worker.finish(LAST) is LAST
-    assert seen.read_text() == f"{zygote} 1 /proc\n"
+    assert seen.read_text() == f"{zygote}\n"
 
 
 async def test_cupy_is_not_loaded_without_a_request(make: MakePool, cupy) -> None:
@@ -220,12 +223,7 @@ async def test_cupy_is_not_loaded_without_a_request(make: MakePool, cupy) -> Non
     assert not seen.exists()
 
 
-BROKEN = """
-try:
-    raise ImportError("libcudart.so:\\nno such file \\udcff" + "." * 5000)
-except ImportError as error:
-    raise ImportError("read these pages:\\n" * 99) from error
-"""
+BROKEN = 'raise ImportError("libstdc++.so:\\nno such file \\udcff" + "." * 5000)'
 
 
 async def test_steps_without_cuda_run_without_cupy(bank, make: MakePool, cupy) -> None:
@@ -233,7 +231,7 @@ async def test_steps_without_cuda_run_without_cupy(bank, make: MakePool, cupy) -
     pool = make(warm_cuda=True)
     worker = await pool.start_worker(on_first(bank))
     assert pool.cupy.cupy is None
-    reason = "CuPy is installed but cannot be loaded: ImportError: libcudart.so: no such file ?...."
+    reason = "CuPy is installed but cannot be loaded: ImportError: libstdc++.so: no such file ?...."
     assert pool.cupy.lacks.startswith(reason)
     assert len(pool.cupy.lacks) < 400
     result = await worker.do(Step.CLEAR, ScrubPath.FAST, Order(key="ab" * 16), 10, lambda _done, _total: None)
@@ -248,9 +246,9 @@ async def test_the_pool_remembers_what_the_last_zygote_reported(make: MakePool, 
     zygote = await zygote_of(pool)
     assert pool.cupy == wire.Ready("98.7 (cuda12)")
     os.kill(zygote, signal.SIGKILL)
-    cupy("raise ValueError('numpy.dtype size changed')")
+    cupy("raise ValueError('for another Python')")
     zygote = await zygote_of(pool)
-    why = "CuPy is installed but cannot be loaded: ValueError: numpy.dtype size changed"
+    why = "CuPy is installed but cannot be loaded: ValueError: for another Python"
     assert pool.cupy == wire.Ready(lacks=why)
     assert await zygote_of(pool) == zygote
 
