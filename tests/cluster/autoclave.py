@@ -68,6 +68,11 @@ class Operator:
             async for _ in admin.reinstate([device], "healed", "the test"):
                 pass
 
+    async def history(self, device: str) -> tuple[views.HistoryEntry, ...]:
+        """The rows of the ledger about a device, newest last."""
+        async with admin_client.AdminClient(self._socket) as admin:
+            return await admin.history(device)
+
     async def clean(self) -> tuple[views.DeviceStatus, ...]:
         """All devices, as soon as they are clean and offered."""
         return await self.devices(lambda device: device.state == "clean" and device.healthy)
@@ -99,9 +104,10 @@ class Autoclave(Operator):
         self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
 
-    def rule(self, policy: str = "{timeouts: 10}" if WHOLE else "{}") -> None:
+    def rule(self, **defaults: object) -> None:
         """Another policy; without one, that of every node. The processor of a whole machine is emulated."""
-        POLICY.write_text(f"name: cluster\ndefaults: {policy}\n")
+        patience = {"timeouts": 10} if WHOLE else {}
+        POLICY.write_text(json.dumps({"name": "cluster", "defaults": {**patience, **defaults}}))
 
     def serve(self) -> None:
         """Start the service. Return when it answers."""

@@ -32,7 +32,7 @@ async def test_the_container_runtime_names_the_container_that_it_creates(cluster
 
 async def test_a_container_that_skipped_prestart_gets_a_clean_gpu(cluster, autoclave, node):
     """Between a restart of the kubelet and the registration, containers start without PreStartContainer."""
-    autoclave.rule("{model: per-container}")
+    autoclave.rule(model="per-container")
     names = [f"holder-{number}" for number in range(GPUS)]
     await asyncio.gather(*(cluster.create(name, container(), restartPolicy="Always") for name in names))
     await asyncio.gather(*(cluster.said(name, "HOLDING") for name in names))

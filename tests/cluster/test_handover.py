@@ -59,7 +59,7 @@ async def test_with_the_create_gate_force_deletes_refuse_no_pod(cluster):
 
 async def test_observe_refuses_no_pod_and_proves_nothing(pods, autoclave):
     """The ledger says so; a policy that enforces clears the GPUs before the next pod."""
-    autoclave.rule("{mode: observe}")
+    autoclave.rule(mode="observe")
     for name in ("first", "second"):
         await pods.create(name, container("-for", "1s", gpus=4))
         await pods.ended(name)

@@ -38,7 +38,7 @@ def verified(folder: Path, trusted: Path, *more: str) -> subprocess.CompletedPro
 
 
 async def test_a_receipt_copied_from_a_container_verifies_elsewhere(cluster, autoclave, trusted, tmp_path):
-    autoclave.rule("{receipts: mount}")
+    autoclave.rule(receipts="mount")
     await cluster.hold("first", gpus=2)
     copies = [shutil.copytree(folder, tmp_path / folder.name) for folder in receipts(cluster, "first")]
     said = [verified(copy, trusted, "--boot", boot.boot_id()) for copy in copies]
@@ -59,7 +59,7 @@ async def test_a_receipt_copied_from_a_container_verifies_elsewhere(cluster, aut
 
 
 async def test_a_restarted_container_finds_its_receipt(cluster, autoclave, trusted):
-    autoclave.rule("{receipts: mount}")
+    autoclave.rule(receipts="mount")
     await cluster.create("pod", container(), restartPolicy="Always")
     await cluster.said("pod", "HOLDING")
     [before] = receipts(cluster, "pod")

@@ -124,7 +124,7 @@ async def test_behind_autoclave_nvidias_pods_find_nothing(outsider, behind):  # 
 
 @pytest.mark.parametrize("policy", ["default", "fast"])
 async def test_behind_autoclave_the_next_pod_finds_nothing(outsider, autoclave, policy):
-    autoclave.rule(json.dumps(FAST if policy == "fast" else {}))
+    autoclave.rule(**(FAST if policy == "fast" else {}))
     await outsider.finds(f"Autoclave, policy {policy}", CLEAN)
 
 
@@ -133,7 +133,7 @@ async def test_pods_with_claims_find_nothing(outsider, claims):  # noqa: ARG001 
 
 
 async def test_a_policy_that_only_observes_leaves_all(outsider, autoclave):
-    autoclave.rule("{mode: observe}")
+    autoclave.rule(mode="observe")
     await outsider.finds("Autoclave, policy observe", of_each("remnant"))
 
 

@@ -18,7 +18,10 @@ tool (
 	k8s.io/kubernetes/cmd/kubelet
 )
 
-require golang.org/x/mod v0.41.0
+require (
+	golang.org/x/mod v0.41.0
+	golang.org/x/sys v0.48.0
+)
 
 require (
 	cel.dev/expr v0.25.2 // indirect
@@ -211,7 +214,6 @@ require (
 	golang.org/x/net v0.58.0 // indirect
 	golang.org/x/oauth2 v0.36.0 // indirect
 	golang.org/x/sync v0.23.0 // indirect
-	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/term v0.45.0 // indirect
 	golang.org/x/text v0.41.0 // indirect
 	golang.org/x/time v0.16.0 // indirect

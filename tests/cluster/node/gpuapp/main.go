@@ -11,8 +11,11 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Exit statuses: a pod whose GPU was not clean, or whose memory was overwritten, is a failed pod.
@@ -49,6 +52,7 @@ func main() {
 	without := flag.Bool("without", false, "needs no GPU")
 	node := flag.String("open", "", "a device node that this container was not given: open it, and say whether that is refused")
 	number := flag.Int("number", 0, "make that node first, a block device with this number, as the kernel writes it")
+	enter := flag.Bool("enter", false, "before that, enter the mounts of the host, as nsenter does")
 	flag.Parse()
 
 	terminated := make(chan os.Signal, 1)
@@ -72,7 +76,7 @@ func main() {
 	}
 
 	if *node != "" {
-		escape(*node, *number)
+		escape(*node, *number, *enter)
 	}
 	gpus := open()
 	if len(gpus) == 0 && !*without {
@@ -117,7 +121,13 @@ func main() {
 }
 
 // escape opens a device node, and keeps it open if it can.
-func escape(node string, number int) {
+func escape(node string, number int, enter bool) {
+	if enter {
+		if err := enterHost(); err != nil {
+			say("NOENTRY %v", err)
+			return
+		}
+	}
 	if number != 0 {
 		if err := syscall.Mknod(node, syscall.S_IFBLK|0o600, number); err != nil {
 			say("NONODE %v", err)
@@ -129,6 +139,19 @@ func escape(node string, number int) {
 		return
 	}
 	say("OPENED %s", node)
+}
+
+// enterHost gives this thread the mounts of process 1. nsenter's other namespaces change nothing for a device node.
+func enterHost() error {
+	runtime.LockOSThread()
+	mounts, err := unix.Open("/proc/1/ns/mnt", unix.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return err
+	}
+	return unix.Setns(mounts, unix.CLONE_NEWNS)
 }
 
 // open maps the memory of each GPU of this container.
