@@ -16,8 +16,9 @@ from scrubber.node import cgroups
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
 from scrubber.node.unified import Tree
+from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.exempt import Exempt
-from scrubber.observe.guard import Guard, Look, Terms
+from scrubber.observe.guard import Guard
 
 logger = log.get("app")
 
@@ -57,9 +58,9 @@ def guard(
             mode = said.fence.mode
             return Terms(mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF, said.fence.lease, groups)
 
-        look = Look(process, groups_of, bystanders, terms, exempt.read, exempt.place)
+        sources = Sources(process, groups_of, bystanders, terms, exempt.read, exempt.place)
         own = own_group(config.cgroup_root)
-        found = Guard(Fence(root), own, look)
+        found = Guard(Fence(root), own, sources)
     except FenceError as error:
         if not fences:
             return ""

@@ -10,6 +10,7 @@ import errno
 import os
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -40,11 +41,11 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptInKernel:
     """What the service keeps in the kernel about a device, for a later run of itself."""
 
     excused: int = 0  # questions that were no uses
-    gaps: int = 0  # times in which the kernel did not count: each may hide a use
+    gaps: int = 0  # what the kernel did not count: each may be a use
     proof: int = 0  # names the last proof ...
     uses: int = 0  # ... and how many uses there were by then
 
@@ -55,26 +56,21 @@ class Fence:
     def __init__(self, group: Path) -> None:
         """Find the fence, or build it. FenceError says why it cannot stand."""
         with ExitStack() as closing:
-            self._group = _opened(group)
-            closing.callback(os.close, self._group)
-            with _explained():
-                self._found(closing)
+            self._group, standing = closing.enter_context(_found(group))
+            self._build(standing, closing)
             self._closing = closing.pop_all()
 
-    def _found(self, closing: ExitStack) -> None:
+    def _build(self, standing: Attached | None, closing: ExitStack) -> None:
         """Take the maps of the fence that stands, and attach the program of this version in its place if it differs."""
-        standing = _ours(kernel.attached(self._group))
-        descriptors = _maps_of(standing) if standing is not None else {}
-        for name, shape in program.MAPS.items():
-            if name not in descriptors:
-                descriptors[name] = kernel.make_map(name, shape.kind, shape.key, shape.value, shape.entries)
+        descriptors = _maps_of(standing, closing) if standing is not None else {}
+        for name in program.MAPS.keys() - descriptors.keys():
+            shape = program.MAPS[name]
+            descriptors[name] = kernel.make_map(name, shape.kind, shape.key, shape.value, shape.entries)
             closing.callback(os.close, descriptors[name])
         maps = _shaped(descriptors)
         self._rules, self._members = maps[program.RULES], maps[program.MEMBERSHIP]
         self._counters, self._lease, self._kept = maps[program.COUNTERS], maps[program.LEASE], maps[program.PROOFS]
-        self._open_to = dict[bytes, set[int]]()
-        for key in self._members:
-            self._open_to.setdefault(key[:8], set()).add(struct.unpack("<Q", key[8:])[0])
+        self._open_to = _by_device(self._members)
         self.questions = Questions(descriptors[program.QUESTIONS])
         closing.callback(self.questions.close)
         self._loaded = loaded = kernel.load(NAME, assemble(program.program(), descriptors))
@@ -84,11 +80,7 @@ class Fence:
         if standing is None:
             kernel.attach(self._group, loaded)
         elif described.tag != standing.tag or set(described.maps) != set(standing.maps):
-            before = kernel.open_program(standing.id)
-            try:
-                kernel.attach(self._group, loaded, instead_of=before)
-            finally:
-                os.close(before)
+            kernel.replace(self._group, loaded, standing.id)
         else:
             described = standing
         self._standing = described
@@ -100,8 +92,7 @@ class Fence:
     def stand_again(self) -> None:
         """Attach the program once more, after somebody has taken it away. What it did not count is a gap."""
         for number in self.numbers():
-            kept = self.kept(number)
-            self.keep(number, replace(kept, gaps=kept.gaps + 1))
+            self.miss(number)
         kernel.attach(self._group, self._loaded)
         self._standing = kernel.describe(self._loaded)
 
@@ -110,15 +101,17 @@ class Fence:
 
         Others are counted, and refused if ``refuse``.
         """
-        key, now = program.key(number), self._open_to.setdefault(program.key(number), set())
+        key = program.key(number)
         if self._counters.get(key) is None:
             self._counters.put(key, program.COUNTS.pack(0, 0))
-        wanted = set(open_to or ())
+        now = self._open_to[key]
+        wanted = frozenset(open_to or ())
         for group in now - wanted:
             self._members.remove(key + _TIME.pack(group))
+            now.remove(group)
         for group in wanted - now:
             self._members.put(key + _TIME.pack(group), _PRESENT)
-        self._open_to[key] = wanted
+            now.add(group)
         self._rules.put(key, program.RULE.pack(open_to is None, refuse))
 
     def numbers(self) -> frozenset[DeviceNumber]:
@@ -128,23 +121,33 @@ class Fence:
     def forget(self, numbers: Iterable[DeviceNumber]) -> None:
         """Fence these devices no longer. Their counts stay, and what is not counted from now on is a gap."""
         for number in numbers:
-            kept = self.kept(number)
-            self.keep(number, replace(kept, gaps=kept.gaps + 1))
-            self._rules.remove(program.key(number))
-            for group in self._open_to.pop(program.key(number), set()):
-                self._members.remove(program.key(number) + _TIME.pack(group))
+            self.miss(number)
+            key = program.key(number)
+            self._rules.remove(key)
+            for group in self._open_to.pop(key, ()):
+                self._members.remove(key + _TIME.pack(group))
+
+    def miss(self, number: DeviceNumber) -> None:
+        """Somebody may have the device open who is not counted: a gap."""
+        kept = self.kept(number)
+        self.keep(number, replace(kept, gaps=kept.gaps + 1))
 
     def counts(self, number: DeviceNumber) -> Counts | None:
         """What was counted of a device while it was fenced; None if it never was."""
         value = self._counters.get(program.key(number))
         return None if value is None else _counts(value)
 
-    def kept(self, number: DeviceNumber) -> Kept:
+    def uses(self, number: DeviceNumber) -> int:
+        """How often others have used a device, as far as it is known by now: not who was refused or is excused."""
+        counts, kept = self.counts(number) or Counts(0, 0), self.kept(number)
+        return counts.asked - counts.refused + kept.gaps - kept.excused
+
+    def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device since the fence was built; nothing if nothing was."""
         value = self._kept.get(program.key(number))
-        return Kept() if value is None else Kept(*program.PROOF.unpack(value))
+        return KeptInKernel() if value is None else KeptInKernel(*program.PROOF.unpack(value))
 
-    def keep(self, number: DeviceNumber, kept: Kept) -> None:
+    def keep(self, number: DeviceNumber, kept: KeptInKernel) -> None:
         """Keep this of a device. It is lost with the fence, so at the latest with a reboot."""
         self._kept.put(program.key(number), program.PROOF.pack(kept.excused, kept.gaps, kept.proof, kept.uses))
 
@@ -159,14 +162,21 @@ class Fence:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """An error of the kernel says what is missing."""
-    try:
-        yield
-    except kernel.UnavailableError as error:
-        raise FenceError(f"cannot fence the GPUs: {error}") from error
-    except OSError as error:
-        raise FenceError(f"cannot fence the GPUs: {_lacks(error)}") from error
+def _found(group: Path) -> Iterator[tuple[int, Attached | None]]:
+    """The control group, open, and the program of a fence that stands there. FenceError says why it cannot tell."""
+    with ExitStack() as closing:
+        try:
+            opened = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            why = f"cannot open the control group {group}: {error.strerror}"
+            raise FenceError(f"cannot fence the GPUs: {why}") from error
+        closing.callback(os.close, opened)
+        try:
+            yield opened, next((it for it in kernel.attached(opened) if it.name == NAME), None)
+        except kernel.UnavailableError as error:
+            raise FenceError(f"cannot fence the GPUs: {error}") from error
+        except OSError as error:
+            raise FenceError(f"cannot fence the GPUs: {_lacks(error)}") from error
 
 
 def _lacks(error: OSError) -> str:
@@ -178,7 +188,7 @@ def _lacks(error: OSError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FenceRule:
     """What the fence does with a device."""
 
     device: DeviceNumber
@@ -191,35 +201,37 @@ class Rule:
 class Inspected:
     """What stands in the kernel."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[FenceRule, ...]
     lease: float  # seconds for which others are refused if nobody renews it
 
 
 def inspect(group: Path) -> Inspected | None:
     """The fence below a control group, None if none stands. FenceError says why it cannot tell."""
-    with ExitStack() as closing, _explained():
-        opened = _opened(group)
-        closing.callback(os.close, opened)
-        standing = _ours(kernel.attached(opened))
+    with _found(group) as (_, standing), ExitStack() as closing:
         if standing is None:
             return None
-        descriptors = _maps_of(standing)
-        for descriptor in descriptors.values():
-            closing.callback(os.close, descriptor)
+        descriptors = _maps_of(standing, closing)
         if program.MAPS.keys() - descriptors.keys():
             raise FenceError("the fence that stands is of another version of autoclave")
         maps = _shaped(descriptors)
-        members = [*maps[program.MEMBERSHIP]]
+        open_to = _by_device(maps[program.MEMBERSHIP])
         (until,) = _TIME.unpack(maps[program.LEASE].get(_FIRST_INDEX) or bytes(8))
         left = (until - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) / 1e9
-        return Inspected(tuple(_rule(key, maps, members) for key in maps[program.RULES]), max(left, 0.0))
+        return Inspected(tuple(_rule(key, maps, open_to[key]) for key in maps[program.RULES]), max(left, 0.0))
 
 
-def _rule(key: bytes, maps: Mapping[str, Map], members: Iterable[bytes]) -> Rule:
+def _rule(key: bytes, maps: Mapping[str, Map], groups: Iterable[int]) -> FenceRule:
     to_all, refuse = program.RULE.unpack(maps[program.RULES].get(key) or bytes(program.RULE.size))
-    groups = frozenset(_TIME.unpack(member[8:])[0] for member in members if member[:8] == key)
     counts = _counts(maps[program.COUNTERS].get(key) or bytes(program.COUNTS.size))
-    return Rule(program.number(key), None if to_all else groups, bool(refuse), counts)
+    return FenceRule(program.number(key), None if to_all else frozenset(groups), bool(refuse), counts)
+
+
+def _by_device(members: Iterable[bytes]) -> defaultdict[bytes, set[int]]:
+    """The control groups that may open a device, by its key."""
+    groups = defaultdict[bytes, set[int]](set)
+    for member in members:
+        groups[member[:8]].add(_TIME.unpack(member[8:])[0])
+    return groups
 
 
 def _counts(value: bytes) -> Counts:
@@ -229,15 +241,10 @@ def _counts(value: bytes) -> Counts:
 
 def take_down(group: Path) -> bool:
     """Remove the fence below a control group. Returns whether one stood there. FenceError says why it cannot tell."""
-    with ExitStack() as closing, _explained():
-        opened = _opened(group)
-        closing.callback(os.close, opened)
-        standing = _ours(kernel.attached(opened))
+    with _found(group) as (opened, standing):
         if standing is None:
             return False
-        descriptor = kernel.open_program(standing.id)
-        closing.callback(os.close, descriptor)
-        kernel.detach(opened, descriptor)
+        kernel.detach(opened, standing.id)
         return True
 
 
@@ -252,27 +259,15 @@ def root(mounts: Path = Path("/proc/self/mountinfo")) -> Path:
     return place
 
 
-def _opened(group: Path) -> int:
-    try:
-        return os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise FenceError(f"cannot fence the GPUs: cannot open the control group {group}: {error.strerror}") from error
-
-
-def _ours(programs: Iterable[Attached]) -> Attached | None:
-    return next((it for it in programs if it.name == NAME), None)
-
-
 def _shaped(descriptors: Mapping[str, int]) -> dict[str, Map]:
     return {name: Map(descriptors[name], shape.key, shape.value) for name, shape in program.MAPS.items()}
 
 
-def _maps_of(standing: Attached) -> dict[str, int]:
+def _maps_of(standing: Attached, closing: ExitStack) -> dict[str, int]:
     """The maps of the program that stands, by their names. A layout of another version has other names."""
     found = {}
     for number in standing.maps:
         descriptor = kernel.open_map(number)
+        closing.callback(os.close, descriptor)
         found[kernel.map_name(descriptor)] = descriptor
-    for name in found.keys() - program.MAPS.keys():
-        os.close(found.pop(name))
     return found

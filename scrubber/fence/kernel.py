@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,6 @@ _BESIDE_OTHERS, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
 _MOST_PROGRAMS, _MOST_MAPS = 64, 64
 _ATTRIBUTES = 128  # bytes; the kernel accepts zeros beyond those that it knows
 _INFO_BYTES = 128
-_LOG_BYTES = 64 * 1024
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -111,21 +111,9 @@ class Map:
 def load(name: str, code: bytes) -> int:
     """The descriptor of a loaded program. OSError: the kernel refuses it."""
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"Apache-2.0")
-    attributes = struct.pack(
-        "<IIQQIIQII16sII",
-        _CGROUP_DEVICE_PROGRAM,
-        len(code) // 8,
-        ctypes.addressof(instructions),
-        ctypes.addressof(licence),
-        0,
-        0,
-        0,
-        0,
-        0,
-        name.encode(),
-        0,
-        _CGROUP_DEVICE_ATTACHMENT,
-    )
+    addresses = ctypes.addressof(instructions), ctypes.addressof(licence)
+    before, after = (_CGROUP_DEVICE_PROGRAM, len(code) // 8, *addresses), (name.encode(), _CGROUP_DEVICE_ATTACHMENT)
+    attributes = struct.pack("<IIQQ24x16s4xI", *before, *after)
     return _bpf(_PROGRAM_LOAD, attributes)
 
 
@@ -134,15 +122,22 @@ def bind(program: int, descriptor: int) -> None:
     _bpf(_BIND, struct.pack("<III", program, descriptor, 0))
 
 
-def attach(group: int, program: int, instead_of: int | None = None) -> None:
-    """Attach a program to a control group, beside those of others. ``instead_of``: one that it replaces at once."""
-    flags = _BESIDE_OTHERS if instead_of is None else _BESIDE_OTHERS | _REPLACE
-    _bpf(_ATTACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, flags, instead_of or 0))
+def attach(group: int, program: int) -> None:
+    """Attach a program to a control group, beside those of others."""
+    _bpf(_ATTACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, _BESIDE_OTHERS, 0))
 
 
-def detach(group: int, program: int) -> None:
-    """Detach a program from a control group."""
-    _bpf(_DETACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, 0, 0))
+def replace(group: int, program: int, number: int) -> None:
+    """Attach a program in the place of another one, named by its id, without a gap."""
+    with _by_id(number) as before:
+        flags = _BESIDE_OTHERS | _REPLACE
+        _bpf(_ATTACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, flags, before))
+
+
+def detach(group: int, number: int) -> None:
+    """Detach a program, named by its id, from a control group."""
+    with _by_id(number) as program:
+        _bpf(_DETACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, 0, 0))
 
 
 def attached(group: int) -> list[Attached]:
@@ -152,18 +147,21 @@ def attached(group: int) -> list[Attached]:
     buffer = ctypes.create_string_buffer(block, _ATTRIBUTES)
     _asked(_QUERY, buffer)
     (found,) = struct.unpack_from("<I", buffer, 24)
-    return [described for described in map(_by_id, ids[:found]) if described is not None]
+    programs = []
+    for number in ids[:found]:
+        with suppress(FileNotFoundError), _by_id(number) as program:  # it may be detached meanwhile
+            programs.append(describe(program))
+    return programs
 
 
-def _by_id(program: int) -> Attached | None:
+@contextmanager
+def _by_id(number: int) -> Iterator[int]:
+    """The descriptor of a program."""
+    program = _bpf(_PROGRAM_BY_ID, struct.pack("<III", number, 0, 0))
     try:
-        descriptor = open_program(program)
-    except FileNotFoundError:
-        return None  # it was detached meanwhile
-    try:
-        return describe(descriptor)
+        yield program
     finally:
-        os.close(descriptor)
+        os.close(program)
 
 
 def describe(program: int) -> Attached:
@@ -189,11 +187,6 @@ def _info(descriptor: int, asked: bytes) -> bytes:
 
 def _name(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="replace")
-
-
-def open_program(number: int) -> int:
-    """The descriptor of a program, by its id."""
-    return _bpf(_PROGRAM_BY_ID, struct.pack("<III", number, 0, 0))
 
 
 def open_map(number: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPlace:
     """Where a process ran, by its control group."""
 
     name: str  # the unit of systemd, or the path of the group; empty: it is the root, where all may run
@@ -62,29 +62,33 @@ class Tree:
         """The groups of these units, at the last reading."""
         return frozenset[int]().union(*(self._units.get(name, ()) for name in names))
 
-    def place(self, group: int) -> Place | None:
+    def place(self, group: int) -> GroupPlace | None:
         """What a group is, also after its processes have ended. None: it is gone, or this user may not ask."""
         try:
-            mount = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with self._opened(group) as opened:
+                path = Path(os.readlink(f"/proc/self/fd/{opened}"))  # noqa: PTH115 - a link of the kernel
+                above = (path, *(it for it in path.parents if it.is_relative_to(self._root) and it != self._root))
+                groups = frozenset(it.stat().st_ino for it in above)
         except OSError:
             return None
+        inside = f"/{path.relative_to(self._root)}" if path.is_relative_to(self._root) else str(path)
+        return GroupPlace("" if path == self._root else _name(inside), cgroups.place(f"0::{inside}"), groups)
+
+    @contextmanager
+    def _opened(self, group: int) -> Iterator[int]:
+        """The directory of a group, open. Raises OSError."""
+        mount = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             handle = ctypes.create_string_buffer(_HANDLE.pack(8, _OF_KERNFS, group))
             opened = int(_libc.open_by_handle_at(mount, handle, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         finally:
             os.close(mount)
         if opened < 0:
-            return None
+            raise OSError(ctypes.get_errno(), f"cannot open control group {group}")
         try:
-            path = Path(os.readlink(f"/proc/self/fd/{opened}"))  # noqa: PTH115 - a link of the kernel
-            above = (path, *(it for it in path.parents if it.is_relative_to(self._root) and it != self._root))
-            groups = frozenset(it.stat().st_ino for it in above)
-        except OSError:
-            return None
+            yield opened
         finally:
             os.close(opened)
-        inside = f"/{path.relative_to(self._root)}" if path.is_relative_to(self._root) else str(path)
-        return Place("" if path == self._root else _name(inside), cgroups.place(f"0::{inside}"), groups)
 
 
 def _holds_pods(unit: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+LOGGED_EVERY = 3600.0  # seconds between two lines about one program that asks again and again
 KEPT_FOR = 7 * 86_400.0  # seconds
 _KEPT = 16  # entries of a device at most: a pod may start programs with any number of names
 
@@ -20,6 +22,7 @@ class Asker:
     last: float
     times: int  # that it asked
     refused: int  # of them
+    logged: float  # wall time of the last line in the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +41,20 @@ class Askers:
         self._of: dict[str, dict[tuple[str, str], Asker]] = {}
         self._totals: dict[str, Asked] = {}
 
-    def add(self, device: str, command: str, pid: int, place: str, *, refused: bool) -> Asker:
-        """Add a question. The entry that it belongs to."""
+    def add(self, device: str, command: str, pid: int, place: str, *, refused: bool) -> Asker | None:
+        """Add a question to the entry that it belongs to, and return that once an hour, for a line in the log."""
         now, mine = self._wall(), self._of.setdefault(device, {})
-        before = mine.pop((command, place), None) or Asker(command, pid, place, now, now, 0, 0)
+        before = mine.pop((command, place), None) or Asker(command, pid, place, now, now, 0, 0, -math.inf)
         asker = replace(before, pid=pid, last=now, times=before.times + 1, refused=before.refused + refused)
+        due = now >= asker.logged + LOGGED_EVERY
+        if due:
+            asker = replace(asker, logged=now)
         mine[command, place] = asker
         if len(mine) > _KEPT:
             del mine[next(iter(mine))]
         total = self._totals.get(device, Asked())
         self._totals[device] = Asked(total.times + 1, total.refused + refused)
-        return asker
+        return asker if due else None
 
     def of(self, device: str) -> tuple[Asker, ...]:
         """Those of the last days, the latest last."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from scrubber.node import pods
-from scrubber.node.unified import Place, Tree
+from scrubber.node.unified import GroupPlace, Tree
 
 
 class Exempt:
@@ -47,7 +47,7 @@ class Exempt:
                 found.append(self._pods[pod])
         return frozenset[int]().union(*found)
 
-    def place(self, group: int) -> Place | None:
+    def place(self, group: int) -> GroupPlace | None:
         """What a group is; None if it is gone. Its pod is looked for again if its groups were not found before."""
         place = self._tree.place(group)
         if place is not None and not self._pods.get(place.container or ""):

@@ -17,7 +17,8 @@ from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.guard import Guard, Look, Terms
+from scrubber.observe.excuses import Sources, Terms
+from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
@@ -67,7 +68,7 @@ class Fenced:
 @pytest.fixture
 def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> Iterator[Fenced]:
     groups = {lives.A: frozenset({identity(owner)})}
-    look = Look(
+    sources = Sources(
         lambda _pid: (),
         lambda pod: groups.get(pod, frozenset()),
         lambda _uuid: lambda _holder: False,
@@ -75,7 +76,7 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
         lambda: None,
         lambda _group: None,
     )
-    guard = Guard(standing, identity(made_group(group / "service")), look)
+    guard = Guard(standing, identity(made_group(group / "service")), sources)
     guard.start()
     made = Fenced(bank.first)
     made.guard = guard

@@ -20,7 +20,8 @@ from scrubber.fence import fence
 from scrubber.fence.fence import Fence
 from scrubber.node.processes import Processes
 from scrubber.node.unified import Tree
-from scrubber.observe.guard import Guard, Look, Terms
+from scrubber.observe.excuses import Sources, Terms
+from scrubber.observe.guard import Guard
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
 
@@ -43,7 +44,7 @@ class Asking:
         self.terms = Terms()
         self.exempt = set[Path]()  # control groups, by the next reading
         self._exempt = frozenset[int]()
-        look = Look(
+        sources = Sources(
             lambda pid: self.found(pid),  # noqa: PLW0108 - a test may put another one there later
             lambda pod: groups.get(pod, frozenset()),
             lambda _uuid: self._is_bystander,
@@ -51,7 +52,7 @@ class Asking:
             self._read,
             Tree(fence.root()).place,
         )
-        self.guard = Guard(standing, identity(service), look)
+        self.guard = Guard(standing, identity(service), sources)
         self.guard.start()
 
     def _read(self) -> None:

@@ -12,7 +12,7 @@ from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.core.model import NodeKind
 from scrubber.fence import fence as kernel
-from scrubber.fence.fence import FenceError, Rule
+from scrubber.fence.fence import FenceError, FenceRule
 from scrubber.node.unified import Tree
 
 HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")
@@ -87,7 +87,7 @@ def _root() -> Path:
         raise FatalError(str(error)) from error
 
 
-def _row(rule: Rule, tree: Tree, *, lasts: bool) -> tuple[str, str, str, int, int]:
+def _row(rule: FenceRule, tree: Tree, *, lasts: bool) -> tuple[str, str, str, int, int]:
     device = rule.device
     kind = "block " if device.kind is NodeKind.BLOCK else ""
     others = "refused" if rule.refuse and lasts else "counted"

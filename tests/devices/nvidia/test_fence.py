@@ -20,7 +20,8 @@ from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.node.unified import Tree
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.guard import Guard, Look, Terms
+from scrubber.observe.excuses import Sources, Terms
+from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
 from tests.control_groups import foreign, group, identity, made_group, run
@@ -50,7 +51,7 @@ class Run:
 
     def __init__(self, backend: Nvidia, group: Path, own: Path, folder: Path) -> None:
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
-        look = Look(
+        sources = Sources(
             processes.process,
             lambda _pod: frozenset(),
             lambda _uuid: is_bystander,
@@ -58,7 +59,7 @@ class Run:
             lambda: None,
             Tree(group).place,
         )
-        self.guard = Guard(Fence(group), identity(own), look)
+        self.guard = Guard(Fence(group), identity(own), sources)
         self.guard.start()
         driver = DriverCalls(backend, "boot", guard=self.guard)
         self.observer = Observer(driver, processes, folder, ObservedSince(clock.now().uptime))
