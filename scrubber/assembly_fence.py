@@ -49,7 +49,8 @@ def guard(
         has_pods = config.cgroup_root is not None or _has_pods(root)
         if not has_pods:
             logger.info("the fence refuses nobody and knows no pods: they are in control groups of version 1")
-        exempt = Exempt(Tree(root), groups_of, config.pod_logs)
+        tree = Tree(root)
+        exempt = Exempt(tree, groups_of, config.pod_logs)
 
         def terms(device: str) -> Terms:
             said = policy(device)
@@ -58,7 +59,7 @@ def guard(
             mode = said.fence.mode
             return Terms(mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF, said.fence.lease, groups)
 
-        sources = Sources(process, groups_of, bystanders, terms, exempt.read, exempt.place)
+        sources = Sources(process, groups_of, bystanders, terms, exempt.read, exempt.place, tree.runs)
         own = own_group(config.cgroup_root)
         found = Guard(Fence(root), own, sources)
     except FenceError as error:

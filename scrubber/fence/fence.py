@@ -96,16 +96,20 @@ class Fence:
         kernel.attach(self._group, self._loaded)
         self._standing = kernel.describe(self._loaded)
 
+    def groups(self, number: DeviceNumber) -> frozenset[int]:
+        """The control groups that may open a device, or could when not everybody might."""
+        return frozenset(self._open_to[program.key(number)])
+
     def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
         """Let these control groups open a device, and what is below them; None: everybody.
 
-        Others are counted, and refused if ``refuse``.
+        Others are counted, and refused if ``refuse``. While everybody may, those who could before are not counted.
         """
         key = program.key(number)
         if self._counters.get(key) is None:
             self._counters.put(key, program.COUNTS.pack(0, 0))
         now = self._open_to[key]
-        wanted = frozenset(open_to or ())
+        wanted = frozenset(now if open_to is None else open_to)
         for group in now - wanted:
             self._members.remove(key + _TIME.pack(group))
             now.remove(group)
@@ -168,8 +172,7 @@ def _found(group: Path) -> Iterator[tuple[int, Attached | None]]:
         try:
             opened = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            why = f"cannot open the control group {group}: {error.strerror}"
-            raise FenceError(f"cannot fence the GPUs: {why}") from error
+            raise FenceError(f"cannot fence the GPUs: cannot open the group {group}: {error.strerror}") from error
         closing.callback(os.close, opened)
         try:
             yield opened, next((it for it in kernel.attached(opened) if it.name == NAME), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Collection, Iterator
@@ -17,6 +18,7 @@ _UNITS = (".service", ".scope", _SLICE)
 _PODS = "kubepods"
 _HANDLE = struct.Struct("<IiQ")  # struct file_handle: the bytes of the number, the kind, and the number
 _OF_KERNFS = 0xFE
+_GONE = frozenset({errno.ESTALE, errno.ENODEV})  # errors of a group that was removed
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,6 +75,14 @@ class Tree:
             return None
         inside = f"/{path.relative_to(self._root)}" if path.is_relative_to(self._root) else str(path)
         return GroupPlace("" if path == self._root else _name(inside), cgroups.place(f"0::{inside}"), groups)
+
+    def runs(self, group: int) -> bool:
+        """Whether a process is in a group or below it, also if that cannot be told."""
+        try:
+            with self._opened(group) as opened:
+                return b"populated 0" not in Path(f"/proc/self/fd/{opened}/cgroup.events").read_bytes()
+        except OSError as error:
+            return error.errno not in _GONE
 
     @contextmanager
     def _opened(self, group: int) -> Iterator[int]:

@@ -46,6 +46,7 @@ class Sources:
     terms: Callable[[str], Terms]  # for each device
     read: Callable[[], None]  # which groups there are, for the next ``terms``
     place: Callable[[int], GroupPlace | None]  # what a control group is; None if it is gone
+    runs: Callable[[int], bool]  # whether a process is in a control group, or may be
 
 
 class Excuses:

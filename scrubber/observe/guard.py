@@ -1,6 +1,7 @@
 """Keeps the fence in step with the records, and counts how often others have used each device.
 
-A question that was refused is no use, nor is one that is excused. All others count.
+A question that was refused is no use, nor is one that is excused. All others count. So does whoever may open a device
+no longer and still runs: it may have the device open.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Guard:
         self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._read, name="fence", daemon=True)
+        sources.read()  # who is exempt, before the first rule is set
 
     def start(self) -> None:
         """Read each question as soon as it is asked: its process may end at once."""
@@ -126,6 +128,8 @@ class Guard:
             members = self._members(fencing.open_to(record) if record is not None else OpenTo.SERVICE)
             groups = None if members is None else members | terms.exempt
             for number in numbers:
+                if groups is not None and any(map(self._sources.runs, self._fence.groups(number) - groups)):
+                    self._fence.miss(number)
                 self._fence.set(number, groups, refuse=terms.refuse)
             if uuid in self._failed:
                 self._fence.miss(_first(numbers))
@@ -183,10 +187,8 @@ class Guard:
                 return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
             # A question may be counted before it can be read, and excused after it was said: what was said stays said.
             self._said_at[uuid] = time.clock_gettime(time.CLOCK_BOOTTIME)
-            uses += self._more.get(uuid, 0)
-            said = max(uses, self._uses.get(uuid, 0))
-            self._more[uuid] = self._more.get(uuid, 0) + said - uses
-            self._uses[uuid] = said
+            said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
+            self._uses[uuid], self._more[uuid] = said, said - uses
             return Counted(FENCE, said)
 
     def _counted(self, uuid: str) -> int:

@@ -152,6 +152,7 @@ PLANTED = [
     Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),
     Mutant(FENCE, "kernel.bind(loaded, descriptors[program.PROOFS])", "pass", tests=IN_GUARD),
     Mutant(EXCUSES, "holder.started > question.uptime - _TICK", "False", tests=IN_GUARD),
+    Mutant(GUARD, "self._fence.miss(number)", "pass", tests=IN_GUARD),
     Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),
     Mutant("scrubber/cuda/chip.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
     Mutant("scrubber/cuda/chip.py", "(10, 3): (TENSOR,)", "(10, 3): ()", tests=CHIP),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,18 @@ def test_a_group_that_is_gone_has_no_name(group: Path) -> None:
     number = made(group / "brief.service")
     (group / "brief.service").rmdir()
     assert Tree(group).place(number) is None
+
+
+def test_a_group_runs_while_a_process_is_below_it(group: Path) -> None:
+    tree, outer, inner = Tree(group), made(group / "outer"), group / "outer/inner"
+    made(inner)
+    assert not tree.runs(outer)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        (inner / "cgroup.procs").write_text(str(process.pid))
+        assert tree.runs(outer)
+        process.kill()
+    assert not tree.runs(outer)
+    inner.rmdir()
+    (group / "outer").rmdir()
+    assert not tree.runs(outer)
+    assert Tree(group / "missing").runs(outer), "it cannot be told"

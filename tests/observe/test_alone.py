@@ -75,6 +75,7 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
         lambda _uuid: Terms(),
         lambda: None,
         lambda _group: None,
+        lambda _group: False,
     )
     guard = Guard(standing, identity(made_group(group / "service")), sources)
     guard.start()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,14 +36,14 @@ ZERO = DeviceNumber(NodeKind.CHARACTER, 1, 5)  # /dev/zero
 class Asking:
     """A guard of /dev/full, and what it is told about processes and pods."""
 
-    def __init__(self, standing: Fence, service: Path, owner: Path) -> None:
+    def __init__(self, standing: Fence, service: Path, owner: Path, *exempt: Path) -> None:
         self.bystanders = set[str]()
         self.started = 0.0
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=True)
         self.found: Callable[[int], tuple[Holder, ...]] = processes.process
         groups = {lives.A: frozenset({identity(owner)})}
         self.terms = Terms()
-        self.exempt = set[Path]()  # control groups, by the next reading
+        self.exempt = set(exempt)  # control groups, by the next reading
         self._exempt = frozenset[int]()
         sources = Sources(
             lambda pid: self.found(pid),  # noqa: PLW0108 - a test may put another one there later
@@ -51,6 +52,7 @@ class Asking:
             lambda _uuid: replace(self.terms, exempt=self._exempt),
             self._read,
             Tree(fence.root()).place,
+            Tree(fence.root()).runs,
         )
         self.guard = Guard(standing, identity(service), sources)
         self.guard.start()
@@ -363,6 +365,72 @@ def test_an_exempt_group_opens_uncounted(asking: Asking, foreign: Path, *, refus
     asking.guard.renew()
     assert run(foreign, OPENS) == "opened"
     assert asking.uses() > 0, "what was refused is not excused too"
+
+
+KEEPS = "keeps = os.open('/dev/full', os.O_RDONLY)\nprint('opened', flush=True)\nsys.stdin.read()"
+
+
+@contextmanager
+def keeping(place: Path) -> Iterator[None]:
+    """While a process in this control group has the device open."""
+    enter = f"import os, sys; open({str(place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    command = [sys.executable, "-S", "-c", enter + KEEPS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "opened\n"
+        yield
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("whom", [lives.CLEAN, lives.IN_USE_BY_B], ids=["the service", "all"])
+def test_who_loses_its_exemption_may_have_the_device(asking: Asking, foreign: Path, whom: Record) -> None:
+    """Also while the device is open to all. Then whoever opens it counts, and this one opened it before."""
+    asking.exempt = {foreign}
+    asking.keep(lives.CLEAN)
+    asking.guard.renew()
+    with keeping(made_group(foreign / "below")):
+        asking.keep(whom)
+        assert asking.uses() == 0
+        asking.exempt = set()
+        asking.guard.renew()
+        asking.keep(lives.CLEAN)
+        assert asking.uses() == 1
+        asking.guard.renew()
+        assert asking.uses() == 1
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_an_exempt_group_that_has_ended_ends_no_proof(asking: Asking, foreign: Path, *, removed: bool) -> None:
+    """As the pods of a DaemonSet do all the time."""
+    asking.exempt = {foreign}
+    asking.keep(lives.CLEAN)
+    asking.guard.renew()
+    with keeping(foreign):
+        pass
+    if removed:
+        foreign.rmdir()
+    asking.exempt = set()
+    asking.guard.renew()
+    assert asking.uses() == 0
+    assert asking.guard.witness(DEVICE) == Counted(FENCE, 0)
+
+
+def test_a_later_service_may_exempt_others(group: Path, service: Path, owner: Path, foreign: Path) -> None:
+    """The third one is killed before it is asked, and the fourth one has not seen the exemption."""
+    first = Asking(Fence(group), service, owner, foreign)
+    first.keep(lives.CLEAN)
+    first.guard.renew()
+    first.guard.proven(DEVICE, "proof-1", first.uses())
+    first.guard.close()
+    with keeping(foreign):
+        for exempt, uses in (((foreign,), 0), ((), None), ((), 1)):
+            later = Asking(Fence(group), service, owner, *exempt)
+            later.keep(lives.CLEAN)
+            assert later.guard.uses_at_proof(DEVICE, "proof-1") == 0
+            if uses is not None:
+                assert later.uses() == uses
+            later.guard.close()
 
 
 def counts(asking: Asking, foreign: Path) -> fence.Counts:

@@ -58,6 +58,7 @@ class Run:
             lambda _uuid: Terms(),
             lambda: None,
             Tree(group).place,
+            Tree(group).runs,
         )
         self.guard = Guard(Fence(group), identity(own), sources)
         self.guard.start()
