@@ -69,7 +69,9 @@ class Run:
     async def proven(self, uuid: str) -> Record:
         """A GPU that was proven clean just now."""
         device = next(it for it in await self.observer.driver.inventory() if it.uuid == uuid)
-        facts = await self.observer.full(replace(lives.SCRUBBING, device=device, incarnation=self._incarnation))
+        scrubbing = replace(lives.SCRUBBING, device=device, incarnation=self._incarnation)
+        await self.observer.full(scrubbing)  # a scrub begins with one, too
+        facts = await self.observer.full(scrubbing)
         assert isinstance(facts.witness, Counted)
         assert facts.witness.by == FENCE
         receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=FENCE)
