@@ -12,9 +12,10 @@ proved nothing.
 A step that only reads already runs while the device is observed, because observations take most of the
 time of a short path. The result of such a step counts only without a veto by then.
 
-A path has two workers, one after the other: one up to the last step on memory, one for the rest. The steps on memory
-share a worker, because one step reads what another step wrote. The first worker opens the device only before ``clear``:
-until then it does not hold it. It has ended, and the device has its memory back, before the second one begins.
+A path has two workers: one up to the last step on memory, one for the rest. The steps on memory share a worker,
+because one step reads what another step wrote. The first worker opens the device only before ``clear``: until then it
+does not hold it. On a card its end takes longer than the rest of the path, so the second one works meanwhile. Both have
+ended, and the device has its memory back, before the device is judged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 
 from ground import log
 from ground.aio import Changed
@@ -204,27 +204,58 @@ class ScrubJob:
         """Run the steps of the path, up to the first one that does not pass."""
         self._clear_began, self._free = math.inf, False
         plan = plans.plan(self.path, self._policy)
-        for _, together in groupby(plan, lambda step: plans.STEPS[step].driver is plans.Driver.BRIEFLY):
-            steps = tuple(together)
-            async with AsyncExitStack() as until_worker_ends, own_worker(self._observer, self._spawn) as worker:
-                for step in steps:
-                    if step is plans.FIRST_ON_MEMORY:
-                        await until_worker_ends.enter_async_context(self._context.slots.at_memory(self.device, steps))
-                    async with self._turn(step, plan) as unexpected_holder:
-                        # Before the observation: a later request for a sibling finds a reset in the ledger, and the
-                        # observation finds what an earlier request has handed out.
-                        if plans.STEPS[step].marked:
-                            await self._record_start(step)
-                        result = await self._result(worker, step, order, unexpected_holder, is_last=step is steps[-1])
-                        self._results.append(result)
-                    passed = result.outcome is Outcome.PASSED
-                    if step is Step.RESET or not passed:  # what fails a step may also end the service
-                        await self._append()
-                    if not passed:
-                        return
+        rest = tuple(step for step in plan if plans.STEPS[step].driver is plans.Driver.BRIEFLY)
+        *first, last = plan[: -len(rest)]
+        async with AsyncExitStack() as until_it_ends, own_worker(self._observer, self._spawn) as worker:
+            for step in first:
+                if step is plans.FIRST_ON_MEMORY:
+                    slot = self._context.slots.at_memory(self.device, (*first, last))
+                    await until_it_ends.enter_async_context(slot)
+                if not await self._keep(await self._step(worker, step, plan, order)):
+                    return
+            ran = [await self._step(worker, last, plan, order)]
+            if ran[0].outcome is Outcome.PASSED:
+                ending = asyncio.create_task(self._let_end(await worker, ran[0], until_it_ends))
+                try:
+                    ran += await self._run_rest(rest, plan, order)
+                    ran[0] = await ending
+                finally:
+                    ending.cancel()
+                    await asyncio.gather(ending, return_exceptions=True)
+        for result in ran:
+            if not await self._keep(result):
+                return
+
+    async def _let_end(self, worker: Worker, last: StepResult, until_it_ends: AsyncExitStack) -> StepResult:
+        """The result of the last step of a worker, which stands only if the worker ends well."""
+        last = await worker.finish(last)
+        await until_it_ends.aclose()
+        return last
+
+    async def _run_rest(self, steps: tuple[Step, ...], plan: tuple[Step, ...], order: Order) -> list[StepResult]:
+        """The results of the steps after those on memory, up to the first one that has not passed."""
+        results = list[StepResult]()
+        async with own_worker(self._observer, self._spawn) as worker:
+            for step in steps:
+                results.append(await self._step(worker, step, plan, order, ends=step is steps[-1]))
+                if results[-1].outcome is not Outcome.PASSED:
+                    break
+        return results
+
+    async def _step(
+        self, worker: StartingWorker, step: Step, plan: tuple[Step, ...], order: Order, *, ends: bool = False
+    ) -> StepResult:
+        """``ends``: the worker ends with this step, before a reset may close the driver."""
+        async with self._turn(step, plan) as unexpected_holder:
+            # Before the observation: a later request for a sibling finds a reset in the ledger, and the observation
+            # finds what an earlier request has handed out.
+            if plans.STEPS[step].marked:
+                await self._record_start(step)
+            result = await self._result(worker, step, order, unexpected_holder)
+            return await (await worker).finish(result) if ends and result.outcome is Outcome.PASSED else result
 
     async def _result(
-        self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Veto | None, *, is_last: bool
+        self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Veto | None
     ) -> StepResult:
         if unexpected_holder is not None:
             result = self._aborted(step, unexpected_holder)
@@ -232,8 +263,15 @@ class ScrubJob:
             result = await self._read(worker, step, order)
         else:
             result = await self._change(worker, step, order)
-        result = step_results.judged(result, self._ledger.records[self.device])
-        return await (await worker).finish(result) if is_last and result.outcome is Outcome.PASSED else result
+        return step_results.judged(result, self._ledger.records[self.device])
+
+    async def _keep(self, result: StepResult) -> bool:
+        """Keep a result for the next row; what fails a step may also end the service. Whether the step has passed."""
+        self._results.append(result)
+        passed = result.outcome is Outcome.PASSED
+        if result.step is Step.RESET or not passed:
+            await self._append()
+        return passed
 
     async def _read(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run a step during the observation. A veto kills the worker, and its result is dropped."""

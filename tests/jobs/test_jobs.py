@@ -124,11 +124,11 @@ async def test_a_cancelled_job_records_the_steps_that_have_passed(world):
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     while running.step is not Step.SETTINGS:  # noqa: ASYNC110 - no event tells
         await asyncio.sleep(0.01)
-    passed = [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH]
+    passed = [Step.EVICT, Step.CLEAR, Step.VERIFY]  # the last one on memory stands once its worker has ended
     assert [it.step for it in world.record(device).scrubs.job.results] == passed[:1]
     running.cancel()
     await running.ended()
-    assert [it.step for it in results(world, device)[-4:]] == passed
+    assert [it.step for it in results(world, device)[-3:]] == passed
     assert rows(world, ev.ScrubInterrupted, device)[-1].job == running.id
 
 

@@ -10,6 +10,7 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
+from scrubber.core import plans
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Blame, Findings, Holder, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
@@ -39,7 +40,6 @@ class PretendWorker:
         self.truth = truth
         self.gpu: Gpu = node.gpus[uuid]
         self.life = node.life
-        truth.working(self.gpu)
         self.process: Process = node.enter(uuid, Kind.WORKER, "worker")
         self.whole = True  # the last step reached all of the memory
         self._gone = asyncio.Event()
@@ -55,6 +55,8 @@ class PretendWorker:
     async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """One step's result, always."""
         began = self.node.loop.time()
+        if plans.STEPS[step].driver is not plans.Driver.BRIEFLY:
+            self.truth.working(self.gpu, self.process)
         if step is Step.EVICT:
             self.gpu.deeds.clear()  # a path begins
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 from policies import load
-from scrubber.core.model import ScrubPath, Step, StepResult
+from scrubber.core.model import ScrubPath, State, Step, StepResult
 from scrubber.steps.base import Report
 from tests.service.pretend_worker import PretendWorker
 
@@ -32,6 +33,30 @@ async def test_all_steps_to_the_last_on_memory_share_one_worker(begin):
         *[(first, it) for it in (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, "ended")],
         *[(second, it) for it in (Step.SETTINGS, Step.HEALTH, "ended")],
     ]
+
+
+class Lingering(Recorded):
+    """A worker on memory that takes long to end, as on a card. It can end once the health was read."""
+
+    health_read: ClassVar[asyncio.Event]
+
+    async def do(self, step, path, order, deadline, on_progress):
+        result = await super().do(step, path, order, deadline, on_progress)
+        if step is Step.HEALTH:
+            self.health_read.set()
+        return result
+
+    async def finish(self, last):
+        await self.health_read.wait()
+        return await super().finish(last)
+
+
+async def test_the_end_of_the_worker_on_memory_holds_nothing_up(begin):
+    Recorded.received, Lingering.health_read = [], asyncio.Event()
+    world = await begin(gpus=1, worker=Lingering)
+    assert world.state(world.uuids[0]) is State.CLEAN
+    first, second = dict.fromkeys(pid for pid, _ in Recorded.received)
+    assert Recorded.received.index((second, Step.HEALTH)) < Recorded.received.index((first, "ended"))
 
 
 class Keyed(PretendWorker):

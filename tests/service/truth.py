@@ -60,9 +60,10 @@ class Truth:
 
     # -- deeds
 
-    def working(self, gpu: Gpu) -> None:
-        """A worker opens a device (I4)."""
-        if any(it.kind is Kind.WORKER and it.life == self.node.life for it in gpu.processes.values()):
+    def working(self, gpu: Gpu, worker: Process) -> None:
+        """A step begins that may need the device for itself (I4)."""
+        others = (it for it in gpu.processes.values() if it is not worker)
+        if any(it.kind is Kind.WORKER and it.life == self.node.life for it in others):
             self.accuse(f"two workers on {gpu.info.uuid}")
 
     def deed(self, gpu: Gpu, step: Step) -> None:
