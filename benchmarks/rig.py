@@ -20,7 +20,7 @@ async def service(
     installed_as: type[Installation] = ByPlugin,
 ) -> AsyncIterator[Stage]:
     """A running service whose GPUs are all clean, behind a fence where this user can have one."""
-    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as, fenced=True)
+    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as)
     try:
         await stage.start()
         await all_clean(stage)

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from scrubber.fence import fence
 from scrubber.fence.fence import FenceError
+from scrubber.node import cgroups
 
 
 def make() -> Path | None:
-    """A new group at the root of all groups; None where this user cannot make one."""
+    """A new group below that of this process; None where this user cannot make one."""
     try:
-        top = fence.root() / f"autoclave-stage-{uuid.uuid4().hex[:8]}"
+        root = fence.root()
+        top = (cgroups.own_group(root) or root) / f"autoclave-stage-{uuid.uuid4().hex[:8]}"
         top.mkdir()
     except (FenceError, OSError):
         return None
@@ -31,6 +33,19 @@ def of_container(top: Path, pod: str) -> Path:
     group = top / "kubepods" / f"pod{pod}" / secrets.token_hex(32)
     group.mkdir(parents=True)
     return group
+
+
+def of_process(top: Path, container: str) -> Path:
+    """The group of a process that no kubelet has started: a new one of this container, or that of the host."""
+    if container:
+        return of_container(top, container)
+    (host := top / "host").mkdir(exist_ok=True)
+    return host
+
+
+def inside(group: Path) -> tuple[str, ...]:
+    """The words before a command that execute it in this group: there it opens what it opens."""
+    return "sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs")
 
 
 def remove(top: Path) -> None:

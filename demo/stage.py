@@ -23,7 +23,7 @@ from demo.programs import ServiceProgram
 from ground import paths
 from ground.errors import FatalError, Unreachable
 from scrubber.api import admin_client, client
-from scrubber.devices.simulated import layout
+from scrubber.devices.simulated import drills, layout
 from scrubber.words import views
 
 ANSWERS_WITHIN = 60.0
@@ -42,7 +42,7 @@ class Stage:
     flags: tuple[str, ...] = ()  # more flags for the plugin
     installed_as: type[Installation] = ByPlugin
     gate: Path | None = None  # the program of the create gate
-    fenced: bool = False  # with control groups for pods and the fence below them, where this user can make both
+    fenced: bool = True  # with control groups for pods and the fence below them, where this user can make both
 
     def __post_init__(self) -> None:
         """Make the directories. Nothing runs yet."""
@@ -70,6 +70,16 @@ class Stage:
     def memory_of(self, gpu: int) -> Path:
         """The file with the memory of a GPU."""
         return self.simulated / f"gpu{gpu}" / "memory"
+
+    def occupy(self, uuid: str, container: str = "", secret: bytes = b"") -> int:
+        """Start a process on a GPU that was not given it: of this container, or of none. Returns its pid.
+
+        One of no container ignores SIGTERM.
+        """
+        before = () if self.groups is None else groups.inside(groups.of_process(self.groups, container))
+        if container:
+            return drills.occupy(self.simulated, uuid, secret, container, before=before)
+        return drills.zombie(self.simulated, uuid, secret, before=before)
 
     def admin(self) -> admin_client.AdminClient:
         """A connection for an operator."""

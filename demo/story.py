@@ -120,7 +120,7 @@ def show(gpus: int, installed_as: type[Installation], *, as_json: bool, keep: bo
     policy = root / "policy.yaml"
     policy.write_text("name: demo\ndefaults: {receipts: mount}\n")
     runs = containers.ReadingRunner
-    stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=runs, fenced=True)
+    stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=runs)
     return asyncio.run(_show(Play(stage, as_json), keep=keep))
 
 
@@ -177,7 +177,7 @@ async def _pod_a(play: Play) -> None:
 async def _hand_over(play: Play) -> None:
     play.begin("Pod A's container ends and leaves a process behind; pod B gets GPU 0 next")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
-    leftover = await _blocking(drills.zombie, stage.simulated, uuid, b"")
+    leftover = await _blocking(stage.occupy, uuid)
     play.pids.append(leftover)
     first = (await stage.settled(TENANT, lambda _: True)).receipt
     ending = asyncio.create_task(_ended(stage.kubelet.end_orphan, play.pods["a"]))

@@ -31,7 +31,13 @@ class ForeignProcess:
 def foreign_process(simulated: Path, uuid: str, container: str = "", secret: bytes = b"") -> Iterator[ForeignProcess]:
     """A process of this container, or of none."""
     use = partial(drills.occupy, container=container) if container else drills.zombie
-    pid = use(simulated, uuid, secret)
+    with ended(use(simulated, uuid, secret)) as process:
+        yield process
+
+
+@contextmanager
+def ended(pid: int) -> Iterator[ForeignProcess]:
+    """This process, which is ended after that."""
     handle = os.pidfd_open(pid)
     try:
         yield ForeignProcess(pid, handle)

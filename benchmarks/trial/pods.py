@@ -206,6 +206,7 @@ def _stage(where: Where, tenants: Tenants, made: Groups | None) -> Stage:
         1,
         root=Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp")),
         runs=lambda _directory: tenants,  # type: ignore[arg-type] # instead of simulated containers
+        fenced=False,  # the tenants make control groups of their own
     )
     policy = stage.root / "policy.yaml"
     policy.write_text(service.policy(where))

@@ -139,8 +139,7 @@ class TrialNode:
 
         The call blocks: a process that a thread starts would survive a cancellation.
         """
-        root, uuid = self.stage.simulated, self.stage.uuids[gpu]
-        pid = drills.occupy(root, uuid, b"", container) if container else drills.zombie(root, uuid)
+        pid = self.stage.occupy(self.stage.uuids[gpu], container)
         self._processes.add(pid)
         return pid
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc.aio
 from asyncinotify import Inotify, Mask
 
+from demo import groups
 from demo.containers import ContainerRunner, mark
 from demo.installation import RESOURCE
 from demo.programs import ServiceProgram
@@ -160,12 +161,26 @@ class Node:
         self, uuid: str, container: str = "", secret: bytes = b""
     ) -> AsyncIterator[foreign_processes.ForeignProcess]:
         """A process on a GPU that nobody here has started there: of this container, or of none."""
-        one = foreign_processes.foreign_process(self.stage.simulated, uuid, container, secret)
-        it = await asyncio.to_thread(one.__enter__)
+        one = foreign_processes.ended(await asyncio.to_thread(self.stage.occupy, uuid, container, secret))
+        it = one.__enter__()
         try:
             yield it
         finally:
             await asyncio.to_thread(one.__exit__, None, None, None)
+
+    async def program(self, *command: str | Path) -> asyncio.subprocess.Process:
+        """A program of the host that no kubelet started, with pipes to it. A GPU that it opens was not given to it."""
+        top = self.stage.groups
+        before = () if top is None else groups.inside(groups.of_process(top, ""))
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*before, *command, stdin=pipe, stdout=pipe)
+
+    async def short_use(self, uuid: str, secret: bytes = b"") -> None:
+        """A program of the host opens the memory of a GPU, writes this, and ends at once."""
+        memory = layout.find(self.stage.simulated, uuid).memory
+        user = await self.program("dd", f"of={memory}", "conv=notrunc", "status=none")
+        await user.communicate(secret)
+        assert user.returncode == 0
 
     # -- what the kubelet knows
 

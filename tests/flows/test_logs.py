@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,18 @@ def lines(program: ServiceProgram) -> list[dict[str, Any]]:
     return [json.loads(line) for line in program.log.read_text().splitlines()]
 
 
-@contextmanager
-def named(tmp_path: Path, node: Node, uuid: str) -> Iterator[int]:
+@asynccontextmanager
+async def named(tmp_path: Path, node: Node, uuid: str) -> AsyncIterator[int]:
     """A process of the host on a GPU that calls itself something that nobody else does."""
     command = tmp_path / SECRET
     shutil.copy("/bin/sleep", command)
-    with layout.find(node.stage.simulated, uuid).memory.open("rb") as memory:
-        process = subprocess.Popen([command, "1000"], stdin=memory)
+    place = layout.find(node.stage.simulated, uuid)
+    process = await node.program("sh", "-c", 'exec "$0" 1000 <"$1" 9<"$2"', command, place.memory, place.chip)
     try:
         yield process.pid
     finally:
         process.kill()
-        process.wait()
+        await process.wait()
 
 
 async def test_one_id_joins_a_kubelets_call_and_the_ledgers_rows(node: Node) -> None:
@@ -59,7 +58,7 @@ async def test_one_id_joins_a_kubelets_call_and_the_ledgers_rows(node: Node) -> 
 
 async def test_no_line_names_a_process_of_somebody_else(tmp_path: Path, node: Node) -> None:
     first, other = node.stage.uuids
-    with named(tmp_path, node, first) as pid:
+    async with named(tmp_path, node, first) as pid:
         await node.reach(first, lambda device: SECRET in device.setback)
         async with node.stage.admin() as admin:
             refused = [it.result async for it in admin.scrub([first])]
@@ -71,7 +70,7 @@ async def test_no_line_names_a_process_of_somebody_else(tmp_path: Path, node: No
     assert node.gpu(pod) in (first, other)
     uuid = await node.leave(pod)
     await node.job(uuid)
-    with named(tmp_path, node, uuid):  # it comes in the middle of a scrub
+    async with named(tmp_path, node, uuid):  # it comes in the middle of a scrub
         await node.said(node.stage.service, '"outcome": "failed"')
         await node.reach(uuid, lambda device: SECRET in device.setback)
     said = node.stage.service.log.read_text() + node.stage.plugin.log.read_text()

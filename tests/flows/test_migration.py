@@ -173,6 +173,8 @@ async def before(bare, theirs: Theirs) -> Before:
         stage = node.stage
         stage.kubelet = Kubelet(stage.kubelet_dir, stage.containers, timing=Timing(), logs=stage.pod_logs)
         layout.create(stage.simulated, gpus, 2**20, boot.boot_id())
+        if stage.groups is not None:
+            layout.make_nodes(stage.simulated)
         stage.uuids = tuple(place.info().uuid for place in layout.places(stage.simulated))
         await node.kubelet.start()
         return node, await theirs(node)

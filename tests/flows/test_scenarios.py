@@ -179,14 +179,14 @@ async def test_x21_s6_after_a_reboot_pods_start_on_scrubbed_gpus(build):
 
 
 async def test_x32_over_the_budget_unhealthy_is_sent_before_the_refusal(build):
-    node = await build(1, brisk("budgets: {allocate: 300ms, owner_wait: 0s}"))
+    node = await build(1, brisk("budgets: {allocate: 1s, owner_wait: 0s}"))
     uuid = await node.leave(await node.run("first"))
     refused = asyncio.create_task(node.kubelet.admit(node.pod("second")))
     call = await node.within("Allocate")
     await node.kubelet.until(lambda: call.outcome or node.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
     assert not call.outcome, "the list comes before the error"
     status = await refused
-    assert (status.phase, "it is being scrubbed" in status.message) == (Phase.FAILED, True)
+    assert (status.phase, "it is being scrubbed" in status.message) == (Phase.FAILED, True), status.message
     node.heal(uuid)
     await node.health(uuid, "Healthy")
     await node.run("third")

@@ -13,10 +13,7 @@ The ids are those of the cases in which a naive implementation skips a needed sc
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
-import subprocess
 import sys
 
 from demo.installation import RESOURCE
@@ -27,6 +24,7 @@ from tests.flows.node import brisk
 from tests.node.open_programs import IN_TRANSIT
 
 ONE = {RESOURCE: 1}
+OPENS_AGAIN = 'while read -r _; do exec 8<>"$1" 9<>"$0"; read -r _; exec 8>&- 9>&-; done'
 SILENT = brisk("budgets: {silence: 0s}")  # a service that is away is noticed at once
 
 
@@ -64,7 +62,7 @@ async def test_a_short_use_during_a_scrub_leaves_no_receipt(node):
     uuid = await node.leave(await node.run("first"))
     await node.job(uuid)
     passed = await node.scrubs(uuid)
-    os.close(os.open(layout.find(node.stage.simulated, uuid).memory, os.O_RDWR))
+    await node.short_use(uuid)
     status = await node.reach(uuid, lambda device: device.setback != "")
     assert "another process has used the device since its clear began" in status.setback
     assert await node.scrubs(uuid) == passed
@@ -85,14 +83,13 @@ async def test_on_chip_memory_is_clean_before_the_next_pod(build):
 
 
 async def test_a_short_use_of_a_clean_gpu_ends_its_proof(build):
-    """Each begins and ends within a millisecond, just before the request."""
+    """Each begins and ends within milliseconds, just before the request."""
     node = await build(1)
     [uuid] = node.stage.uuids
     for _ in range(3):
         await node.clean()
         done = await node.scrubs(uuid)
-        with layout.find(node.stage.simulated, uuid).memory.open("r+b") as memory:
-            memory.write(b"<a-visitor>")
+        await node.short_use(uuid, b"<a-visitor>")
         pod = await node.run("next")
         assert (await node.scrubs(uuid), b"<a-visitor>" in node.memory(uuid)) == (done + 1, False)
         await node.kubelet.delete(pod)
@@ -101,17 +98,22 @@ async def test_a_short_use_of_a_clean_gpu_ends_its_proof(build):
 async def test_an_explanation_names_who_keeps_a_gpu_out(build):
     node = await build(1)
     [uuid] = node.stage.uuids
+    place = layout.find(node.stage.simulated, uuid)
+    user = await node.program("sh", "-c", OPENS_AGAIN, place.memory, place.chip)
+    assert user.stdin is not None
+    assert user.stdout is not None
     for _ in range(2):
         await node.clean()
-        ours = os.open(layout.find(node.stage.simulated, uuid).memory, os.O_RDWR)
+        user.stdin.write(b"open\n")
         await node.reach(uuid, lambda device: device.state == "dirty")
-        os.close(ours)
+        user.stdin.write(b"close\n")
     await node.clean()
     async with node.stage.admin() as admin:
         advice = (await admin.explain(uuid)).advice
-    assert f"(pid {os.getpid()}, user" in advice[0]
+    await user.communicate(b"")
+    assert f"(pid {user.pid}, user" in advice[0]
     assert "has ended 2 proofs or scrubs of the GPU lately; end" in advice[0]
-    assert f"`kill {os.getpid()}`" in advice[0]
+    assert f"`kill {user.pid}`" in advice[0]
 
 
 async def test_s7_an_old_grant_belongs_to_the_pod_that_starts(build):
@@ -177,11 +179,11 @@ async def test_s14_no_pod_starts_after_a_scrub_that_failed(node):
 
 
 async def test_s20_a_gpu_held_by_a_hidden_process_goes_nowhere(build):
-    """The last tenant may have left the file in a socket; a search of /proc finds nobody."""
+    """The last tenant may have left it open in a socket: the driver lists a user, a search of /proc finds nobody."""
     node = await build(1, brisk("budgets: {owner_wait: 0s}", "proof: {survives_restart: true}"))
     [uuid] = node.stage.uuids
-    memory = layout.find(node.stage.simulated, uuid).memory
-    hidden = await asyncio.create_subprocess_exec(sys.executable, "-c", IN_TRANSIT, memory, stdout=subprocess.PIPE)
+    chip = layout.find(node.stage.simulated, uuid).chip
+    hidden = await node.program(sys.executable, "-c", IN_TRANSIT, chip)
     try:
         assert hidden.stdout is not None
         assert await hidden.stdout.readline()

@@ -42,7 +42,7 @@ async def test_w1_r8_of_two_pods_on_one_gpu_neither_starts(build):
     await node.kubelet.finish(other)
     node.kubelet.list_pod_resources()
     node.heal(uuid)
-    await admission
+    assert (await admission).phase is Phase.PENDING, (await admission).message
     await node.clean(spare)
     await node.health(spare, "Healthy")
     admitted = await node.kubelet.admit(thief)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -143,8 +143,8 @@ def _change(root: Path, uuid: str, kind: type[T], change: Callable[[T], T]) -> N
         layout.write(files[kind], change(layout.read(files[kind], kind)))
 
 
-def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0) -> int:
-    """Start a process in a container; returns its pid.
+def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0, *, before: Sequence[str] = ()) -> int:
+    """Start a process in a container; returns its pid. ``before``: the words of a command that executes it.
 
     It writes the secret to ``offset``, the middle and the end of the memory, and to the on-chip memory.
     """
@@ -154,13 +154,13 @@ def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0
         raise DeviceError(f"cannot hold a secret of {len(secret)} bytes: the memory has {size}")
     offsets = (min(offset, size - len(secret)), size // 2, size - len(secret))
     environment = os.environ | {containers.MARK: container, containers.NODE: containers.node_of(root)}
-    return _start(place, "stay", secret, offsets, environment)
+    return _start(place, "stay", secret, offsets, environment, before)
 
 
-def zombie(root: Path, uuid: str, secret: bytes = b"") -> int:
+def zombie(root: Path, uuid: str, secret: bytes = b"", *, before: Sequence[str] = ()) -> int:
     """Start a process outside any container that holds the memory and ignores SIGTERM; returns its pid."""
     environment = {name: value for name, value in os.environ.items() if name != containers.MARK}
-    return _start(layout.find(root, uuid), "linger", secret, (0,), environment)
+    return _start(layout.find(root, uuid), "linger", secret, (0,), environment, before)
 
 
 def release(root: Path, uuid: str) -> tuple[int, ...]:
@@ -195,9 +195,14 @@ def scan(root: Path, uuid: str, needle: bytes) -> int:
 
 
 def _start(
-    place: GpuFiles, manner: str, secret: bytes, offsets: tuple[int, ...], environment: Mapping[str, str]
+    place: GpuFiles,
+    manner: str,
+    secret: bytes,
+    offsets: tuple[int, ...],
+    environment: Mapping[str, str],
+    before: Sequence[str],
 ) -> int:
-    program = (sys.executable, "-P", "-m", _PROGRAM)
+    program = (*before, sys.executable, "-P", "-m", _PROGRAM)
     done = subprocess.run(
         [*program, str(place.memory), str(place.chip), manner, *map(str, offsets)],
         input=secret,

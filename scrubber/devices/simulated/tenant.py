@@ -1,8 +1,8 @@
 """A process that holds a simulated GPU.
 
 ``python -m scrubber.devices.simulated.tenant MEMORY CHIP stay|linger OFFSET...`` writes its stdin to each offset of the
-memory, and to both ends of the on-chip memory as far as there is room. It prints its pid and keeps the memory open
-until it is killed. ``linger`` ignores SIGTERM. The module imports little, so that many processes start quickly.
+memory, and to both ends of the on-chip memory as far as there is room. It prints its pid and keeps both open until it
+is killed. ``linger`` ignores SIGTERM. The module imports little, so that many processes start quickly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def main(memory: str, chip: str, manner: str, *offsets: str) -> None:
     data = secret[: size // 2]
     os.pwrite(on_chip, data, 0)
     os.pwrite(on_chip, data, size - len(data))
-    os.close(on_chip)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.write(1, f"{os.getpid()}\n".encode())
