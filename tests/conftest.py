@@ -24,7 +24,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from tests import default_dirs, forking
+from tests import default_dirs, forking, strays
 from tests.pod_groups import running_pod
 
 __all__ = ["running_pod"]  # a fixture
@@ -105,6 +105,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list(left))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test leaves a loop device, a control group or a fence on the machine: else the last test fails."""
+    with strays.watched(tmp_path_factory.getbasetemp()) as run:
+        yield
+        forking.close()
+        left = run.left() if run is not None else []
+    assert not left, f"these tests have left on the machine: {', '.join(left)}"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Start services and plugins as forks, which is faster."""
@@ -136,10 +146,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
             f"Skipped for want of rights: {count}. To run all tests, run make test as root in a new clone, "
             "on a machine where root can make control groups and namespaces."
         )
-
-
-def pytest_unconfigure() -> None:
-    forking.close()
 
 
 def pytest_collection_finish() -> None:

@@ -677,7 +677,9 @@ def test_watching_what_is_not_there_ends_at_once(autoclave, tmp_path):
 @pytest.mark.parametrize("backend", ["nvidia", "auto"])
 def test_without_hardware_nothing_is_simulated_unless_requested(autoclave, short_tmp, backend):
     where = ("--run-dir", short_tmp / "r", "--state-dir", short_tmp / "s", "--host-root", short_tmp / "no")
-    run = autoclave("scrubber", "--backend", backend, *where)
+    policy = short_tmp / "policy.yaml"  # for a fence, the service would enter a control group: here, that of all tests
+    policy.write_text("name: test\ndefaults: {fence: {mode: off}}\n")
+    run = autoclave("scrubber", "--backend", backend, *where, "--policy", policy)
     assert f"autoclave: {(short_tmp / 'r/last-error').read_text()}\n" == run.stderr
     assert run.exit_code == 1  # a driver may be loaded later: systemd tries again
     output_of = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
