@@ -16,11 +16,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar
 
-from scrubber.core.model import AilmentKind, DeviceInfo, DeviceNumber, Holder, Moment, Sign, Step, Vitals, Xid
+from scrubber.core.model import AilmentKind, DeviceInfo, DeviceNumber, Holder, Moment, NodeKind, Sign, Step, Vitals, Xid
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.node.processes import no_bystander
+from tests.service.kernel import SERVICE, Kernel
 from tests.service.virtual import VirtualLoop
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Process:
     alive: bool = True
     unwatched: bool = False  # it was there while no service was up
     stuck: bool = False  # it hangs in the kernel, and no signal reaches it
+    refused: bool = False  # the fence has kept it off
     secret: bool = False  # the driver does not list it: only a search finds it
 
 
@@ -131,8 +133,9 @@ class Node:
     settled = True
     pace = 1.0
 
-    def __init__(self, loop: VirtualLoop, gpus: int) -> None:
-        """The last two devices share a reset domain, if there are three."""
+    def __init__(self, loop: VirtualLoop, gpus: int, *, fenced: bool = False) -> None:
+        """The last two devices share a reset domain, if there are three. ``fenced``: its kernel can fence them."""
+        self.kernel = Kernel(lambda: self.now().uptime) if fenced else None
         self.loop = loop
         self.gpus: dict[str, Gpu] = {}
         self.alive: set[str] = set()  # containers of which something runs
@@ -191,6 +194,10 @@ class Node:
             next(self._pids), uuid, kind, name, now.uptime, self.loop.time(), self.life, container,
             unwatched=self.life is None,
         )  # fmt: skip
+        group = SERVICE if kind is Kind.WORKER else self.kernel.group(container) if self.kernel is not None else 0
+        if self.kernel is not None and not self.kernel.opens(number_of(gpu), group, process.pid):
+            process.refused, process.alive = True, False
+            return process
         gpu.processes[process.pid] = process
         if container is not None:
             self.alive.add(container)
@@ -200,6 +207,8 @@ class Node:
 
     def leave(self, process: Process) -> None:
         """The process ends. What the process wrote stays in memory."""
+        if process.refused:
+            return
         process.alive = False
         process.unwatched |= self.life != process.life
         if process.kind is not Kind.WORKER:
@@ -213,6 +222,8 @@ class Node:
             for gpu in self.gpus.values():
                 gpu.uses += 1
         self.misses_uses = missed
+        if self.kernel is not None:
+            self.kernel.fails = missed
 
     def end_container(self, container: str, *, leaving: bool = False) -> None:
         """End a container; with ``leaving`` its processes stay behind without a container."""
@@ -233,6 +244,7 @@ class Node:
             self.leave(process)
         self.alive.clear()
         self.boots += 1
+        self.kernel = Kernel(lambda: self.now().uptime) if self.kernel is not None else None
         self._booted = self.loop.time() - BOOTING
         for gpu in self.gpus.values():
             gpu.xids.clear()
@@ -292,9 +304,9 @@ class Node:
             return NoWitness("this driver keeps no accounts")
         return Missed("raise its limit") if self.misses_uses else Counted("accounts", self.gpus[uuid].uses)
 
-    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:  # noqa: ARG002 - the port's
-        """It has no nodes."""
-        return frozenset()
+    def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
+        """One, if it can be fenced."""
+        return frozenset() if self.kernel is None else frozenset({number_of(self.gpus[uuid])})
 
     def memory(self, uuid: str) -> None:
         """Not counted."""
@@ -432,6 +444,11 @@ class Node:
         if gpu.lost:
             raise DeviceLostError(f"{uuid} has fallen off its bus")
         return gpu
+
+
+def number_of(gpu: Gpu) -> DeviceNumber:
+    """The number of the device's node."""
+    return DeviceNumber(NodeKind.CHARACTER, 195, gpu.info.index)
 
 
 class PretendCaller:

@@ -65,9 +65,11 @@ class Histories(RuleBasedStateMachine):
         self.faulty: dict[str, float] = {}  # device -> since when it could be noticed that a fault lasts
         self.let_in: dict[str, tuple[str, bool]] = {}  # device -> its pod, and whether the grant was announced
 
-    @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans())
-    def begin(self, seed, policy, settled):
-        self.world = World(self.loop, gpus=GPUS, policy=policy, seed=seed, interval=2.0)
+    @initialize(
+        seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans(), fenced=st.booleans()
+    )
+    def begin(self, seed, policy, settled, fenced):
+        self.world = World(self.loop, gpus=GPUS, policy=policy, seed=seed, fenced=fenced, interval=2.0)
         self.loop.run_until_complete(self.world.start())
         self.loop.advance(20.0 if settled else 0.0)
 
@@ -148,6 +150,18 @@ class Histories(RuleBasedStateMachine):
             self.world.node.end_container(process.container)
         elif goes:
             self.world.node.leave(process)
+
+    @rule(device=DEVICE, pause=PAUSE)
+    def an_earlier_tenant_comes_and_goes(self, device, pause):
+        """What it had is not its own any more. Nothing of it runs."""
+        world, uuid = self.world, self.world.uuids[device]
+        tenant = world.tenants.get(uuid)
+        if tenant is not None and tenant not in world.node.alive and uuid not in self.let_in:
+            process = world.foreign(uuid, world.name(), tenant)
+            self.loop.advance(SHORT)
+            world.node.leave(process)
+            world.node.alive.discard(tenant)
+        self.loop.advance(pause)
 
     @precondition(up)
     @rule(device=DEVICE, pause=PAUSE)

@@ -1,8 +1,8 @@
 """Compares every deed and every durable row of the service with what really happened.
 
 A violation is a broken promise towards a pod. Two cases are excused, because the service could not know: a foreign
-process that came and went between two observations while no driver keeps the uses, and one that came after the last
-observation.
+process that came and went between two observations while no driver keeps the uses and no kernel counts them, and one
+that came after the last observation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scrubber.core import states
 from scrubber.core.model import Grant, ScrubPath, State, Step
 from scrubber.core.record import Record
 from scrubber.policy import ActivePolicy
-from tests.service.node import Gpu, Kind, Node, Process
+from tests.service.node import Gpu, Kind, Node, Process, number_of
 
 FATAL = {48, 79}  # of the driver errors that a test brings about
 WATCH_EVERY = 0.25
@@ -42,6 +42,7 @@ class Truth:
         self.violations: list[str] = []
         self.entries: list[ev.LedgerEntry] = []
         self.records: dict[str, Record] = {}
+        self.changed: dict[str, float] = {}  # the loop's time of the last row of a device
         self.granted: dict[str, float] = {}  # when a device last went out
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
         self.users_since_proof: dict[str, set[str]] = {}  # containers that were on it since it was last proven
@@ -92,6 +93,19 @@ class Truth:
         if process.kind is Kind.TENANT and policy.evict.leftovers is Eviction.WAIT and not before_any_tenancy:
             self.accuse(f"{process.name} was killed on {gpu.info.uuid} although the policy waits")
 
+    def opened(self, process: Process) -> None:
+        """Somebody who was given no device has opened one, or was kept off it. A row may be followed a moment later."""
+        node, record, uuid = self.node, self.records.get(process.gpu), process.gpu
+        if node.kernel is None or node.life is None or process.refused or record is None:
+            return
+        grant = record.tenancy.grant
+        closed = record.state not in (State.GRANTED, State.IN_USE) or (
+            record.state is State.GRANTED and grant is not None and grant.announced and not grant.until_release
+        )
+        followed = node.loop.time() - self.changed[uuid] > A_LOOK
+        if closed and followed and node.kernel.refuses(number_of(node.gpus[uuid])):
+            self.accuse(f"{process.name} opens {uuid}, which is {record.state.value} and refuses others")
+
     # -- rows
 
     def written(self, entry: ev.LedgerEntry) -> None:
@@ -101,6 +115,7 @@ class Truth:
         before = self.records.get(entry.device)
         self.entries.append(entry)
         self.records[entry.device] = states.apply(before, entry)
+        self.changed[entry.device] = self.node.loop.time()
         match entry.event:
             case ev.ScrubStarted() | ev.ProbationStarted():
                 self.began_under[entry.device] = self.policy(entry.device)
@@ -193,6 +208,8 @@ class Truth:
                 self.accuse(f"leak: {uuid} was {what} with bytes of {writer.name} in its memory")
 
     def _excused(self, writer: Process) -> bool:
+        if self.node.kernel is not None:  # it has counted, also while no service was up
+            return False
         unseen = writer.kind is Kind.FOREIGN_PROCESS and not writer.seen and not writer.alive
         unseen = unseen and (writer.unwatched or not self.node.keeps_uses)
         return unseen and (not writer.unwatched or self.policy(writer.gpu).proof.survives_restart)

@@ -19,16 +19,18 @@ from typing import Any, cast
 
 from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, LedgerUnavailable
-from policies.model import Policy
+from policies.model import FenceMode, Policy
 from scrubber.core.model import Passage, State
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
+from scrubber.fence.fence import Fence
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import Ledger, Store
-from scrubber.node.processes import Processes
+from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
+from scrubber.observe.guard import Guard, Look, Terms
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
@@ -43,6 +45,7 @@ from scrubber.words import event_text, views
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
 from tests.service.disk import Disk
+from tests.service.kernel import SERVICE
 from tests.service.node import Kind, Node, PretendCaller, Process
 from tests.service.pretend_worker import PretendWorker, RestoreWorker
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
@@ -86,16 +89,17 @@ class World:
         worker: type[PretendWorker] = PretendWorker,
         job: type[ScrubJob] = ScrubJob,
         seed: int = 0,
+        fenced: bool = False,
         interval: float = 1.0,
         arm: Callable[[Disk], None] = lambda _: None,
     ) -> None:
         """``kept`` is the store, which outlives all kills; without it there is one in memory.
 
-        ``arm`` prepares what will inject the disk in the first life.
+        ``arm`` prepares what will inject the disk in the first life. ``fenced``: the kernel tells who opens a device.
         """
         self.loop = loop or cast("VirtualLoop", asyncio.get_running_loop())
         self.chance = random.Random(seed)  # noqa: S311 - to be the same every time is its purpose
-        self.node = Node(self.loop, gpus)
+        self.node = Node(self.loop, gpus, fenced=fenced)
         self.active_policy = copy.copy(_active_policy(policy))
         self.truth = Truth(self.node, self.active_policy)
         self.uuids = tuple(self.node.gpus)
@@ -274,7 +278,10 @@ class World:
         await self.tenant_requests.start(devices, tenant)
         for device in devices:
             self.truth.started(tenant, device)
-        return [self.run(tenant, device) for device in devices]
+        processes = [self.run(tenant, device) for device in devices]
+        for device in [it.gpu for it in processes if it.refused]:
+            self.truth.accuse(f"{tenant}, which may start on {device}, is kept off it")
+        return processes
 
     def run(self, tenant: str, device: str) -> Process:
         """A container of this tenant uses the device from now on, and writes its secrets there."""
@@ -291,7 +298,13 @@ class World:
         name = self.name()
         if container:
             self.truth.users_since_proof.setdefault(device, set()).add(name)
-        return self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=name if container else None, writes=writes)
+        return self.foreign(device, name, name if container else None, writes=writes)
+
+    def foreign(self, device: str, name: str, container: str | None, *, writes: bool = True) -> Process:
+        """A process that was given no device opens one."""
+        process = self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=container, writes=writes)
+        self.truth.opened(process)
+        return process
 
     async def tenancy(self, *devices: str) -> str:
         """A tenant that came in by the front door and has written its secrets."""
@@ -360,10 +373,14 @@ class World:
         if self._lives == 1:
             self._arm(disk)
         ledger = Ledger(disk, self.node.now, KEEP, KEEP)
-        driver = DriverCalls(self.node, self.node.boot_id, caller=cast("Caller", PretendCaller(self.chance)))
+        caller = cast("Caller", PretendCaller(self.chance))
+        driver = DriverCalls(self.node, self.node.boot_id, guard=self._guard(), caller=caller)
         unobserved = max(UNOBSERVED, 3 * self._interval)
         since = ObservedSince(self.node.now().uptime, self.node.now, unobserved)
         observer = Observer(driver, cast("Processes", self.node), Path(self._run_dir.name), since)
+        for record in ledger.records.values():
+            observer.recorded(record)
+        ledger.follow = observer.recorded
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = Jobs(ledger, observer, self._hire, self._restore, self.node.now, token, WATCH_EVERY)
         jobs.job_type = self._job
@@ -376,6 +393,25 @@ class World:
         monitor = Monitor(service, observer, self._interval)
         reporter = StatusReporter(context, views.ServiceStatus("test", "pretend", started=self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
+
+    def _guard(self) -> Guard | None:
+        kernel = self.node.kernel
+        if kernel is None:
+            return None
+
+        def terms(device: str) -> Terms:
+            fence = self.truth.policy(device).fence
+            return Terms(fence.mode is FenceMode.REFUSE, fence.mode is not FenceMode.OFF, fence.lease)
+
+        look = Look(
+            process=lambda _pid: (),
+            groups=lambda pod: frozenset({kernel.group(pod)}),
+            bystanders=lambda _device: no_bystander,
+            terms=terms,
+            read=lambda: None,
+            place=lambda _group: None,
+        )
+        return Guard(cast("Fence", kernel), SERVICE, look)
 
     async def _restore(self, address: Address) -> Worker:
         return cast("Worker", RestoreWorker(self.node, address.place))

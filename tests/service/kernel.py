@@ -1,0 +1,123 @@
+"""The fence of a simulated node: what the kernel keeps and answers, with the questions of ``scrubber.fence.fence``.
+
+It outlives the service, and ends with the node. The guard over it is the real one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from scrubber.core.model import DeviceNumber
+from scrubber.fence.fence import Counts, Kept
+from scrubber.fence.questions import Question
+
+SERVICE, HOST = 1, 2  # control groups; those of pods have higher numbers
+
+
+@dataclass(frozen=True)
+class Rule:
+    """To whom a device is open."""
+
+    members: frozenset[int] | None  # None: everybody
+    refuse: bool
+
+
+class Ring:
+    """The questions that nobody has read yet."""
+
+    def __init__(self) -> None:
+        self.asked: list[Question] = []
+
+    def new(self) -> Iterator[Question]:
+        """Those since the last call."""
+        while self.asked:
+            yield self.asked.pop(0)
+
+    def waiting(self) -> bool:
+        """Whether there are some."""
+        return bool(self.asked)
+
+
+class Kernel:
+    """One boot of a kernel with a fence."""
+
+    def __init__(self, uptime: Callable[[], float]) -> None:
+        self.fails = False  # it does not answer
+        self.questions = Ring()
+        self._uptime = uptime
+        self._groups: dict[str, int] = {}
+        self._rules: dict[DeviceNumber, Rule] = {}
+        self._counts: defaultdict[DeviceNumber, Counts] = defaultdict(lambda: Counts(0, 0))
+        self._kept: dict[DeviceNumber, Kept] = {}
+        self._lease = 0.0
+
+    # -- who opens a device
+
+    def group(self, container: str | None) -> int:
+        """The control group of a container, or of the host."""
+        return HOST if container is None else self._groups.setdefault(container, HOST + 1 + len(self._groups))
+
+    def refuses(self, number: DeviceNumber) -> bool:
+        """Whether others cannot open the device."""
+        rule = self._rules.get(number)
+        return rule is not None and rule.refuse and self._uptime() < self._lease
+
+    def opens(self, number: DeviceNumber, group: int, pid: int) -> bool:
+        """Whether a process in this group can open the device. Others than its members are counted."""
+        rule = self._rules.get(number)
+        if rule is None or group in (rule.members or ()):
+            return True
+        refused = rule.members is not None and self.refuses(number)
+        counts = self._counts[number]
+        self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
+        if rule.members is not None:
+            self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, refused))
+        return not refused
+
+    # -- scrubber.fence.fence.Fence
+
+    def stands(self) -> bool:
+        """Nobody takes it away."""
+        return True
+
+    def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
+        """Let these groups open a device."""
+        self._answer()
+        self._rules[number] = Rule(None if open_to is None else frozenset(open_to), refuse)
+
+    def numbers(self) -> frozenset[DeviceNumber]:
+        """The devices that are fenced."""
+        return frozenset(self._rules)
+
+    def forget(self, numbers: Iterable[DeviceNumber]) -> None:
+        """Fence these devices no longer."""
+        for number in numbers:
+            kept = self.kept(number)
+            self.keep(number, replace(kept, gaps=kept.gaps + 1))
+            del self._rules[number]
+
+    def counts(self, number: DeviceNumber) -> Counts:
+        """What was counted of a device."""
+        self._answer()
+        return self._counts[number]
+
+    def kept(self, number: DeviceNumber) -> Kept:
+        """What was kept of a device."""
+        self._answer()
+        return self._kept.get(number, Kept())
+
+    def keep(self, number: DeviceNumber, kept: Kept) -> None:
+        """Keep this of a device."""
+        self._answer()
+        self._kept[number] = kept
+
+    def refuse_for(self, seconds: float) -> None:
+        """Renew the lease."""
+        self._answer()
+        self._lease = self._uptime() + seconds
+
+    def _answer(self) -> None:
+        if self.fails:
+            raise OSError(5, "it does not answer")

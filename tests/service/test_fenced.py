@@ -1,0 +1,92 @@
+"""A service whose kernel counts or refuses who opens a device: who may open it, and what a restart believes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.core.model import Step
+from tests.service.asking import at_step, scrubs
+from tests.service.node import Kind
+from tests.service.world import World
+
+
+@pytest.fixture
+def fenced(begin):
+    """Worlds with clean devices some time after their scrubs: a use at the very end of one is one before it."""
+
+    async def one(**kwargs) -> World:
+        world: World = await begin(fenced=True, **kwargs)
+        await asyncio.sleep(1.0)
+        return world
+
+    return one
+
+
+async def scrubbed(world: World, device: str) -> None:
+    """Return after its next scrub."""
+    passed = scrubs(world, device)
+    async with asyncio.timeout(600):
+        while scrubs(world, device) == passed:
+            await world.news()
+
+
+@pytest.mark.parametrize("away", [0.0, 3600.0])
+async def test_a_proof_outlives_a_kill(fenced, away):
+    world = await fenced()
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.die()
+    await asyncio.sleep(away)
+    await world.start()
+    await world.acquire("pod", device)
+    assert scrubs(world, device) == passed
+
+
+async def test_a_use_while_the_service_is_away_ends_the_proof(fenced):
+    world = await fenced()
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.die()
+    world.node.leave(world.intrude(device))
+    await world.start()
+    await world.acquire("pod", device)
+    assert scrubs(world, device) == passed + 1
+
+
+async def test_an_earlier_tenant_is_a_user_like_others(fenced):
+    world = await fenced()
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.acquire("pod", device, announced=True)
+    await world.begin("pod", device)
+    await asyncio.sleep(3.0)  # it was seen
+    world.node.end_container("pod")
+    await scrubbed(world, device)
+    await asyncio.sleep(1.0)
+    world.node.leave(world.foreign(device, "later", "pod"))
+    world.node.alive.discard("pod")
+    await world.acquire("next", device)
+    assert scrubs(world, device) == passed + 2
+
+
+async def test_a_device_is_open_to_its_pod_alone(fenced):
+    world = await fenced(policy="strict")
+    device = world.uuids[0]
+
+    def let_in() -> list[bool]:
+        """Whether processes of the pod, of another one and of the host can open it now, and leave it at once."""
+        found = []
+        for container in ("pod", "other", None):
+            process = world.node.enter(device, Kind.FOREIGN_PROCESS, "a process", container, writes=False)
+            world.node.leave(process)
+            found.append(not process.refused)
+        return found
+
+    assert let_in() == [False, False, False]
+    await world.acquire("pod", device, announced=True)
+    assert let_in() == [False, False, False], "no start was admitted"
+    await world.begin("pod", device)
+    assert let_in() == [True, False, False]
+    await asyncio.sleep(3.0)  # it was seen
+    world.node.end_container("pod")
+    await at_step(world, device, Step.EVICT)
+    assert let_in() == [False, False, False]
