@@ -1,19 +1,22 @@
 """A process that keeps the memory of a GPU in a way that is hard to see, and reads or writes there.
 
-``python -I -S attacker.py DIRECTORY ID POD MANNER DEED STAY MEMORY`` prints the uptime when it has the memory. After
-the first byte on stdin it reads (``reads``: it tells each pod whose bytes it sees), writes its fingerprint at random
-places (``writes``), or does neither (``silent``). MANNER says how it keeps the memory: the name of a method. All
-processes that come of it are in one session, and have its stdout open.
+``python -I -S attacker.py MANNER GROUP DIRECTORY ID POD DEED STAY MEMORY`` prints the uptime when it has the memory,
+and ``refused`` when the kernel does not let it. Then it goes into the control group GROUP, if one is named. After the
+first byte on stdin it reads (``reads``: it tells each pod whose bytes it sees), writes its fingerprint at random places
+(``writes``), or does neither (``silent``). MANNER says how it keeps the memory: the name of a method. All processes
+that come of it are in one session, and have its stdout open.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,17 +46,24 @@ class Attacker:
         self._fingerprint = f"<{own}>".encode().ljust(BLOCK, b"\0")
         self._unleashed = False
         self._dice = random.Random(own)  # noqa: S311 - no secret comes of it
-        self._handle = self._opened()
+        self._handle, *self._chip = self._opened()
         self._size = self._length()
 
     def _length(self) -> int:
         """The size of the memory. A clear that runs at this moment has emptied the file, and fills it again."""
-        while not (size := os.fstat(self._handle).st_size):
+        while not (size := os.lseek(self._handle, 0, os.SEEK_END)):
             time.sleep(EVERY)
         return size
 
-    def _opened(self) -> int:
-        return os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
+    def _opened(self) -> list[int]:
+        """The memory, and the chip of a device node: who uses one is on the driver's list."""
+        handle = os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
+        chips = [f"{os.path.dirname(self._memory)}/scratch"] if stat.S_ISBLK(os.fstat(handle).st_mode) else []  # noqa: PTH120
+        return [handle, *(os.open(chip, os.O_RDWR | os.O_CLOEXEC) for chip in chips)]
+
+    def _close(self, *handles: int) -> None:
+        for handle in handles:
+            os.close(handle)
 
     def ready(self) -> None:
         """Print the line for which the starting process waits."""
@@ -91,7 +101,9 @@ class Attacker:
     def maps(self) -> None:
         """Map the file, and close its descriptor."""
         at = LIBC.mmap(None, self._size, 3, 1, self._handle, 0)
-        os.close(self._handle)
+        for chip in self._chip:
+            LIBC.mmap(None, BLOCK, 1, 1, chip, 0)
+        self._close(self._handle, *self._chip)
         self.ready()
         while True:
             self._act(
@@ -103,24 +115,25 @@ class Attacker:
     def sends(self) -> None:
         """The file is in a socket nearly all the time."""
         one, other = socket.socketpair()
-        socket.send_fds(one, [b"x"], [self._handle])
-        os.close(self._handle)
+        socket.send_fds(one, [b"x"], [self._handle, *self._chip])
+        self._close(self._handle, *self._chip)
         self.ready()
         while True:
             time.sleep(20 * EVERY)
             if self._goes():
-                _, [handle], _, _ = socket.recv_fds(other, 1, 1)
-                self._act_on(handle)
-                socket.send_fds(one, [b"x"], [handle])
-                os.close(handle)
+                _, handles, _, _ = socket.recv_fds(other, 1, 2)
+                self._act_on(handles[0])
+                socket.send_fds(one, [b"x"], handles)
+                self._close(*handles)
 
     def registers(self) -> None:
         """Only an io_uring has the file."""
         ring = LIBC.syscall(URING_SETUP, 2, ctypes.create_string_buffer(120))
-        files = (ctypes.c_int * 1)(self._handle)
-        if ring < 0 or LIBC.syscall(URING_REGISTER, ring, REGISTER_FILES, files, 1) != 0:
+        held = (self._handle, *self._chip)
+        files = (ctypes.c_int * len(held))(*held)
+        if ring < 0 or LIBC.syscall(URING_REGISTER, ring, REGISTER_FILES, files, len(held)) != 0:
             raise OSError(ctypes.get_errno(), "cannot use io_uring")
-        os.close(self._handle)
+        self._close(*held)
         self.ready()
         while True:
             signal.pause()
@@ -139,12 +152,17 @@ class Attacker:
         while True:
             self._act_on(self._handle)
             if self._goes() and end < most:
-                end += os.pwrite(self._handle, self._fingerprint, end)
+                try:
+                    end += os.pwrite(self._handle, self._fingerprint, end)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:  # a device node has its size
+                        raise
+                    end = most
             time.sleep(EVERY)
 
     def comes_and_goes(self) -> None:
         """Open and close the file, again and again."""
-        os.close(self._handle)
+        self._close(self._handle, *self._chip)
         self.ready()
         while True:
             with self._opened_shortly() as handle:
@@ -154,11 +172,11 @@ class Attacker:
 
     @contextmanager
     def _opened_shortly(self) -> Iterator[int]:
-        handle = self._opened()
+        handles = self._opened()
         try:
-            yield handle
+            yield handles[0]
         finally:
-            os.close(handle)
+            self._close(*handles)
 
     # -- the deeds
 
@@ -205,9 +223,17 @@ def _put(address: int, data: bytes) -> None:
     ctypes.memmove(address, data, len(data))
 
 
-def main(directory: str, own: str, pod: str, manner: str, deed: str, stay: str, memory: str) -> None:
+def main(manner: str, group: str, *words: str) -> None:
     """Until it is killed."""
-    getattr(Attacker(directory, own, pod, deed, stay, memory), manner)()
+    try:
+        attacker = Attacker(*words)
+    except PermissionError:
+        os.write(1, b"refused\n")
+        return
+    if group:
+        with open(f"{group}/cgroup.procs", "w") as file:  # noqa: PTH123 - pathlib is slow to load
+            file.write("0")
+    getattr(attacker, manner)()
 
 
 if __name__ == "__main__":

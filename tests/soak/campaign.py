@@ -2,12 +2,14 @@
 
     python -m tests.soak.campaign --seconds 7200 --seed 1      seeds 1, 2, 3, ... for two hours
     python -m tests.soak.campaign --only 17                    the moves of seed 17 again
-    python -m tests.soak.campaign --only 17 --wipes            a short history of what may end in a wipe
+    python -m tests.soak.campaign --only 17 --about wipes      a short history of what may end in a wipe
+    python -m tests.soak.campaign --only 17 --about asks       one of processes that open GPUs of others: takes root
 
-A history is one node of 2 to 8 simulated GPUs. It alternates between trouble and calm. In trouble everything may
-happen that ``moves.py`` lists. Then all attackers, pods and faults end, and each GPU must be clean and offered again.
-In the calm that follows, pods come and go in ordinary ways, and none may be refused. ``judge.py`` says what must not
-be, and what docs/threat-model.md names as not closed. The same seed makes the same moves, not the same timing.
+A history is one node of 2 to 8 simulated GPUs; for root, two of three nodes have a fence. It alternates between trouble
+and calm. In trouble everything may happen that ``moves.py`` lists. Then all attackers, pods and faults end, and each
+GPU must be clean and offered again. In the calm that follows, pods come and go in ordinary ways, and none may be
+refused. ``judge.py`` says what must not be, and what docs/threat-model.md names as not closed. The same seed makes the
+same moves, not the same timing.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
@@ -33,23 +36,26 @@ from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
 from scrubber.core import ownership
-from scrubber.devices.simulated import drills
+from scrubber.devices.simulated import drills, loops
 from scrubber.ledger import file
 from scrubber.words import views
 from tests import forking
 from tests.flows.node import Node
 from tests.soak.hostile import Hostile
 from tests.soak.judge import BETWEEN, Judge, complaints
-from tests.soak.moves import ATTACKS, FAULTS, WIPES, Moves, answer
+from tests.soak.moves import ASKING, ASKS, ATTACKS, FAULTS, WIPES, Moves, answer
 from tests.soak.pods import Pods, within
 
 BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}"
 SURVIVES = "proof: {survives_restart: true}"
 DEFAULT = "selftest: {time: 200ms}"  # everything else is what is in force without a policy file
+FENCES = ("off", "watch", "refuse")  # by the seed, for a user who can make one
 POLICIES = (BRISK, BRISK, f"{BRISK}, {SURVIVES}", f"{BRISK}, model: per-container", DEFAULT)
-MEMORY = "512KiB"
+MEMORY, MEMORY_BYTES = "512KiB", 2**19
 ROUNDS, TROUBLE, CALM = (2, 3), (20, 40), (4, 6)  # rounds of a history; moves of a round
+ABOUT = {"wipes": WIPES, "asks": ASKS}
 GAP = 0.4  # seconds at most from one move to the next
+PROVEN_WITHIN = 60.0  # seconds from a use to the next proof, when nobody is there any more
 HEALS_WITHIN = 240.0  # seconds: a scrub that failed is tried again after a minute at the latest
 HANGS_AFTER = 900.0
 
@@ -77,24 +83,29 @@ class Summary:
 class History:
     """One node from its first to its last moment."""
 
-    def __init__(self, seed: int, root: Path, *, wipes: bool = False) -> None:
-        """``wipes``: a short history, of what may end in a wipe alone."""
-        dice, self._wipes = dice_of(str(seed), "node"), wipes
+    def __init__(self, seed: int, root: Path, *, about: str = "") -> None:
+        """``about``: a short history, of one thing alone."""
+        dice, self._about = dice_of(str(seed), "node"), about
         self.seed, self.step, self.said, self.moves = str(seed), 0, list[str](), Counter[str]()
         self.policy, gpus, grouped = dice.choice(POLICIES), dice.choice((2, 2, 3, 4, 8)), dice.random() < 0.5
         file = root / "policy.yaml"
-        file.write_text(f"name: campaign\ndefaults: {{{self.policy}}}\n")
-        self.stage = Stage(gpus, MEMORY, str(file), root=root / "node", runs=Hostile)
+        fenced = seed % len(FENCES) and loops.can_attach(MEMORY_BYTES)
+        self.stage = Stage(gpus, MEMORY, str(file), root=root / "node", runs=Hostile, fenced=bool(fenced))
+        self.fence = FENCES[seed % len(FENCES)] if self.stage.groups is not None else FENCES[0]
+        file.write_text(f"name: campaign\ndefaults: {{{self.policy}, fence: {{mode: {self.fence}}}}}\n")
         assert isinstance(self.stage.containers, Hostile)
         self.runtime, self.kubelet = self.stage.containers, self.stage.kubelet
-        self.runtime.tenants.grouped = grouped and os.geteuid() == 0
+        self.runtime.tenants.grouped = grouped and os.geteuid() == 0 and self.stage.groups is None
+        self.runtime.tenants.top = self.stage.groups
+        self.runtime.proven, self.runtime.freed = self._proven, self._freed
         self.node = Node(self.stage)
         self.pods = Pods(self.node, self.runtime)
-        self.judge = Judge(self.runtime, self.kubelet)
+        self.judge = Judge(self.runtime, self.kubelet, refuses=self.fence == "refuse")
         self._began = time.monotonic()
         self._moves = Moves(self.node, self.pods, self.judge, root / "copy", survives=SURVIVES in self.policy)
         self.runtime.say = self.say
-        self.say(f"{gpus} GPUs, {'control groups' if self.runtime.tenants.grouped else 'environments'}, {self.policy}")
+        named_by = "control groups" if self.runtime.tenants.grouped else "environments"
+        self.say(f"{gpus} GPUs, {named_by}, fence: {self.fence}, {self.policy}")
 
     def say(self, words: str) -> None:
         """A line of the history."""
@@ -114,12 +125,17 @@ class History:
             async with asyncio.timeout(HANGS_AFTER):
                 await self.node.up()
                 await self._moves.make("keep", dice_of(self.seed, "keep"))
-                if self._wipes:
-                    await self._one_by_one(course.sample(tuple(WIPES), counts=WIPES.values(), k=sum(WIPES.values())))
+                if self._about:
+                    weights = ABOUT[self._about]
+                    moves = course.sample(tuple(weights), counts=weights.values(), k=sum(weights.values()))
+                    await (self._one_by_one if weights is WIPES else self._round)(moves)
+                    if weights is ASKS:  # of GPUs that are clean again, while the groups of their pods are there
+                        await self._one_by_one(["asks", "asks", "asks", "asks_while_away"])
                     await self._settle()
-                for _ in range(0 if self._wipes else course.randint(*ROUNDS)):
+                for _ in range(0 if self._about else course.randint(*ROUNDS)):
                     self.pods.calm = False
                     weights = course.choice((ATTACKS, ATTACKS | FAULTS))
+                    weights = weights | ASKING if self.runtime.fenced else weights
                     moves = course.choices(tuple(weights), tuple(weights.values()), k=course.randint(*TROUBLE))
                     await self._round(moves)
                     await self._settle()
@@ -187,6 +203,7 @@ class History:
                 if not _is_clean(device):
                     self.findings.append(f"GPU {number} is not clean: {device.state}, {device.why}, {device.setback}")
             await self.node.offered(self.stage.gpus)
+        self.runtime.forget_groups()
         self.say("settled")
         self._moves.written.clear()
         self._audit()
@@ -211,10 +228,28 @@ class History:
             async with self.stage.admin() as admin:
                 async for _ in admin.reinstate([device.device], "", "the campaign"):
                     pass
-        elif device.state == "clean" and not self.judge.examine(device.device):
+        elif device.state != "clean":
+            return
+        used = self.judge.used(device.device)
+        await self.stage.settled(number, lambda it: self._proven(it.device) > used, PROVEN_WITHIN)
+        if self._proven(device.device) < used:
+            self.findings.append(f"{device.device} was used, and is clean by a proof from before")
+        if not self.judge.examine(device.device):
             async with self.stage.admin() as admin:  # an exception, which would be one of each pod from now on
                 async for _ in admin.scrub([device.device]):
                     pass
+
+    def _proven(self, gpu: str) -> float:
+        return self._last(gpu, "scrub-passed")
+
+    def _freed(self, gpu: str) -> float:
+        return self._last(gpu, "released", "scrub-passed")
+
+    def _last(self, gpu: str, *kinds: str) -> float:
+        """The uptime of the last row of these kinds."""
+        with closing(file.connect(self.stage.ledger, "mode=ro")) as connection:
+            rows = (row.uptime for row in file.rows(connection) if row.device == gpu and row.kind in kinds)
+            return max(rows, default=0.0)
 
     async def _take_all(self) -> None:
         """Run a pod on all GPUs, so that GPUs whose pods never came are asked for again."""
@@ -250,11 +285,11 @@ def _rests(device: views.DeviceStatus) -> bool:
     return device.state in ("clean", "granted", "in_use", "quarantined") and device.job is None
 
 
-async def play(seed: int, summary: Summary, *, keep: bool, wipes: bool = False) -> History:
+async def play(seed: int, summary: Summary, *, keep: bool, about: str = "") -> History:
     """One history; its findings are printed with all of its moves."""
     root = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
     (root / "node").mkdir()
-    history = History(seed, root, wipes=wipes)
+    history = History(seed, root, about=about)
     try:
         await history.run()
     finally:
@@ -279,6 +314,9 @@ def _count(history: History, summary: Summary) -> None:
     summary.counts.update({"histories": 1, "moves": history.step, "starts": len(history.kubelet.starts)})
     summary.counts.update({name: calls[name] for name in ("Allocate", "PreStartContainer")})
     summary.counts["starts without PreStartContainer"] += sum(not it.prestart for it in history.kubelet.starts)
+    summary.counts["kept off a GPU by the kernel"] += history.runtime.kept_off
+    summary.counts["nodes with a fence"] += history.runtime.fenced
+    summary.counts["uses with a fence"] += len(history.runtime.uses)
     summary.counts["hand-overs from pod to pod"] += history.runtime.handovers
     summary.counts["faults"] += history.moves.total() - history.moves["pod"]
     summary.moves.update(history.moves)
@@ -288,12 +326,12 @@ def _count(history: History, summary: Summary) -> None:
     summary.excused.update(history.judge.excused)
 
 
-def campaign(seeds: Iterable[int], summary: Summary, *, keep: bool = False, wipes: bool = False) -> None:
+def campaign(seeds: Iterable[int], summary: Summary, *, keep: bool = False, about: str = "") -> None:
     """One history for each seed."""
     with forking.forking(forking.Popen):
         for seed in seeds:
             began = time.monotonic()
-            history = asyncio.run(play(seed, summary, keep=keep, wipes=wipes))
+            history = asyncio.run(play(seed, summary, keep=keep, about=about))
             took, allocates = time.monotonic() - began, sum(it.method == "Allocate" for it in history.kubelet.calls)
             found = f"{len(history.findings)} findings" if history.findings else "nothing found"
             words = f"seed {seed}: {history.step} moves, {allocates} Allocates, {took:.0f} s: {found}"
@@ -313,12 +351,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="one history, of this seed")
     parser.add_argument("--keep", action="store_true", help="keep the directory of a history with a finding")
-    parser.add_argument("--wipes", action="store_true", help="short histories of what may end in a wipe")
+    parser.add_argument("--about", choices=ABOUT, default="", help="short histories of one thing")
     asked, summary = parser.parse_args(), Summary()
     seeds = until(time.monotonic() + asked.seconds, asked.seed) if asked.only is None else (asked.only,)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        campaign(seeds, summary, keep=asked.keep, wipes=asked.wipes)
+        campaign(seeds, summary, keep=asked.keep, about=asked.about)
     except KeyboardInterrupt:
         _print(sys.stderr, "interrupted")
     finally:

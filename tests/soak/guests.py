@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from demo.containers import ContainerRunner
@@ -23,6 +23,7 @@ Key = tuple[str, str]  # pod UID, container
 Process = asyncio.subprocess.Process
 PROGRAM = Path(__file__).with_name("tenant.py")
 KILLED = (-signal.SIGTERM, -signal.SIGKILL)
+TOLD, REFUSED = b"\n", b"refused\n"  # what a tenant says at first
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Words:
     """The reports of tenants: files in a directory, and the output of tenants that fail."""
 
     directory: Path
+    refused: list[Key] = field(default_factory=list)  # tenants that the kernel kept off a GPU: UID and container
 
     def __post_init__(self) -> None:
         self.directory.mkdir()
@@ -73,7 +75,10 @@ class Words:
         finally:
             if not said:
                 await killed(process)
-        return process if said else None
+        if said == REFUSED:
+            self.refused.append((uid, container))
+            await process.wait()
+        return process if said == TOLD else None
 
 
 @dataclass(eq=False)

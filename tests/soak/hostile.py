@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import select
 import signal
@@ -10,21 +11,23 @@ import sys
 import time
 import uuid as uuids
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from demo import groups
 from demo.standins.pods import Container, Pod
 from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2
 from scrubber.devices.simulated import layout
 from scrubber.node.cgroups import GROUPS
 from tests.patience import WITHIN
-from tests.soak.guests import PROGRAM, Guests, Key, Process, Words
+from tests.soak.guests import PROGRAM, REFUSED, Guest, Guests, Key, Process, Words
 
 ATTACKER = PROGRAM.with_name("attacker.py")
 ANSWERED = 1.0  # seconds at most from the last observation of PreStartContainer to the start of the container
+ENDS_WITHIN = 15.0  # seconds from the end of an owner that the fence could not name until it closes
 LEFTOVER, FOREIGN, BRIEF_USER = "leftover", "foreign process", "short manner"
 
 
@@ -38,12 +41,25 @@ class GroupedWords(Words):
     """Tenants are in the control group of their pod, or are known by their environment alone."""
 
     grouped: bool = False
+    top: Path | None = None  # below which everybody has a control group, with a fence around the GPUs
     emptied: set[str] = field(default_factory=set)  # pods whose processes have no environment
 
     def inside(self, container: str) -> tuple[str, ...]:
-        if not (self.grouped and container):
+        if self.top is not None:
+            group = groups.of_container(self.top, container) if container else self.host
+        elif self.grouped and container:
+            group = group_of(container)
+        else:
             return ()
-        return ("sh", "-c", 'echo 0 > "$0" && exec "$@"', str(group_of(container) / "cgroup.procs"))
+        return ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
+
+    @property
+    def host(self) -> Path:
+        """The control group of processes that are in no container; with a fence only."""
+        assert self.top is not None
+        group = self.top / "host"
+        group.mkdir(exist_ok=True)
+        return group
 
     def environment(self, container: str) -> dict[str, str]:
         return {} if container in self.emptied else super().environment(container)
@@ -84,6 +100,26 @@ class Attacker:
         await self.process.wait()
 
 
+@dataclass(frozen=True)
+class Use:
+    """A process that was not given a GPU has opened it."""
+
+    what: str
+    gpu: str
+    opened: float  # uptime at which it had the GPU at the latest
+    open_to_all: bool  # the fence cannot name the owner that the GPU has, or had until just now
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The first container of a pod starts on a GPU."""
+
+    pod: Pod
+    gpu: str
+    gate: float
+    proven: float  # uptime of the proof of the GPU that was the last one by then
+
+
 def _hung_up(pipe: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(pipe, 0)  # only the end counts
@@ -104,6 +140,19 @@ class Hostile(Guests):
         self.entered: dict[str, float] = {}  # pod UID to the gate of its first start
         self.had: defaultdict[str, list[str]] = defaultdict(list)  # GPU to the UIDs of the pods that started on it
         self.company: list[tuple[Pod, float, Attacker]] = []  # pods that started, their gate, and who was there
+        self.proven: Callable[[str], float] = lambda _gpu: 0.0  # uptime of the last proof of a GPU, by the ledger
+        self.freed: Callable[[str], float] = lambda _gpu: 0.0  # the same of the last end of a tenancy, or of a scrub
+        self.ended: dict[str, float] = {}  # pod UID to the uptime at which its sandbox was gone
+        self.uses: list[Use] = []  # with a fence, as all below
+        self.entries: list[Entry] = []
+        self.shut_out: list[tuple[Pod, float]] = []  # pods that the kernel kept off their own GPU, and their gate
+        self.kept_off = 0  # others that it kept off a GPU
+        self._open_to_all: list[tuple[str, float, float]] = []  # GPU, from which uptime to which
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the kernel knows who opens a GPU."""
+        return self.tenants.top is not None
 
     @property
     def tenants(self) -> GroupedWords:
@@ -122,7 +171,8 @@ class Hostile(Guests):
         await super().open_sandbox(pod)
 
     async def close_sandbox(self, pod: Pod) -> None:
-        await super().close_sandbox(pod)
+        await self._end(pod.uid, "")  # its control group stays for a while, so that somebody can ask from there
+        self.ended[pod.uid] = uptime()
         if self.tenants.grouped:
             with suppress(OSError):  # it never was there, or a process is still about to leave it
                 group_of(pod.uid).rmdir()
@@ -131,19 +181,32 @@ class Hostile(Guests):
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
         gpus = {uuid for ids in devices.values() for uuid in ids}
-        gate = self._enters(pod)
+        gate = self._enters(pod, gpus)
         for gpu in gpus:
             self.had[gpu].append(pod.uid)
         others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
         self.company += [(pod, gate, it) for it in others]
         self.say(f"    {container.name} of {pod.name} starts on {', '.join(gpus)}")
-        await super().start(pod, container, devices, response)
+        with self._shut_out(pod, gate):
+            await super().start(pod, container, devices, response)
 
-    def _enters(self, pod: Pod) -> float:
+    def _enters(self, pod: Pod, gpus: Collection[str]) -> float:
         """Its gate: a container of it starts now. The answer to its question may have waited for an earlier holder."""
         gate = max(self.gates[pod.uid], uptime() - ANSWERED)
+        if pod.uid not in self.entered:
+            self.entries += [Entry(pod, gpu, gate, self.proven(gpu)) for gpu in gpus]
         self.entered.setdefault(pod.uid, gate)
         return gate
+
+    @contextmanager
+    def _shut_out(self, pod: Pod, gate: float) -> Iterator[None]:
+        """A container of this pod starts in the body."""
+        try:
+            yield
+        finally:
+            if (pod.uid, pod.uid) in self.words.refused:
+                self.words.refused.remove((pod.uid, pod.uid))
+                self.shut_out.append((pod, gate))
 
     async def stop(self, pod: Pod, container: Container) -> None:
         await super().stop(pod, container)
@@ -156,18 +219,67 @@ class Hostile(Guests):
     async def late(self, pod: Pod, gpus: Sequence[str], seconds: float) -> None:
         """A container of a pod that the kubelet has dropped comes, stays for a while and ends."""
         self._last.update(dict.fromkeys(gpus, pod.uid))
-        self._enters(pod)
-        process = await self.words.begin(pod.uid, "scan write tell watch", self._memories(gpus), pod.uid)
+        gate = self._enters(pod, gpus)
+        with self._shut_out(pod, gate):
+            process = await self.words.begin(pod.uid, "scan write tell watch", self._memories(gpus), pod.uid)
         if process is not None:
             try:
                 await asyncio.sleep(seconds)
             finally:
                 await self._ends_well(process, f"main of {pod.name}", may_be_killed=False)
 
-    async def open_and_close(self, gpu: str) -> None:
-        """A process of the host opens the memory of a GPU to write there, and closes it at once."""
+    async def open_and_close(self, gpu: str, pod: str = "") -> bool:
+        """A process of the host opens the memory of a GPU to write there, and closes it at once. Whether it could.
+
+        With a fence, it may be in the control group of a pod.
+        """
+        began, what = uptime(), f"a process in the group of {self.names[pod]}" if pod else "a process of the host"
         command = ("sh", "-c", ': <> "$0"', str(layout.find(self._simulated, gpu).memory))
-        assert await (await asyncio.create_subprocess_exec(*command)).wait() == 0
+        words = (*self.tenants.inside(pod), *command)
+        process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE, env={"PATH": os.defpath})
+        _, said = await process.communicate()
+        assert process.returncode == 0 or b"Operation not permitted" in said, said
+        self._tried(what, gpu, began, opened=process.returncode == 0)
+        return process.returncode == 0
+
+    def _tried(self, what: str, gpu: str, began: float, *, opened: bool) -> None:
+        """Somebody has tried since this uptime to open a GPU that was not given to him."""
+        self.kept_off += not opened
+        if opened and self.fenced:
+            to_all = any(it == gpu and since <= uptime() and began <= until for it, since, until in self._open_to_all)
+            self.uses.append(Use(what, gpu, uptime(), to_all))
+
+    @contextmanager
+    def open_to_all(self, gpus: Sequence[str]) -> Iterator[None]:
+        """During the body and a little longer, the fence cannot name the owner of these GPUs."""
+        began = uptime()
+        self._open_to_all += [(gpu, began, math.inf) for gpu in gpus]
+        try:
+            yield
+        finally:
+            for gpu in gpus:
+                self._open_to_all.remove((gpu, began, math.inf))
+                self._open_to_all.append((gpu, began, uptime() + ENDS_WITHIN))
+
+    async def _guest(
+        self,
+        what: str,
+        uid: str,
+        deeds: str,
+        uuids: Collection[str],
+        container: str = "",
+        *,
+        may_be_killed: bool = False,
+    ) -> Guest | None:
+        began = uptime()
+        guest = await super()._guest(what, uid, deeds, uuids, container, may_be_killed=may_be_killed)
+        refused = (uid, container) in self.words.refused
+        if refused:
+            self.words.refused.remove((uid, container))
+        if guest is not None or refused:
+            for gpu in uuids:
+                self._tried(f"the {what}", gpu, began, opened=guest is not None)
+        return guest
 
     @property
     def simulated(self) -> Path:
@@ -182,14 +294,16 @@ class Hostile(Guests):
         self, kind: str, gpu: str, manner: str, deed: str, pod: str = "", stay: float = 0.0
     ) -> Attacker | None:
         """Start an attacker, and return it once it has the memory open; None if it ends before."""
-        own = str(uuids.uuid4())
+        own, began = str(uuids.uuid4()), uptime()
+        inside = self.tenants.inside(pod if self.fenced else "")
+        escapes = str(self.tenants.host) if self.fenced and pod else ""  # it was of the pod when it opened the GPU
         ours, theirs = os.pipe()
         memory = layout.find(self._simulated, gpu).memory
-        words = (str(self.words.directory), own, pod, manner, deed, str(stay), str(memory))
+        words = (manner, escapes, str(self.words.directory), own, pod, deed, str(stay), str(memory))
         try:
             with self.words.errors.open("ab") as errors:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(ATTACKER), *words),
+                    *(*inside, sys.executable, "-I", "-S", str(ATTACKER), *words),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=theirs,
                     stderr=errors,
@@ -199,6 +313,9 @@ class Hostile(Guests):
         finally:
             os.close(theirs)
         said = await asyncio.to_thread(os.read, ours, 64)
+        if not pod and said:
+            self._tried(f"{kind}, {manner}", gpu, began, opened=said != REFUSED)
+        said = said.replace(REFUSED, b"")
         attacker = Attacker(kind, f"{manner}, {deed}", gpu, own, pod, float(said or 0), process, ours)
         self.attackers.append(attacker)
         self.say(f"    {kind}, {attacker.what}, of {self.names.get(pod, 'nobody')}, has {gpu}: {own}")
@@ -215,10 +332,16 @@ class Hostile(Guests):
     async def clear_away(self) -> None:
         await self.end_attackers()
         await super().clear_away()
+        self.forget_groups()
         if self.tenants.grouped:
             for uid in self.gates:
                 with suppress(OSError):
                     group_of(uid).rmdir()
+
+    def forget_groups(self) -> None:
+        """Remove the control groups of pods that have ended."""
+        if self.tenants.top is not None:
+            groups.clear(self.tenants.top / "kubepods")
 
 
 def group_of(pod: str) -> Path:

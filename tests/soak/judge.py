@@ -1,6 +1,7 @@
 """What must not be, by what tenants, attackers and the kubelet have seen.
 
-The judge does not ask the service. Each exception below is a case that docs/threat-model.md names as not closed.
+The judge does not ask the service. Each exception below is a case that docs/threat-model.md names as not closed. With a
+fence there are fewer: who opens and closes a GPU is counted by the kernel, also while the service is away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from demo.standins.kubelet import Kubelet
 from scrubber.devices.simulated import layout
 from tests.flows.node import Node
-from tests.soak.hostile import BRIEF_USER, FOREIGN, Attacker, Hostile, uptime
+from tests.soak.hostile import BRIEF_USER, FOREIGN, Attacker, Hostile, Use, uptime
 from tests.soak.tenant import BLOCK
 
 SHORT = "short visit: a process opens and closes a GPU between two observations, and no pod has the GPU so far"
@@ -24,6 +25,7 @@ UNOBSERVED = "nobody observed: the service was stopped, or lacked files, while a
 UNASKED = "a container started without PreStartContainer, after a restart of the kubelet"
 BETWEEN = "a process of the host writes between clear and verify, both times: the GPU is quarantined"
 DROPPED = "a pod that the kubelet has dropped starts after a third pod has had its GPU"
+NAMELESS = "the fence cannot name the owner of a GPU, such as a claim: everybody can open it"
 SLOW = "other programs of the machine make the search of /proc slow, and a GPU was in use until just now"
 SAID = re.compile(r"(RESIDUE|WIPED|SEEN): (?:pod|attacker) (\S+) \(pid \d+\)")
 WHOSE = re.compile(r"<([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})>")
@@ -44,6 +46,7 @@ class Judge:
     kubelet: Kubelet
     findings: list[str] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
+    refuses: bool = False  # the fence keeps everybody off a GPU who was not given it
     put_back: bool = False  # the ledger became an older copy: it does not know who has a GPU
     noticed: set[str] = field(default_factory=set)  # names of processes that the service had noticed when they wrote
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
@@ -51,6 +54,7 @@ class Judge:
     late: dict[str, dict[str, int]] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)  # pods whose start the create gate has allowed
     _known: set[str] = field(default_factory=set)
+    _uses: list[Use] = field(default_factory=list)
     _errors: int = 0
 
     def look(self) -> None:
@@ -65,11 +69,36 @@ class Judge:
         while self.runtime.company:
             pod, gate, attacker = self.runtime.company.pop()
             self.take(f"{pod.name} starts beside {attacker.what}", self._excuse(attacker, pod.uid, gate))
+        self._judge_uses()
+        while self.runtime.shut_out:
+            pod, gate = self.runtime.shut_out.pop()
+            if pod.uid not in self.late:  # the GPU belongs to the next one
+                self.take(f"{pod.name} is kept off its own GPU", None if self.asked(pod.uid, gate) else UNASKED)
         while self.runtime.faults:
             fault = self.runtime.faults.pop()
             pid = re.search(r"\(pid \d+\)", fault)
             if pid is None or pid[0] not in reports:
                 self.findings.append(f"a live process was ended: {self._named(fault)}")
+
+    def _judge_uses(self) -> None:
+        """A use by others is refused, or ends the proof: what comes next on the GPU starts on a newer one."""
+        while len(self._uses) < len(self.runtime.uses):
+            use = self.runtime.uses[len(self._uses)]
+            self._uses.append(use)
+            if self.refuses:
+                self.take(f"{use.what} opens {use.gpu}, which refuses others", NAMELESS if use.open_to_all else None)
+        while self.runtime.entries:
+            entry = self.runtime.entries.pop()
+            old = [it for it in self._uses if it.gpu == entry.gpu and entry.proven < it.opened < entry.gate]
+            if old:
+                excuse = None if self.asked(entry.pod.uid, entry.gate) else UNASKED
+                self.take(
+                    f"{entry.pod.name} starts on a proof of {entry.gpu} from before its use: {old[-1].what}", excuse
+                )
+
+    def used(self, gpu: str) -> float:
+        """The uptime at which somebody last opened a GPU that was not given to him."""
+        return max((it.opened for it in self._uses if it.gpu == gpu), default=0.0)
 
     def examine(self, gpu: str) -> bool:
         """Whether a GPU holds nothing: it is clean, and no process has it open."""
@@ -79,7 +108,8 @@ class Judge:
             found = WHOSE.search(left[:BLOCK].decode("latin-1"))
             writer = next((it for it in self.runtime.attackers if found is not None and it.own == found[1]), None)
             excuse = self._excuse(writer, "", uptime()) if writer is not None else None
-            excuse = SHORT if writer is not None and writer.kind == BRIEF_USER else excuse
+            if writer is not None and writer.kind == BRIEF_USER and not self.runtime.fenced:
+                excuse = SHORT
             self.take(f"{gpu} is clean and holds {left[:BLOCK]!r} at offset {len(memory) - len(left):#x}", excuse)
         return not left
 
@@ -129,6 +159,8 @@ class Judge:
             return LATE
         if not self.asked(pod, gate):
             return UNASKED
+        if self.runtime.fenced:
+            return None
         until = attacker.gone or uptime()
         came_unseen = any(began < until and attacker.opened < ended for began, ended in self.unobserved)
         return UNOBSERVED if attacker.kind == FOREIGN and attacker.gone and came_unseen else None

@@ -42,6 +42,7 @@ DEEDS = ("reads", "writes", "silent")
 PATIENCE = 2.0  # seconds that a leftover waits for a pod that it is left by
 LIFE = 5.0  # seconds that a leftover waits for the end of that pod
 STREAMS = 100
+FORMER, TRIES = 3, 4  # pods that had a GPU lately; times that somebody opens it
 NOTICED_WITHIN = 5.0  # seconds
 RESETS_FOR = 45.0  # seconds at most: the move ends the reset; less than a reset may take
 ENDS_WITHIN = 30.0  # seconds: a scrub that somebody disturbs, on a busy machine too
@@ -68,7 +69,11 @@ ATTACKS = {
     "order": 3,
     "stall": 4,
 }
-WIPES = {"before_clear": 2, "in_clear": 2, "host_process": 1}  # how often each comes in a history about wipes alone
+# The same of those who open a GPU that is not theirs, on a node with a fence.
+ASKING = {"asks": 12, "asks_early": 6, "asks_while_away": 4}
+# How often each comes in a short history about one thing.
+WIPES = {"before_clear": 2, "in_clear": 2, "host_process": 1}
+ASKS = {"pod": 10, "asks": 8, "asks_early": 4, "asks_while_away": 2}
 FAULTS = {
     "kubelet_restart": 4,
     "keep": 2,
@@ -166,6 +171,48 @@ class Moves:
         used = {gpu for key in self._runtime.running() for gpu in self._runtime.gpus(*key)}
         return [gpu for gpu in self._stage.uuids if gpu not in used | self._taken]
 
+    async def _asks(self, dice: random.Random) -> str:
+        """Processes of the host, and of pods that had the GPU before, open one."""
+        gpu, tried = dice.choice(self._stage.uuids), list[str]()
+        for pause in [dice.uniform(0, 1) for _ in range(TRIES)]:
+            await asyncio.sleep(pause)
+            there = {key[0] for key in self._runtime.running()} | set(self._kubelet.pods)
+            freed, ended = self._runtime.freed(gpu), self._runtime.ended
+            former = [it for it in self._runtime.had[gpu][-FORMER:] if it not in there and ended.get(it, freed) < freed]
+            pod = dice.choice((*former, ""))
+            opened = await self._runtime.open_and_close(gpu, pod)
+            tried.append(f"{self._runtime.names[pod] if pod else 'the host'}: {opened}")
+        return f"on {gpu}: {', '.join(tried)}"
+
+    async def _asks_early(self, dice: random.Random) -> str:
+        """Between Allocate and PreStartContainer a GPU is nobody's, also not of the pod that will have it."""
+        pod, early = Pod.of(f"early-{len(self._runtime.names)}", {RESOURCE: 1}), dice.random() < 0.5
+        self._runtime.names[pod.uid] = pod.name
+        if not await self._pods.placed(pod):
+            return "no room"
+        try:
+            async with self._busy["kubelet"], self._busy["plugin"]:
+                await self._kubelet.admit(pod)
+                if pod.phase is Phase.FAILED:
+                    return f"refused: {pod.message}"
+                [gpu] = self._kubelet.held(pod)["main"][RESOURCE]
+                opened = await self._runtime.open_and_close(gpu, pod.uid if early else "")
+            await self._pods.through(pod, dice)
+        except NotRunning:
+            return "the kubelet ended"
+        finally:
+            await self._pods.forget(pod)
+        return f"on {gpu}, {pod.name if early else 'of the host'}: {opened}; {pod.phase.value}"
+
+    async def _asks_while_away(self, dice: random.Random) -> str:
+        """Somebody opens a clean GPU while the service is down. The kernel counts, or refuses."""
+        async with self._clean_gpu(dice) as (gpu, _):
+            if not gpu or self._is_held(gpu):
+                return "no GPU is free and clean"
+            async with self._down("service", signal.SIGKILL):
+                opened = await self._runtime.open_and_close(gpu)
+            return f"on {gpu}: {opened}"
+
     async def _host_process(self, dice: random.Random) -> str:
         """A process of the host opens a clean GPU. Once the service has noticed, neither it nor its bytes may go."""
         uid, seconds = str(uuids.UUID(int=dice.getrandbits(128))), dice.uniform(0.2, 3.0)
@@ -202,13 +249,13 @@ class Moves:
                     return "a pod came, or the clear did not"
                 self._pods.counters.came[f"in a clear, it {manner}"] += 1
                 if manner == PASSING:
-                    await self._runtime.open_and_close(gpu)
+                    came = await self._runtime.open_and_close(gpu)
                 else:
-                    await self._stay(gpu, job, before, manner, seconds)
+                    came = await self._stay(gpu, job, before, manner, seconds)
             finally:
                 drills.heal(self._stage.simulated, gpu)
             await self._stage.settled(self._stage.uuids.index(gpu), lambda it: not _runs(it, job), ENDS_WITHIN)
-            if any(row.kind == "scrub-passed" and job in row.body for row in self._rows_of(gpu, before)):
+            if came and any(row.kind == "scrub-passed" and job in row.body for row in self._rows_of(gpu, before)):
                 self._judge.take(f"{gpu} is called clean by a scrub in which a process {manner}", None)
         return f"on {gpu}: it {manner}"
 
@@ -272,9 +319,12 @@ class Moves:
         """A claim gets a GPU. Its first container may come only onto empty memory, whoever used the GPU before."""
         claim, pod = str(uuids.UUID(int=dice.getrandbits(128))), Pod.of(f"claimed-{len(self._runtime.names)}", {})
         between, pauses = dice.choice(BEFORE_START), [dice.uniform(0, most) for most in (0.3, 0.5, 1.0)]
-        async with self._busy["service"], self._clean_gpu(dice) as (gpu, _), self._stage.scrubber() as scrubber:
+        async with AsyncExitStack() as over, self._stage.scrubber() as scrubber:
+            await over.enter_async_context(self._busy["service"])
+            gpu, _ = await over.enter_async_context(self._clean_gpu(dice))
             if not gpu or self._is_held(gpu):
                 return "no GPU is free and clean"
+            over.enter_context(self._runtime.open_to_all([gpu]))
             try:
                 await scrubber.acquire([gpu], exclusive=True, owner=claim)
             except (Refused, NotReady) as error:
@@ -309,16 +359,19 @@ class Moves:
         finally:
             await self._runtime.close_sandbox(pod)
 
-    async def _stay(self, gpu: str, job: str, before: int, manner: str, seconds: float) -> None:
-        """Write once the scrub has ended. One that does not end shows what it does to those bytes."""
+    async def _stay(self, gpu: str, job: str, before: int, manner: str, seconds: float) -> bool:
+        """Write once the scrub has ended. One that does not end shows what it does to those bytes. Whether it came."""
         async with self._unasked(gpu, contained=manner == CONTAINED) as (guest, uid):
+            if guest is None:
+                return False
             number = self._stage.uuids.index(gpu)
             await self._stage.settled(number, lambda it: not _runs(it, job), ENDS_WITHIN)
             rows = {row.kind for row in self._rows_of(gpu, before)}
-            if guest is not None and "scrub-passed" not in rows:  # else another move has let the clear go on
+            if "scrub-passed" not in rows:  # else another move has let the clear go on
                 await self._write(guest, uid, gpu)
                 drills.heal(self._stage.simulated, gpu)
                 await asyncio.sleep(seconds)
+            return True
 
     async def _write(self, guest: Guest, uid: str, gpu: str) -> None:
         """From now on nobody may end the process, nor overwrite what it has written."""

@@ -8,6 +8,8 @@
 * ``tell``: a line on stdout: it is there. ``wait``: for a line on stdin.
 * ``watch``: check again and again until stdin ends, and once more then.
 
+If the kernel does not let it open a memory, it prints ``refused`` and does nothing.
+
 The fingerprint is the pod's, so containers of one pod are no strangers to each other. What it tells is a file in the
 directory, there from one moment to the next. It imports almost nothing: many are started in a second.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import sys
 import time
 
@@ -28,13 +31,25 @@ def block(uid: str) -> bytes:
     return f"<{uid}>".encode().ljust(BLOCK, b"\0")
 
 
+def size(handle: int) -> int:
+    """Of a memory: a file, or a device node."""
+    return os.lseek(handle, 0, os.SEEK_END)
+
+
+def opened(memory: str) -> list[int]:
+    """The memory, and the chip of a device node: who uses one is on the driver's list, who only has it open is not."""
+    handle = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
+    chips = [f"{os.path.dirname(memory)}/scratch"] if stat.S_ISBLK(os.fstat(handle).st_mode) else []  # noqa: PTH120 - slow
+    return [handle, *(os.open(chip, os.O_RDWR | os.O_CLOEXEC) for chip in chips)]
+
+
 class Tenant:
     """One process on some memories."""
 
     def __init__(self, directory: str, uid: str, memories: list[str]) -> None:
         self._directory, self._uid = directory, uid
-        self._open = {path: os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in memories}
-        sizes = {os.fstat(handle).st_size for handle in self._open.values()}
+        self._open = {path: opened(path)[0] for path in memories}
+        sizes = set(map(size, self._open.values()))
         self._own = {size: block(uid) * (size // BLOCK) for size in sizes}
 
     def scan(self) -> None:
@@ -47,7 +62,7 @@ class Tenant:
     def write(self) -> None:
         """Write all memory with one call, so that a kill leaves whole blocks."""
         for handle in self._open.values():
-            own = self._full(os.fstat(handle).st_size)
+            own = self._full(size(handle))
             if os.pwrite(handle, own, 0) != len(own):
                 raise OSError("cannot write all of the memory")
 
@@ -81,7 +96,7 @@ class Tenant:
         return self._own.setdefault(size, block(self._uid) * (size // BLOCK))
 
     def _memories(self) -> list[tuple[str, bytes]]:
-        return [(path, os.pread(handle, os.fstat(handle).st_size, 0)) for path, handle in self._open.items()]
+        return [(path, os.pread(handle, size(handle), 0)) for path, handle in self._open.items()]
 
     def _say(self, what: str, path: str, held: bytes, at: int) -> None:
         name = f"{what}-{self._uid}-{os.getpid()}"
@@ -96,7 +111,11 @@ class Tenant:
 
 def main(directory: str, uid: str, deeds: str, *memories: str) -> None:
     """Do these deeds, one after the other."""
-    tenant = Tenant(directory, uid, list(memories))
+    try:
+        tenant = Tenant(directory, uid, list(memories))
+    except PermissionError:
+        os.write(1, b"refused\n")
+        return
     for deed in deeds.split():
         getattr(tenant, deed)()
 

@@ -21,10 +21,10 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Pod
 from demo.standins.runtime import CannotCreate
 from plugin.kubelet_api import deviceplugin_pb2
-from scrubber.devices.simulated import layout, open_check
+from scrubber.devices.simulated import layout, loops, open_check
 from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
-from tests.soak.hostile import FOREIGN, LEFTOVER, Hostile
+from tests.soak.hostile import FOREIGN, LEFTOVER, Entry, Hostile, Use, uptime
 from tests.soak.judge import DROPPED, LATE, Judge
 from tests.soak.moves import ATTACKS, BEFORE_CLEAR, BEFORE_START, FAULTS, HOLDING, MANNERS, WIPES
 from tests.soak.pods import SHAPES
@@ -35,6 +35,7 @@ ANSWER = deviceplugin_pb2.ContainerAllocateResponse()
 ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4)  # about two minutes
 WIPES_SEED = 1  # of a history about wipes alone, half a minute
+WATCHES, REFUSES = 1, 2  # seeds of histories with a fence, for root
 LONG = 600.0  # seconds; a net, no bound
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 # A campaign that does nothing finds nothing. So many a minute at least: a third of what two busy cores do.
@@ -76,31 +77,73 @@ CARELESS = {
         "self._veto(step, facts)\n        if False:",
     ),
 }
+# The same of the fence, with the seed of a history with one, and the words of the finding.
+OPEN = {
+    "it opens before a start is admitted": (
+        ("core/fencing.py", "return OpenTo.SERVICE if announced else OpenTo.ALL", "return OpenTo.ALL"),
+        (REFUSES, "which refuses others"),
+    ),
+    "it stays open to earlier owners": (
+        (
+            "fence/fence.py",
+            "            self._members.remove(key + _TIME.pack(group))\n        for",
+            "            pass\n        for",
+        ),
+        (REFUSES, "which refuses others"),
+    ),
+    "a restart does not ask what it has counted": (
+        ("observe/guard.py", "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof"),
+        (WATCHES, "by a proof from before"),
+    ),
+}
 ROOMS = ("autoclave", "scrubber", "plugin", "policies", "ground", "demo", "tests")
 
 
 def test_a_short_history_about_wipes_finds_nothing():
     summary = Summary()
-    campaign((WIPES_SEED,), summary, wipes=True)
+    campaign((WIPES_SEED,), summary, about="wipes")
     assert summary.findings == [], "\n".join(summary.findings)
     assert summary.moves == Counter(WIPES)
     assert summary.pods[BEFORE_CLEAR] == WIPES["before_clear"]
 
 
-@pytest.mark.parametrize("how", CARELESS)
-def test_a_scrub_that_overwrites_memory_in_use_is_found(tmp_path, how):
+@pytest.mark.parametrize("seed", [WATCHES, REFUSES])
+def test_a_short_history_about_the_fence_finds_nothing(seed):
+    summary = Summary()
+    campaign((seed,), summary, about="asks")
+    assert summary.findings == [], "\n".join(summary.findings)
+    if summary.counts["nodes with a fence"]:
+        assert summary.counts["kept off a GPU by the kernel" if seed == REFUSES else "uses with a fence"] > 0
+
+
+def found(tmp_path, file, old, new, seed, about):
+    """The findings of a history of a copy in which something is wrong, and all that it prints."""
     for room in ROOMS:
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("*.pyc.*"))
     (tmp_path / "build").symlink_to(ROOT / "build")  # what is compiled already
-    file, old, new = CARELESS[how]
     careless = tmp_path / "scrubber" / file
     before, after = careless.read_text().split(old)  # a place that reads so once
     careless.write_text(before + new + after)
-    command = [sys.executable, "-m", "tests.soak.campaign", "--only", str(WIPES_SEED), "--wipes"]
+    command = [sys.executable, "-m", "tests.soak.campaign", "--only", str(seed), "--about", about]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LONG, check=False)
-    found = {line.split()[3] for line in done.stdout.splitlines() if line.startswith("FINDING")}
-    assert found == {"wipe:"}, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FINDING")]
+    return lines, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("how", CARELESS)
+def test_a_scrub_that_overwrites_memory_in_use_is_found(tmp_path, how):
+    lines, said = found(tmp_path, *CARELESS[how], WIPES_SEED, "wipes")
+    assert {line.split()[3] for line in lines} == {"wipe:"}, said
+
+
+@pytest.mark.parametrize("how", OPEN)
+def test_a_fence_that_is_open_or_forgets_is_found(tmp_path, how):
+    if os.geteuid() != 0 or not loops.can_attach(2**20):
+        pytest.skip("takes root, and loop devices")
+    change, (seed, words) = OPEN[how]
+    lines, said = found(tmp_path, *change, seed, "asks")
+    assert any(words in line for line in lines), said
 
 
 def missing(summary, minutes):
@@ -218,6 +261,22 @@ async def test_a_tenant_ended_by_another_program_is_a_finding(runtime, judge, co
     await runtime._running[pod.uid, "main"][0].wait()
     await runtime.stop(pod, pod.containers[0])
     assert findings(judge) == ["a live process was ended"]
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+async def test_a_use_that_the_fence_should_refuse_is_a_finding(runtime, judge, gpu, to_all):
+    judge.refuses = True
+    runtime.uses.append(Use("somebody", gpu.info().uuid, uptime(), to_all))
+    assert findings(judge) == ([] if to_all else [f"somebody opens {gpu.info().uuid}, which refuses others"])
+
+
+@pytest.mark.parametrize("proven", [False, True])
+async def test_a_start_on_a_proof_before_a_use_is_found(runtime, judge, gpu, proven):
+    pod, uuid, now = Pod.of("pod", {RESOURCE: 1}), gpu.info().uuid, uptime()
+    judge.created.add(pod.uid)
+    runtime.uses.append(Use("somebody", uuid, now - 2, open_to_all=False))
+    runtime.entries.append(Entry(pod, uuid, now, now - 1 if proven else now - 3))
+    assert findings(judge) == ([] if proven else [f"pod starts on a proof of {uuid} from before its use"])
 
 
 async def looked(judge, until):
