@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from scrubber.core.model import DeviceNumber
-from scrubber.fence.fence import Counts, Kept
+from scrubber.fence.fence import Counts, KeptInKernel
 from scrubber.fence.questions import Question
 
 SERVICE, HOST = 1, 2  # control groups; those of pods have higher numbers
@@ -20,7 +20,8 @@ SERVICE, HOST = 1, 2  # control groups; those of pods have higher numbers
 class Rule:
     """To whom a device is open."""
 
-    members: frozenset[int] | None  # None: everybody
+    members: frozenset[int]
+    everybody: bool
     refuse: bool
 
 
@@ -50,7 +51,7 @@ class Kernel:
         self._groups: dict[str, int] = {}
         self._rules: dict[DeviceNumber, Rule] = {}
         self._counts: defaultdict[DeviceNumber, Counts] = defaultdict(lambda: Counts(0, 0))
-        self._kept: dict[DeviceNumber, Kept] = {}
+        self._kept: dict[DeviceNumber, KeptInKernel] = {}
         self._lease = 0.0
 
     # -- who opens a device
@@ -67,12 +68,12 @@ class Kernel:
     def opens(self, number: DeviceNumber, group: int, pid: int) -> bool:
         """Whether a process in this group can open the device. Others than its members are counted."""
         rule = self._rules.get(number)
-        if rule is None or group in (rule.members or ()):
+        if rule is None or group in rule.members:
             return True
-        refused = rule.members is not None and self.refuses(number)
+        refused = not rule.everybody and self.refuses(number)
         counts = self._counts[number]
         self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
-        if rule.members is not None:
+        if not rule.everybody:
             self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, refused))
         return not refused
 
@@ -82,10 +83,16 @@ class Kernel:
         """Nobody takes it away."""
         return True
 
+    def groups(self, number: DeviceNumber) -> frozenset[int]:
+        """Those that can open a device, or could when not everybody could."""
+        rule = self._rules.get(number)
+        return rule.members if rule is not None else frozenset()
+
     def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
         """Let these groups open a device."""
         self._answer()
-        self._rules[number] = Rule(None if open_to is None else frozenset(open_to), refuse)
+        members = self.groups(number) if open_to is None else frozenset(open_to)
+        self._rules[number] = Rule(members, open_to is None, refuse)
 
     def numbers(self) -> frozenset[DeviceNumber]:
         """The devices that are fenced."""
@@ -94,21 +101,30 @@ class Kernel:
     def forget(self, numbers: Iterable[DeviceNumber]) -> None:
         """Fence these devices no longer."""
         for number in numbers:
-            kept = self.kept(number)
-            self.keep(number, replace(kept, gaps=kept.gaps + 1))
+            self.miss(number)
             del self._rules[number]
+
+    def miss(self, number: DeviceNumber) -> None:
+        """Somebody may have a device open who is not counted."""
+        kept = self.kept(number)
+        self.keep(number, replace(kept, gaps=kept.gaps + 1))
+
+    def uses(self, number: DeviceNumber) -> int:
+        """How often others have used a device."""
+        counts, kept = self.counts(number), self.kept(number)
+        return counts.asked - counts.refused + kept.gaps - kept.excused
 
     def counts(self, number: DeviceNumber) -> Counts:
         """What was counted of a device."""
         self._answer()
         return self._counts[number]
 
-    def kept(self, number: DeviceNumber) -> Kept:
+    def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device."""
         self._answer()
-        return self._kept.get(number, Kept())
+        return self._kept.get(number, KeptInKernel())
 
-    def keep(self, number: DeviceNumber, kept: Kept) -> None:
+    def keep(self, number: DeviceNumber, kept: KeptInKernel) -> None:
         """Keep this of a device."""
         self._answer()
         self._kept[number] = kept

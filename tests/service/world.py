@@ -30,7 +30,8 @@ from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import Ledger, Store
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.guard import Guard, Look, Terms
+from scrubber.observe.excuses import Sources, Terms
+from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
@@ -403,15 +404,16 @@ class World:
             fence = self.truth.policy(device).fence
             return Terms(fence.mode is FenceMode.REFUSE, fence.mode is not FenceMode.OFF, fence.lease)
 
-        look = Look(
+        sources = Sources(
             process=lambda _pid: (),
             groups=lambda pod: frozenset({kernel.group(pod)}),
             bystanders=lambda _device: no_bystander,
             terms=terms,
             read=lambda: None,
             place=lambda _group: None,
+            runs=lambda _group: False,
         )
-        return Guard(cast("Fence", kernel), SERVICE, look)
+        return Guard(cast("Fence", kernel), SERVICE, sources)
 
     async def _restore(self, address: Address) -> Worker:
         return cast("Worker", RestoreWorker(self.node, address.place))
