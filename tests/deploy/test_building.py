@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deploy import base, image, leave_out
+from scrubber import __version__
 from scrubber.words import nvidia_advice
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +190,8 @@ class TestBuilt:
         bill = json.loads(builder.run(tag, ["cat", "/usr/share/doc/autoclave/sbom.cdx.json"]).stdout)
         debian = {it["name"]: it["version"] for it in bill["components"] if it["purl"].startswith("pkg:deb/")}
         assert debian == base.locked(base.LOCK.read_text(), base.mine(), to_build=False)
-        assert "grpcio" in {it["name"] for it in bill["components"]}
+        assert {"grpcio", "musl"} <= {it["name"] for it in bill["components"]}
+        assert bill["metadata"]["component"]["version"] == __version__
         assert builder.run(tag, ["python3", "-m", "pip", "--version"]).returncode != 0
 
     def test_the_same_commit_gives_the_same_image(self, built):

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deploy import base, debian_packages, leave_out
+from deploy import base, debian_packages, leave_out, own_parts
 from tests.cli import on_machine
 from tests.cli.on_machine import FLAGS, POLICY, OnMachine, needs_namespace, staged
 from tests.fakes.cuda.fixtures import libraries
@@ -154,6 +154,19 @@ Version: 1
     (tmp_path / "status").write_text("")
     with pytest.raises(SystemExit, match="names none"):
         debian_packages.main(bill)
+
+
+def test_the_bill_of_materials_names_our_version_and_musl(tmp_path):
+    (bill := tmp_path / "sbom.cdx.json").write_text('{"components": [], "metadata": {"component": {}}}')
+    with pytest.raises(SystemExit, match="cannot say which musl is in the create gate"):
+        own_parts.main(bill, tmp_path)
+    header = tmp_path / own_parts._VERSION_OF_MUSL.replace("*", "3.13")
+    header.parent.mkdir(parents=True)
+    header.write_text('#define VERSION "1.2.5"\n')
+    own_parts.main(bill, tmp_path)
+    content = json.loads(bill.read_text())
+    assert content["metadata"]["component"]["version"] == metadata.version("autoclave")
+    assert [(it["name"], it["version"]) for it in content["components"]] == [("musl", "1.2.5")]
 
 
 @pytest.mark.parametrize("variant", EXTRAS)
