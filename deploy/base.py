@@ -1,8 +1,9 @@
 """The base of the image, made of Debian's packages by mmdebstrap: each in the version that ``debian.lock`` names.
 
 The first stage of the Dockerfile makes it. ``python -m deploy.base`` renews the lock, for both architectures; it needs
-apt, and no root. The same lock gives the same bytes: apt checks the signature of the archive, and a version of a
-package never changes. Once the archive has newer versions, the old ones come from snapshot.debian.org.
+apt, no root, and snapshot.debian.org, which must have what the lock names. The same lock gives the same bytes: apt
+checks the signature of the archive, and a version of a package never changes. Once the archive has newer versions, the
+old ones come from snapshot.debian.org.
 """
 
 from __future__ import annotations
@@ -140,6 +141,23 @@ def write_lock(mirror: str = ARCHIVE) -> str:
     return _HEAD.format(suite=SUITE, time=_said("date", "-u", "+%Y%m%dT%H%M%SZ").strip()) + "".join(lines)
 
 
+def renewed(mirror: str = ARCHIVE) -> str:
+    """The lock as it would be now; NoBaseError unless the snapshot that it names has its versions.
+
+    Between a change of the archive and its next snapshot it has not, and the base could never be made again.
+    """
+    text = write_lock(mirror)
+    for architecture in ARCHITECTURES:
+        there = resolve(_sources(SNAPSHOT, _time(text)), architecture, (*NEEDED, TO_BUILD))
+        if others := there.items() ^ locked(text, architecture, to_build=True).items():
+            names = ", ".join(sorted({name for name, _ in others}))
+            raise NoBaseError(
+                f"cannot renew the lock: {SNAPSHOT} does not have these versions of {architecture} yet: {names}; "
+                "it takes them in four times a day, so try again later"
+            )
+    return text
+
+
 def _sources(place: str, time: str = "") -> list[str]:
     options = f"[signed-by={_KEYRING}{' check-valid-until=no' if time else ''}]"
     suites = (("debian", SUITE), ("debian", f"{SUITE}-updates"), ("debian-security", f"{SUITE}-security"))
@@ -156,14 +174,18 @@ def main() -> None:
     parser.add_argument("--make", type=Path, metavar="DIRECTORY", help="make a base here; takes root and mmdebstrap")
     parser.add_argument("--to-build", action="store_true", help="with what the stages that build need")
     parser.add_argument("--mirror", default=ARCHIVE, help="has the archives debian and debian-security; %(default)s")
+    parser.add_argument("--no-snapshot", action="store_true", help="renew the lock where no snapshot can be asked")
     options = parser.parse_args()
-    if options.make is None:
-        LOCK.write_text(write_lock(options.mirror), encoding="utf-8")
-        return
     try:
-        make(options.make, to_build=options.to_build, mirror=options.mirror)
+        if options.make is not None:
+            make(options.make, to_build=options.to_build, mirror=options.mirror)
+        else:
+            renew = write_lock if options.no_snapshot else renewed
+            LOCK.write_text(renew(options.mirror), encoding="utf-8")
     except NoBaseError as error:
         sys.exit(str(error))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"cannot renew the lock: {error.stderr.strip()}")
 
 
 if __name__ == "__main__":

@@ -99,6 +99,27 @@ def test_a_base_has_the_versions_of_its_lock(tmp_path, monkeypatch, newer):
     assert newer or (tmp_path / "made").read_text().strip() == "1795737600"
 
 
+ASKED = """#!/bin/sh
+for word; do case $word in *SourceList=*) list=${word#*SourceList=} ;; esac; done
+case $* in *update*) exit 0 ;; esac
+case $(cat "$list") in *snapshot*) sed 's/6.6/SNAPSHOT/' LOCK ;; *) cat LOCK ;; esac |
+  sed 's/^\\(.*\\) \\(.*\\)$/Inst \\1 (\\2 D)/'
+"""
+
+
+@pytest.mark.parametrize("snapshot", ["6.5", "6.6"])
+def test_a_lock_is_renewed_when_its_snapshot_has_its_versions(tmp_path, monkeypatch, snapshot):
+    """Otherwise the base of that commit can never be made again."""
+    archive, program = tmp_path / "archive", tmp_path / "apt-get"
+    archive.write_text("python3 3.13.5-1\nnetbase 6.6\n")
+    program.write_text(ASKED.replace("SNAPSHOT", snapshot).replace("LOCK", f"'{archive}'"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    refused = pytest.raises(base.NoBaseError, match="does not have these versions of amd64 yet: netbase; ")
+    with refused if snapshot == "6.5" else nullcontext():
+        assert "\nnetbase 6.6\n" in base.renewed()
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "wanted"),
     [
