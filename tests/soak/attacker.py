@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 BLOCK = 64  # bytes of a fingerprint, as in tenant.py
 NAME = 38  # of them say whose it is
@@ -58,7 +59,8 @@ class Attacker:
     def _opened(self) -> list[int]:
         """The memory, and the chip of a device node: who uses one is on the driver's list."""
         handle = os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
-        chips = [f"{os.path.dirname(self._memory)}/scratch"] if stat.S_ISBLK(os.fstat(handle).st_mode) else []  # noqa: PTH120
+        beside = Path(self._memory).parent / "scratch"
+        chips = [beside] if stat.S_ISBLK(os.fstat(handle).st_mode) else []
         return [handle, *(os.open(chip, os.O_RDWR | os.O_CLOEXEC) for chip in chips)]
 
     def _close(self, *handles: int) -> None:

@@ -23,7 +23,7 @@ Key = tuple[str, str]  # pod UID, container
 Process = asyncio.subprocess.Process
 PROGRAM = Path(__file__).with_name("tenant.py")
 KILLED = (-signal.SIGTERM, -signal.SIGKILL)
-TOLD, REFUSED = b"\n", b"refused\n"  # what a tenant says at first
+ANNOUNCED, REFUSED = b"\n", b"refused\n"  # what a tenant says at first
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Words:
         if said == REFUSED:
             self.refused.append((uid, container))
             await process.wait()
-        return process if said == TOLD else None
+        return process if said == ANNOUNCED else None
 
 
 @dataclass(eq=False)
