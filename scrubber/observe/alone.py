@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from scrubber.core import fencing
-from scrubber.core.fencing import Container, Group
+from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import Holder
-from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Testimony
 
 
@@ -33,9 +31,8 @@ class Alone:
         self._let_in: dict[str, Container | Group | None] = {}
         self._changes = Counter[str]()
 
-    def changed(self, record: Record) -> None:
+    def changed(self, uuid: str, open_to: OpenTo | Container | Group) -> None:
         """A row about the device is in the ledger, and the fence is open to whom it is open now."""
-        uuid, open_to = record.device.uuid, fencing.open_to(record)
         let_in, before = open_to if isinstance(open_to, Container | Group) else None, self._let_in.get(uuid)
         if let_in == before:
             return

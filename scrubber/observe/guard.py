@@ -16,10 +16,8 @@ from dataclasses import replace
 
 from ground import log
 from ground.errors import InvalidRequest
-from scrubber.core import fencing
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import DeviceNumber
-from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Missed, Testimony
 from scrubber.fence.fence import Fence
 from scrubber.fence.questions import Question
@@ -45,7 +43,7 @@ class Guard:
         self._known: Mapping[str, frozenset[DeviceNumber]] = {}  # all devices ...
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
-        self._records: dict[str, Record] = {}
+        self._open_to: dict[str, OpenTo | Container | Group] = {}  # by device, as its record wants it
         self._refuses: dict[str, bool] = {}  # by device, as the kernel took it
         self._failed: dict[str, str] = {}  # devices whose rule the kernel did not take, and why
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
@@ -110,22 +108,22 @@ class Guard:
                 except OSError as error:
                     logger.warning("the lease of the fence is not renewed", error=str(error))
 
-    def changed(self, record: Record) -> None:
+    def changed(self, uuid: str, open_to: OpenTo | Container | Group) -> None:
         """A row about the device is in the ledger: open it to whom it is open now, and to nobody else.
 
         Raises nothing: what the kernel does not take is tried again with the next question, and counts as a use.
         """
         with self._turn:
-            self._records[record.device.uuid] = record
-            self._open(record.device.uuid)
+            self._open_to[uuid] = open_to
+            self._open(uuid)
 
     def _open(self, uuid: str) -> None:
         numbers = self._numbers.get(uuid)
         if not numbers or self._ending.is_set():
             return
-        record, terms = self._records.get(uuid), self._sources.terms(uuid)
+        terms = self._sources.terms(uuid)
         try:
-            members = self._members(fencing.open_to(record) if record is not None else OpenTo.SERVICE)
+            members = self._members(self._open_to.get(uuid, OpenTo.SERVICE))
             groups = None if members is None else members | terms.exempt
             for number in numbers:
                 if groups is not None and any(map(self._sources.runs, self._fence.groups(number) - groups)):

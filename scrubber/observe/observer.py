@@ -243,8 +243,9 @@ class Observer:
         guard, receipt = self.driver.guard, record.scrubs.receipt
         if guard is None:
             return
-        guard.changed(record)
-        self._alone.changed(record)
+        open_to = fencing.open_to(record)
+        guard.changed(record.device.uuid, open_to)
+        self._alone.changed(record.device.uuid, open_to)
         if record.state is State.CLEAN and receipt is not None and receipt.witness == FENCE:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.core.fencing import open_to
 from scrubber.core.model import Holder
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted
@@ -176,7 +177,7 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
 )
 def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
     alone, said = Alone(), Counted(FENCE, 3)
-    alone.changed(record)
+    alone.changed(record.device.uuid, open_to(record))
     alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), holders)
     assert alone.proven(lives.DEVICE.uuid, said) is proven
 

@@ -14,6 +14,7 @@ import pytest
 
 from ground.errors import InvalidRequest
 from scrubber.core import events as ev
+from scrubber.core.fencing import open_to
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Missed
@@ -65,7 +66,7 @@ class Asking:
 
     def keep(self, record: Record, numbers: dict[str, frozenset[DeviceNumber]] = FULL_ONLY) -> None:
         self.guard.learn(numbers)
-        self.guard.changed(record)
+        self.guard.changed(record.device.uuid, open_to(record))
 
     def said(self) -> Counted:
         said = self.guard.witness(DEVICE)
