@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ground import log
@@ -52,6 +52,7 @@ def guard(
         tree = Tree(root)
         exempt = Exempt(tree, groups_of, config.pod_logs)
 
+        @cache
         def terms(device: str) -> Terms:
             said = policy(device)
             namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
@@ -59,7 +60,11 @@ def guard(
             mode = said.fence.mode
             return Terms(mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF, said.fence.lease, groups)
 
-        sources = Sources(process, groups_of, bystanders, terms, exempt.read, exempt.place, tree.runs)
+        def read() -> None:
+            exempt.read()
+            terms.cache_clear()
+
+        sources = Sources(process, groups_of, bystanders, terms, read, exempt.place, tree.runs)
         own = own_group(config.cgroup_root)
         found = Guard(Fence(root), own, sources)
     except FenceError as error:

@@ -44,7 +44,7 @@ class Sources:
     groups: Callable[[str], frozenset[int]]  # the control groups of a pod or container
     bystanders: Callable[[str], IsBystander]  # for each device, who does not count
     terms: Callable[[str], Terms]  # for each device
-    read: Callable[[], None]  # which groups there are, for the next ``terms``
+    read: Callable[[], None]  # which groups there are, and the policy: what ``terms`` says until the next reading
     place: Callable[[int], GroupPlace | None]  # what a control group is; None if it is gone
     runs: Callable[[int], bool]  # whether a process is in a control group, or may be
 
