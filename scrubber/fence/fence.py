@@ -71,6 +71,7 @@ class Fence:
         self._rules, self._members = maps[program.RULES], maps[program.MEMBERSHIP]
         self._counters, self._lease, self._kept = maps[program.COUNTERS], maps[program.LEASE], maps[program.PROOFS]
         self._open_to = _by_device(self._members)
+        self._written: dict[bytes, bytes] = {}  # by device: its rule in the kernel, once this life has written it
         self.questions = Questions(descriptors[program.QUESTIONS])
         closing.callback(self.questions.close)
         self._loaded = loaded = kernel.load(NAME, assemble(program.program(), descriptors))
@@ -105,18 +106,22 @@ class Fence:
 
         Others are counted, and refused if ``refuse``. While everybody may, those who could before are not counted.
         """
-        key = program.key(number)
-        if self._counters.get(key) is None:
-            self._counters.put(key, program.COUNTS.pack(0, 0))
+        key, rule = program.key(number), program.RULE.pack(open_to is None, refuse)
         now = self._open_to[key]
         wanted = frozenset(now if open_to is None else open_to)
+        if now == wanted and self._written.get(key) == rule:
+            return
+        if self._counters.get(key) is None:
+            self._counters.put(key, program.COUNTS.pack(0, 0))
         for group in now - wanted:
             self._members.remove(key + _TIME.pack(group))
             now.remove(group)
         for group in wanted - now:
             self._members.put(key + _TIME.pack(group), _PRESENT)
             now.add(group)
-        self._rules.put(key, program.RULE.pack(open_to is None, refuse))
+        self._written.pop(key, None)  # until the kernel has taken this one
+        self._rules.put(key, rule)
+        self._written[key] = rule
 
     def numbers(self) -> frozenset[DeviceNumber]:
         """The devices that are fenced, also those of an earlier life of the service."""
@@ -127,6 +132,7 @@ class Fence:
         for number in numbers:
             self.miss(number)
             key = program.key(number)
+            self._written.pop(key, None)
             self._rules.remove(key)
             for group in self._open_to.pop(key, ()):
                 self._members.remove(key + _TIME.pack(group))
