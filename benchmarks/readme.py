@@ -44,7 +44,7 @@ def figures(measurements: Path) -> str:
     ]
     page = (measurements / "service.md").read_text(encoding="utf-8")
     told = {
-        name: (value, aim) for name, value, aim in re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
+        name: (value, judged(value, aim)) for name, value, aim in re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
     }
     of_service = [
         (words, *(", ".join(filter(None, cells)) for cells in zip(*(told[name] for name in names), strict=True)))
@@ -61,6 +61,12 @@ missed](docs/measurements/service.md)):
 {on_gpus.table(("what", "measured", "aim"), *of_service)}
 
 """
+
+
+def judged(value: str, aim: str) -> str:
+    """The aim, and whether the figure missed it."""
+    limit = re.match(r"<=? ([\d.]+)", aim)
+    return f"{aim} (missed)" if limit and float(value.split()[0]) > float(limit[1]) else aim
 
 
 def main() -> None:
