@@ -149,14 +149,12 @@ def locked(directory: Path, within: float = math.inf) -> Iterator[None]:
 
 def _lock(handle: int, until: float) -> None:
     while True:
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= until:
-                raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock of its directory") from error
-            time.sleep(_LOCK_TRIED_EVERY)
-        else:
             return
+        if time.monotonic() >= until:  # raised apart from that error, whose EAGAIN would read as a lack of tasks
+            raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock of its directory")
+        time.sleep(_LOCK_TRIED_EVERY)
 
 
 def content(path: Path) -> bytes:

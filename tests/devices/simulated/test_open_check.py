@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ground.private_files import locked
+from scrubber.devices import shortage
 from scrubber.devices.simulated import open_check
 from scrubber.devices.simulated.open_check import RefusedError, is_open
 from tests.node.open_programs import IN_TRANSIT, MAP, RESTLESS, WRITE
@@ -73,8 +74,9 @@ def test_beside_a_stopped_holder_of_the_lock_nothing_is_known(memory: Path, monk
     monkeypatch.setattr(open_check, "LOCKED_WITHIN", 0.0)
     with ThreadPoolExecutor() as threads, locked(memory.parent):
         answer = threads.submit(is_open, [str(memory)])
-        with pytest.raises(RefusedError, match="another process holds the lock of its directory"):
+        with pytest.raises(RefusedError, match="another process holds the lock of its directory") as refused:
             answer.result(WITHIN)
+    assert shortage.of(refused.value) is None, "a lock that is held is no lack of tasks, although both are EAGAIN"
 
 
 def test_two_simultaneous_checks_are_no_holders(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
