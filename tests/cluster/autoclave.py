@@ -52,7 +52,7 @@ class Operator:
         seen = 0
         async with asyncio.timeout(WITHIN), admin_client.AdminClient(self._socket) as admin:
             while True:
-                status = await admin.status(names, newer_than=seen, wait=10 if seen else 0)
+                status = await admin.status(names, newer_than=seen, wait=10 if seen else 0, timeout=WITHIN)
                 if all(map(wanted, status.devices)):
                     return status.devices
                 seen = status.service.ledger_rows
@@ -60,7 +60,7 @@ class Operator:
     async def quarantine(self, device: str) -> None:
         """Take a device out of service."""
         async with admin_client.AdminClient(self._socket) as admin:
-            await admin.quarantine(device, "for the test", "the test")
+            await admin.quarantine(device, "for the test", "the test", timeout=WITHIN)
 
     async def reinstate(self, device: str) -> None:
         """Test a quarantined device now."""

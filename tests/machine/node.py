@@ -39,6 +39,7 @@ TESTS = {
     "handovers": "tests/cluster/test_handover.py -k 'not burst and not job and not one_pod_in_ten'",
     "restarts": "tests/cluster/test_restarts.py",
     "sick_gpus": "tests/cluster/test_quarantine.py tests/cluster/test_receipts.py",
+    "fence": "tests/cluster/test_fence.py",
 }
 VALUES = {
     **generate.OVERLAYS["simulated"],
