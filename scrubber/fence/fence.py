@@ -104,7 +104,7 @@ class Fence:
     def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
         """Let these control groups open a device, and what is below them; None: everybody.
 
-        Others are counted, and refused if ``refuse``. While everybody may, those who could before are not counted.
+        Others are counted, and refused if ``refuse``. While everybody may, groups that could before stay uncounted.
         """
         key, rule = program.key(number), program.RULE.pack(open_to is None, refuse)
         now = self._open_to[key]

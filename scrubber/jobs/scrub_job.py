@@ -213,15 +213,17 @@ class ScrubJob:
                     await until_it_ends.enter_async_context(slot)
                 if not await self._keep(await self._step(worker, step, plan, order)):
                     return
-            ran = [await self._step(worker, last, plan, order)]
-            if ran[0].outcome is Outcome.PASSED:
-                ending = asyncio.create_task(self._let_end(await worker, ran[0], until_it_ends))
-                try:
-                    ran += await self._run_rest(rest, plan, order)
-                    ran[0] = await ending
-                finally:
-                    ending.cancel()
-                    await asyncio.gather(ending, return_exceptions=True)
+            result = await self._step(worker, last, plan, order)
+            if result.outcome is not Outcome.PASSED:
+                await self._keep(result)  # before the worker is killed: a job that is cancelled then loses no fault
+                return
+            ending = asyncio.create_task(self._let_end(await worker, result, until_it_ends))
+            try:
+                ran = await self._run_rest(rest, plan, order)
+                ran.insert(0, await ending)
+            finally:
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
         for result in ran:
             if not await self._keep(result):
                 return
@@ -229,6 +231,7 @@ class ScrubJob:
     async def _let_end(self, worker: Worker, last: StepResult, until_it_ends: AsyncExitStack) -> StepResult:
         """The result of the last step of a worker, which stands only if the worker ends well."""
         last = await worker.finish(last)
+        self._observer.holders.disown(worker.pid)  # another process may have its pid while the rest waits its turn
         await until_it_ends.aclose()
         return last
 

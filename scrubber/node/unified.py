@@ -7,7 +7,7 @@ import errno
 import os
 import struct
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ _UNITS = (".service", ".scope", _SLICE)
 _PODS = "kubepods"
 _HANDLE = struct.Struct("<IiQ")  # struct file_handle: the bytes of the number, the kind, and the number
 _OF_KERNFS = 0xFE
-_GONE = frozenset({errno.ESTALE, errno.ENODEV})  # errors of a group that was removed
+_GONE = frozenset({errno.ESTALE, errno.ENODEV, errno.ENOENT})  # errors of a group that was removed
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,21 +43,27 @@ class Tree:
     def read(self) -> None:
         """Read the units of systemd again.
 
-        Only slices are looked into. Below a service or a scope, users and containers make groups with any name.
+        Only slices are looked into. Below a service or a scope, users and containers make groups with any name. Where
+        a slice cannot be read, such as with too many open files, the last reading stays.
         """
         units, slices = dict[str, set[int]](), [str(self._root)]
         while slices:
-            with suppress(OSError), os.scandir(slices.pop()) as entries:
-                for entry in entries:
-                    if not entry.name.endswith(_UNITS) or not entry.is_dir(follow_symlinks=False):
+            try:
+                entries = [*os.scandir(slices.pop())]
+            except OSError as error:
+                if error.errno in _GONE:
+                    continue
+                return
+            for entry in entries:
+                if not entry.name.endswith(_UNITS) or not entry.is_dir(follow_symlinks=False):
+                    continue
+                if entry.name.endswith(_SLICE):
+                    if _PODS in entry.name:
                         continue
-                    if entry.name.endswith(_SLICE):
-                        if _PODS in entry.name:
-                            continue
-                        slices.append(entry.path)
-                    elif _holds_pods(entry.path):
-                        continue
-                    units.setdefault(entry.name, set()).add(entry.inode())
+                    slices.append(entry.path)
+                elif _holds_pods(entry.path):
+                    continue
+                units.setdefault(entry.name, set()).add(entry.inode())
         self._units = units
 
     def units(self, names: Collection[str]) -> frozenset[int]:

@@ -23,6 +23,15 @@ class Listed(NamedTuple):
     testimony: Testimony | None = None  # of the witness of short uses; None with unknown holders
 
 
+class DriverList(NamedTuple):
+    """What the driver said of a device in a round."""
+
+    at: float  # the uptime before it was asked
+    incarnation: Incarnation
+    held: bool | None  # whether it knows a holder
+    pids: frozenset[int] | None  # those on its list; None: it knows none
+
+
 class DriverCalls:
     """The questions of the service to one driver. ``patience``: the seconds that an answer may take.
 
@@ -88,16 +97,6 @@ class DriverCalls:
     def read_incarnation(self) -> Incarnation:
         """``incarnation``, asked in the thread of the caller."""
         return Incarnation(self._boot_id, self.backend.driver())
-
-    def is_used(self, uuid: str) -> tuple[Incarnation, bool | None, Testimony | None]:
-        """The driver instance, whether the device has a holder, and ``Backend.witness``.
-
-        During an orphaned reset it is not known whether the device has a holder, and no witness is asked.
-        """
-        incarnation = self.read_incarnation()
-        if self.in_orphaned_reset(uuid):
-            return incarnation, None, None
-        return incarnation, self.backend.has_holders(uuid), self.witness(uuid)
 
     def listed(self, uuid: str, *, idle: bool) -> Listed:
         """What the driver says of the holders of a device; ``idle``: it must also say that the device has none."""

@@ -27,8 +27,10 @@ class Exempt:
         self._tree.read()
         try:
             self.names = pods.read_names(self._pod_logs)
-        except OSError:  # no kubelet
+        except FileNotFoundError:  # no kubelet
             self.names = {}
+        except OSError:  # such as too many open files: the last reading stays
+            return
         self._pods = {pod: groups for pod, groups in self._pods.items() if pod in self.names}
 
     def groups(self, units: tuple[str, ...], namespaces: tuple[str, ...]) -> frozenset[int]:

@@ -160,16 +160,10 @@ class HolderSearch:
         """``Backend.witness``, asked in the thread of the caller."""
         return self._driver.witness(uuid)
 
-    def named(self, uuid: str, *, held: bool) -> tuple[Holder, ...] | None:
-        """Who is on the driver's list and counts, by /proc. None if one is not found. In a thread.
-
-        ``held``: the driver said that there is a holder.
-        """
+    def named(self, uuid: str, listed: frozenset[int]) -> tuple[Holder, ...] | None:
+        """Who is on the driver's list and counts, by /proc. None if one is not found. In a thread."""
         ours, is_bystander, found = frozenset(self._workers), self._bystanders(uuid), list[Holder]()
-        pids = self._driver.backend.listed_holders(uuid)
-        if held and not pids:  # it has left, or holds the memory in a way that no list shows
-            return None
-        for pid in sorted(pids - ours - frozenset(self._workers)):
+        for pid in sorted(listed - ours):
             try:
                 process = self._processes.process(pid)
             except OSError:  # such as too many open files

@@ -2,12 +2,13 @@
 
 A quick observation asks the driver alone: it is enough for a round, not before a use, unless the fence proves the same.
 A full observation finds all holders: it searches all processes of the node. A scrub begins and ends with one. Before a
-start, and between the two of a scrub, the driver's list is enough (``listed``) after one that found no holder.
+start behind the fence, and between the two of a scrub, the list is enough (``listed``) after one that found no holder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from scrubber.core import fencing, presence
 from scrubber.core.fencing import OpenTo
-from scrubber.core.model import Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
+from scrubber.core.model import AilmentKind, Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Testimony
 from scrubber.devices.base import DeviceError, ShortageError
@@ -25,11 +26,13 @@ from scrubber.node.ends import Ends
 from scrubber.node.proc import DEAD, BlindError
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.alone import Alone
-from scrubber.observe.driver_calls import DriverCalls, Shared
+from scrubber.observe.driver_calls import DriverCalls, DriverList, Shared
 from scrubber.observe.health import HealthReports
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander, SearchResult
 from scrubber.observe.observed_since import ObservedSince
 
+_NEWS_WITHIN = 10.0  # seconds after a search in which a round looks for nobody else who opens a device in use
+_IDLE_WITHIN = 60.0  # seconds after a search in which a living owner on no list may be idle, or hang
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 
 
@@ -60,6 +63,7 @@ class Observer:
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._alone = Alone()
+        self._searched_at: dict[str, float] = {}  # for each device, the uptime of the last search
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts by the driver's list where it is enough; else a full observation.
@@ -69,20 +73,30 @@ class Observer:
         """
         driver, uuid, vitals = self.driver, record.device.uuid, None
         try:
-            question = partial(self._by_list, record, driver.read_incarnation, driver.backend.has_holders)
-            facts, held = await driver.caller.ask(uuid, question, driver.patience)
+            question = partial(self._ask_list, uuid, driver.read_incarnation, driver.backend.has_holders)
+            said = await driver.caller.ask(uuid, question, driver.patience)
         except DeviceError as error:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.
             vitals = self.health.unanswered(uuid, error)
         else:
+            facts = await self._named(record, said)
             if facts is not None and (not before_use or self._alone.proven(uuid, self.witness(uuid))):
                 self._owners.follow(record, facts, None)
                 return self._observed_since.stamped(uuid, facts)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
-            vitals = await self.health.vitals(uuid, record.device.parent) if held is None else None
+            unknown = said is None or said.held is None
+            vitals = await self.health.vitals(uuid, record.device.parent) if unknown else None
         if record.state is State.SCRUBBING:  # the holder is usually a worker of the service
             return replace(await self.listed(record), vitals=vitals)
         return replace(await self.full(record), vitals=vitals)
+
+    async def _named(self, record: Record, said: DriverList | None) -> Facts | None:
+        """``_by_list``; None if it takes too long. The device is not to blame for that."""
+        question = partial(self._by_list, record, said)
+        try:
+            return await self.driver.caller.ask(f"list {record.device.uuid}", question, self.driver.patience)
+        except DeviceError:
+            return None
 
     async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
         """Health and holders of the devices for which the driver's list is enough. One thread asks about all of them.
@@ -112,30 +126,59 @@ class Observer:
         vitals = self.health.in_layout(reported, record.device.parent)
         if vitals.lost and presence.taken_away(record):  # it has no holder, and no pod waits for it
             return Facts(read_incarnation(), None, vitals=vitals)
-        facts, _ = self._by_list(record, read_incarnation, lambda _uuid: held)
+        facts = self._by_list(record, self._ask_list(uuid, read_incarnation, lambda _uuid: held))
         return facts and replace(facts, vitals=vitals)
 
-    def _by_list(
-        self,
-        record: Record,
-        read_incarnation: Callable[[], Incarnation],
-        has_holders: Callable[[str], bool | None],
-    ) -> tuple[Facts | None, bool | None]:
-        """Facts by the driver's list, or None if only a search can tell; and whether the driver knows a holder."""
+    def _ask_list(
+        self, uuid: str, read_incarnation: Callable[[], Incarnation], has_holders: Callable[[str], bool | None]
+    ) -> DriverList | None:  # fmt: skip
+        """None during an orphaned reset: the driver must not be asked then."""
+        if self.driver.in_orphaned_reset(uuid):
+            return None
+        at, incarnation, held = self._observed_since.uptime(), read_incarnation(), has_holders(uuid)
+        return DriverList(at, incarnation, held, None if held is False else self.driver.backend.listed_holders(uuid))
+
+    def _by_list(self, record: Record, said: DriverList | None) -> Facts | None:
+        """Facts by the driver's list, or None if only a search can tell."""
+        if said is None:
+            return None
         uuid, container = record.device.uuid, record.tenancy.container
-        if self.driver.in_orphaned_reset(uuid):  # the driver must not be asked about it
-            return None, None
-        incarnation, held = read_incarnation(), has_holders(uuid)
-        listed = () if held is False else self.holders.named(uuid, held=held is True)
+        listed = () if said.pids is None else self.holders.named(uuid, said.pids)
+        if said.held and not said.pids:  # it has left, or holds the memory in a way that no list shows
+            listed = None
         alive = None if container is None else self._owners.has_member(container)
         # Last: it counts a use that began and ended meanwhile.
-        self._observed_since.testified(uuid, said := self.holders.ask_witness(uuid))
-        if listed is not None and alive is not False and _is_enough(record, listed, held=held, alive=alive):
-            if fencing.open_to(record) is OpenTo.ALL or not self._alone.has_news(uuid, said):
-                return Facts(incarnation, listed, owner_alive=alive), held
-        elif held and listed is None and record.state is not State.SCRUBBING:
-            self._observed_since.used(uuid, self._observed_since.uptime())  # by a process that has left, perhaps
-        return None, held
+        self._observed_since.testified(uuid, witness := self.holders.ask_witness(uuid))
+        if listed is None and said.held and record.state is not State.SCRUBBING:
+            self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
+        if listed is None or alive is False or not self._is_enough(record, said, listed, witness, alive=alive):
+            return None
+        return Facts(said.incarnation, listed, owner_alive=alive)
+
+    def _is_enough(
+        self, record: Record, said: DriverList, listed: tuple[Holder, ...], witness: Testimony, *, alive: bool | None
+    ) -> bool:
+        """Whether the list says enough for a round. What takes a device from its user, or begins a scrub, is searched.
+
+        Who has the device open and is on no list shows at a search.
+        """
+        uuid, owner = record.device.uuid, record.tenancy.owner
+        news = fencing.open_to(record) is not OpenTo.ALL and self._alone.has_news(uuid, witness)
+        searched = self._observed_since.uptime() - self._searched_at.get(uuid, -math.inf)
+        match record.state:
+            case State.SCRUBBING:
+                return True
+            case State.IN_USE:
+                if news and searched > _NEWS_WITHIN:
+                    return False
+                unannounced = owner is not None and owner.unannounced
+                return bool(listed) or (alive is True and not unannounced and searched < _IDLE_WITHIN)
+            case State.DIRTY | State.UNKNOWN:
+                return bool(listed) or self._alone.proven(uuid, witness)
+            case State.QUARANTINED if _is_stuck(record):
+                return bool(listed)
+            case State.CLEAN | State.GRANTED | State.QUARANTINED:
+                return not news and (bool(listed) or said.held is not None)
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
         """Facts for the start of a container. They take no search where the fence shows that nobody has the device.
@@ -208,6 +251,7 @@ class Observer:
             return self._observed_since.stamped(record.device.uuid, blind)
         self._hear(search)
         for uuid, known in before.items():
+            self._searched_at[uuid] = self._observed_since.uptime()
             self._alone.end(uuid, known, search.holders[uuid], settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
@@ -377,12 +421,10 @@ class Owners:
         return any(it.container == container and it.state not in DEAD for it in found)
 
 
-def _is_enough(record: Record, listed: tuple[Holder, ...], *, held: bool | None, alive: bool | None) -> bool:
-    """Whether the driver's list says enough of the device for a round. That nobody uses it any more takes a search."""
-    owner = record.tenancy.owner
-    if record.state is State.SCRUBBING or (alive and (listed or not (owner and owner.unannounced))):
-        return True
-    return bool(listed) or (held is not None and record.state is not State.IN_USE)
+def _is_stuck(record: Record) -> bool:
+    """Whether the device waits for the end of a process, which the driver may list no more."""
+    present = record.health.quarantine
+    return present is not None and present.ailment.kind is AilmentKind.STUCK_PROCESS
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

@@ -25,7 +25,7 @@ from policies.model import GateMode, Policy
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
-from scrubber.core.model import Grant, KubeletAssignment, Owner
+from scrubber.core.model import Grant, KubeletAssignment, Owner, State
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
@@ -285,7 +285,9 @@ class TenantRequests:
         self, request: Request, record: Record, *, announced: bool, exclusive: bool, owner: str, group: int
     ) -> answers.AcquireAnswer:
         context, device = self._context, record.device.uuid
-        facts = await context.complete(record, await context.observer.quick(record, before_use=not announced))
+        # To take it from its last owner is a decision, too.
+        to_search = not announced or record.state in (State.GRANTED, State.IN_USE)
+        facts = await context.complete(record, await context.observer.quick(record, before_use=to_search))
         policy = self._policy_now(request, device)
         gated = announced and policy.gate is GateMode.CREATE and context.gated(device, facts.at)
         return acquire.decide(

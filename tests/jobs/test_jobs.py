@@ -349,6 +349,31 @@ async def test_a_worker_that_does_not_end_well_proves_nothing(build):
     assert rows(world, ev.ScrubPassed) == []
 
 
+class SlowToDie(PretendWorker):
+    """Its end takes a while, as on a card."""
+
+    async def kill(self):
+        await super().kill()
+        await asyncio.sleep(0.5)
+
+
+async def test_a_cancelled_job_loses_no_fault_of_its_device(begin):
+    """A request cancels a self-test. The fault that it has just found counts all the same."""
+    world = await begin(gpus=1, worker=SlowToDie)
+    device = world.uuids[0]
+    world.node.gpus[device].computes_wrongly = True
+    job = await world.operator_requests.scrub(device, ScrubPath.SLOW)
+    while job.step is not Step.SELFTEST:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0.01)
+    while job.step is Step.SELFTEST:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    job.cancel("somebody needs it")
+    await job.ended()
+    last = results(world, device)[-1]
+    assert (last.step, last.outcome) == (Step.SELFTEST, Outcome.FAILED)
+
+
 @pytest.mark.parametrize(
     ("error", "why"),
     [

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
-from scrubber.core.model import Holder, Incarnation, Moment, Owner, Vitals
+from scrubber.core.model import Holder, Incarnation, Moment, Owner, State, Vitals
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.core.witness import NoWitness, Testimony
@@ -399,7 +399,7 @@ async def test_a_use_between_two_observations_is_noticed(bank, processes, tmp_pa
     user = await asyncio.create_subprocess_exec(sys.executable, "-c", program, getattr(bank.place(bank.first), file))
     assert await user.wait() == 0
     if ask == "quick_all":
-        seen = await observer.quick_all([device, other])
+        seen = await observer.quick_all([lives.but(it, state=State.CLEAN) for it in (device, other)])
         left, elsewhere = seen[bank.first], seen[bank.second]
     else:
         left, elsewhere = [await getattr(observer, ask)(it) for it in (device, other)]

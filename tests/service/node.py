@@ -125,6 +125,11 @@ class Gpu:
         )
 
 
+def _as_holder(process: Process) -> Holder:
+    state = "D" if process.stuck else "S"
+    return Holder(process.pid, process.started, f"{process.name} --secret", process.container, state)
+
+
 class Node:
     """The devices of one machine, over its boots."""
 
@@ -351,9 +356,8 @@ class Node:
         return next((process.container for process in self.everybody() if process.pid == pid), None)
 
     def member(self, container: str) -> int | None:
-        """Only ``living`` tells."""
-        del container
-        return None
+        """A process of the container that uses a device. Of others only ``living`` tells."""
+        return next((it.pid for it in self.everybody() if it.container == container), None)
 
     def living(self) -> dict[str, int]:
         """The containers that have a running process."""
@@ -402,9 +406,8 @@ class Node:
         return {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
 
     def process(self, pid: int) -> tuple[Holder, ...]:
-        """None is found: only ``living`` tells of containers."""
-        del pid
-        return ()
+        """A process that uses a device."""
+        return tuple(_as_holder(it) for it in self.everybody() if it.pid == pid)
 
     def lives(self, holder: Holder) -> bool:
         """Whether it runs."""
@@ -420,10 +423,7 @@ class Node:
         found = [process for process in self.gpus[uuid].processes.values() if process.pid not in exclude]
         for process in found:
             process.seen = True
-        holders = (
-            Holder(it.pid, it.started, f"{it.name} --secret", it.container, "D" if it.stuck else "S") for it in found
-        )
-        return tuple(holder for holder in holders if not is_bystander(holder))
+        return tuple(holder for holder in map(_as_holder, found) if not is_bystander(holder))
 
     def _open(self) -> None:
         if self.away:

@@ -9,14 +9,15 @@ from contextlib import suppress
 
 import pytest
 
-from ground.errors import AutoclaveError, NotReady, Reason
+from ground.errors import AutoclaveError, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
-from tests.service.asking import at_step, rows, scrubs
+from tests.service.asking import at_step, let_on, rows, scrubs
+from tests.service.node import Kind, Node, Process
 from tests.service.world import World
 
 Ask = Callable[[World, str], Awaitable[object]]
@@ -243,3 +244,67 @@ async def test_a_start_finds_a_pod_without_a_grant(begin, secret):
     with suppress(AutoclaveError):
         await world.tenant_requests.start([device], "pod")
     assert guest.container in {event.owner.container for event in rows(world, ev.PutInUse, device)}
+
+
+async def without_context(world, device, name, **more) -> Process:
+    """A process that has the device open, and is on no list of the driver."""
+    process = world.node.enter(device, Kind.FOREIGN_PROCESS, name, writes=False, **more)
+    process.secret = True
+    return process
+
+
+@pytest.fixture
+def _as_nvml(monkeypatch) -> None:
+    """The driver knows no holder but those on its list."""
+
+    def has_holders(node: Node, uuid: str) -> bool:
+        return bool(node.listed_holders(uuid))
+
+    monkeypatch.setattr(Node, "has_holders", has_holders)
+
+
+@pytest.mark.usefixtures("_as_nvml")
+async def test_a_job_keeps_its_gpu_before_it_has_a_context(begin):
+    world = await begin(gpus=1)
+    device = world.uuids[0]
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="job-1")
+    world.run("job-1", device).secret = True
+    await asyncio.sleep(5)
+    with pytest.raises(NotReady, match="still in use"):
+        await world.tenant_requests.acquire([device], announced=True)
+    assert world.record(device).tenancy.until_release
+
+
+@pytest.mark.usefixtures("_as_nvml")
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_no_scrub_begins_while_somebody_has_it_open(begin, fenced):
+    """A monitor has no context. Its GPU waits for its end, and is not scrubbed in vain again and again."""
+    world = await begin(gpus=1, fenced=fenced)
+    device = world.uuids[0]
+    monitor = await without_context(world, device, "monitor", container="monitor")
+    with suppress(Refused, NotReady):
+        await world.tenant_requests.acquire([device], announced=False)
+    await asyncio.sleep(60)
+    assert [it for it in world.truth.entries if isinstance(it.event, ev.ScrubFailed)] == []
+    assert world.state(device) is not State.CLEAN
+    world.node.leave(monitor)
+    await world.reach(device, State.CLEAN)
+
+
+@pytest.mark.usefixtures("_as_nvml")
+async def test_an_idle_owner_is_searched_for_once_a_minute(begin, monkeypatch):
+    """Perhaps it hangs, and the driver lists it no more."""
+    world = await begin(gpus=1)
+    device = world.uuids[0]
+    for process in await let_on(world, "pod-a", device):
+        process.secret = True
+    await asyncio.sleep(5)
+    searches, holders = list[float](), world.node.holders
+
+    def counted(*arguments: object, **more: object) -> object:
+        searches.append(world.loop.time())
+        return holders(*arguments, **more)
+
+    monkeypatch.setattr(world.node, "holders", counted)
+    await asyncio.sleep(300)
+    assert 3 <= len(searches) <= 6
