@@ -43,9 +43,8 @@ def figures(measurements: Path) -> str:
         for words, rows in GPUS.items()
     ]
     page = (measurements / "service.md").read_text(encoding="utf-8")
-    told = {
-        name: (value, judged(value, aim)) for name, value, aim in re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
-    }
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
+    told = {name: (value, judged(value, aim)) for name, value, aim in rows}
     of_service = [
         (words, *(", ".join(filter(None, cells)) for cells in zip(*(told[name] for name in names), strict=True)))
         for words, names in SERVICE.items()
@@ -66,7 +65,7 @@ missed](docs/measurements/service.md)):
 def judged(value: str, aim: str) -> str:
     """The aim, and whether the figure missed it."""
     limit = re.match(r"<=? ([\d.]+)", aim)
-    return f"{aim} (missed)" if limit and float(value.split()[0]) > float(limit[1]) else aim
+    return f"{aim} (missed)" if limit and float(value.split(maxsplit=1)[0]) > float(limit[1]) else aim
 
 
 def main() -> None:
