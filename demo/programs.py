@@ -8,11 +8,9 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from ground.errors import FatalError
-from scrubber.workers.zygote import end_with_parent
 
 STOPS_WITHIN = 60.0
 
@@ -35,7 +33,7 @@ class ServiceProgram:
         return self.process.pid
 
     async def start(self) -> None:
-        """Start the process; it is not ready yet. It ends with this process, also if that is killed."""
+        """Start the process; it is not ready yet."""
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", self.module, *self.arguments),
@@ -44,7 +42,6 @@ class ServiceProgram:
                 stderr=log,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
-                preexec_fn=partial(end_with_parent, signal.SIGTERM),
             )
 
     @property

@@ -95,9 +95,9 @@ class Zygote:
         wire.send(self._line, strict_json.encode(packet), files)
 
 
-def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel end this process when its parent ends. A parent that has already ended is not noticed."""
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(by)) != 0:
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends. A parent that has already ended is not noticed."""
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
