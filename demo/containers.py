@@ -24,7 +24,7 @@ BLOCK = 64  # bytes; a mark fits into one block
 SANDBOX = "echo; read -r _"
 # Opens the memory, writes the mark into some blocks and onto the chip, and prints a line. An init container then ends.
 CONTAINER = """
-exec 9<>"$1" || exit
+exec 8<>"$5" 9<>"$1" || exit
 for block in $4; do
   printf %s "$2" | dd of="$1" bs=64 seek="$block" conv=notrunc status=none || exit
 done

@@ -32,7 +32,7 @@ from scrubber.observe.holders import Holders, HolderSearch, IsBystander, SearchR
 from scrubber.observe.observed_since import ObservedSince
 
 _NEWS_WITHIN = 10.0  # seconds after a search in which a round looks for nobody else who opens a device in use
-_IDLE_WITHIN = 60.0  # seconds after a search in which a living owner on no list may be idle, or hang
+_IDLE_WITHIN = 60.0  # seconds after a search in which an owner that is on no list may be idle, or hang
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 
 
@@ -136,14 +136,21 @@ class Observer:
         if self.driver.in_orphaned_reset(uuid):
             return None
         at, incarnation, held = self._observed_since.uptime(), read_incarnation(), has_holders(uuid)
-        return DriverList(at, incarnation, held, None if held is False else self.driver.backend.listed_holders(uuid))
+        pids = None
+        if held is not False:
+            try:
+                pids = self.driver.backend.listed_holders(uuid)
+            except DeviceError:
+                if held is None:
+                    raise
+        return DriverList(at, incarnation, held, pids)
 
     def _by_list(self, record: Record, said: DriverList | None) -> Facts | None:
         """Facts by the driver's list, or None if only a search can tell."""
         if said is None:
             return None
         uuid, container = record.device.uuid, record.tenancy.container
-        listed = () if said.pids is None else self.holders.named(uuid, said.pids)
+        listed = self.holders.named(uuid, said.pids or frozenset())
         if said.held and not said.pids:  # it has left, or holds the memory in a way that no list shows
             listed = None
         alive = None if container is None else self._owners.has_member(container)
@@ -177,6 +184,8 @@ class Observer:
                 return bool(listed) or self._alone.proven(uuid, witness)
             case State.QUARANTINED if _is_stuck(record):
                 return bool(listed)
+            case State.GRANTED if record.tenancy.until_release:
+                return not news and (bool(listed) or (said.held is not None and searched < _IDLE_WITHIN))
             case State.CLEAN | State.GRANTED | State.QUARANTINED:
                 return not news and (bool(listed) or said.held is not None)
 

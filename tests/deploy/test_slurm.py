@@ -28,7 +28,7 @@ SOPERATOR = json.loads((ROOT / "deploy" / "slurm" / "soperator.json").read_text(
 LARGEST = 16 * 1024  # bytes: Crusoe takes no larger health check
 SECRET = b"what the last job computed"
 CONTAINER = f"{os.getpid():064x}"  # of this test run alone: the marks of processes count on the whole machine
-GPUS = 18
+GPUS = 20
 
 INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {}\n"
 FIRST, SECOND = "GPU-0aaaaaaa-0000-4000-8000-000000000000", "GPU-0bbbbbbb-0000-4000-8000-000000000000"

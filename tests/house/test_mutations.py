@@ -211,7 +211,7 @@ PLANTED = [
     Mutant(RESULTS, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(
         ACQUIRE,
-        'if exclusive and (taken or record.tenancy.kept_for not in ("", owner)):',
+        'if exclusive and (taken or tenancy.kept_for not in ("", owner)):',
         "if False:",
         tests=IN_ACQUIRE,
     ),
@@ -259,7 +259,7 @@ PLANTED = [
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not self._answer().skip_scratch", "writes=True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
     Mutant(ON_DEVICE, "cleared.mismatch is None", "True", tests=ROSTER),
-    Mutant("scrubber/jobs/scrub_job.py", "result = step_results.judged(result,", "_ = (result,", tests=JOBS),
+    Mutant("scrubber/jobs/scrub_job.py", "return step_results.judged(", "return (lambda it, _: it)(", tests=JOBS),
     Mutant(CHANGES, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),
     Mutant(CHANGES, 'tenancy.awaits != "" and not grant.at_start', "False", tests=IN_STATES),
     Mutant(CHANGES, "else tenancy.number + left", "else tenancy.number", tests=IN_STATES),
