@@ -18,7 +18,7 @@ _UNITS = (".service", ".scope", _SLICE)
 _PODS = "kubepods"
 _HANDLE = struct.Struct("<IiQ")  # struct file_handle: the bytes of the number, the kind, and the number
 _OF_KERNFS = 0xFE
-_GONE = frozenset({errno.ESTALE, errno.ENODEV, errno.ENOENT})  # errors of a group that was removed
+_GONE = frozenset({errno.ESTALE, errno.ENODEV})  # errors of a group that was removed
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,7 +51,7 @@ class Tree:
             try:
                 entries = [*os.scandir(slices.pop())]
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in _GONE | {errno.ENOENT}:
                     continue
                 return
             for entry in entries:
@@ -86,7 +86,8 @@ class Tree:
         """Whether a process is in a group or below it, also if that cannot be told."""
         try:
             with self._opened(group) as opened:
-                return b"populated 0" not in Path(f"/proc/self/fd/{opened}/cgroup.events").read_bytes()
+                events = Path(f"/proc/self/fd/{opened}/cgroup.events")
+                return events.exists() and b"populated 0" not in events.read_bytes()
         except OSError as error:
             return error.errno not in _GONE
 

@@ -248,7 +248,7 @@ async def test_a_start_finds_a_pod_without_a_grant(begin, secret):
 
 async def without_context(world, device, name, **more) -> Process:
     """A process that has the device open, and is on no list of the driver."""
-    process = world.node.enter(device, Kind.FOREIGN_PROCESS, name, writes=False, **more)
+    process: Process = world.node.enter(device, Kind.FOREIGN_PROCESS, name, writes=False, **more)
     process.secret = True
     return process
 
