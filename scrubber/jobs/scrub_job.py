@@ -236,14 +236,16 @@ class ScrubJob:
         return last
 
     async def _run_rest(self, steps: tuple[Step, ...], plan: tuple[Step, ...], order: Order) -> list[StepResult]:
-        """The results of the steps after those on memory, up to the first one that has not passed."""
-        results = list[StepResult]()
+        """Run the steps after those on memory. Returns the results that passed, and keeps the first that did not."""
+        passed = list[StepResult]()
         async with own_worker(self._observer, self._spawn) as worker:
             for step in steps:
-                results.append(await self._step(worker, step, plan, order, ends=step is steps[-1]))
-                if results[-1].outcome is not Outcome.PASSED:
+                result = await self._step(worker, step, plan, order, ends=step is steps[-1])
+                if result.outcome is not Outcome.PASSED:
+                    await self._keep(result)
                     break
-        return results
+                passed.append(result)
+        return passed
 
     async def _step(
         self, worker: StartingWorker, step: Step, plan: tuple[Step, ...], order: Order, *, ends: bool = False

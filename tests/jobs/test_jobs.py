@@ -12,6 +12,7 @@ import pytest
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
+from scrubber.steps.base import Report
 from scrubber.workers.worker import BrokenError
 from tests.service import pretend_worker
 from tests.service.node import Kind
@@ -357,21 +358,33 @@ class SlowToDie(PretendWorker):
         await asyncio.sleep(0.5)
 
 
-async def test_a_cancelled_job_loses_no_fault_of_its_device(begin):
-    """A request cancels a self-test. The fault that it has just found counts all the same."""
-    world = await begin(gpus=1, worker=SlowToDie)
+class Refuses(SlowToDie):
+    """The driver refuses to set what has drifted."""
+
+    async def perform(self, step, order, progress):
+        if step is Step.SETTINGS and self.gpu.drift:
+            await self.spend(0.05)
+            return Report(Outcome.FAILED, "refused")
+        return await super().perform(step, order, progress)
+
+
+@pytest.mark.parametrize(("worker", "step"), [(SlowToDie, Step.SELFTEST), (Refuses, Step.SETTINGS)])
+async def test_a_cancelled_job_loses_no_fault_of_its_device(begin, worker, step):
+    """A request cancels the job. The fault that its last step has just found counts all the same."""
+    world = await begin(gpus=1, worker=worker)
     device = world.uuids[0]
-    world.node.gpus[device].computes_wrongly = True
+    gpu = world.node.gpus[device]
+    gpu.computes_wrongly, gpu.drift = step is Step.SELFTEST, step is Step.SETTINGS
     job = await world.operator_requests.scrub(device, ScrubPath.SLOW)
-    tested = [False, True, False]  # before, meanwhile, afterwards
-    for wanted in tested:
-        while (job.step is Step.SELFTEST) is not wanted:  # noqa: ASYNC110 - no event tells
+    runs = [False, True, False]  # before, meanwhile, afterwards
+    for wanted in runs:
+        while (job.step is step) is not wanted:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
     job.cancel("somebody needs it")
     await job.ended()
-    last = results(world, device)[-1]
-    assert (last.step, last.outcome) == (Step.SELFTEST, Outcome.FAILED)
+    failed = [(it.step, it.outcome) for it in results(world, device) if it.outcome is not Outcome.PASSED]
+    assert failed == [(step, Outcome.FAILED)]
 
 
 @pytest.mark.parametrize(
