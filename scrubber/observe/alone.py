@@ -6,8 +6,9 @@ pod that was let in does not count, so the proof ends with its tenancy.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import Holder
@@ -22,12 +23,20 @@ class Before:
     changes: int  # how often another pod was let in, or none any more
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What the last search for the holders of a device showed."""
+
+    at: float = -math.inf  # the uptime of its end
+    uses: int | None = None  # how many the fence had counted when it began; None if the fence did not say
+    alone: bool = False  # nobody but the owner had the device then
+
+
 class Alone:
-    """For each device, how many uses the fence had counted when a search found nobody but the owner."""
+    """For each device, what its last search showed, and whether the fence has counted a use since."""
 
     def __init__(self) -> None:
-        self._uses: dict[str, int] = {}
-        self._searched: dict[str, int] = {}  # the same, whatever the last search found
+        self._searches: dict[str, Search] = {}
         self._let_in: dict[str, Container | Group | None] = {}
         self._changes = Counter[str]()
 
@@ -37,7 +46,7 @@ class Alone:
         if let_in == before:
             return
         if before is not None:
-            self._uses.pop(uuid, None)
+            self._searches[uuid] = replace(self._last(uuid), alone=False)
         self._let_in[uuid] = let_in
         self._changes[uuid] += 1
 
@@ -45,33 +54,36 @@ class Alone:
         """A search begins. ``said``: the last answer of the witness."""
         return Before(said, self._changes[uuid])
 
-    def end(self, uuid: str, before: Before, holders: tuple[Holder, ...] | None, *, settled: bool = True) -> None:
+    def end(
+        self, uuid: str, before: Before, holders: tuple[Holder, ...] | None, *, at: float, settled: bool = True
+    ) -> None:
         """The search has found these holders. One that is not ``settled`` proves nothing that was not proven before."""
-        let_in = self._let_in.get(uuid)
+        let_in, uses = self._let_in.get(uuid), _counted(before.said)
         name = let_in.name if isinstance(let_in, Container) else None
         alone = holders is not None and all(name is not None and it.container == name for it in holders)
-        uses = _counted(before.said)
-        if uses is not None:
-            self._searched[uuid] = uses
-        if alone and uses is not None and before.changes == self._changes[uuid]:
-            if settled:
-                self._uses[uuid] = uses
-        else:
-            self._uses.pop(uuid, None)
+        alone = alone and before.changes == self._changes[uuid] and (settled or self.proven(uuid, before.said))
+        self._searches[uuid] = Search(at, uses, alone)
 
     def resume(self, uuid: str, uses: int) -> None:
         """An earlier run of the service proved the device clean when there were so many uses."""
-        self._uses[uuid] = self._searched[uuid] = uses
+        self._searches[uuid] = Search(uses=uses, alone=True)
+
+    def searched_at(self, uuid: str) -> float:
+        """The uptime of the last search."""
+        return self._last(uuid).at
 
     def has_news(self, uuid: str, said: Testimony | None) -> bool:
         """Whether others have opened the device since the last search: they may have it still."""
         uses = _counted(said)
-        return uses is not None and self._searched.get(uuid) != uses
+        return uses is not None and self._last(uuid).uses != uses
 
     def proven(self, uuid: str, said: Testimony | None) -> bool:
         """Whether nobody else has the device. ``said``: the present answer of the witness."""
-        uses = _counted(said)
-        return uses is not None and self._uses.get(uuid) == uses
+        uses, last = _counted(said), self._last(uuid)
+        return uses is not None and last.alone and last.uses == uses
+
+    def _last(self, uuid: str) -> Search:
+        return self._searches.get(uuid, Search())
 
 
 def _counted(said: Testimony | None) -> int | None:

@@ -8,31 +8,27 @@ start behind the fence, and between the two of a scrub, the list is enough (``li
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 
 from scrubber.core import fencing, presence
-from scrubber.core.fencing import OpenTo
-from scrubber.core.model import AilmentKind, Facts, Holder, Incarnation, KubeletAssignment, State, holder_names
+from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted, Testimony
 from scrubber.devices.base import DeviceError, ShortageError
-from scrubber.devices.calls import in_turn
 from scrubber.node import assignments, clock
 from scrubber.node.ends import Ends
-from scrubber.node.proc import DEAD, BlindError
+from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.alone import Alone
-from scrubber.observe.driver_calls import DriverCalls, DriverList, Shared
+from scrubber.observe.by_list import ByList
+from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health import HealthReports
 from scrubber.observe.holders import Holders, HolderSearch, IsBystander, SearchResult
 from scrubber.observe.observed_since import ObservedSince
+from scrubber.observe.owner_containers import OwnerContainers
 
-_NEWS_WITHIN = 10.0  # seconds after a search in which a round looks for nobody else who opens a device in use
-_IDLE_WITHIN = 60.0  # seconds after a search in which an owner that is on no list may be idle, or hang
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 
 
@@ -58,12 +54,12 @@ class Observer:
         self.driver = driver
         self.health = HealthReports(driver)
         self.holders = HolderSearch(driver, processes, bystanders)
-        self._owners = Owners(driver, processes, ends, on_pass)
+        self._owners = OwnerContainers(driver, processes, ends, on_pass)
         self._processes = processes
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._alone = Alone()
-        self._searched_at: dict[str, float] = {}  # for each device, the uptime of the last search
+        self._list = ByList(driver, self.health, self.holders, self._owners, observed_since, self._alone)
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts by the driver's list where it is enough; else a full observation.
@@ -71,32 +67,22 @@ class Observer:
         ``before_use``: the last observation before a container uses the device. Who only has it open is not on the
         list, so nothing but the fence takes the place of a search then.
         """
-        driver, uuid, vitals = self.driver, record.device.uuid, None
+        uuid, vitals = record.device.uuid, None
         try:
-            question = partial(self._ask_list, uuid, driver.read_incarnation, driver.backend.has_holders)
-            said = await driver.caller.ask(uuid, question, driver.patience)
+            said = await self._list.ask(uuid)
         except DeviceError as error:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.
             vitals = self.health.unanswered(uuid, error)
         else:
-            facts = await self._named(record, said)
+            facts = await self._list.facts(record, said)
             if facts is not None and (not before_use or self._alone.proven(uuid, self.witness(uuid))):
-                self._owners.follow(record, facts, None)
-                return self._observed_since.stamped(uuid, facts)
+                return self._seen(record, facts)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             unknown = said is None or said.held is None
             vitals = await self.health.vitals(uuid, record.device.parent) if unknown else None
         if record.state is State.SCRUBBING:  # the holder is usually a worker of the service
             return replace(await self.listed(record), vitals=vitals)
         return replace(await self.full(record), vitals=vitals)
-
-    async def _named(self, record: Record, said: DriverList | None) -> Facts | None:
-        """``_by_list``; None if it takes too long. The device is not to blame for that."""
-        question = partial(self._by_list, record, said)
-        try:
-            return await self.driver.caller.ask(f"list {record.device.uuid}", question, self.driver.patience)
-        except DeviceError:
-            return None
 
     async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
         """Health and holders of the devices for which the driver's list is enough. One thread asks about all of them.
@@ -105,89 +91,8 @@ class Observer:
         it are missing. As long as the thread hangs, further calls return nothing. After that, they skip the devices
         whose last health report was late.
         """
-        incarnation = cache(self.driver.read_incarnation)  # the same for all devices
-        asked = {it.device.uuid: it for it in records if not self.health.is_late(it.device.uuid)}
-        questions = {uuid: partial(self._quick_question, record, incarnation) for uuid, record in asked.items()}
-        answers = await in_turn(self.driver.caller, "quick observation", questions, self.driver.patience)
-        found = {
-            uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None
-        }
-        for uuid, facts in found.items():
-            self._owners.follow(asked[uuid], facts, None)
-        return found
-
-    # -- in a thread
-
-    def _quick_question(self, record: Record, read_incarnation: Callable[[], Incarnation]) -> Facts | None:
-        uuid = record.device.uuid
-        if self.driver.in_orphaned_reset(uuid):
-            return None
-        reported, held = self.driver.backend.quick_observation(uuid)
-        vitals = self.health.in_layout(reported, record.device.parent)
-        if vitals.lost and presence.taken_away(record):  # it has no holder, and no pod waits for it
-            return Facts(read_incarnation(), None, vitals=vitals)
-        facts = self._by_list(record, self._ask_list(uuid, read_incarnation, lambda _uuid: held))
-        return facts and replace(facts, vitals=vitals)
-
-    def _ask_list(
-        self, uuid: str, read_incarnation: Callable[[], Incarnation], has_holders: Callable[[str], bool | None]
-    ) -> DriverList | None:  # fmt: skip
-        """None during an orphaned reset: the driver must not be asked then."""
-        if self.driver.in_orphaned_reset(uuid):
-            return None
-        at, incarnation, held = self._observed_since.uptime(), read_incarnation(), has_holders(uuid)
-        pids = None
-        if held is not False:
-            try:
-                pids = self.driver.backend.listed_holders(uuid)
-            except DeviceError:
-                if held is None:
-                    raise
-        return DriverList(at, incarnation, held, pids)
-
-    def _by_list(self, record: Record, said: DriverList | None) -> Facts | None:
-        """Facts by the driver's list, or None if only a search can tell."""
-        if said is None:
-            return None
-        uuid, container = record.device.uuid, record.tenancy.container
-        listed = self.holders.named(uuid, said.pids or frozenset())
-        if said.held and not said.pids:  # it has left, or holds the memory in a way that no list shows
-            listed = None
-        alive = None if container is None else self._owners.has_member(container)
-        # Last: it counts a use that began and ended meanwhile.
-        self._observed_since.testified(uuid, witness := self.holders.ask_witness(uuid))
-        if listed is None and said.held and record.state is not State.SCRUBBING:
-            self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
-        if listed is None or alive is False or not self._is_enough(record, said, listed, witness, alive=alive):
-            return None
-        return Facts(said.incarnation, listed, owner_alive=alive)
-
-    def _is_enough(
-        self, record: Record, said: DriverList, listed: tuple[Holder, ...], witness: Testimony, *, alive: bool | None
-    ) -> bool:
-        """Whether the list says enough for a round. What takes a device from its user, or begins a scrub, is searched.
-
-        Who has the device open and is on no list shows at a search.
-        """
-        uuid, owner = record.device.uuid, record.tenancy.owner
-        news = fencing.open_to(record) is not OpenTo.ALL and self._alone.has_news(uuid, witness)
-        searched = self._observed_since.uptime() - self._searched_at.get(uuid, -math.inf)
-        match record.state:
-            case State.SCRUBBING:
-                return True
-            case State.IN_USE:
-                if news and searched > _NEWS_WITHIN:
-                    return False
-                unannounced = owner is not None and owner.unannounced
-                return bool(listed) or (alive is True and not unannounced and searched < _IDLE_WITHIN)
-            case State.DIRTY | State.UNKNOWN:
-                return bool(listed) or self._alone.proven(uuid, witness)
-            case State.QUARANTINED if _is_stuck(record):
-                return bool(listed)
-            case State.GRANTED if record.tenancy.until_release:
-                return not news and (bool(listed) or (said.held is not None and searched < _IDLE_WITHIN))
-            case State.CLEAN | State.GRANTED | State.QUARANTINED:
-                return not news and (bool(listed) or said.held is not None)
+        found = await self._list.all(records)
+        return {it.device.uuid: self._seen(it, found[it.device.uuid]) for it in records if it.device.uuid in found}
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
         """Facts for the start of a container. They take no search where the fence shows that nobody has the device.
@@ -230,10 +135,9 @@ class Observer:
             starting_pod_alive=starting_pod_alive,
             siblings_busy=busy,
         )
-        facts = self._observed_since.stamped(uuid, unstamped)
-        if starting_pod is not None:
-            self._owners.follow(record, facts, starting_pod)
-        return facts
+        if starting_pod is None:
+            return self._observed_since.stamped(uuid, unstamped)
+        return self._seen(record, unstamped, starting_pod)
 
     async def full(
         self,
@@ -259,9 +163,9 @@ class Observer:
             blind = Facts(record.incarnation, None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
         self._hear(search)
+        at = self._observed_since.uptime()
         for uuid, known in before.items():
-            self._searched_at[uuid] = self._observed_since.uptime()
-            self._alone.end(uuid, known, search.holders[uuid], settled=search.settled)
+            self._alone.end(uuid, known, search.holders[uuid], at=at, settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
@@ -283,7 +187,11 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
         )
-        facts = self._observed_since.stamped(record.device.uuid, unstamped)
+        return self._seen(record, unstamped, starting_pod)
+
+    def _seen(self, record: Record, facts: Facts, starting_pod: str | None = None) -> Facts:
+        """The facts with their times. Whom they name is followed from now on."""
+        facts = self._observed_since.stamped(record.device.uuid, facts)
         self._owners.follow(record, facts, starting_pod)
         return facts
 
@@ -345,95 +253,6 @@ class Observer:
         ask, patience = self.driver.caller.ask, self.driver.patience
         found = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
         return {uuid: found.get(uuid, KubeletAssignment()) for uuid in uuids}
-
-
-class Owners:
-    """The containers that own devices."""
-
-    def __init__(
-        self, driver: DriverCalls, processes: Processes, ends: Ends | None, on_pass: Callable[[], None]
-    ) -> None:
-        """``on_pass``: called whenever all processes are searched for live containers.
-
-        ``ends``: learns at every full observation whom to follow, so that its end calls for the next one.
-        """
-        self._driver = driver
-        self._processes = processes
-        self._ends = ends
-        self._on_pass = on_pass
-        self._members: Mapping[str, int] = {}  # one process of each container that was found alive
-        self._live_containers = Shared(self._find_containers)
-
-    def member(self, container: str | None) -> int | None:
-        """A process of a container that was found alive."""
-        return self._members.get(container or "")
-
-    async def are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
-        """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
-        owner = record.tenancy.container
-        alive = await self.is_alive(owner)
-        return alive, alive if starting_pod == owner else await self.is_alive(starting_pod)
-
-    def has_member(self, container: str) -> bool:
-        """Whether a process of the container is found alive without a search. In a thread."""
-        member = self._find_member(container, self._members.get(container))
-        if member is not None:
-            self._members = {**self._members, container: member}
-        return member is not None
-
-    async def is_alive(self, container: str | None) -> bool | None:
-        """Whether a process of the container lives. None for no container."""
-        if container is None:
-            return None
-        known = self._members.get(container)
-        ask, patience = self._driver.caller.ask, self._driver.patience
-        member = await ask(f"pod {container}", lambda: self._find_member(container, known), patience)
-        if member is not None:
-            self._members = {**self._members, container: member}
-            return True
-        return container in await self._live_containers.ask(container)
-
-    def _find_member(self, container: str, known: int | None) -> int | None:
-        """A live process of the container, the known one if it still runs; None if only a search can tell."""
-        if known is not None and self._is_in(known, container):
-            return known
-        return self._driver.backend.member(container)
-
-    async def _find_containers(self, _asked: frozenset[str]) -> Mapping[str, int]:
-        self._on_pass()
-        self._members = await self._driver.caller.ask("containers", self._driver.backend.living, self._driver.patience)
-        return self._members
-
-    def follow(self, record: Record, facts: Facts, starting_pod: str | None) -> None:
-        """Follow the owner's container while it lives, else a holder of the device."""
-        ends = self._ends
-        if ends is None:
-            return
-        device, owner = record.device.uuid, record.tenancy.container
-        lives = facts.owner_alive if owner is not None else facts.starting_pod_alive
-        container = owner or starting_pod
-        member = self.member(container) if lives else None
-        if member is not None:
-            ends.follow(device, member, lambda: self._is_in(member, container), container)
-        elif facts.holders:
-            holder = facts.holders[0]
-            ends.follow(device, holder.pid, lambda: self._processes.lives(holder))
-        else:
-            ends.forget(device)
-
-    def _is_in(self, pid: int, container: str | None) -> bool:
-        """Whether a live process is in the container. False if its first thread has ended: then only a search tells."""
-        try:
-            found = self._processes.process(pid)
-        except OSError:  # such as too many open files
-            return False
-        return any(it.container == container and it.state not in DEAD for it in found)
-
-
-def _is_stuck(record: Record) -> bool:
-    """Whether the device waits for the end of a process, which the driver may list no more."""
-    present = record.health.quarantine
-    return present is not None and present.ailment.kind is AilmentKind.STUCK_PROCESS
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

@@ -178,20 +178,20 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
 def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
     alone, said = Alone(), Counted(FENCE, 3)
     alone.changed(record.device.uuid, open_to(record))
-    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), holders)
+    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), holders, at=0)
     assert alone.proven(lives.DEVICE.uuid, said) is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
     alone, said, later = Alone(), Counted(FENCE, 3), Counted(FENCE, 4)
-    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), ())
+    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), (), at=0)
     for now, settled, holders, proven in (
         (said, False, (), True),
         (later, False, (), False),
         (later, True, (), True),
         (later, False, (lives.OF_A,), False),
     ):
-        alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, now), holders, settled=settled)
+        alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, now), holders, at=0, settled=settled)
         assert alone.proven(lives.DEVICE.uuid, now) is proven
 
 

@@ -1,0 +1,95 @@
+"""Whether the containers that own devices are alive, and who is followed so that the service learns of their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from scrubber.core.model import Facts
+from scrubber.core.record import Record
+from scrubber.node.ends import Ends
+from scrubber.node.proc import DEAD
+from scrubber.node.processes import Processes
+from scrubber.observe.driver_calls import DriverCalls, Shared
+
+
+class OwnerContainers:
+    """The containers that own devices."""
+
+    def __init__(
+        self, driver: DriverCalls, processes: Processes, ends: Ends | None, on_pass: Callable[[], None]
+    ) -> None:
+        """``on_pass``: called whenever all processes are searched for live containers.
+
+        ``ends``: learns at every full observation whom to follow, so that its end calls for the next one.
+        """
+        self._driver = driver
+        self._processes = processes
+        self._ends = ends
+        self._on_pass = on_pass
+        self._members: Mapping[str, int] = {}  # one process of each container that was found alive
+        self._live_containers = Shared(self._find_containers)
+
+    def member(self, container: str | None) -> int | None:
+        """A process of a container that was found alive."""
+        return self._members.get(container or "")
+
+    async def are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
+        """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
+        owner = record.tenancy.container
+        alive = await self.is_alive(owner)
+        return alive, alive if starting_pod == owner else await self.is_alive(starting_pod)
+
+    def has_member(self, container: str) -> bool:
+        """Whether a process of the container is found alive without a search. In a thread."""
+        member = self._find_member(container, self._members.get(container))
+        if member is not None:
+            self._members = {**self._members, container: member}
+        return member is not None
+
+    async def is_alive(self, container: str | None) -> bool | None:
+        """Whether a process of the container lives. None for no container."""
+        if container is None:
+            return None
+        known = self._members.get(container)
+        ask, patience = self._driver.caller.ask, self._driver.patience
+        member = await ask(f"pod {container}", lambda: self._find_member(container, known), patience)
+        if member is not None:
+            self._members = {**self._members, container: member}
+            return True
+        return container in await self._live_containers.ask(container)
+
+    def _find_member(self, container: str, known: int | None) -> int | None:
+        """A live process of the container, the known one if it still runs; None if only a search can tell."""
+        if known is not None and self._is_in(known, container):
+            return known
+        return self._driver.backend.member(container)
+
+    async def _find_containers(self, _asked: frozenset[str]) -> Mapping[str, int]:
+        self._on_pass()
+        self._members = await self._driver.caller.ask("containers", self._driver.backend.living, self._driver.patience)
+        return self._members
+
+    def follow(self, record: Record, facts: Facts, starting_pod: str | None) -> None:
+        """Follow the owner's container while it lives, else a holder of the device."""
+        ends = self._ends
+        if ends is None:
+            return
+        device, owner = record.device.uuid, record.tenancy.container
+        lives = facts.owner_alive if owner is not None else facts.starting_pod_alive
+        container = owner or starting_pod
+        member = self.member(container) if lives else None
+        if member is not None:
+            ends.follow(device, member, lambda: self._is_in(member, container), container)
+        elif facts.holders:
+            holder = facts.holders[0]
+            ends.follow(device, holder.pid, lambda: self._processes.lives(holder))
+        else:
+            ends.forget(device)
+
+    def _is_in(self, pid: int, container: str | None) -> bool:
+        """Whether a live process is in the container. False if its first thread has ended: then only a search tells."""
+        try:
+            found = self._processes.process(pid)
+        except OSError:  # such as too many open files
+            return False
+        return any(it.container == container and it.state not in DEAD for it in found)
