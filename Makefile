@@ -22,7 +22,7 @@ GO_BUILD = CGO_LDFLAGS_ALLOW='-Wl,--unresolved-symbols=ignore-in-object-files' n
   -ldflags "-s -w -extldflags=-Wl,-z,lazy -X k8s.io/component-base/version.gitVersion=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes)"
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 # The stubs of the .proto files: their types (*.pyi), and what else the caller names. By the programs of $(1), into $(2).
-protoc = PATH="$(abspath $(1)):$$PATH" $(1)/python -m grpc_tools.protoc -I. scrubber/api/scrub.proto \
+protoc = PATH="$(abspath $(1)):$$PATH" $(1)/python -m grpc_tools.protoc -I. scrub_api/scrub.proto \
   plugin/kubelet_api/*.proto plugin/cluster/nvsentinel.proto --mypy_out=quiet:$(2) --mypy_grpc_out=quiet:$(2)
 # uv takes a quarter of pip's time; where it finds no package index, pip may know one.
 install = .venv/bin/uv pip install -q --compile-bytecode --python .venv/bin/python $(1) 2>/dev/null || \

@@ -1,5 +1,5 @@
 """What people type: the command ``autoclave`` and its doctor.
 
-Top of the tree: it imports everything below (``plugin``, ``scrubber``, ``policies``, ``ground``).
+Top of the tree: it imports everything below (``plugin``, ``scrubber``, ``scrub_api``, ``policies``, ``ground``).
 Nothing below imports it.
 """

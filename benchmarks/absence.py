@@ -15,7 +15,7 @@ from benchmarks.figures import Figure, quantile
 from demo.programs import ServiceProgram
 from demo.stage import Stage
 from ground.errors import AutoclaveError
-from scrubber.words import views
+from scrub_api import views
 
 GPUS = 8
 TRIED_EVERY = 0.002  # seconds

@@ -22,12 +22,13 @@ from benchmarks import rig
 from demo.stage import Stage
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("autoclave", "scrubber", "plugin", "policies", "ground")  # without demo, stand-ins, dashboards
+PRODUCT = ("autoclave", "scrubber", "plugin", "scrub_api", "policies", "ground")  # without demo, stand-ins, dashboards
 TIMES = 5
 # Python imports this before the service: SIGUSR1 begins a count, SIGUSR2 ends it and writes it down.
 COUNTER = """
 import json, os, signal, sys, threading
-PLACES = tuple(os.environ["HOUSE_ROOT"] + f"/{name}/" for name in ("scrubber", "plugin", "policies", "ground"))
+HOUSES = ("scrubber", "plugin", "scrub_api", "policies", "ground")
+PLACES = tuple(os.environ["HOUSE_ROOT"] + f"/{name}/" for name in HOUSES)
 NODE = os.path.join(PLACES[0], "node")
 state = {"on": False, "calls": 0, "files": set()}
 def is_start(frame):

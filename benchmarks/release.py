@@ -23,7 +23,7 @@ from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.journal import Call
 from demo.standins.pods import Phase, Pod
-from scrubber.api.admin_client import AdminClient
+from scrub_api.admin_client import AdminClient
 from scrubber.ledger import file
 from scrubber.ledger.stored import LedgerRow
 from scrubber.node import clock

@@ -15,7 +15,7 @@ from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
 from demo.stage import Stage
 from ground import paths
-from scrubber.api import last_list, scrub_pb2
+from scrub_api import last_list, scrub_pb2
 
 GPUS = 8
 

@@ -22,9 +22,8 @@ from demo.installation import ByPlugin, Installation
 from demo.programs import ServiceProgram
 from ground import paths
 from ground.errors import FatalError, Unreachable
-from scrubber.api import admin_client, client
+from scrub_api import admin_client, client, views
 from scrubber.devices.simulated import drills, layout
-from scrubber.words import views
 
 ANSWERS_WITHIN = 60.0
 

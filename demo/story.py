@@ -31,11 +31,11 @@ from demo.installation import PAUSE, ByPlugin, Installation
 from demo.stage import ANSWERS_WITHIN, Stage, halfway
 from demo.standins.pods import Pod
 from ground.errors import AutoclaveError, Reason, Refused
+from scrub_api import views
 from scrubber.devices.simulated import drills
 from scrubber.ledger import file
 from scrubber.receipts import key
 from scrubber.receipts.tenant_files import ENVELOPE
-from scrubber.words import views
 
 T = TypeVar("T")
 LEAST_GPUS, MOST_GPUS = 3, 64

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ground import paths, unix_sockets
 from ground.errors import FatalError
-from ground.request_limits import is_subdomain
 from plugin import response
 from plugin.cluster import credentials
 from plugin.cluster.options import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
+from scrub_api.request_limits import is_subdomain
 
 PREFIX = "nvidia.com"
 

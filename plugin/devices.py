@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TypeAlias
 
-from ground.device_messages import ReportedDevice
+from scrub_api.device_messages import ReportedDevice
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"  # in the kubelet's words
 

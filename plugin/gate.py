@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from ground import log, request_limits
-from ground.device_messages import GrantedDevice
+from ground import log
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from plugin.devices import Device
 from plugin.listing import Listing
-from scrubber.api import client
+from scrub_api import client, request_limits
+from scrub_api.device_messages import GrantedDevice
 
 A = TypeVar("A")
 logger = log.get("gate")

@@ -28,10 +28,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from ground import log
 from ground.aio import Changed
-from ground.device_messages import ReportedDevice, ReportedDevices
 from ground.errors import AutoclaveError, Reason, Unreachable
 from plugin.devices import Device, SelectDevices
-from scrubber.api import client
+from scrub_api import client
+from scrub_api.device_messages import ReportedDevice, ReportedDevices
 
 logger = log.get("listing")
 

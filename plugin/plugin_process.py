@@ -32,7 +32,7 @@ from plugin.stopping import DRAINED_WITHIN, InFlight
 from plugin.vendor import responses as vendor
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import VendorOffer
-from scrubber.api import client
+from scrub_api import client
 
 if TYPE_CHECKING:
     from plugin.cluster.nvsentinel import HealthEvents

@@ -19,6 +19,7 @@ from ground import boot, log, paths
 from ground.aio import Changed
 from ground.errors import FatalError, LedgerUnavailable
 from policies.model import Evict, Policy
+from scrub_api import views
 from scrubber import assembly_fence
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
@@ -58,7 +59,6 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
-from scrubber.words import views
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment, Prepare
 from scrubber.workers.worker import BrokenError, Worker

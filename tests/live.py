@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.api import admin_client
-from scrubber.words import views
+from scrub_api import admin_client, views
 from tests.patience import WITHIN
 
 

@@ -23,8 +23,8 @@ from autoclave.cli import service_call
 from ground import private_files, unix_sockets
 from ground.errors import AutoclaveError, LedgerUnavailable, Reason
 from policies import load
+from scrub_api import admin_client, client
 from scrubber import __version__, assembly, daemon, systemd
-from scrubber.api import admin_client, client
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import standstills
 from scrubber.devices.simulated import drills

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.api import admin_client, client
+from scrub_api import admin_client, client, views
 from scrubber.devices.simulated import layout
-from scrubber.words import views
 from tests.foreign_processes import foreign_process
 from tests.live import Service
 from tests.patience import WITHIN

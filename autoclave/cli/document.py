@@ -1,6 +1,6 @@
 """``-o json`` and ``-o yaml``: a stable contract.
 
-Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.words.views``. In a
+Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrub_api.views``. In a
 ScrubResult, ``clean`` says that this command has a proof; ``state`` is the state of the GPU now. Times
 (the names in ``TIMES``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A missing
 text is empty; any other missing value is null.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autoclave.cli import human, table
-from scrubber.words import views
+from scrub_api import views
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -11,13 +11,12 @@ from autoclave.cli import document, human, service_call, table
 from autoclave.cli.offline import Offline
 from ground import paths
 from ground.errors import Unreachable
-from scrubber.api import admin_client
+from scrub_api import admin_client, views
 from scrubber.core import tenancies
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Receipt
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import stored
-from scrubber.words import views
 
 EVERY = 2**31  # rows: more than a ledger has
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt

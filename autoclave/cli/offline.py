@@ -12,7 +12,7 @@ from typing import Unpack
 from autoclave.cli import human
 from ground.errors import AutoclaveError, FatalError, Unreachable
 from policies.model import Policy
-from scrubber.api import admin_client
+from scrub_api import admin_client, views
 from scrubber.core import presence
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
@@ -20,7 +20,7 @@ from scrubber.ledger import file
 from scrubber.ledger.stored import CorruptLedgerError
 from scrubber.receipts.merkle import Inclusion
 from scrubber.service.history import MAX_ENTRIES, History
-from scrubber.words import device_status, views
+from scrubber.words import device_status
 
 NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")
 ADVICE = "until the scrub service answers, no GPU is handed out; `autoclave doctor` says what is wrong with it"

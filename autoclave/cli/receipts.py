@@ -19,8 +19,8 @@ from ground import paths, private_files
 from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
 from ground.quantities import quantity
-from scrubber.api import admin_client
-from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
+from scrub_api import admin_client, views
+from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.receipts import dsse, endorsement, handover, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
@@ -28,7 +28,6 @@ from scrubber.receipts.statement import HANDOVER as SUBJECT
 from scrubber.receipts.statement import handover_digest
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF
 from scrubber.receipts.verification import Expected, Logged
-from scrubber.words import views
 
 EVERY = 2**31  # rows: more than a ledger has
 PASSED = "scrub-passed"

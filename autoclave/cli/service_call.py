@@ -16,9 +16,8 @@ from autoclave.cli import human
 from ground import errors, paths, private_files, threads, unix_sockets
 from ground.documents import units
 from ground.errors import Unreachable
-from scrubber.api import admin_client, client
+from scrub_api import admin_client, client, views
 from scrubber.node import proc
-from scrubber.words import views
 
 T = TypeVar("T")
 C = TypeVar("C", admin_client.AdminClient, client.ScrubberClient)

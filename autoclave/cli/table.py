@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoclave.cli import human
-from ground.device_messages import state_words
 from ground.quantities import quantity
-from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Measurements
+from scrub_api import views
+from scrub_api.device_messages import state_words
+from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Measurements
 from scrubber.core.witness import FENCE, FILES
-from scrubber.words import views
 
 EMPTY = "-"
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoclave.cli import human, table
-from scrubber.words import views
+from scrub_api import views
 
 WIDEST = 10_000  # characters: wider than any table
 PHASES = ("not clean", "left alone", "running", "waiting", "clean")  # of a scrub, the first ones before the others

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ground.errors import AutoclaveError
+from scrub_api import views
 from scrubber.core.model import Holder
-from scrubber.words import views
 
 OTHER_USER = "become the user that runs the service (root, usually)"
 HIDDEN_FROM_ROOT = (

@@ -24,11 +24,11 @@ from plugin.cluster.retry_loop import Failure
 from plugin.dra import slices
 from plugin.dra.slices import Pool
 from plugin.registration import sockets
+from scrub_api import views
 from scrubber.cuda import cupy_loading, images
 from scrubber.node import assignments
 from scrubber.receipts import key
 from scrubber.receipts.signer import ReceiptError
-from scrubber.words import views
 
 PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host
 RIVALS = "nvidia"  # prefix of the sockets of NVIDIA's plugins and their forks

@@ -14,7 +14,7 @@ from benchmarks.nvml_questions import reads_only
 from benchmarks.trial import computed
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
 from benchmarks.trial.figures import Measured, Question, one, rounds
-from scrubber.core.measurements import Mismatch
+from scrubber.core.measured import Mismatch
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
 from scrubber.devices.nvidia.nvml import Library

@@ -16,7 +16,8 @@ from benchmarks.trial import report
 from benchmarks.trial.card import Where, expect_nothing, held, taken, unheard, unwatched, zeroed
 from benchmarks.trial.figures import Measured, Question, Unproven, one
 from benchmarks.trial.forks import in_a_fork
-from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, Uncovered
+from scrub_api.measurements import Uncovered
+from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT
 from scrubber.cuda import clearing, coverage
 from scrubber.cuda.coverage import Account
 from scrubber.cuda.patterns import ZERO

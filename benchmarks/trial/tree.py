@@ -1,6 +1,8 @@
 """Which program a trial has run: the hash that git gives to a tree of these folders, also where git is not.
 
-The tree of a commit: ``git ls-tree COMMIT autoclave benchmarks ground plugin policies scrubber | git mktree``.
+The tree of a commit::
+
+    git ls-tree COMMIT autoclave benchmarks ground plugin policies scrub_api scrubber | git mktree
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("autoclave", "benchmarks", "ground", "plugin", "policies", "scrubber")
+FOLDERS = ("autoclave", "benchmarks", "ground", "plugin", "policies", "scrub_api", "scrubber")
 MADE = (".pyc", ".ptx", ".cubin", "_pb2.pyi", "_pb2_grpc.pyi")  # git ignores them
 CACHE = "__pycache__"
 

@@ -16,8 +16,8 @@ from demo.installation import RESOURCE
 from demo.programs import ServiceProgram
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
+from scrub_api import views
 from scrubber.devices.simulated import drills
-from scrubber.words import views
 
 GPUS = 4
 LOOPBACK = "127.0.0.1"

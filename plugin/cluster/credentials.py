@@ -6,8 +6,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ground.request_limits import is_subdomain
 from plugin.cluster.options import ReportChoice, Reports
+from scrub_api.request_limits import is_subdomain
 
 
 class Unusable(Exception):

@@ -15,12 +15,12 @@ import grpc
 import grpc.aio
 
 from ground.aio import Changed
-from ground.device_messages import ReportedDevice
 from plugin.cluster import nvsentinel_pb2 as wire
 from plugin.cluster import nvsentinel_pb2_grpc
 from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop, guarded
 from plugin.listing import Listing
-from scrubber.api.client import CHANNEL_OPTIONS
+from scrub_api.client import CHANNEL_OPTIONS
+from scrub_api.device_messages import ReportedDevice
 
 AGENT = "autoclave"  # a rule of NVSentinel names it
 CHECK = "AutoclaveQuarantine"  # the type of the Node's condition, if NVSentinel may act

@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from ground import log
-from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from plugin.devices import Device
 from plugin.dra.slices import device_name
 from plugin.listing import Listing
-from scrubber.api import client
+from scrub_api import client
+from scrub_api.device_messages import GrantedDevice
 
 logger = log.get("claims")
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ground import log
 from ground.aio import Changed
-from ground.device_messages import GrantedDevice
 from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
 from plugin.dra import claims
 from plugin.dra.claims import AllocatedDevice
+from scrub_api.device_messages import GrantedDevice
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ground.device_messages import GrantedDevice
 from plugin.cluster import api_objects
 from plugin.devices import Device
+from scrub_api.device_messages import GrantedDevice
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ground import paths, public_names
 from ground.errors import FatalError
-from ground.request_limits import is_subdomain
 from plugin import config as plugin_config
 from plugin import response
 from plugin.cluster import credentials
 from plugin.cluster.options import ReportChoice
+from scrub_api.request_limits import is_subdomain
 
 DRIVER = public_names.DRIVER
 VENDOR_DRIVER = "gpu.nvidia.com"

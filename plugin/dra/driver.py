@@ -22,7 +22,6 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 from ground import calls, log
 from ground.calls import CallOutcome, LoggedCall
 from ground.errors import AutoclaveError, InvalidRequest, plain
-from ground.request_limits import is_subdomain
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import claims, slices
@@ -35,6 +34,7 @@ from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
 from plugin.stopping import InFlight
+from scrub_api.request_limits import is_subdomain
 
 if TYPE_CHECKING:
     from plugin.cluster.apiserver import ApiServer

@@ -33,7 +33,7 @@ from plugin.listing import Listing
 from plugin.registration import endpoint, sockets
 from plugin.registration.events import NotRegistered
 from plugin.stopping import InFlight
-from scrubber.api import client
+from scrub_api import client
 
 logger = log.get("app")
 

@@ -12,12 +12,12 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ground.device_messages import ReportedDevice
 from ground.errors import InvalidRequest, Reason, Refused
 from ground.quantities import quantity
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.response import MOUNTED, MOUNTS, VARIABLE
 from plugin.vendor import cdi, device_nodes
+from scrub_api.device_messages import ReportedDevice
 
 MOST = 1024  # mounts, device nodes, or CDI devices of one container: a request has at most 256 devices
 

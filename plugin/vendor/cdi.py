@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ground.device_messages import ReportedDevice
 from ground.documents import strict_json
 from ground.errors import InvalidRequest
 from plugin.devices import pci_bus_id
 from plugin.vendor import device_nodes
+from scrub_api.device_messages import ReportedDevice
 
 LARGEST = 2**20  # bytes of a specification: those of NVIDIA's programs have some ten thousand
 LONGEST = 4096  # characters of a text: the longest path of the kernel

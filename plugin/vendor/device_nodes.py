@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ground.device_messages import ReportedDevice
 from plugin.devices import pci_bus_id
+from scrub_api.device_messages import ReportedDevice
 
 DRIVERS = Path("/proc/devices")
 PCI = Path("/sys/bus/pci/devices")

@@ -34,7 +34,7 @@ from plugin.registration import endpoint, kubelet, rivals, sockets
 from plugin.registration.sockets import FileWatch
 from plugin.vendor.connection import VendorPlugin
 from plugin.vendor.offer import VendorList, VendorOffer, refusal
-from scrubber.api import client
+from scrub_api import client
 
 logger = log.get("vendor")
 

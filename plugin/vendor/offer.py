@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ground.device_messages import ReportedDevice
-from ground.request_limits import DEVICE
 from plugin.devices import HEALTHY, Device, listed
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.response import DEVICE_ID
+from scrub_api.device_messages import ReportedDevice
+from scrub_api.request_limits import DEVICE
 
 MOST = 4096  # devices of a resource: the kubelet gets each device that was ever listed with each change
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from ground import aio, log, paths, private_files, request_limits, unix_sockets
-from ground.device_messages import ReportedDevice, ReportedDevices
+from ground import aio, log, paths, private_files, unix_sockets
 from ground.errors import AutoclaveError, InvalidRequest, Reason
-from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
+from scrub_api import last_list, request_limits, scrub_pb2, scrub_pb2_grpc, views
+from scrub_api.device_messages import ReportedDevice, ReportedDevices
+from scrubber.api import answering
 from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
 from scrubber.core import presence
 from scrubber.core.model import ScrubPath, State
@@ -25,7 +26,7 @@ from scrubber.ledger.file import Window
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
-from scrubber.words import device_status, views
+from scrubber.words import device_status
 
 logger = log.get("api")
 

@@ -28,9 +28,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scrub_api.measurements import ZEROS
 from scrubber.core import ailments, owners, pauses, stuck
 from scrubber.core import events as ev
-from scrubber.core.measurements import ZEROS
 from scrubber.core.model import (
     AilmentKind,
     Baseline,

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ground import process_names
-from ground.device_messages import device_name, state_words
 from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
 from policies.values import Xid as Xid  # noqa: PLC0414 - the same
 from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - the same
-from scrubber.core.measurements import Measurements, Mismatch, Uncovered
+from scrub_api.device_messages import device_name, state_words
+from scrub_api.measurements import Measurements, Uncovered
+from scrubber.core.measured import Mismatch
 from scrubber.core.witness import Testimony
 
 

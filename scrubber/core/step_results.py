@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ground.quantities import quantity
-from scrubber.core.measurements import Mismatch
+from scrubber.core.measured import Mismatch
 from scrubber.core.model import AilmentKind, Blame, Findings, Outcome, Step, StepResult
 from scrubber.core.record import Record
 

@@ -23,9 +23,10 @@ from typing import Any
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.model import Policy
+from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import answers, ownership, plans, proof, step_results, stuck
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
-from scrubber.core.measurements import Measurements, Uncovered, forgiven_memory, own_memory
+from scrubber.core.measured import forgiven_memory, own_memory
 from scrubber.core.model import (
     Ailment,
     AilmentKind,

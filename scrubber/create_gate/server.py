@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ground import log, request_limits, unix_sockets
+from ground import log, unix_sockets
 from ground.documents import strict_json
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
+from scrub_api import request_limits
 from scrubber.api import answering
 from scrubber.create_gate.installation import OF_CLAIM, VERSION, CreateGate
 from scrubber.node import clock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scrubber.core.measurements import Mismatch, Scratched, joined
+from scrubber.core.measured import Mismatch, Scratched, joined
 from scrubber.core.model import Findings
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Card, CardBusyError, Found, KernelProgram, Progress, Span

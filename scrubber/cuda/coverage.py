@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Uncovered
+from scrub_api.measurements import Uncovered
+from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, OWN_LISTED
 from scrubber.cuda.card import Free
 
 CONTEXT_AT_MOST = 2**30  # bytes; contexts take 256 to 612 MiB. Much more is ours only if the driver says so

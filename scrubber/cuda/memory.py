@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from scrubber.core.measurements import Mismatch
+from scrubber.core.measured import Mismatch
 from scrubber.cuda.card import Card, CudaError, Found, Progress, Span, Step, Sweep
 from scrubber.cuda.patterns import Pattern
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scrubber.core.measurements import Mismatch, Tested, joined
+from scrubber.core.measured import Mismatch, Tested, joined
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Card, CudaError, KernelProgram, Progress, Step, Unit
 from scrubber.cuda.memory import GpuMemory, counted

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.measurements import Scratched, Tested
+from scrubber.core.measured import Scratched, Tested
 from scrubber.core.model import DeviceInfo, DeviceNumber, Findings, Holder, Vitals
 from scrubber.core.witness import Testimony
 

@@ -31,10 +31,10 @@ from ground import log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.model import Eviction, Policy
+from scrub_api.measurements import Measurements
 from scrubber.core import changes, leftover, plans, presence, proof, step_results, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Veto
-from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
     Blame,
     Facts,

@@ -10,7 +10,7 @@ from functools import partial
 
 from ground import calendar_time
 from ground.public_names import PREDICATE_TYPE
-from scrubber.core.measurements import ZEROS
+from scrub_api.measurements import ZEROS
 from scrubber.core.model import DeviceInfo, Receipt, Step
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ground.errors import InvalidRequest
+from scrub_api import views
 from scrubber.core import events as ev
 from scrubber.core import presence
 from scrubber.core.events import LedgerEntry
@@ -12,7 +13,7 @@ from scrubber.core.model import State
 from scrubber.ledger import stored
 from scrubber.ledger.file import EVERYTHING, LedgerFile, Window
 from scrubber.ledger.ledger import Ledger
-from scrubber.words import event_text, views
+from scrubber.words import event_text
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
 _KINDS = f"the kinds are {', '.join(stored.CLASSES)}"

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
-from ground.device_messages import ReportedDevice, ReportedDevices
 from policies.model import FenceMode, Policy, concessions
+from scrub_api import views
+from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.core import answers, offering, presence, proof, repeated_uses
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Moment, State
@@ -22,7 +23,7 @@ from scrubber.node.pods import Tenants
 from scrubber.observe.askers import Asker
 from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
-from scrubber.words import device_status, nvidia_advice, views
+from scrubber.words import device_status, nvidia_advice
 from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device

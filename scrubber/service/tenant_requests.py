@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ground import aio, log
-from ground.device_messages import GrantedDevice, GrantProof
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.model import GateMode, Policy
+from scrub_api.device_messages import GrantedDevice, GrantProof
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from ground import process_names
 from policies.model import Policy
+from scrub_api import views
 from scrubber.core import ailments, answers, ownership, presence, proof, verdict
 from scrubber.core.model import (
     AilmentKind,
@@ -26,7 +27,6 @@ from scrubber.core.model import (
 )
 from scrubber.core.record import Record
 from scrubber.core.repeated_uses import RepeatedUse
-from scrubber.words import views
 
 AGAIN = "Autoclave tries the scrub again by itself"
 UNKNOWN = "the processes on it are not known"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ground import calendar_time
 from ground.documents.units import format_size
 from ground.quantities import quantity
+from scrub_api import views
+from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Uncovered
 from scrubber.core import events as ev
-from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Uncovered
 from scrubber.core.model import (
     Grant,
     Job,
@@ -20,7 +21,6 @@ from scrubber.core.model import (
     Trigger,
     holder_names,
 )
-from scrubber.words import views
 
 _TRIGGERS = {  # those whose stored name says too little
     Trigger.FIRST_LOOK: "nothing was known of its memory",

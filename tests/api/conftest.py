@@ -6,8 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ground import paths, unix_sockets
+from scrub_api import admin_client, client
 from scrubber import assembly
-from scrubber.api import admin_client, client, server
+from scrubber.api import server
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy

@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 
 from ground.errors import InvalidRequest, NotReady, Reason, Refused
-from scrubber.api import admin_client, answering, scrub_pb2, scrub_pb2_grpc, server
+from scrub_api import admin_client, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import answering, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills

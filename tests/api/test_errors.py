@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
-from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
+from scrub_api import client, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import server
 from scrubber.metrics.counters import ServiceCounters
 
 CODE = grpc.StatusCode

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from ground import boot, paths
 from ground.aio import Changed
 from ground.errors import FatalError
+from scrub_api import last_list, scrub_pb2
 from scrubber import assembly
-from scrubber.api import last_list, scrub_pb2
 from scrubber.config import BackendChoice, ScrubberConfig
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import until_files

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.words import views
+from scrub_api import views
 from tests.fakes.nvml import build
 from tests.fakes.nvml.fixtures import Stage
 from tests.fakes.nvml.host import Root

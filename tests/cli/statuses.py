@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from scrubber.core.measurements import Uncovered
-from scrubber.words import views
+from scrub_api import views
+from scrub_api.measurements import Uncovered
 
 NOW = 1_800_000_000.0
 RECEIPT = views.ReceiptView(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.api import client
+from scrub_api import client
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
 from tests.fakes.cuda.fixtures import libraries

@@ -18,11 +18,10 @@ import pytest
 
 from autoclave.cli import human, service_call
 from ground.errors import Reason, Refused
+from scrub_api import admin_client, client, views
 from scrubber import __version__
-from scrubber.api import admin_client, client
 from scrubber.devices.simulated import containers, drills, layout
 from scrubber.node import proc
-from scrubber.words import views
 from tests.patience import WITHIN
 
 LONG = "x" * 501

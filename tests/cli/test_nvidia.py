@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from autoclave.cli import service_call
-from scrubber.api import admin_client
+from scrub_api import admin_client
 from scrubber.words import nvidia_advice
 from tests.cli import on_machine
 from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged, without_cupy

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.api import client
-from scrubber.words import views
+from scrub_api import client, views
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, needs_namespace, staged
 from tests.fakes.cuda.fixtures import libraries

@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 
 from autoclave.cli import document, human, service_call, table, terminal, worst
 from autoclave.cli.verbs import explain, history, scrub, status
-from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
-from scrubber.words import views
+from scrub_api import views
+from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
 from tests.cli.statuses import BUSY, CLEAN, DEEP, NOW, QUARANTINE, RECEIPT, SERVICE, SICK
 
 

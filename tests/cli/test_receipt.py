@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 
 from autoclave.cli import SIMULATED, receipts, service_call
-from scrubber.core.measurements import PATTERN_LEFT, UNSEARCHED
+from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
 from scrubber.ledger import stored
 from scrubber.receipts import dsse, endorsement, handover, key, note
 from tests.receipts import vectors

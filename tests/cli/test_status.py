@@ -12,9 +12,8 @@ from rich.console import Console
 from autoclave.cli import table, terminal
 from autoclave.cli.verbs import status
 from autoclave.cli.verbs.status import Selection
-from scrubber.api import admin_client
+from scrub_api import admin_client, views
 from scrubber.core.model import State
-from scrubber.words import views
 from tests.cli.statuses import BUSY, CLEAN, NOW, QUARANTINE, SERVICE, SICK
 
 

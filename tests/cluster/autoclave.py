@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ground import paths
-from scrubber.api import admin_client
+from scrub_api import admin_client, views
 from scrubber.devices.simulated import layout
-from scrubber.words import views
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import WHOLE, Program, connects, until_ready

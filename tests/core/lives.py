@@ -11,10 +11,10 @@ from _pytest.mark import ParameterSet
 from hypothesis import strategies as st
 
 from policies.model import Evict, Eviction, Mode, Paths, Policy
+from scrub_api.measurements import Measurements
 from scrubber.core import events as ev
 from scrubber.core import plans, states, step_results, verdict
 from scrubber.core.answers import RecordFirst
-from scrubber.core.measurements import Measurements
 from scrubber.core.model import (
     Ailment,
     AilmentKind,

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import InvalidRequest
+from scrub_api import views
 from scrubber.core import presence
 from scrubber.core.model import Ailment, AilmentKind, Job, Step
 from scrubber.core.record import Record
-from scrubber.words import views
 from tests.core import lives
 
 

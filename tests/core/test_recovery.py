@@ -12,7 +12,7 @@ from scrubber.core import acquire, ailments, burn_in, offering, presence, proof,
 from scrubber.core import events as ev
 from scrubber.core.ailments import Course
 from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
-from scrubber.core.measurements import Mismatch
+from scrubber.core.measured import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, noted, rows

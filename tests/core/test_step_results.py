@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from scrub_api.measurements import Uncovered
 from scrubber.core import step_results
-from scrubber.core.measurements import Mismatch, Uncovered
+from scrubber.core.measured import Mismatch
 from scrubber.core.model import Blame, Outcome, Step
 from tests.core import lives
 from tests.core.lives import result

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from policies.hardware import DeviceSign, QuarantinePolicy
 from policies.model import STEP_SECONDS, Clear, OnChip, Policy
 from policies.xids import PROGRAM_FAULTS, Treatment, Xids
+from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import ailments, plans, step_results, verdict
 from scrubber.core import events as ev
-from scrubber.core.measurements import Measurements, Mismatch, Uncovered
+from scrubber.core.measured import Mismatch
 from scrubber.core.model import (
     Ailment,
     AilmentKind,

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Clear, Passes
+from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import plans, verdict
-from scrubber.core.measurements import OWN_CONTEXT, OWN_LISTED, Measurements, Uncovered
+from scrubber.core.measured import OWN_CONTEXT, OWN_LISTED
 from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, ScrubPath, Step, Vitals
 from scrubber.core.verdict import Consequence, Failed
 from tests.core import lives

@@ -10,7 +10,7 @@ import pytest
 
 from demo.standins.kubelet import Kubelet
 from ground import paths
-from scrubber.api import client
+from scrub_api import client
 from tests.create_gate.containers import SPECIFICATION, Containers
 from tests.create_gate.programs import compiled
 from tests.live import Service

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.core.measurements import Mismatch, joined
+from scrubber.core.measured import Mismatch, joined
 from scrubber.core.model import Findings
 from scrubber.cuda import clearing, memory, patterns, selftest
 from scrubber.cuda.card import Card, CudaError, Found, Span, Step, Sweep

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.core.measurements import OURS, OWN_LISTED, Uncovered
+from scrub_api.measurements import Uncovered
+from scrubber.core.measured import OURS, OWN_LISTED
 from scrubber.cuda.card import Free
 from scrubber.cuda.coverage import CONTEXT_AT_MOST, SLACK, Account, MemoryCounts, disturbance, uncovered
 

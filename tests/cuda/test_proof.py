@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from scrubber.core.measurements import Scratched
+from scrubber.core.measured import Scratched
 from scrubber.core.model import Findings
 from scrubber.cuda import clearing, device, memory, selftest
 from scrubber.cuda.card import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from scrubber.core import measurements
+from scrubber.core import measured
 from scrubber.cuda import device, memory, selftest
 from scrubber.cuda.card import Found, Span, Step, Sweep, Unit
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, keyed, repeated
@@ -38,7 +38,7 @@ class Bench:
         self.time += seconds
         self.meanwhile()
 
-    def run(self, seconds: float = 60.0) -> measurements.Tested:
+    def run(self, seconds: float = 60.0) -> measured.Tested:
         held = self.gpu.taken()
         self.gpu.launched = self.launched
         sweep: Callable[..., tuple[Found, ...]] = held.card.sweep

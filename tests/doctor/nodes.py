@@ -3,7 +3,7 @@
 from autoclave.doctor import base
 from autoclave.doctor.base import Capability, CheckFault, Level
 from autoclave.doctor.findings import roster
-from scrubber.words import views
+from scrub_api import views
 
 NOW = 1_800_000_000.0
 DENIED = CheckFault("permission denied", denied=True)

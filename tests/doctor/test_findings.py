@@ -8,8 +8,8 @@ from autoclave.doctor import base
 from autoclave.doctor.base import Capability, CheckFault, Level
 from autoclave.doctor.findings import node, roster
 from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
+from scrub_api import views
 from scrubber.core.model import Holder
-from scrubber.words import views
 from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS, finding_of
 
 OK, WARNING, BROKEN = Level.OK, Level.WARNING, Level.BROKEN

@@ -23,8 +23,8 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Container, Phase, Pod
 from demo.standins.runtime import Devices
 from plugin.kubelet_api import deviceplugin_pb2_grpc
+from scrub_api import views
 from scrubber.devices.simulated import drills, layout
-from scrubber.words import views
 from tests import foreign_processes
 from tests.patience import WITHIN
 

@@ -23,8 +23,8 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import ContainerState, Phase, Pod
 from demo.standins.timing import Timing
 from ground import boot
+from scrub_api import views
 from scrubber.devices.simulated import layout
-from scrubber.words import views
 from tests.deploy import manifests
 from tests.flows.node import BRISK, Node, Watched, brisk
 from tests.patience import WITHIN

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from ground.errors import AutoclaveError, NotReady, Reason
-from scrubber.api import admin_client, client
+from scrub_api import admin_client, client
 from scrubber.observe.driver_calls import DriverCalls
 from tests.live import Service
 from tests.patience import WITHIN

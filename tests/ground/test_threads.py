@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ground import threads
-from scrubber.api import client
+from scrub_api import client
 from tests.patience import WITHIN
 
 ANOTHER = 54321  # root has no limit of its own

@@ -44,7 +44,7 @@ LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the
 JUDGE = """
 import json, os, sys
 import asyncinotify, grpc.aio, hypothesis, hypothesis.stateful, pydantic, pytest, pytest_asyncio, ruamel.yaml, structlog
-import policies.load, scrubber.core.events, scrubber.words.views, scrubber.devices.simulated.drills
+import policies.load, scrubber.core.events, scrub_api.views, scrubber.devices.simulated.drills
 assert not sys.modules.keys() & set(sys.argv[1:])
 for line in sys.stdin:
     output, sys.dont_write_bytecode, arguments = json.loads(line)
@@ -340,7 +340,7 @@ def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
     # Another worker may remove a temporary file of bytecode before this one can copy it.
     tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "*.pyc.*")
-    for room in ("autoclave", "scrubber", "policies", "ground", "tests"):
+    for room in ("autoclave", "scrubber", "scrub_api", "policies", "ground", "tests"):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
     shutil.copy(ROOT / "pyproject.toml", tree)
     (ROOT / "build").mkdir(exist_ok=True)

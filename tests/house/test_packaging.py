@@ -16,7 +16,7 @@ import pytest
 from scrubber import __version__
 
 ROOT = Path(__file__).parents[2]
-HOUSES = ("autoclave", "scrubber", "plugin", "policies", "ground")
+HOUSES = ("autoclave", "scrubber", "plugin", "scrub_api", "policies", "ground")
 
 
 @pytest.mark.parametrize("house", HOUSES)
@@ -91,6 +91,6 @@ def test_the_stubs_are_what_the_generator_makes(tmp_path):
     subprocess.run(make, cwd=ROOT, env=env, capture_output=True, check=True)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*_pb2*")}
     assert made == {name: (ROOT / name).read_text() for name in made}
-    rooms = (ROOT / "scrubber" / "api", ROOT / "plugin" / "kubelet_api", ROOT / "plugin" / "cluster")
+    rooms = (ROOT / "scrub_api", ROOT / "plugin" / "kubelet_api", ROOT / "plugin" / "cluster")
     kept = {path.relative_to(ROOT) for room in rooms for path in room.glob("*_pb2*") if path.suffix in {".py", ".pyi"}}
     assert set(made) == kept

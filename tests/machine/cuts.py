@@ -26,8 +26,8 @@ from typing import Any
 
 from ground import paths
 from ground.errors import AutoclaveError, FatalError
-from scrubber.api.admin_client import AdminClient
-from scrubber.api.client import ScrubberClient
+from scrub_api.admin_client import AdminClient
+from scrub_api.client import ScrubberClient
 from scrubber.ledger import file as ledger_file
 from tests.machine import building, vm
 from tests.machine.progress import say

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ground import paths
 from ground.errors import AutoclaveError
-from scrubber.api.admin_client import AdminClient
-from scrubber.api.client import ScrubberClient
+from scrub_api.admin_client import AdminClient
+from scrub_api.client import ScrubberClient
 
 RUN_DIR = Path(paths.RUN_DIR)
 QUARANTINED_EVERY = 2

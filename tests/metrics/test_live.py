@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ground.errors import AutoclaveError
-from scrubber.api import client
+from scrub_api import client
 from scrubber.devices.simulated import drills
 from scrubber.metrics import table
 from tests.fetching import Scraped, fetch, lint, metrics

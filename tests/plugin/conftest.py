@@ -11,7 +11,7 @@ from demo.standins.kubelet import Kubelet
 from plugin.devices import MigStrategy, own_devices
 from plugin.listing import Listing
 from plugin.registration import endpoint, kubelet, sockets
-from scrubber.api import client
+from scrub_api import client
 from tests.live import Service
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin

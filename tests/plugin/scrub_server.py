@@ -10,9 +10,10 @@ from typing import Any
 import grpc.aio
 
 from ground import paths, unix_sockets
-from ground.device_messages import ReportedDevice, ReportedDevices
 from ground.errors import AutoclaveError
-from scrubber.api import answering, last_list, scrub_pb2, scrub_pb2_grpc
+from scrub_api import last_list, scrub_pb2, scrub_pb2_grpc
+from scrub_api.device_messages import ReportedDevice, ReportedDevices
+from scrubber.api import answering
 from tests.patience import WITHIN
 
 

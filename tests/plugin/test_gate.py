@@ -44,7 +44,7 @@ def gate(listing):
         ([[A], []], "no device was named"),
         ([[A, A]], "a device was named twice"),
         ([[A], [A]], "a device was named twice"),
-        ([["GPU-0000\n"]], "holds a character"),  # and the other rules of tests/ground/test_request_limits.py
+        ([["GPU-0000\n"]], "holds a character"),  # and the other rules of tests/scrub_api/test_request_limits.py
         ([["GPU-0009"]], "GPU-0009 is not a device of nvidia.com/gpu"),
         ([["GPU-0007"]], "GPU-0007 is not a device of nvidia.com/gpu"),
         ([[A, "all"]], "all is not a device of nvidia.com/gpu"),

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 
-from ground.device_messages import ReportedDevice, ReportedDevices
 from ground.errors import AutoclaveError, NotReady, Reason, Refused, Unreachable
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.gate import ALLOCATE_WITHIN, Gate
 from plugin.listing import Listing
+from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from tests.service.virtual import VirtualLoop
 
 GPU = ReportedDevice("GPU-0000", healthy=True, clean=True, index=0, resource="nvidia.com/gpu", numa_node=0)

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from ground.device_messages import ReportedDevices
 from plugin import listing as module
 from plugin.devices import MigStrategy, own_devices
-from scrubber.api import client
+from scrub_api import client
+from scrub_api.device_messages import ReportedDevices
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autoclave.cli import handovers
+from scrub_api.views import HistoryEntry
 from scrubber.core.tenancies import TenancyRow
-from scrubber.words.views import HistoryEntry
 
 SCRIPT = Path(__file__).parents[2] / "docs/receipts/sec21_05.py"
 LINE_1 = "line 1 is no hand-over: give the output of `autoclave receipt list -o jsonl`"

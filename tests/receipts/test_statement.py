@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.values import ScrubPath
+from scrub_api.measurements import Uncovered
 from scrubber.core import plans, verdict
-from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
+from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.cuda import chip
 from scrubber.receipts import dsse, statement

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from policies.values import ScrubPath
+from scrub_api.measurements import Uncovered
 from scrubber.core import verdict
-from scrubber.core.measurements import OWN_CONTEXT, Uncovered
+from scrubber.core.measured import OWN_CONTEXT
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.receipts import dsse, key, merkle, note, statement
 from scrubber.receipts.note import Checkpoint

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from scrubber.core import plans
-from scrubber.core.measurements import Mismatch
+from scrubber.core.measured import Mismatch
 from scrubber.core.model import Blame, Findings, Holder, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.base import Order, Report

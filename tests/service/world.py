@@ -17,9 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from ground.device_messages import GrantedDevice
 from ground.errors import AutoclaveError, LedgerUnavailable
 from policies.model import FenceMode, Policy
+from scrub_api import views
+from scrub_api.device_messages import GrantedDevice
 from scrubber.core.model import Passage, State
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
@@ -42,7 +43,7 @@ from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
-from scrubber.words import event_text, views
+from scrubber.words import event_text
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
 from tests.service.disk import Disk

@@ -35,10 +35,10 @@ from typing import TextIO
 from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
+from scrub_api import views
 from scrubber.core import ownership
 from scrubber.devices.simulated import drills, loops
 from scrubber.ledger import file
-from scrubber.words import views
 from tests import forking
 from tests.flows.node import Node
 from tests.soak.hostile import Hostile

@@ -24,11 +24,11 @@ from demo.standins.pods import Phase, Pod
 from ground import paths
 from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
+from scrub_api import views
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.layout import Resetting
 from scrubber.ledger import file, stored
 from scrubber.node import assignments
-from scrubber.words import views
 from tests.flows.node import Node
 from tests.soak import create_gate
 from tests.soak.guests import Guest

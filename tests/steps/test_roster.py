@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from scrubber.core import measurements, step_results
-from scrubber.core.measurements import Mismatch, Scratched
+from scrubber.core import measured, step_results
+from scrubber.core.measured import Mismatch, Scratched
 from scrubber.core.model import Blame, Findings, Outcome, ScrubPath, Step, StepResult, Vitals
 from scrubber.devices.base import Gpu, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.devices.simulated import drills, layout
@@ -119,7 +119,7 @@ def test_a_skipped_scratch_fails(bank) -> None:
     assert judged(Step.SCRATCH, report).outcome is Outcome.FAILED
 
 
-def report_of(step: Step, said: Scratched | measurements.Tested) -> Report:
+def report_of(step: Step, said: Scratched | measured.Tested) -> Report:
     return roster.perform(step, ORDER, bench(saying(scratch=said, selftest=said)))
 
 
@@ -130,7 +130,7 @@ def test_a_scratch_reports_all_that_it_counted() -> None:
 
 def test_a_self_test_reports_all_that_it_found() -> None:
     wrong = Mismatch(16, 0, 1, 3)
-    tested = measurements.Tested(("address",), ("random", "retention"), 4096, wrong, 8, (2, 5), ("a page was retired",))
+    tested = measured.Tested(("address",), ("random", "retention"), 4096, wrong, 8, (2, 5), ("a page was retired",))
     report = report_of(Step.SELFTEST, tested)
     assert report.findings == Findings(4096, mismatch=wrong, units=8, tests=("address",), deviating=(2, 5))
     assert report.detail == "no time was left for random, retention; a page was retired"

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from scrub_api.measurements import Uncovered
 from scrubber.core import events as ev
-from scrubber.core.measurements import Mismatch, Uncovered
+from scrubber.core.measured import Mismatch
 from scrubber.core.model import (
     Ailment,
     AilmentKind,

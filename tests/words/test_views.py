@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from scrub_api import views
+from scrub_api.measurements import Uncovered
 from scrubber.core import ailments, offering
 from scrubber.core import events as ev
-from scrubber.core.measurements import Uncovered
 from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step
 from scrubber.core.repeated_uses import RepeatedUse
-from scrubber.words import device_status, views
+from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 

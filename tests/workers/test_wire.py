@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ground.documents import strict_json
-from scrubber.core.measurements import Mismatch
+from scrubber.core.measured import Mismatch
 from scrubber.core.model import Blame, Findings, Holder, Outcome, Step, Vitals, Xid
 from scrubber.devices.base import Address
 from scrubber.steps.base import Order, Report

@@ -9,8 +9,8 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call
 from ground.errors import AutoclaveError
+from scrub_api import views
 from scrubber import __version__
-from scrubber.words import views
 
 PATIENCE = 2.0  # seconds: the version of the command is known without the service
 

@@ -10,8 +10,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground.errors import NotReady, Reason, Refused
-from scrubber.api import admin_client
-from scrubber.words import views
+from scrub_api import admin_client, views
 
 
 def _group(ctx: click.Context, param: click.Parameter, directory: Path | None) -> int:

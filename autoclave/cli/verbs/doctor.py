@@ -17,7 +17,7 @@ from autoclave.doctor.findings.roster import NAMES, OF_KUBERNETES, judge, worst
 from ground import paths
 from ground.documents import units
 from ground.quantities import quantity
-from scrubber.words import views
+from scrub_api import views
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
 AGAIN = 2.0  # seconds between two checks with --wait

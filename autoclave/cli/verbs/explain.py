@@ -18,8 +18,7 @@ from autoclave.cli import ENVIRONMENT, document, human, options, service_call, t
 from ground import paths
 from ground.errors import Unreachable
 from ground.quantities import quantity
-from scrubber.api import admin_client
-from scrubber.words import views
+from scrub_api import admin_client, views
 
 SHOWN = 5  # events
 

@@ -14,8 +14,7 @@ from click.shell_completion import CompletionItem
 from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
 from ground import paths
 from ground.errors import NotReady, Unreachable
-from scrubber.api import admin_client
-from scrubber.words import views
+from scrub_api import admin_client, views
 
 EVERY = 2**31  # rows: more than a ledger has
 START_ROWS = 4  # of one start of a container, at most: see ``table.one_for_each_start``

@@ -30,10 +30,9 @@ from autoclave.cli import (
     table,
     worst,
 )
-from ground.device_messages import state_words
 from ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
-from scrubber.api import admin_client
-from scrubber.words import views
+from scrub_api import admin_client, views
+from scrub_api.device_messages import state_words
 
 
 class How(TypedDict):

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
-from ground import paths, request_limits, unix_sockets
+from ground import paths, unix_sockets
 from ground.documents import units
 from ground.quantities import quantity
 from policies.model import check_namespace
+from scrub_api import request_limits
 from scrubber import config, daemon
 
 MIN_MEMORY, MAX_MEMORY = 4096, 2**40

@@ -22,8 +22,7 @@ import click
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground.errors import NotReady, Unreachable
 from ground.quantities import LITTLE_ROOM
-from scrubber.api import admin_client
-from scrubber.words import views
+from scrub_api import admin_client, views
 
 
 def in_trouble(device: views.DeviceStatus) -> bool:

@@ -11,11 +11,10 @@ import click
 
 from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, document, human, options, service_call, table
 from ground import paths
-from ground.device_messages import state_words
 from ground.documents import units
 from ground.errors import NotReady, Reason, Unreachable
-from scrubber.api import admin_client, client
-from scrubber.words import views
+from scrub_api import admin_client, client, views
+from scrub_api.device_messages import state_words
 
 GOALS = ("clean", "healthy")
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from autoclave.doctor import base
 from ground import errors, process_names
 from ground.quantities import quantity
-from scrubber.words import nvidia_advice, views
+from scrub_api import views
+from scrubber.words import nvidia_advice
 
 HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
 KIND = "nvidia.com/gpu"  # the default of the plugin

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from autoclave.doctor import base
 from ground import errors
 from ground.quantities import quantity
+from scrub_api import views
 from scrubber.core import in_force
 from scrubber.core.model import State
-from scrubber.words import views
 
 GATE = "create-gate"
 INSTALLS = "the service installs it when it starts"

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from autoclave.doctor import base
 from ground import calendar_time, errors
-from ground.device_messages import state_words
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
 from policies.model import Clear
-from scrubber.core.measurements import forgiven_memory
+from scrub_api import views
+from scrub_api.device_messages import state_words
+from scrubber.core.measured import forgiven_memory
 from scrubber.core.model import State
 from scrubber.observe.askers import KEPT_FOR
-from scrubber.words import views
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ground.documents import strict_json
-from scrubber.core.measurements import Scratched, Tested
+from scrubber.core.measured import Scratched, Tested
 from scrubber.core.model import Findings, Vitals
 from scrubber.cuda import chip, clearing, device, selftest
 from scrubber.cuda.selftest import Clock

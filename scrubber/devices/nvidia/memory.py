@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from scrubber.core.measurements import OURS_AT_MOST, Uncovered
+from scrub_api.measurements import Uncovered
+from scrubber.core.measured import OURS_AT_MOST
 from scrubber.core.model import MemoryManager
 from scrubber.cuda import coverage, device, memory
 from scrubber.cuda.card import Card, CardBusyError, CudaError, Free, KernelFailedError, NotStartedError

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ground import private_files
-from scrubber.core.measurements import Mismatch, Scratched, Tested, joined
+from scrubber.core.measured import Mismatch, Scratched, Tested, joined
 from scrubber.core.model import Findings, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
 from scrubber.devices.simulated import layout, loops

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched
+from scrubber.core.measured import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched
 from scrubber.core.model import Findings, Outcome, Step
 from scrubber.cuda import chip, coverage, device, selftest
 from scrubber.cuda.card import CardBusyError, Span, Sweep

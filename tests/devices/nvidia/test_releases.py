@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 LISTED = set((Path(__file__).parent / "pynvml_names.txt").read_text().split())
-ROOMS = ("scrubber", "plugin", "policies", "ground", "dashboards", "benchmarks")
+ROOMS = ("scrubber", "plugin", "scrub_api", "policies", "ground", "dashboards", "benchmarks")
 OLDEST = "13.580.65"  # the first release of the line that pyproject.toml allows
 SUITE = ("tests/devices/nvidia", "tests/fakes")
 NAMES = "import json, pynvml; print(json.dumps([pynvml.__file__, *dir(pynvml)]))"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core import measurements
-from scrubber.core.measurements import Scratched
+from scrubber.core import measured
+from scrubber.core.measured import Scratched
 from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.simulated import drills, layout
@@ -183,7 +183,7 @@ def test_a_good_gpu_passes_the_self_test_and_is_zero(bank) -> None:
     cells, said = bank.place(bank.first).memory, list[tuple[int, int]]()
     cells.write_bytes(os.urandom(size_of(bank)))
     tested = bank.gpu(bank.first).selftest(KEY, 60, lambda done, total: said.append((done, total)))
-    assert tested == measurements.Tested(TESTS, (), size_of(bank), None, layout.UNITS)
+    assert tested == measured.Tested(TESTS, (), size_of(bank), None, layout.UNITS)
     assert cells.read_bytes() == bytes(size_of(bank))
     assert said == sorted(said)
     assert said[-1] == (4 * size_of(bank), 4 * size_of(bank))

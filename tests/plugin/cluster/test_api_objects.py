@@ -3,11 +3,11 @@
 import httpx2
 import pytest
 
-from ground.request_limits import is_subdomain
 from plugin.cluster import api_objects, apiserver, node_report
 from plugin.cluster.node_report import EventReason, NodeEvent, PendingEvent
 from plugin.cluster.reporter import ClusterReporter
 from plugin.cluster.retry_loop import FailureKind
+from scrub_api.request_limits import is_subdomain
 from tests.plugin.cluster.conftest import QUICK
 
 LONG = NodeEvent("GPU-0", EventReason.SICK, "xid", "x" * 5000)

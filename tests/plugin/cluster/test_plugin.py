@@ -11,7 +11,7 @@ import pytest
 
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
-from scrubber.api import admin_client
+from scrub_api import admin_client
 from tests.live import Service
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, silence

@@ -6,7 +6,7 @@ import pytest
 
 from ground.errors import NotReady, Reason, Refused
 from plugin.dra.claim_gate import ClaimGate
-from scrubber.api import client
+from scrub_api import client
 from tests.patience import WITHIN
 from tests.plugin.scrub_server import gpu, no
 

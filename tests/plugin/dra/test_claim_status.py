@@ -10,13 +10,13 @@ import pytest
 from demo.standins.api_server import CLAIMS
 from demo.standins.http_api import Answer, on, silence, status
 from ground import boot
-from ground.device_messages import GrantedDevice
 from plugin.cluster import api_objects
 from plugin.cluster.apiserver import ApiServer
 from plugin.cluster.retry_loop import Pace
 from plugin.dra import claim_status, claims
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DRIVER
+from scrub_api.device_messages import GrantedDevice
 from scrubber.receipts import key, verification
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import NODE, allocate

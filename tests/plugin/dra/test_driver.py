@@ -22,7 +22,7 @@ from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2
 from plugin.listing import Listing
 from plugin.stopping import InFlight
-from scrubber.api import admin_client, client
+from scrub_api import admin_client, client
 from tests.create_gate.programs import SOURCE, compiled
 from tests.live import Service
 from tests.patience import WITHIN

@@ -10,8 +10,8 @@ from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from ground.errors import Reason, Refused
 from plugin.metrics import table
+from scrub_api import admin_client
 from scrubber import __version__
-from scrubber.api import admin_client
 from tests.fetching import lint
 from tests.plugin import kubelet_server
 from tests.plugin.live_plugin import Plugin, allocate

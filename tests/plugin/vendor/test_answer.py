@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ground.device_messages import ReportedDevice
 from ground.errors import Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.vendor import answer, device_nodes
+from scrub_api.device_messages import ReportedDevice
 
 RECORDED = json.loads(Path(__file__).with_name("nvidia_answers.json").read_text())
 KIND = "k8s.device-plugin.nvidia.com"

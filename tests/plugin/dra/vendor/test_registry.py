@@ -15,7 +15,7 @@ from plugin.dra.config import DraConfig
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.vendor import registry as vendor_registry
 from plugin.listing import Listing
-from scrubber.api import client
+from scrub_api import client
 from tests.patience import WITHIN
 
 UID = "0f3c9f6e-6a7e-4c53-9d0c-6f1a2b3c4d5e"

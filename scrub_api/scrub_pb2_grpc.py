@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from scrubber.api import scrub_pb2 as scrubber_dot_api_dot_scrub__pb2
+from scrub_api import scrub_pb2 as scrub__api_dot_scrub__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in scrubber/api/scrub_pb2_grpc.py depends on'
+        + ' but the generated code in scrub_api/scrub_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,28 +37,28 @@ class ScrubberStub:
         """
         self.Acquire = channel.unary_unary(
                 '/autoclave.v1.Scrubber/Acquire',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.AcquireRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.AcquireResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.AcquireRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.AcquireResponse.FromString,
                 _registered_method=True)
         self.Start = channel.unary_unary(
                 '/autoclave.v1.Scrubber/Start',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.StartRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.StartResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.StartRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.StartResponse.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/autoclave.v1.Scrubber/Release',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.ReleaseResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
         self.Distrust = channel.unary_unary(
                 '/autoclave.v1.Scrubber/Distrust',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.DistrustRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.DistrustResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.DistrustRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.DistrustResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/autoclave.v1.Scrubber/Watch',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.WatchRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.WatchResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.WatchRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.WatchResponse.FromString,
                 _registered_method=True)
 
 
@@ -109,28 +109,28 @@ def add_ScrubberServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Acquire': grpc.unary_unary_rpc_method_handler(
                     servicer.Acquire,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.AcquireRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.AcquireResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.AcquireRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.AcquireResponse.SerializeToString,
             ),
             'Start': grpc.unary_unary_rpc_method_handler(
                     servicer.Start,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.StartRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.StartResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.StartRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.StartResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.ReleaseRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.ReleaseResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.ReleaseRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.ReleaseResponse.SerializeToString,
             ),
             'Distrust': grpc.unary_unary_rpc_method_handler(
                     servicer.Distrust,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.DistrustRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.DistrustResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.DistrustRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.DistrustResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.WatchRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.WatchResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.WatchRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -159,8 +159,8 @@ class Scrubber:
             request,
             target,
             '/autoclave.v1.Scrubber/Acquire',
-            scrubber_dot_api_dot_scrub__pb2.AcquireRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.AcquireResponse.FromString,
+            scrub__api_dot_scrub__pb2.AcquireRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.AcquireResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -186,8 +186,8 @@ class Scrubber:
             request,
             target,
             '/autoclave.v1.Scrubber/Start',
-            scrubber_dot_api_dot_scrub__pb2.StartRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.StartResponse.FromString,
+            scrub__api_dot_scrub__pb2.StartRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.StartResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -213,8 +213,8 @@ class Scrubber:
             request,
             target,
             '/autoclave.v1.Scrubber/Release',
-            scrubber_dot_api_dot_scrub__pb2.ReleaseRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.ReleaseResponse.FromString,
+            scrub__api_dot_scrub__pb2.ReleaseRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -240,8 +240,8 @@ class Scrubber:
             request,
             target,
             '/autoclave.v1.Scrubber/Distrust',
-            scrubber_dot_api_dot_scrub__pb2.DistrustRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.DistrustResponse.FromString,
+            scrub__api_dot_scrub__pb2.DistrustRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.DistrustResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -267,8 +267,8 @@ class Scrubber:
             request,
             target,
             '/autoclave.v1.Scrubber/Watch',
-            scrubber_dot_api_dot_scrub__pb2.WatchRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.WatchResponse.FromString,
+            scrub__api_dot_scrub__pb2.WatchRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -292,33 +292,33 @@ class AdminStub:
         """
         self.Status = channel.unary_unary(
                 '/autoclave.v1.Admin/Status',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.StatusRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.StatusResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.StatusRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.StatusResponse.FromString,
                 _registered_method=True)
         self.Scrub = channel.unary_stream(
                 '/autoclave.v1.Admin/Scrub',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.ScrubRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.ScrubProgress.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.ScrubRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
                 _registered_method=True)
         self.Quarantine = channel.unary_unary(
                 '/autoclave.v1.Admin/Quarantine',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.QuarantineRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.QuarantineResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.QuarantineRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.QuarantineResponse.FromString,
                 _registered_method=True)
         self.Reinstate = channel.unary_stream(
                 '/autoclave.v1.Admin/Reinstate',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.ReinstateRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.ScrubProgress.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.ReinstateRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
                 _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/autoclave.v1.Admin/Explain',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.ExplainRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.ExplainResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.ExplainResponse.FromString,
                 _registered_method=True)
         self.History = channel.unary_unary(
                 '/autoclave.v1.Admin/History',
-                request_serializer=scrubber_dot_api_dot_scrub__pb2.HistoryRequest.SerializeToString,
-                response_deserializer=scrubber_dot_api_dot_scrub__pb2.HistoryResponse.FromString,
+                request_serializer=scrub__api_dot_scrub__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.HistoryResponse.FromString,
                 _registered_method=True)
 
 
@@ -370,33 +370,33 @@ def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.StatusRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.StatusResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.StatusRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.StatusResponse.SerializeToString,
             ),
             'Scrub': grpc.unary_stream_rpc_method_handler(
                     servicer.Scrub,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.ScrubRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.ScrubProgress.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.ScrubRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.ScrubProgress.SerializeToString,
             ),
             'Quarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Quarantine,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.QuarantineRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.QuarantineResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.QuarantineRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.QuarantineResponse.SerializeToString,
             ),
             'Reinstate': grpc.unary_stream_rpc_method_handler(
                     servicer.Reinstate,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.ReinstateRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.ScrubProgress.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.ReinstateRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.ScrubProgress.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.ExplainRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.ExplainResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.ExplainRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.ExplainResponse.SerializeToString,
             ),
             'History': grpc.unary_unary_rpc_method_handler(
                     servicer.History,
-                    request_deserializer=scrubber_dot_api_dot_scrub__pb2.HistoryRequest.FromString,
-                    response_serializer=scrubber_dot_api_dot_scrub__pb2.HistoryResponse.SerializeToString,
+                    request_deserializer=scrub__api_dot_scrub__pb2.HistoryRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.HistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -425,8 +425,8 @@ class Admin:
             request,
             target,
             '/autoclave.v1.Admin/Status',
-            scrubber_dot_api_dot_scrub__pb2.StatusRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.StatusResponse.FromString,
+            scrub__api_dot_scrub__pb2.StatusRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.StatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -452,8 +452,8 @@ class Admin:
             request,
             target,
             '/autoclave.v1.Admin/Scrub',
-            scrubber_dot_api_dot_scrub__pb2.ScrubRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.ScrubProgress.FromString,
+            scrub__api_dot_scrub__pb2.ScrubRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
             options,
             channel_credentials,
             insecure,
@@ -479,8 +479,8 @@ class Admin:
             request,
             target,
             '/autoclave.v1.Admin/Quarantine',
-            scrubber_dot_api_dot_scrub__pb2.QuarantineRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.QuarantineResponse.FromString,
+            scrub__api_dot_scrub__pb2.QuarantineRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.QuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -506,8 +506,8 @@ class Admin:
             request,
             target,
             '/autoclave.v1.Admin/Reinstate',
-            scrubber_dot_api_dot_scrub__pb2.ReinstateRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.ScrubProgress.FromString,
+            scrub__api_dot_scrub__pb2.ReinstateRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.ScrubProgress.FromString,
             options,
             channel_credentials,
             insecure,
@@ -533,8 +533,8 @@ class Admin:
             request,
             target,
             '/autoclave.v1.Admin/Explain',
-            scrubber_dot_api_dot_scrub__pb2.ExplainRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.ExplainResponse.FromString,
+            scrub__api_dot_scrub__pb2.ExplainRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -560,8 +560,8 @@ class Admin:
             request,
             target,
             '/autoclave.v1.Admin/History',
-            scrubber_dot_api_dot_scrub__pb2.HistoryRequest.SerializeToString,
-            scrubber_dot_api_dot_scrub__pb2.HistoryResponse.FromString,
+            scrub__api_dot_scrub__pb2.HistoryRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.HistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

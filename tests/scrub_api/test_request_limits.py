@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ground import request_limits
 from ground.errors import InvalidRequest, Reason
+from scrub_api import request_limits
 
 
 @pytest.mark.parametrize(

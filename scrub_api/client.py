@@ -21,9 +21,9 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from ground import operation_id, paths, unix_sockets
-from ground.device_messages import GrantedDevice, ReportedDevices
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
-from scrubber.api import last_list, scrub_pb2, scrub_pb2_grpc
+from scrub_api import last_list, scrub_pb2, scrub_pb2_grpc
+from scrub_api.device_messages import GrantedDevice, ReportedDevices
 
 R = TypeVar("R")
 

@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from scrubber.api import client, scrub_pb2, scrub_pb2_grpc
-from scrubber.words import views
+from scrub_api import client, scrub_pb2, scrub_pb2_grpc, views
 
 PARTIAL = "the disk of the ledger does not answer: these events come from memory, and older ones may be missing"
 PAGE = 500  # rows of history in one answer: if all hold a signed receipt, it has less than the 4 MiB of a message

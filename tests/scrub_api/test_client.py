@@ -8,12 +8,11 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ground.device_messages import GrantedDevice, GrantProof, ReportedDevice
-from scrubber.api import admin_client, client, scrub_pb2
-from scrubber.core import measurements
+from scrub_api import admin_client, client, measurements, scrub_pb2, views
+from scrub_api.device_messages import GrantedDevice, GrantProof, ReportedDevice
 from scrubber.core.events import ScrubPassed
 from scrubber.ledger import stored
-from scrubber.words import event_text, views
+from scrubber.words import event_text
 from tests.core import lives
 
 MESSAGES: dict[Any, type[Message]] = {

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ground import process_names
-from ground.device_messages import device_name
 from ground.errors import Reason
-from scrubber.core.measurements import Measurements
+from scrub_api.device_messages import device_name
+from scrub_api.measurements import Measurements
 
 HANDED_OUT = frozenset({"granted", "in_use"})
 """The states of a device that belongs to somebody."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ground import boot, private_files
-from scrubber.api import scrub_pb2
+from scrub_api import scrub_pb2
 
 LONGEST = 60.0  # seconds that a list is valid, whatever it says
 
