@@ -22,7 +22,7 @@ from benchmarks import rig
 from demo.stage import Stage
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("autoclave", "scrubber", "plugin", "scrub_api", "policies", "ground")  # without demo, stand-ins, dashboards
+PRODUCT = ("autoclave", "remnant", "scrubber", "plugin", "scrub_api", "policies", "ground")  # what is installed
 TIMES = 5
 # Python imports this before the service: SIGUSR1 begins a count, SIGUSR2 ends it and writes it down.
 COUNTER = """

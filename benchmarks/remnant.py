@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autoclave.remnant.model import Ending
-from autoclave.remnant.report import WORDS
 from benchmarks.figures import quantile
 from benchmarks.nvml_questions import wrapped
+from remnant.model import Ending
+from remnant.report import WORDS
 
 FOUND = Path("build/cluster/remnant")
 COMMAND = "make cluster ARGS='-p no:randomly -k remnant --remnant-rounds 4'"

@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from autoclave.remnant.idle import IdleObserver, InUse
 from benchmarks.nvml_questions import reads_only
 from benchmarks.trial import report
 from benchmarks.trial.card import Where
@@ -39,6 +38,7 @@ from benchmarks.trial.parts import LAST, PARTS, WITHIN, time_for
 from benchmarks.trial.records import Records
 from benchmarks.trial.running import run
 from benchmarks.trial.tree import tree
+from remnant.idle import IdleObserver, InUse
 from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.boards import Board

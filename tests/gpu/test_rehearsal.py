@@ -20,12 +20,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from autoclave.remnant.idle import IdleObserver, InUse
 from benchmarks.trial import checks, command, job, needs, report, running, service
 from benchmarks.trial.card import Where
 from benchmarks.trial.figures import NotDone, Part, Question, one, rounds
 from benchmarks.trial.parts import LAST, PARTS, WITHIN, Kind, time_for
 from benchmarks.trial.records import Records, Writer
+from remnant.idle import IdleObserver, InUse
 from scrubber.cuda.images import FOLDER
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import LISTS

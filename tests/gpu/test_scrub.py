@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from autoclave.remnant.idle import IdleObserver, InUse
 from benchmarks.trial.card import Where
+from remnant.idle import IdleObserver, InUse
 from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import boards

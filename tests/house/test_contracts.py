@@ -30,6 +30,7 @@ PROTOBUF, WIRE, CYCLE = (
     "only the contract and its server import the generated types",
     "no import cycle",
 )
+REMNANT = "nothing needs remnant"
 PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
     "plugin: floors", "registration imports nothing", "the stand-ins import nothing", "the plugin stays small",
 )  # fmt: skip
@@ -85,6 +86,7 @@ PLANTED = [
     ("plugin/preferred.py", "import random", PURE),
     ("plugin/registration/sockets.py", "from plugin import gate", PLUGIN),
     ("plugin/gate.py", "from plugin import device_plugin", PLUGIN),
+    ("autoclave/doctor/base.py", "from remnant import judge", REMNANT),
     ("plugin/helpers.py", "import re", PLUGIN),  # an unplanned package
     ("plugin/registration/sockets.py", "from plugin import devices", KNOWS_NONE),
     ("plugin/registration/sockets.py", "from scrub_api import client", KNOWS_NONE),

@@ -134,8 +134,8 @@ STANDSTILLS = "scrubber/core/standstills.py"
 IN_LEDGER = "tests/ledger/test_ledger.py::test_a_write_that_took_seconds_is_recorded"
 IN_REPORT = "tests/service/test_report.py::test_a_clear_that_stalls_is_explained_with_advice"
 COVERAGE = "tests/core/test_verdict_coverage.py"
-JUDGE_OF, IN_JUDGE = "autoclave/remnant/judge.py", "tests/remnant/test_judge.py"
-TENANT = "autoclave/remnant/tenant.py"
+JUDGE_OF, IN_JUDGE = "remnant/judge.py", "tests/remnant/test_judge.py"
+TENANT = "remnant/tenant.py"
 IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to_the_byte"
 SHORT_USES, IN_SHORT_USES = "scrubber/core/short_uses.py", "tests/core/test_short_uses.py"
 IN_NOTE, IN_POLICY = "tests/receipts/test_note.py", "tests/test_policy.py::test_a_policy_in_force_is_kept_already"
@@ -340,7 +340,7 @@ def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
     # Another worker may remove a temporary file of bytecode before this one can copy it.
     tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "*.pyc.*")
-    for room in ("autoclave", "scrubber", "scrub_api", "policies", "ground", "tests"):
+    for room in ("autoclave", "remnant", "scrubber", "scrub_api", "policies", "ground", "tests"):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
     shutil.copy(ROOT / "pyproject.toml", tree)
     (ROOT / "build").mkdir(exist_ok=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autoclave.remnant import judge
-from autoclave.remnant.judge import Verdict
-from autoclave.remnant.model import Ending, Look, Medium, Planted, Round
-from autoclave.remnant.tenant import recognised, words
+from remnant import judge
+from remnant.judge import Verdict
+from remnant.model import Ending, Look, Medium, Planted, Round
+from remnant.tenant import recognised, words
 
 GIB = 2**30
 KEY, OTHER = "0" * 32, "1" * 32

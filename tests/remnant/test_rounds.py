@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from autoclave.cli.verbs import remnant
-from autoclave.remnant import judge, launchers, report, rounds, tenant
-from autoclave.remnant.judge import Verdict
-from autoclave.remnant.launchers import Launcher
-from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Planted, Result, Round
-from autoclave.remnant.rounds import Subject
-from autoclave.remnant.tenant import ContainerOrder
 from ground.errors import FatalError
+from remnant import judge, launchers, report, rounds, tenant
+from remnant.judge import Verdict
+from remnant.launchers import Launcher
+from remnant.model import Ending, GpuAndDriver, Medium, Planted, Result, Round
+from remnant.rounds import Subject
+from remnant.tenant import ContainerOrder
 from scrubber.cuda import device
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import in_this_process, libraries
@@ -483,7 +483,7 @@ def test_a_command_of_the_place_outlives_this_one(tmp_path) -> None:
     os.mkfifo(tmp_path / "begun")
     place = f"echo $$ >{tmp_path}/begun; while read line; do :; done; echo answer; touch {tmp_path}/cleared"
     program = f"""
-from autoclave.remnant import launchers, rounds
+from remnant import launchers, rounds
 launcher = launchers.Launcher(lambda _name: ["sh", "-c", {place!r}])
 rounds.run_round(rounds.Subject(launcher), rounds.Ending.EXIT)
 """
@@ -534,4 +534,4 @@ def test_a_flag_that_says_nothing_is_refused(bench, commands, flags, why) -> Non
 def test_a_checkout_that_is_not_installed_runs_its_containers() -> None:
     command = launchers.local().start("")
     python = command.index(sys.executable)
-    subprocess.run([*command[: python + 1], "-S", "-P", "-c", "import autoclave.remnant"], check=True, cwd="/")
+    subprocess.run([*command[: python + 1], "-S", "-P", "-c", "import remnant"], check=True, cwd="/")

@@ -96,7 +96,7 @@ OPEN = {
         (WATCHES, "by a proof from before"),
     ),
 }
-ROOMS = ("autoclave", "scrubber", "plugin", "scrub_api", "policies", "ground", "demo", "tests")
+ROOMS = ("autoclave", "remnant", "scrubber", "plugin", "scrub_api", "policies", "ground", "demo", "tests")
 
 
 def test_a_short_history_about_wipes_finds_nothing():

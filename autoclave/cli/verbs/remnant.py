@@ -15,15 +15,15 @@ from typing import TypedDict, Unpack
 import click
 
 from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, human, options
-from autoclave.remnant import judge, launchers, report
-from autoclave.remnant.gpu import about
-from autoclave.remnant.idle import IdleObserver, InUse
-from autoclave.remnant.judge import Verdict
-from autoclave.remnant.launchers import Place
-from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Result, Round
-from autoclave.remnant.rounds import AnotherGpu, ContainerFailed, Subject, expect_rights, in_turn, run_round
 from ground import calendar_time, private_files
 from ground.errors import FatalError
+from remnant import judge, launchers, report
+from remnant.gpu import about
+from remnant.idle import IdleObserver, InUse
+from remnant.judge import Verdict
+from remnant.launchers import Place
+from remnant.model import Ending, GpuAndDriver, Medium, Result, Round
+from remnant.rounds import AnotherGpu, ContainerFailed, Subject, expect_rights, in_turn, run_round
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, cast
 
-from autoclave.remnant import gpu
-from autoclave.remnant.answers import Filled, Looked, Ready, Refused
-from autoclave.remnant.model import Ending, GpuAndDriver, Look, Medium, Planted
 from ground.documents import strict_json
+from remnant import gpu
+from remnant.answers import Filled, Looked, Ready, Refused
+from remnant.model import Ending, GpuAndDriver, Look, Medium, Planted
 from scrubber.cuda import device, memory
 from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
 from scrubber.cuda.device import CudaCard

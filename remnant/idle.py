@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoclave.remnant.gpu import listed, whole
 from ground.quantities import quantity
 from policies.model import Policy
+from remnant.gpu import listed, whole
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import holders as users

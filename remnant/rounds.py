@@ -13,13 +13,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoclave.remnant import answers, tenant
-from autoclave.remnant.answers import Answer, Filled, Looked, NoAnswer, Ready, Refused
-from autoclave.remnant.launchers import Launcher
-from autoclave.remnant.model import Ending, GpuAndDriver, Medium, Round
-from autoclave.remnant.output import LONGEST, Output
-from autoclave.remnant.tenant import ContainerOrder
 from ground.errors import AutoclaveError, Reason, plain
+from remnant import answers, tenant
+from remnant.answers import Answer, Filled, Looked, NoAnswer, Ready, Refused
+from remnant.launchers import Launcher
+from remnant.model import Ending, GpuAndDriver, Medium, Round
+from remnant.output import LONGEST, Output
+from remnant.tenant import ContainerOrder
 
 ANSWERS_WITHIN = 120.0  # seconds
 GONE_WITHIN = 30.0

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from autoclave.remnant.model import Ending
+from remnant.model import Ending
 
-PROGRAM = ("-P", "-m", "autoclave.remnant.tenant")
+PROGRAM = ("-P", "-m", "remnant.tenant")
 _CHECKOUT = str(Path(__file__).parents[2])  # where this package lies, also if it was not installed
 IN_IMAGE = "/opt/autoclave/bin/python"
 STARTS_WITHIN = 600  # seconds until a container runs: its image may have to come first

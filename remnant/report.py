@@ -13,11 +13,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from autoclave.remnant.judge import Cell, Verdict, cells, size
-from autoclave.remnant.model import Ending, Medium, Result
 from ground import private_files
 from ground.errors import plain
 from ground.quantities import quantity
+from remnant.judge import Cell, Verdict, cells, size
+from remnant.model import Ending, Medium, Result
 from scrubber import __version__
 
 FORMAT = "autoclave-remnant/1"

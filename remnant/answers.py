@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from autoclave.remnant.model import GpuAndDriver, Look, Planted
 from ground.documents import strict_json
 from ground.errors import plain
+from remnant.model import GpuAndDriver, Look, Planted
 from scrubber import __version__
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
