@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +20,8 @@ from dataclasses import dataclass, field
 
 from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
-from demo.containers import started
+from demo import groups
+from demo.containers import ContainerRunner, started
 from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.journal import Call
@@ -29,6 +32,9 @@ from scrubber.ledger.stored import LedgerRow
 from scrubber.node import clock
 
 MEMORY, POLICY = "64MiB", "default"
+# What the next pod waits for, where Allocate waits and where PreStartContainer does.
+GATES = {"allocate": "{fence: {mode: refuse}, gate: allocate}", "prestart": "{fence: {mode: refuse}, gate: prestart}"}
+SANDBOX = 0.15  # seconds for the sandbox of a pod, between the two hooks
 GPUS = 4
 GAPS = (0.0, 0.005, 1.0)  # seconds
 LIVES = 1.0  # seconds at most before a pod ends: at no fixed place between two looks of the service
@@ -51,6 +57,8 @@ async def measure(*, quick: bool) -> list[Figure]:
         async with _node() as stage:
             churn = await churned(stage, gap, 3 if quick else PODS, dice)
         figures += _served(gap, churn)
+    for gate, policy in GATES.items():
+        figures += await _waited(gate, policy, 3 if quick else PODS)
     seconds = 5.0 if quick else IDLE
     return figures + await _idle(8, 0, seconds) + await _idle(8 if quick else 112, 100 if quick else CROWD, seconds)
 
@@ -135,7 +143,10 @@ async def _bypass(stage: Stage, dice: random.Random) -> float:
     await asyncio.sleep(dice.uniform(0, LIVES))
     async with stage.admin() as admin:
         before = seen = (await admin.status()).service.ledger_rows
-        process = await started("bypass", OPENS, str(stage.memory_of(gpu)))
+        script = OPENS
+        if stage.groups is not None:  # as the process of a container
+            script = f"echo $$ >{groups.of_process(stage.groups, secrets.token_hex(4))}/cgroup.procs || exit\n{OPENS}"
+        process = await started("bypass", script, str(stage.memory_of(gpu)))
         opened = clock.now().uptime
         while not (rows := _rows(stage, stage.uuids[gpu], before)):
             seen = (await admin.status(newer_than=seen, wait=WITHIN)).service.ledger_rows
@@ -208,6 +219,40 @@ def _served(gap: float, churn: Churn) -> list[Figure]:
     return figures
 
 
+# -- a pod that waits, from its admission on
+
+
+class Slow(ContainerRunner):
+    """Takes as long for a sandbox as a runtime."""
+
+    async def open_sandbox(self, pod: Pod) -> None:
+        """Make it, and wait."""
+        await asyncio.gather(super().open_sandbox(pod), asyncio.sleep(SANDBOX))
+
+
+async def _waited(gate: str, policy: str, pods: int) -> list[Figure]:
+    """A pod follows at once on a GPU that must be scrubbed."""
+    hooks: list[float] = []
+    whole: list[float] = []
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as written:
+        written.write(f"name: {gate}\ndefaults: {policy}\n")
+        written.flush()
+        async with _node(1, written.name, Slow) as stage:
+            pod = await _running(stage)
+            for _ in range(pods):
+                await asyncio.sleep(LIVES)
+                await stage.kubelet.delete(pod)
+                known, began = len(stage.kubelet.calls), time.monotonic()
+                pod = await _running(stage, Pod.of("next", {RESOURCE: 1}))
+                whole.append(time.monotonic() - began)
+                hooks += [call.seconds for call in stage.kubelet.calls[known:] if call.method == "Allocate"]
+    name = f"the next pod at once, gate: {gate}, {SANDBOX:g} s for its sandbox"
+    return [
+        Figure(f"{name}: Allocate, p50", quantile(hooks, 0.5) * 1000, "ms", len(hooks)),
+        Figure(f"{name}: admission to running, p50", quantile(whole, 0.5) * 1000, "ms", len(whole)),
+    ]
+
+
 # -- nothing happens
 
 
@@ -227,9 +272,11 @@ async def _idle(gpus: int, crowd: int, seconds: float) -> list[Figure]:
 
 
 @asynccontextmanager
-async def _node() -> AsyncIterator[Stage]:
+async def _node(
+    gpus: int = GPUS, policy: str = POLICY, runs: type[ContainerRunner] = ContainerRunner
+) -> AsyncIterator[Stage]:
     """A whole node; every GPU is clean and offered."""
-    async with rig.service(GPUS, MEMORY, POLICY) as stage:
+    async with rig.service(gpus, MEMORY, policy, runs) as stage:
         await stage.start_node()
         await _offered(stage)
         yield stage

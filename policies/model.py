@@ -58,9 +58,10 @@ class Eviction(Word):
 
 
 class GateMode(Word):
-    """Who waits for a device that is not clean yet: the kubelet in Allocate, or the container at its creation."""
+    """Who waits for a device that is not clean yet: the kubelet in Allocate, or the container at its start."""
 
     ALLOCATE = "allocate"
+    PRESTART = "prestart"
     CREATE = "create"
 
 
@@ -330,7 +331,7 @@ class Policy(Model):
     """Whether a device that is not proven clean is refused (enforce), or handed out and recorded (observe)."""
 
     gate: GateMode = GateMode.CREATE
-    """What waits for a device that is not clean: Allocate, or, where the create gate is in force, the container."""
+    """What waits for a device that is not clean: Allocate, PreStartContainer, or the creation of the container."""
 
     model: Starts = Starts.PER_CONTAINER_CACHED
     """What happens before later container starts of a pod: nothing, a scrub, or a check."""
@@ -392,6 +393,14 @@ class Policy(Model):
                 raise ImpossibleError(
                     f"reset.when never with paths.{name} reset", "a path without a reset", f"paths.{name}", "reset.when"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def containers_are_held(self) -> Self:
+        """After its own restart the kubelet starts containers without PreStartContainer: the fence must hold them."""
+        if self.gate is GateMode.PRESTART and self.fence.mode is not FenceMode.REFUSE:
+            found = f"gate prestart with fence.mode {self.fence.mode.value}"
+            raise ImpossibleError(found, "fence.mode refuse", "gate", "fence.mode")
         return self
 
     @property

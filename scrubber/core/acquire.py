@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ground.errors import Reason
-from policies.model import GateMode, Mode, Policy
+from policies.model import Mode, Policy
 from scrubber.core import answers, burn_in, in_force, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
@@ -37,7 +37,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
 
-    ``gated``: no container is created with the device before the service says yes.
+    ``gated``: no container can use the device before the service says yes, so the container waits for the proof.
 
     ``exclusive``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Proceed
     if it was granted to this ``owner`` and control ``group`` until its release: the request is repeated. Without
@@ -61,7 +61,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    if policy.gate is GateMode.CREATE and announced and gated and in_force.past_gate(record, facts) is None:
+    if announced and gated and in_force.past_gate(record, facts) is None:
         return _deferred(answer)
     return answer
 
@@ -93,7 +93,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
 
 
 def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
-    """The answer under policy ``gate: create``: any wait is left to the start."""
+    """The answer where the container waits: any wait is left to its start."""
     match answer:
         case answers.Scrub():
             return answers.Defer(answer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.model import GateMode, Mode, Policy
+from policies.model import Mode, Policy
 from scrubber.core import answers, burn_in, pauses, proof
 from scrubber.core.model import Availability, Moment, ScrubPath, State, Trigger
 from scrubber.core.record import Record
@@ -21,7 +21,7 @@ class OfferFacts:
     unrecorded: str = ""  # ... so it does not say that the device has this ailment
     withheld: bool = False  # a request for the device was refused lately
     covered: bool = True  # the container runtime knows the gate of the device, or the create gate is off
-    gated: bool = False  # no container is created with the device before the service says yes
+    gated: bool = False  # no container can use the device before the service says yes: containers wait for the proof
     blocked: str = ""  # what is in the way of its next scrub, by the last observation
 
     @property
@@ -49,7 +49,7 @@ def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHI
     """Whether to offer this device as Healthy, and why."""
     # Its scrub failed, and what is in the way is still there.
     stuck = facts.blocked and record.scrubs.setback is not None
-    answer = _by_record(record, policy, now, waits=waits(policy, facts) and not stuck)
+    answer = _by_record(record, policy, now, waits=facts.gated and not stuck)
     if not answer.healthy:
         return answer
     if facts.unrecorded:
@@ -64,11 +64,6 @@ def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHI
     if facts.blocked and record.state is State.CLEAN:
         return answers.Offer(healthy=False, why=facts.blocked)
     return answer
-
-
-def waits(policy: Policy, facts: OfferFacts) -> bool:
-    """Whether a pod may be given the device before it is clean: its containers wait."""
-    return policy.gate is GateMode.CREATE and facts.gated
 
 
 def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> answers.Offer:

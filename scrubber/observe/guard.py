@@ -44,7 +44,8 @@ class Guard:
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
         self._open_to: dict[str, OpenTo | Container | Group] = {}  # by device, as its record wants it
-        self._refuses: dict[str, bool] = {}  # by device, as the kernel took it
+        self._refuses: dict[str, bool] = {}  # by device, as the kernel took it ...
+        self._refuses_until = 0.0  # ... and for how long: the uptime at which the lease ends
         self._failed: dict[str, str] = {}  # devices whose rule the kernel did not take, and why
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
@@ -103,8 +104,10 @@ class Guard:
                 if mine and (terms := self._sources.terms(uuid)).refuse:
                     leases.append(terms.lease)
             if leases and not self._ending.is_set():
+                until = time.clock_gettime(time.CLOCK_BOOTTIME) + min(leases)
                 try:
                     self._fence.refuse_for(min(leases))
+                    self._refuses_until = until
                 except OSError as error:
                     logger.warning("the lease of the fence is not renewed", error=str(error))
 
@@ -160,7 +163,9 @@ class Guard:
 
     def refuses(self, uuid: str) -> bool | None:
         """Whether others cannot open the device. None while the kernel is not asked about it."""
-        return self._refuses.get(uuid) if self._numbers.get(uuid) else None
+        if not self._numbers.get(uuid) or uuid not in self._refuses:
+            return None
+        return self._refuses[uuid] and time.clock_gettime(time.CLOCK_BOOTTIME) < self._refuses_until
 
     def witness(self, uuid: str) -> Testimony | None:
         """How often others have used the device; None if it is not guarded."""

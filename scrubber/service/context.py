@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
-from policies.model import Policy, Receipts
+from policies.model import GateMode, Policy, Receipts
 from scrubber.core import in_force, ownership, presence, proof, upkeep
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, State, Vitals
@@ -82,7 +82,18 @@ class ServiceContext:
         if obstacle is not None:
             raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
 
-    def gated(self, device: str, now: Moment) -> bool:
+    def gated(self, device: str, policy: Policy, now: Moment) -> bool:
+        """Whether no container can use a device before the service says yes, so that a pod may be given it unproven."""
+        match policy.gate:
+            case GateMode.ALLOCATE:
+                return False
+            case GateMode.PRESTART:
+                guard = self.observer.driver.guard
+                return guard is not None and guard.refuses(device) is True
+            case GateMode.CREATE:
+                return self.create_gate_in_force(device, now)
+
+    def create_gate_in_force(self, device: str, now: Moment) -> bool:
         """Whether no container is created with a device before the service says yes."""
         if not self.covered(device):
             return False
@@ -147,7 +158,7 @@ class ServiceContext:
             unrecorded=self._unrecorded(record) if fault else "",
             withheld=self.is_withheld(record),
             covered=self.covered(record.device.uuid),
-            gated=self.gated(record.device.uuid, self.now()),
+            gated=self.gated(record.device.uuid, self.active_policy.device_policy(record.device).policy, self.now()),
             blocked=self.blocked.get(record.device.uuid, ""),
         )
 

@@ -122,7 +122,7 @@ class StatusReporter:
             model=record.device.model,
             memory_bytes=record.device.memory_bytes,
             pci_address=record.device.pci_address or "",
-            waits=offering.waits(policy, self._context.offer_facts(record)),
+            waits=self._context.gated(record.device.uuid, policy, now),
             past_gate=bypassed if 0 <= now.uptime - bypassed < REPORTED_FOR else 0.0,
             gate=self._gate(record.device.uuid),
             receipts=self._context.receipts(record, policy),
@@ -237,7 +237,7 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
-            gate_in_force=tuple(device for device in ledger.records if self._context.gated(device, now)),
+            gate_in_force=tuple(device for device in ledger.records if self._context.create_gate_in_force(device, now)),
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from ground import aio, log
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
-from policies.model import GateMode, Policy
+from policies.model import Policy
 from scrub_api.device_messages import GrantedDevice, GrantProof
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
@@ -289,7 +289,7 @@ class TenantRequests:
         to_search = not announced or record.state in (State.GRANTED, State.IN_USE)
         facts = await context.complete(record, await context.observer.quick(record, before_use=to_search))
         policy = self._policy_now(request, device)
-        gated = announced and policy.gate is GateMode.CREATE and context.gated(device, facts.at)
+        gated = announced and context.gated(device, policy, facts.at)
         return acquire.decide(
             record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner,
             group=group,

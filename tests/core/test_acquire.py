@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import Reason
-from policies.model import Clear, GateMode, Passes, Paths, Proof
+from policies.model import Clear, Passes, Paths, Proof
 from scrubber.core import acquire, ownership, proof, start, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import (
@@ -92,7 +92,6 @@ def test_only_operators_read_which_process_was_too_slow():
     assert veto == Veto(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
 
 
-CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
 DEFER = rows(
     ("a clean device is granted all the same", lives.CLEAN, facts(), HandOut()),
     ("a dirty one is scrubbed meanwhile", lives.DIRTY, facts(), Defer(FAST)),
@@ -105,14 +104,14 @@ DEFER = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_with_gate_create_the_container_start_waits(record, seen, answer):
-    assert acquire.decide(record, seen, CREATE, later(1), announced=True, gated=True) == answer
+def test_where_containers_wait_allocate_does_not(record, seen, answer):
+    assert acquire.decide(record, seen, ENFORCE, later(1), announced=True, gated=True) == answer
 
 
 @pytest.mark.parametrize("asked", [{"announced": True}, {"gated": True}], ids=["not gated", "not announced"])
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_gate_create_defers_only_announced_and_gated_requests(record, seen, answer, asked):
-    at_once = acquire.decide(record, seen, CREATE, later(1), **asked)
+def test_only_announced_and_gated_requests_are_deferred(record, seen, answer, asked):
+    at_once = acquire.decide(record, seen, ENFORCE, later(1), **asked)
     assert at_once == acquire.decide(record, seen, ENFORCE, later(1), announced=True)
     assert not isinstance(at_once, Defer)
     assert isinstance(answer, Defer) is (at_once != answer)
@@ -216,7 +215,7 @@ def test_an_exclusive_request_for_a_free_device_is_like_others(record, seen):
     assert asked == acquire.decide(record, seen, ENFORCE, later(1))
 
 
-@pytest.mark.parametrize("policy", [ENFORCE, CREATE, OBSERVE])
+@pytest.mark.parametrize("policy", [ENFORCE, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.USED_BY_HOST])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen):

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import GateMode
 from scrubber.core import acquire, answers, in_force, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Owner, Passage
 from tests.core import lives
 from tests.core.lives import NOW, OF_A, OF_B, A, B, facts, later, live
 
-CREATE = lives.ENFORCE.model_copy(update={"gate": GateMode.CREATE})
 GPU = lives.DEVICE.uuid
 LATE = NOW.uptime + 5
 LET_A = {GPU: Passage(A, NOW.uptime)}
@@ -79,12 +77,12 @@ def test_only_the_devices_own_pod_can_come_past_the_gate(record, holders, passag
     seen = facts(holders, alive=True, assigned_pods=assigned)
     seen = replace(seen, unasked=in_force.unasked(record, seen, passages))
     assert in_force.past_gate(record, seen) == event
-    tended = upkeep.tend(record, seen, CREATE, later(1), 0.0)
+    tended = upkeep.tend(record, seen, lives.ENFORCE, later(1), 0.0)
     assert (tended == answers.RecordFirst(event)) is (event is not None)
     lenient = upkeep.tend(record, seen, lives.OBSERVE, later(1), 0.0)  # it lets two pods share a device
     assert not (isinstance(lenient, answers.RecordFirst) and isinstance(lenient.event, ev.PastGate))
     if event is not None:  # who asks for it at this moment waits for its proof
-        answer = acquire.decide(record, seen, CREATE, later(1), announced=True, gated=True)
+        answer = acquire.decide(record, seen, lives.ENFORCE, later(1), announced=True, gated=True)
         assert not isinstance(answer, answers.Defer)
 
 
@@ -93,7 +91,7 @@ def test_each_pod_past_the_gate_is_recorded_once_per_proof():
     for _ in range(3):
         seen = facts((OF_A, OF_B), assigned_pods={A, B})
         seen = replace(seen, unasked=in_force.unasked(record, seen, {GPU: Passage("pod-c", NOW.uptime)}))
-        answer = upkeep.tend(record, seen, CREATE, later(1), 0.0)
+        answer = upkeep.tend(record, seen, lives.ENFORCE, later(1), 0.0)
         assert isinstance(answer, answers.RecordFirst)
         events.append(answer.event)
         record = lives.noted(record, answer)

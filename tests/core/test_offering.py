@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from policies.model import GateMode
 from scrubber.core import events as ev
 from scrubber.core import offering
 from scrubber.core.answers import Offer
@@ -91,7 +90,6 @@ def test_a_dirty_device_is_offered_for_the_allocate_budget_only(record):
     assert not offering.offer(record, ENFORCE, later(budget + 0.001)).healthy
 
 
-CREATE = ENFORCE.model_copy(update={"gate": GateMode.CREATE})
 SETBACK = lives.SET_BACK.scrubs.setback
 assert SETBACK is not None
 WAITED = rows(
@@ -109,14 +107,13 @@ WAITED = rows(
 
 @pytest.mark.parametrize(("record", "healthy"), WAITED)
 def test_where_containers_wait_a_dirty_device_is_offered_longer(record, healthy):
-    offers = [offering.offer(record, CREATE, later(at), OfferFacts(gated=True)).healthy for at in (30, 59, 61)]
+    offers = [offering.offer(record, ENFORCE, later(at), OfferFacts(gated=True)).healthy for at in (30, 59, 61)]
     assert offers == [healthy, healthy, False]
-    assert offering.offer(record, CREATE, later(1)) == offering.offer(record, ENFORCE, later(1))
 
 
 @pytest.mark.parametrize(("record", "healthy"), [(lives.DIRTY, True), (lives.SET_BACK, False)])
 def test_a_failed_scrub_that_cannot_be_repeated_withdraws_the_offer(record, healthy):
-    assert offering.offer(record, CREATE, AT, OfferFacts(gated=True, blocked="a process")).healthy is healthy
+    assert offering.offer(record, ENFORCE, AT, OfferFacts(gated=True, blocked="a process")).healthy is healthy
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])

@@ -150,6 +150,28 @@ async def test_x29_w11_a_killed_kubelet_joins_the_same_job(gated):
     assert await node.scrubs(uuid) == len(await node.history(uuid, "scrub-started")) == 2
 
 
+async def test_x19_the_fence_holds_a_start_without_prestart(build):
+    """The pod was given a GPU that is not clean, and then the kubelet asks nobody."""
+    node = await build(1, brisk("gate: prestart", "fence: {mode: refuse}"))
+    if node.stage.groups is None:
+        pytest.skip("the fence needs root, and control groups of version 2")
+    uuid = await node.leave(await node.run("first"))
+    second = node.pod("second")
+    assert (await node.kubelet.admit(second)).phase is not Phase.FAILED
+    unasked = node.stage.containers.start(
+        second, second.containers[0], {RESOURCE: (uuid,)}, wire.ContainerAllocateResponse()
+    )
+    with pytest.raises(RuntimeError, match="did not start"):
+        await unasked
+    assert node.stage.containers.leaks, "it could have read what the first pod left"
+    node.stage.containers.leaks.clear()
+    start = asyncio.create_task(node.kubelet.sync(second))
+    await node.within("PreStartContainer")
+    node.heal(uuid)
+    assert await start
+    assert await node.scrubs(uuid) == 2
+
+
 @pytest.mark.parametrize("restart", [Node.restart_plugin, Node.restart_kubelet])
 async def test_x16_a_restart_between_allocate_and_prestart_costs_nothing(build, restart):
     node = await build(1)

@@ -337,6 +337,17 @@ def test_another_policy_comes_into_force_with_the_next_round(asking: Asking, for
     assert asking.guard.witness(DEVICE) is None
 
 
+def test_others_are_kept_out_for_the_lease_only(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking.keep(lives.CLEAN)
+    asking.terms = Terms(refuse=True, lease=60.0)
+    asking.guard.renew()
+    renewed = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for after, refuses in ((59.0, True), (61.0, False)):
+        with monkeypatch.context() as later:
+            later.setattr(time, "clock_gettime", lambda _clock, now=renewed + after: now)
+            assert asking.guard.refuses(DEVICE) is refuses
+
+
 def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: Path, owner: Path) -> None:
     """Also by a service that has ended since, and whose policy was another one."""
     for fenced, used in ((True, False), (False, None), (True, True)):

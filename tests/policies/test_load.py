@@ -214,6 +214,12 @@ rules:
     assert fault.startswith("p.yaml:6:24: rules[0].policy.timeouts: found evict.grace 9s with timeouts 0.5, where")
 
 
+def test_starts_that_wait_need_a_fence_that_refuses():
+    (fault,) = faults("name: a\ndefaults: {gate: prestart}\n")
+    assert "found gate prestart with fence.mode watch, expected fence.mode refuse" in fault
+    assert read("name: a\ndefaults: {gate: prestart, fence: {mode: refuse}}\n").defaults
+
+
 def test_a_rule_is_not_blamed_for_what_it_inherits():
     (fault,) = faults("""\
 name: a

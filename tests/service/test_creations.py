@@ -265,13 +265,14 @@ async def test_a_container_past_the_gate_ends_deferral_for_now(world, restarted)
     if restarted:
         await world.die()
         await world.start()
-    assert not world.context.gated(device, world.context.now())
-    assert not world.context.gated(other, world.context.now()), "what one container shows is true of the runtime"
+    in_force = world.context.create_gate_in_force
+    assert not in_force(device, world.context.now())
+    assert not in_force(other, world.context.now()), "what one container shows is true of the runtime"
     world.gated = True
     await let_on(world, "asks", other)
     await asyncio.sleep(2)
     now = world.context.now()
-    assert (world.context.gated(other, now), world.context.gated(device, now)) == (True, False)
+    assert (in_force(other, now), in_force(device, now)) == (True, False)
     assert len(rows(world, ev.PastGate)) == 1
     await asyncio.sleep(report.REPORTED_FOR)
     assert reported(world, device).past_gate == 0, "a plugin that starts later tells nobody again"

@@ -68,6 +68,30 @@ async def test_an_earlier_tenant_is_a_user_like_others(fenced):
     assert scrubs(world, device) == passed + 2
 
 
+PRESTART = "defaults: {gate: prestart, fence: {mode: refuse}}"
+
+
+async def test_where_the_fence_refuses_the_start_waits(fenced):
+    world = await fenced(policy=PRESTART)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.acquire("first", device, announced=True)
+    await world.begin("first", device)
+    await asyncio.sleep(3.0)  # it was seen
+    world.node.end_container("first")
+    assert await world.acquire("second", device, announced=True) == []
+    assert scrubs(world, device) == passed
+    assert await world.begin("second", device)
+    assert scrubs(world, device) == passed + 1
+
+
+async def test_without_a_fence_that_refuses_allocate_waits(begin):
+    world = await begin(policy=PRESTART)
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    world.node.end_container(await world.tenancy(device))
+    assert await world.acquire("second", device, announced=True)
+    assert scrubs(world, device) == passed + 1
+
+
 async def test_a_device_is_open_to_its_pod_alone(fenced):
     world = await fenced(policy="strict")
     device = world.uuids[0]
