@@ -24,7 +24,7 @@ from benchmarks.cluster import lines, run
 from benchmarks.figures import Figure, quantile
 from ground import paths
 from plugin.dra.config import DRIVER
-from scrubber.ledger import file
+from scrubber.ledger import database
 from tests.cluster import programs
 from tests.cluster.autoclave import GPUS, Autoclave
 from tests.cluster.claims import Claims, device_class, dra_driver
@@ -103,8 +103,8 @@ def _wait(call: dict[str, Any]) -> float:
     """The seconds from the begin of a Prepare until the last of its devices was clean; 0 if they were clean then."""
     clean: dict[str, float] = {}
     granted: list[float] = []
-    with closing(file.connect(paths.ledger(STATE / "autoclave"), "mode=ro")) as connection:
-        for row in file.rows(connection):
+    with closing(database.connect(paths.ledger(STATE / "autoclave"), "mode=ro")) as connection:
+        for row in database.rows(connection):
             if row.kind == "scrub-passed":
                 clean[row.device] = row.wall
             elif row.kind == "granted" and row.op == call["op"]:

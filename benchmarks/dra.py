@@ -28,7 +28,7 @@ from demo.standins.kubelet import Kubelet
 from plugin.dra.config import DRIVER
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc
-from scrubber.ledger import file
+from scrubber.ledger import database
 from scrubber.node import clock
 
 NODE = "node"
@@ -151,8 +151,10 @@ class Claims:
 
 def _scrub(stage: Stage, uuid: str, since: float) -> float:
     """The seconds of the scrub of this device since then."""
-    with closing(file.connect(stage.ledger, "mode=ro")) as connection:
-        rows = {row.kind: row.uptime for row in file.rows(connection, 1) if row.device == uuid and row.uptime > since}
+    with closing(database.connect(stage.ledger, "mode=ro")) as connection:
+        rows = {
+            row.kind: row.uptime for row in database.rows(connection, 1) if row.device == uuid and row.uptime > since
+        }
     return rows["scrub-passed"] - rows["scrub-started"]
 
 

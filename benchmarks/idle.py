@@ -15,7 +15,7 @@ from ground import paths
 from scrubber.core import events, states, verdict
 from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Record
-from scrubber.ledger import file, ledger, stored
+from scrubber.ledger import ledger, opening, stored
 from scrubber.node import clock
 
 GPUS = 8
@@ -51,7 +51,7 @@ def _fill(stage: Stage, least: int) -> int:
         return states.replay(records, entries)
 
     path, head = paths.ledger(stage.root / "state"), paths.ledger_head(stage.root / "run")
-    opened, _ = file.open_or_set_aside(path, clock.now(), run_head=head)
+    opened, _ = opening.open_or_set_aside(path, clock.now(), run_head=head)
     with closing(opened):
         kept = added = opened.load(collect).rows
         began, passed = (

@@ -27,7 +27,7 @@ from demo.stage import Stage
 from demo.standins.journal import Call
 from demo.standins.pods import Phase, Pod
 from scrub_api.admin_client import AdminClient
-from scrubber.ledger import file
+from scrubber.ledger import database
 from scrubber.ledger.stored import LedgerRow
 from scrubber.node import clock
 
@@ -302,5 +302,5 @@ def _device(stage: Stage, pod: Pod) -> str:
 
 def _rows(stage: Stage, uuid: str, after: int = 0) -> list[LedgerRow]:
     """What the ledger holds of a GPU beyond this row, oldest first."""
-    with closing(file.connect(stage.ledger, "mode=ro")) as connection:
-        return [row for row in file.rows(connection, after + 1) if row.device == uuid]
+    with closing(database.connect(stage.ledger, "mode=ro")) as connection:
+        return [row for row in database.rows(connection, after + 1) if row.device == uuid]

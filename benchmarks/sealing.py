@@ -16,7 +16,8 @@ from ground import log, paths
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Change
-from scrubber.ledger import file
+from scrubber.ledger import audit, opening
+from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import key
 from scrubber.receipts.notary import Notary
 from scrubber.receipts.note import Checkpoint
@@ -83,16 +84,16 @@ def _verify(state_dir: Path, rows: int) -> float:
     included, _ = store.prove(store.head.size)
     store.close()
     began = time.perf_counter()
-    audit = file.verify(paths.ledger(state_dir), [Checkpoint("autoclave/node", included.size, included.root)])
+    result = audit.verify(paths.ledger(state_dir), [Checkpoint("autoclave/node", included.size, included.root)])
     seconds = time.perf_counter() - began
-    if audit.broken is not None or audit.vouched != included.size:
-        raise RuntimeError(f"the ledger does not hold: {audit}")
+    if result.broken is not None or result.vouched != included.size:
+        raise RuntimeError(f"the ledger does not hold: {result}")
     return seconds
 
 
-def _filled(state_dir: Path, rows: int) -> file.SqliteStore:
+def _filled(state_dir: Path, rows: int) -> SqliteStore:
     """A ledger with so many rows."""
-    store, _ = file.open_or_set_aside(paths.ledger(state_dir), lives.NOW)
+    store, _ = opening.open_or_set_aside(paths.ledger(state_dir), lives.NOW)
     for _ in range(rows // AT_ONCE):
         store.append([ROW] * AT_ONCE)
     return store

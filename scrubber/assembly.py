@@ -34,8 +34,11 @@ from scrubber.devices.simulated.backend import Simulated
 from scrubber.fence import fence
 from scrubber.fence.fence import FenceError
 from scrubber.jobs.jobs import Jobs
-from scrubber.ledger import file, stored
+from scrubber.ledger import opening, stored
+from scrubber.ledger.database import Loaded
 from scrubber.ledger.ledger import Ledger
+from scrubber.ledger.ledger_files import LedgerPaths
+from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.node import clock, pods, proc
@@ -177,9 +180,9 @@ class _WorkerStarter:
 
 def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     """The ledger, replayed. A damaged one is set aside with an error in the log, and every device is UNKNOWN."""
-    accepted: list[file.Loaded] = []
+    accepted: list[Loaded] = []
 
-    def load(opened: file.SqliteStore) -> None:
+    def load(opened: SqliteStore) -> None:
         """Treat rows that contradict the state table like damaged ones."""
         try:
             accepted.append(opened.load(states.replay))
@@ -187,7 +190,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
             raise stored.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
-    opened, aside = file.open_or_set_aside(path, clock.now(), load, run_head)
+    opened, aside = opening.open_or_set_aside(path, clock.now(), load, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     evidence = stored.Retention(config.evidence_rows, config.evidence_age)
@@ -207,7 +210,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     return ledger
 
 
-def _notary(config: ScrubberConfig, store: file.SqliteStore, counters: ServiceCounters) -> Notary | None:
+def _notary(config: ScrubberConfig, store: SqliteStore, counters: ServiceCounters) -> Notary | None:
     """Who signs receipts; None where nothing can be signed. The ledger says which key does from now on."""
     if not key_file.can_sign():
         return None
@@ -346,7 +349,7 @@ def build(
         simulated_dir="" if whole_node else str(config.simulation),
         state_dir=str(config.state_dir),
         started=clock.now().wall,
-        set_aside=file.LedgerPaths(paths.ledger(config.state_dir)).set_aside(),
+        set_aside=LedgerPaths(paths.ledger(config.state_dir)).set_aside(),
         gate_specification=str(gate.specification) if gate is not None else "",
         fence_lacks=fenced if isinstance(fenced, str) else "",
     )

@@ -24,7 +24,7 @@ from scrubber.core import events as ev
 from scrubber.create_gate.server import GateServer
 from scrubber.devices.base import Backend, DeviceError
 from scrubber.ledger import stored
-from scrubber.ledger.file import Window
+from scrubber.ledger.history_window import Window
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters

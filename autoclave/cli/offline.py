@@ -16,7 +16,9 @@ from scrub_api import admin_client, views
 from scrubber.core import presence
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
-from scrubber.ledger import file
+from scrubber.ledger import reading
+from scrubber.ledger.history_window import Window
+from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.stored import CorruptLedgerError
 from scrubber.receipts.merkle import Inclusion
 from scrubber.service.history import MAX_ENTRIES, History
@@ -35,7 +37,7 @@ class Offline:
         ``unreachable``: why the service does not answer; None if nobody asked it.
         """
         try:
-            self._file = file.read(path)
+            self._file = reading.read(path)
         except (AutoclaveError, FatalError) as error:
             if unreachable is None and isinstance(error, CorruptLedgerError) and str(path) not in str(error):
                 advice = f"`autoclave ledger export {path}` prints its rows unchecked"
@@ -60,7 +62,7 @@ class Offline:
     @property
     def set_aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers in the same directory."""
-        return file.LedgerPaths(self.path).set_aside()
+        return LedgerPaths(self.path).set_aside()
 
     @property
     def kept(self) -> tuple[float, float]:
@@ -71,7 +73,7 @@ class Offline:
         self, gpu: str, *, limit: int, since: float = 0.0, **which: Unpack[admin_client.Which]
     ) -> Sequence[views.HistoryEntry]:
         """The newest events that are asked for, newest last."""
-        window = file.Window(
+        window = Window(
             kinds=frozenset(which["kinds"]), until=which.get("until") or None, warnings=which.get("warnings", False)
         )
         events: tuple[views.HistoryEntry, ...] = ()

@@ -29,7 +29,8 @@ from scrubber.core.model import Moment
 from scrubber.core.record import Change, Record
 from scrubber.core.standstills import LONG
 from scrubber.ledger import stored
-from scrubber.ledger.file import EVERYTHING, REMEMBERED, HistoryPage, Kept, Loaded, Window
+from scrubber.ledger.database import REMEMBERED, Loaded
+from scrubber.ledger.history_window import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.stored import KEEP_ALL, Fold, Retention
 from scrubber.ledger.tree import Head
 from scrubber.receipts.merkle import Inclusion

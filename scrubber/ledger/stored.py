@@ -5,9 +5,9 @@ rows were folded into a snapshot, and which key signs receipts from now on.
 
 Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
 
-The kinds below are a stored format: a class may be renamed, a kind never. After a release, increase ``file.VERSION``
-with each new kind and each new field (which needs a default): an older program must refuse the whole ledger, not fail
-at one row.
+The kinds below are a stored format: a class may be renamed, a kind never. After a release, increase
+``database.VERSION`` with each new kind and each new field (which needs a default): an older program must refuse the
+whole ledger, not fail at one row.
 ``tests/ledger/test_stored.py`` fails when the format changes.
 """
 

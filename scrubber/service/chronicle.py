@@ -14,7 +14,7 @@ from scrubber.core import events as ev
 from scrubber.core import standstills
 from scrubber.core.standstills import PAUSE, Clocks, Seen
 from scrubber.ledger import stored
-from scrubber.ledger.file import Window
+from scrubber.ledger.history_window import Window
 from scrubber.ledger.ledger import Ledger
 from scrubber.policy import ActivePolicy
 

@@ -11,8 +11,9 @@ from scrubber.core import presence
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import State
 from scrubber.ledger import stored
-from scrubber.ledger.file import EVERYTHING, LedgerFile, Window
+from scrubber.ledger.history_window import EVERYTHING, Window
 from scrubber.ledger.ledger import Ledger
+from scrubber.ledger.reading import LedgerFile
 from scrubber.words import event_text
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made

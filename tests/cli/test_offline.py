@@ -18,7 +18,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import drills, layout, open_check
-from scrubber.ledger import file
+from scrubber.ledger import opening
 from scrubber.policy import ActivePolicy
 
 
@@ -28,7 +28,7 @@ def state(tmp_path):
     at = Moment(1_800_000_000.0, 5.0)
     device = DeviceInfo("GPU-1", 0, "Simulated GPU", 4096)
     found = events.Discovered(device, Incarnation("boot", "driver"))
-    opened, _ = file.open_or_set_aside(tmp_path / "ledger.db", at)
+    opened, _ = opening.open_or_set_aside(tmp_path / "ledger.db", at)
     opened.append(
         [LedgerEntry(0, "GPU-1", at, "op1", found), LedgerEntry(0, "GPU-1", at, "op2", events.Described(device))]
     )

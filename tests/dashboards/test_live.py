@@ -22,7 +22,7 @@ from demo.bad_day.prometheus import Prometheus
 from demo.containers import mark
 from plugin.metrics import table as plugin_table
 from scrubber.core.model import Availability
-from scrubber.ledger import file
+from scrubber.ledger import reading
 from scrubber.metrics import table
 from tests.dashboards import rulefiles
 from tests.dashboards.panel_queries import PanelQuery, panel_queries
@@ -154,7 +154,7 @@ def a_metric_leads_to_its_receipt(seen: Seen) -> list[str]:
     series = f"{table.TIME_TO_CLEAN.name}_bucket"
     found = seen.ask("query_exemplars", query=series, start=seen.began, end=seen.now)
     by_check = {it["labels"]["receipt"] for one in found for it in one["exemplars"]}
-    lines = str(list(file.export(seen.node.stage.ledger)))
+    lines = str(list(reading.export(seen.node.stage.ledger)))
     return [] if by_check and any(receipt in lines for receipt in by_check) else [f"{by_check}"]
 
 

@@ -12,7 +12,8 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import file, tree
+from scrubber.ledger import opening, tree
+from scrubber.ledger.sqlite_store import SqliteStore
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
@@ -56,10 +57,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_ledger(path):
-    opened: list[file.SqliteStore] = []
+    opened: list[SqliteStore] = []
 
-    def open_() -> tuple[file.SqliteStore, file.SetAside | None]:
-        ledger, aside = file.open_or_set_aside(path, NOW)
+    def open_() -> tuple[SqliteStore, opening.SetAside | None]:
+        ledger, aside = opening.open_or_set_aside(path, NOW)
         opened.append(ledger)
         return ledger, aside
 

@@ -10,7 +10,9 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import file, stored, tree
+from scrubber.ledger import stored, tree
+from scrubber.ledger.database import Loaded
+from scrubber.ledger.history_window import EVERYTHING, Kept, Window
 from scrubber.receipts import merkle
 
 
@@ -30,12 +32,12 @@ class MemoryStore:
         """How many rows there are, and the root of their tree."""
         return tree.Head.of(self._frontier)
 
-    def load(self, fold: stored.Fold) -> file.Loaded:
+    def load(self, fold: stored.Fold) -> Loaded:
         """Everything."""
         self._check_open()
         snapshot = stored.decode_records(self._snapshot.records) if self._snapshot else ()
         entries = stored.entries(self._rows)
-        return file.Loaded(fold(snapshot, entries), len(entries), entries, self.head)
+        return Loaded(fold(snapshot, entries), len(entries), entries, self.head)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
@@ -45,7 +47,7 @@ class MemoryStore:
         return stored.entries(rows)
 
     def history(
-        self, device: str | None, since: float | None, limit: int, window: file.Window = file.EVERYTHING
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last."""
         first = math.inf
@@ -66,11 +68,11 @@ class MemoryStore:
         return stored.entries(reversed(list(islice(wanted, limit))))
 
     @property
-    def kept(self) -> file.Kept:
+    def kept(self) -> Kept:
         """From when on there are rows."""
         firsts = [rows[0] for rows in (self._evidence, self._rows) if rows]
         walls = [0.0 if row.seq == 1 else row.wall for row in firsts] or [0.0]
-        return file.Kept(walls[0], walls[-1])
+        return Kept(walls[0], walls[-1])
 
     def compact(self, fold: stored.Fold, keep: int, at: Moment, retention: stored.Retention = stored.KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows."""

@@ -12,25 +12,25 @@ from pathlib import Path
 
 from ground.errors import LedgerUnavailable
 from scrubber.core.model import Moment
-from scrubber.ledger import file
+from scrubber.ledger import audit, opening
 from tests.ledger.conftest import NOW, drafted, unfolded
 
 
 def main(disk: Path) -> None:
     path = disk / "ledger.sqlite"
-    ledger = file.open_or_set_aside(path, NOW)[0]
+    ledger = opening.open_or_set_aside(path, NOW)[0]
     ledger.append([drafted("a")])
     ledger.close()
     subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
     refusals = []
     for _attempt in range(2):
         try:
-            file.open_or_set_aside(path, NOW)
+            opening.open_or_set_aside(path, NOW)
         except LedgerUnavailable as error:
             refusals.append(error.message)
-    rows = file.verify(path).rows
+    rows = audit.verify(path).rows
     subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
-    again, aside = file.open_or_set_aside(path, Moment(NOW.wall, 1.0))
+    again, aside = opening.open_or_set_aside(path, Moment(NOW.wall, 1.0))
     entries = [getattr(entry.event, "why", "") for entry in unfolded(again).entries]
     print(json.dumps({"refusals": refusals, "rows": rows, "entries": entries, "aside": aside is not None}))  # noqa: T201 - its output is what the test reads
 

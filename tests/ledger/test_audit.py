@@ -16,7 +16,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import file, stored
+from scrubber.ledger import audit, opening, reading, stored
 from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
@@ -30,7 +30,7 @@ WRITE = {name: f"UPDATE entries SET {name} = {CAST} WHERE seq = ?2" for name in 
 def sample(tmp_path_factory):
     """A compacted ledger of rows 16 to 36, closed."""
     path = tmp_path_factory.mktemp("sample") / "ledger.sqlite"
-    ledger, _ = file.open_or_set_aside(path, NOW)
+    ledger, _ = opening.open_or_set_aside(path, NOW)
     for number in range(34):
         ledger.append([LedgerEntry(0, f"GPU-{number % 2}", NOW, "op-1", events.Released(f"reason {number}"))])
     ledger.compact(lambda records, _: records, 20, NOW)
@@ -61,13 +61,13 @@ def changing(sample, scratch):
 def everything(path):
     """All that is stored, None when it cannot be read."""
     try:
-        return list(file.export(path))
+        return list(reading.export(path))
     except (stored.CorruptLedgerError, FatalError):
         return None
 
 
 def test_a_sound_ledger_is_found_sound(sample):
-    verdict = file.verify(sample)
+    verdict = audit.verify(sample)
     assert verdict.broken is None
     assert verdict.rows == 21
     assert verdict.head is not None
@@ -85,7 +85,7 @@ def test_one_flipped_byte_of_a_row_names_the_row(sample, scratch, seq, column, d
         else:
             other = data.draw(st.floats(allow_nan=False).filter(lambda it: it != value))
             connection.execute(WRITE[column], (other, seq))
-    broken = file.verify(scratch).broken
+    broken = audit.verify(scratch).broken
     assert broken is not None
     assert broken.seq == seq
 
@@ -97,14 +97,14 @@ def test_a_row_that_was_renumbered_is_noticed(sample, scratch, seq, other):
         if other in taken:
             return
         connection.execute("UPDATE entries SET seq = ? WHERE seq = ?", (other, seq))
-    broken = file.verify(scratch).broken
+    broken = audit.verify(scratch).broken
     assert broken is not None
     assert broken.seq in {seq, 16}
 
 
 def believed(sample):
     """What decisions depend on."""
-    ledger, _ = file.open_or_set_aside(sample, NOW)
+    ledger, _ = opening.open_or_set_aside(sample, NOW)
     loaded = unfolded(ledger)
     ledger.close()
     return loaded.snapshot, loaded.entries
@@ -119,7 +119,7 @@ def believed(sample):
 def test_changed_evidence_is_noticed_and_stops_nothing(sample, scratch, change):
     with changing(sample, scratch) as connection:
         connection.execute(change)
-    assert file.verify(scratch).broken is not None
+    assert audit.verify(scratch).broken is not None
     assert believed(scratch) == believed(sample)
 
 
@@ -132,12 +132,12 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
     raw[offset] ^= data.draw(st.integers(1, 255))
     scratch.write_bytes(raw)
     try:
-        verdict = file.verify(scratch)
+        verdict = audit.verify(scratch)
     except FatalError:
         return  # the schema version itself was hit: refused as newer
     if verdict.broken is None:
         assert everything(scratch) == everything(sample)
-    ledger, aside = file.open_or_set_aside(scratch, NOW)
+    ledger, aside = opening.open_or_set_aside(scratch, NOW)
     loaded = unfolded(ledger)
     ledger.close()
     # No decision depends on the evidence. If its damage set the ledger aside, the quarantines would be lost.
@@ -165,10 +165,10 @@ def test_an_object_outside_the_schema_is_named(sample, scratch, change, why):
         rows = connection.execute("SELECT * FROM snapshot").fetchall()
         connection.executescript(change)
         connection.executemany("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?)", rows)
-    broken = file.verify(scratch).broken
+    broken = audit.verify(scratch).broken
     assert broken is not None
     assert why in broken.why
-    ledger, aside = file.open_or_set_aside(scratch, NOW)
+    ledger, aside = opening.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is not None
 
@@ -177,14 +177,14 @@ def test_the_tables_that_analyze_makes_are_no_damage(sample, scratch):
     with changing(sample, scratch) as connection:
         connection.execute("ANALYZE")
         assert connection.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'sqlite_stat%'").fetchall()
-    assert file.verify(scratch).broken is None
-    ledger, aside = file.open_or_set_aside(scratch, NOW)
+    assert audit.verify(scratch).broken is None
+    ledger, aside = opening.open_or_set_aside(scratch, NOW)
     ledger.close()
     assert aside is None
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-@pytest.mark.parametrize("read", [file.verify, lambda path: list(file.export(path))], ids=["verify", "export"])
+@pytest.mark.parametrize("read", [audit.verify, lambda path: list(reading.export(path))], ids=["verify", "export"])
 def test_a_link_or_pipe_is_not_read_as_ledger(sample, tmp_path, kind, read):
     path = tmp_path / "place.sqlite"
     if kind == "link":
@@ -198,13 +198,13 @@ def test_a_link_or_pipe_is_not_read_as_ledger(sample, tmp_path, kind, read):
 def test_beside_a_running_writer_it_sees_what_was_acknowledged(ledger, path, draft):
     for number in range(2, 20):
         ledger.append([draft()])
-        verdict = file.verify(path)
+        verdict = audit.verify(path)
         assert (verdict.broken, verdict.rows) == (None, number)
 
 
 def test_an_export_says_every_row_and_the_snapshot(sample):
-    [*evidence, snapshot] = list(file.export(sample))[:16]
-    rows = list(file.export(sample))[16:]
+    [*evidence, snapshot] = list(reading.export(sample))[:16]
+    rows = list(reading.export(sample))[16:]
     assert [row["seq"] for row in evidence] == list(range(1, 16))
     assert (snapshot["kind"], snapshot["cut"], snapshot["records"]) == ("snapshot", 15, [])
     assert [row["seq"] for row in rows] == list(range(16, 37))
@@ -213,4 +213,4 @@ def test_an_export_says_every_row_and_the_snapshot(sample):
 
 def test_a_missing_ledger_is_reported(tmp_path):
     with pytest.raises(FatalError, match="there is no such file"):
-        file.verify(tmp_path / "ledger.sqlite")
+        audit.verify(tmp_path / "ledger.sqlite")

@@ -20,7 +20,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.ledger import file, stored
+from scrubber.ledger import audit, database, opening, sqlite_errors, stored
 from scrubber.ledger.ledger import SLOW
 from tests.ledger.conftest import unfolded
 from tests.patience import WITHIN
@@ -32,11 +32,11 @@ KILLS = 12
 
 def numbers(path):
     """What a ledger that somebody wrote with writer.py holds; it must open without complaint."""
-    ledger, aside = file.open_or_set_aside(path, NOW)
+    ledger, aside = opening.open_or_set_aside(path, NOW)
     entries = unfolded(ledger).entries
     ledger.close()
     assert aside is None
-    assert file.verify(path).broken is None
+    assert audit.verify(path).broken is None
     return [int(entry.event.why.split()[0]) for entry in entries if isinstance(entry.event, events.Released)]
 
 
@@ -106,23 +106,23 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, lim
     with pytest.raises(LedgerUnavailable, match="cannot write to the ledger "):  # it can be read
         ledger.load()
     limit_file_size(None)
-    assert file.verify(path).broken is None
+    assert audit.verify(path).broken is None
 
 
 def test_a_full_disk_leaves_the_lock_free(path, limit_file_size):
     limit_file_size(0)
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="the disk is full or a size limit is reached"):
-            file.open_or_set_aside(path, NOW)
+            opening.open_or_set_aside(path, NOW)
 
 
 def test_a_full_disk_names_the_remedy(open_ledger, path):
     open_ledger()
-    with closing(file.connect(path)) as connection, file.transaction(connection):
+    with closing(database.connect(path)) as connection, database.transaction(connection):
         connection.execute("PRAGMA max_page_count = 1")
         with (
             pytest.raises(LedgerUnavailable, match=f"disk is full or .* reached; free some space under {path.parent}"),
-            file.translated("write to the ledger", path),
+            sqlite_errors.translated("write to the ledger", path),
         ):
             connection.execute("CREATE TABLE more (a)")
 
@@ -207,8 +207,8 @@ def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):
 
 
 def test_a_lock_of_another_program_only_delays_writes(ledger, path, draft, monkeypatch):
-    assert file.BUSY_SECONDS < SLOW  # otherwise the service takes it for a disk that hangs
-    monkeypatch.setattr(file, "BUSY_SECONDS", 0.05)
+    assert database.BUSY_SECONDS < SLOW  # otherwise the service takes it for a disk that hangs
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     ledger.disconnect()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -222,8 +222,8 @@ def test_a_lock_of_another_program_only_delays_writes(ledger, path, draft, monke
 def test_a_short_lock_refuses_nothing(ledger, path, draft, monkeypatch):
     """The usual write waits once, so it may wait for all of the time."""
     held = 1.2  # seconds
-    assert held < file.BUSY_SECONDS
-    monkeypatch.setattr(file, "BUSY_SECONDS", WITHIN)  # a busy machine may end the lock late
+    assert held < database.BUSY_SECONDS
+    monkeypatch.setattr(database, "BUSY_SECONDS", WITHIN)  # a busy machine may end the lock late
     ledger.append([draft("a")])
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -19,7 +19,8 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import file, stored, tree
+from scrubber.ledger import audit, database, ledger_files, opening, reading, stored, tree
+from scrubber.ledger.sqlite_store import SqliteStore
 from tests.ledger.conftest import NOW, unfolded
 
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -62,18 +63,18 @@ def test_files_of_an_interrupted_start_do_not_matter(open_ledger, path):
 
 def test_a_crash_before_the_first_head_does_not_matter(open_ledger, path):
     open_ledger()[0].close()
-    file.LedgerPaths(path).head.unlink()
+    ledger_files.LedgerPaths(path).head.unlink()
     assert open_ledger()[1] is None
 
 
 def test_a_second_writer_is_refused_by_name(open_ledger, path):
     open_ledger()
-    program = "import sys; from pathlib import Path; from scrubber.ledger import file; \
-file.lock(file.LedgerPaths(Path(sys.argv[1])))"
+    program = "import sys; from pathlib import Path; from scrubber.ledger import ledger_files; \
+ledger_files.lock(ledger_files.LedgerPaths(Path(sys.argv[1])))"
     refused = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
     assert "cannot open the ledger" in refused.stderr
     with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that process first"):
-        file.open_or_set_aside(path, NOW)
+        opening.open_or_set_aside(path, NOW)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_newer_schema_is_refused_and_left_alone(open_ledger, draft, path):
     with pytest.raises(FatalError, match="version 99"):
         open_ledger()
     with pytest.raises(FatalError, match="version 99"):
-        file.verify(path)
+        audit.verify(path)
     assert contents(path.parent) == before
 
 
@@ -133,14 +134,14 @@ def test_an_older_schema_is_set_aside_and_can_be_exported(open_ledger, draft, pa
         connection.execute("ALTER TABLE entries ADD COLUMN hash TEXT NOT NULL DEFAULT 'ab'")
         connection.execute("PRAGMA user_version = 2")
     why = "its schema is version 2, and this program reads version 4 only; `autoclave ledger export` prints its quarant"
-    broken = file.verify(path).broken
+    broken = audit.verify(path).broken
     assert broken is not None
     assert why in broken.why
     with pytest.raises(LedgerUnavailable, match="its schema is version 2"):
-        file.read(path)
+        reading.read(path)
     _, aside = open_ledger()
     assert (aside and aside.why) == broken.why
-    exported = [(row["body"], row["hash"]) for row in list(file.export(aside.path))[1:]]
+    exported = [(row["body"], row["hash"]) for row in list(reading.export(aside.path))[1:]]
     assert exported == [({"why": why, "restart": False}, "ab") for why in ("2", "3")]
 
 
@@ -160,11 +161,11 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):
     after = contents(path.parent)
     assert after[NAME] == before["ledger.sqlite"]
     assert after[f"{NAME}.head"] == before["ledger.head"]
-    assert file.verify(aside.path).broken == file.Broken(17, aside.why), "it can still be read where it lies"
+    assert audit.verify(aside.path).broken == audit.Broken(17, aside.why), "it can still be read where it lies"
     ledger.append([draft()])
-    [first, _] = file.export(path)
+    [first, _] = reading.export(path)
     assert (first["kind"], first["body"]) == ("ledger-begun", {"set_aside": NAME, "why": aside.why})
-    assert file.verify(path).set_aside == (NAME,)
+    assert audit.verify(path).set_aside == (NAME,)
 
 
 GOLDEN = (Path(__file__).parent / "golden.jsonl").read_text().splitlines()
@@ -173,11 +174,11 @@ PASSED = next(body for row in map(json.loads, GOLDEN) if row["kind"] == "scrub-p
 
 def write(path, kind, body):
     """One more row whose leaf is right, as another version would have written it."""
-    with closing(file.connect(path)) as connection, file.transaction(connection):
-        before = file.tree_of(connection)
+    with closing(database.connect(path)) as connection, database.transaction(connection):
+        before = database.tree_of(connection)
         row = stored.new_row(before.size + 1, "GPU-1", NOW, "op-1", kind, body)
-        head = tree.Head.of(file.insert(connection, before, [row]))
-    with closing(file.HeadFiles(file.LedgerPaths(path))) as kept:
+        head = tree.Head.of(database.insert(connection, before, [row]))
+    with closing(ledger_files.HeadFiles(ledger_files.LedgerPaths(path))) as kept:
         kept.write(head, vouch=False)
 
 
@@ -195,7 +196,7 @@ def test_an_incompatible_ledger_is_set_aside_whole(open_ledger, draft, path, kin
     change(body)
     write(path, kind, json.dumps(body))
     before = path.read_bytes()
-    broken = file.verify(path).broken
+    broken = audit.verify(path).broken
     assert broken is not None
     assert re.search(f"^row 5: cannot read an event: .*{why}", broken.why)
     ledger, aside = open_ledger()
@@ -220,7 +221,7 @@ def test_a_compatible_row_of_another_version_is_read(open_ledger, draft, path):
 def test_a_clock_without_a_calendar_does_not_stop_the_start(open_ledger, draft, path, wall, stamp):
     fill(open_ledger, draft)
     path.write_bytes(b"damaged")
-    ledger, aside = file.open_or_set_aside(path, Moment(wall, 1.0))
+    ledger, aside = opening.open_or_set_aside(path, Moment(wall, 1.0))
     ledger.close()
     assert aside is not None
     assert aside.path.name == f"{path.name}.corrupt-{stamp}"
@@ -231,7 +232,7 @@ def test_a_second_damage_makes_a_second_file(open_ledger, draft, path):
         fill(open_ledger, draft, 3)
         path.write_bytes(b"not a database at all" * 100)
         open_ledger()[0].close()
-    assert {NAME, f"{NAME}-1", f"{NAME}-2"} <= set(file.verify(path).set_aside)
+    assert {NAME, f"{NAME}-1", f"{NAME}-2"} <= set(audit.verify(path).set_aside)
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
@@ -239,7 +240,7 @@ def test_a_truncated_ledger_is_set_aside(open_ledger, draft, path, share):
     fill(open_ledger, draft)
     left = path.read_bytes()[: int(path.stat().st_size * share)]
     path.write_bytes(left)
-    verdict = file.verify(path)
+    verdict = audit.verify(path)
     ledger, aside = open_ledger()
     assert verdict.broken is not None
     assert aside.path.read_bytes() == left
@@ -257,8 +258,8 @@ def test_a_truncated_log_is_noticed_and_not_touched(open_ledger, draft, path, tm
     log = crashed / "ledger.sqlite-wal"
     cut = log.read_bytes()[: int(log.stat().st_size * share)]
     log.write_bytes(cut)
-    broken = file.verify(crashed / path.name).broken
-    opened, aside = file.open_or_set_aside(crashed / path.name, NOW)
+    broken = audit.verify(crashed / path.name).broken
+    opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
     opened.close()
     assert broken is not None
     assert "the last rows are lost" in broken.why
@@ -272,7 +273,7 @@ def test_a_whole_log_without_its_index_is_recovered(open_ledger, draft, path, tm
     entries = ledger.append([draft("a")]) + ledger.append([draft("b")])
     crashed = tmp_path / "crashed"
     shutil.copytree(path.parent, crashed, ignore=shutil.ignore_patterns("*-shm"))
-    opened, aside = file.open_or_set_aside(crashed / path.name, NOW)
+    opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
     assert aside is None
     assert unfolded(opened).entries == entries
     opened.close()
@@ -295,7 +296,7 @@ def test_a_ledger_file_that_was_exchanged_is_set_aside(open_ledger, draft, path,
     change(path, old)
     aside = open_ledger()[1]
     assert why in aside.why
-    head = file.read_head(file.LedgerPaths(path).head)
+    head = ledger_files.read_head(ledger_files.LedgerPaths(path).head)
     assert head is not None
     assert head.size == 1
 
@@ -319,12 +320,12 @@ def test_a_crash_while_setting_aside_is_not_believed_either(open_ledger, draft, 
 
 
 def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger, draft, path):
-    def refuse(opened: file.SqliteStore) -> None:
+    def refuse(opened: SqliteStore) -> None:
         if opened.load().rows:
             raise stored.CorruptLedgerError("row 2 cannot follow")
 
     fill(open_ledger, draft)
-    ledger, aside = file.open_or_set_aside(path, NOW, refuse)
+    ledger, aside = opening.open_or_set_aside(path, NOW, refuse)
     ledger.close()
     assert aside is not None
     assert aside.why == "row 2 cannot follow"
@@ -334,14 +335,14 @@ def test_when_it_cannot_be_opened_the_lock_is_free_again(path):
     path.mkdir(parents=True)
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="it is not a regular file"):
-            file.open_or_set_aside(path, NOW)
+            opening.open_or_set_aside(path, NOW)
 
 
 def test_a_load_holds_few_rows_at_once(open_ledger, draft, monkeypatch):
     """Else the memory of the service would grow with its ledger, and stay."""
     ledger, _ = open_ledger()
     ledger.append([draft(letter) for letter in "abcdefgh"])
-    monkeypatch.setattr(file, "AT_ONCE", 3)
+    monkeypatch.setattr(database, "AT_ONCE", 3)
     parts: list[int] = []
 
     def count(records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:

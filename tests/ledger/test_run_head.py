@@ -10,7 +10,8 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.ledger import file, stored
+from scrubber.ledger import opening, stored
+from scrubber.ledger.sqlite_store import SqliteStore
 from tests.ledger.conftest import NOW, unfolded
 
 
@@ -21,11 +22,11 @@ class Node:
         self.state, self.copy, self.head = root / "state", root / "copy", root / "run" / "ledger.head"
         self.head.parent.mkdir()
         self.draft, self.written = draft, 0
-        self.opened: list[file.SqliteStore] = []
+        self.opened: list[SqliteStore] = []
 
     def may_be_old(self, *, rows=0):
         """What a service finds that starts, writes some rows and ends."""
-        ledger, aside = file.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
+        ledger, aside = opening.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
         self.opened.append(ledger)
         assert aside is None
         may_be_old = ledger.load().may_be_old
@@ -68,7 +69,7 @@ def test_a_note_does_not_vouch_for_an_older_copy(node):
     node.keep_copy()
     node.may_be_old(rows=1)
     node.put_copy_back()
-    ledger, _ = file.open_or_set_aside(node.state / "ledger.db", NOW, run_head=node.head)
+    ledger, _ = opening.open_or_set_aside(node.state / "ledger.db", NOW, run_head=node.head)
     ledger.load()
     ledger.note(stored.KEY, NOW, {"key": "ab"})
     ledger.append([LedgerEntry(0, ev.NODE, NOW, "", ev.ServiceStarted("0.1.0"))])
@@ -107,7 +108,7 @@ def test_a_kill_between_row_and_head_is_no_rollback(node):
 def test_a_row_whose_head_cannot_be_stored_never_counts(tmp_path, draft):
     run = tmp_path / "run"
     run.mkdir()
-    ledger, _ = file.open_or_set_aside(tmp_path / "state/ledger.db", NOW, run_head=run / "ledger.head")
+    ledger, _ = opening.open_or_set_aside(tmp_path / "state/ledger.db", NOW, run_head=run / "ledger.head")
     ledger.disconnect()  # as after a failed write
     run.rename(tmp_path / "away")
     with pytest.raises(LedgerUnavailable):

@@ -13,7 +13,8 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Ailment, AilmentKind, DeviceInfo, Incarnation, Moment, State, Step
 from scrubber.core.record import Record
-from scrubber.ledger import file, stored
+from scrubber.ledger import stored
+from scrubber.ledger.history_window import Window
 from scrubber.ledger.ledger import Store
 from tests.ledger import memory_store
 from tests.ledger.conftest import unfolded
@@ -92,18 +93,18 @@ def test_history_can_be_read_page_by_page_in_both_directions(kept, draft):
     for number in range(6):
         kept.append([draft(str(number))])
     rows = [entry.seq for entry in kept.history(None, None, 100)]
-    assert whys(kept.history(None, None, 2, file.Window(before=rows[4]))) == ["2", "3"]
-    assert whys(kept.history(None, None, 2, file.Window(before=rows[4], after=rows[2]))) == ["3"]
-    assert whys(kept.history(None, None, 9, file.Window(after=rows[3]))) == ["4", "5"]
-    assert whys(kept.history(None, None, 9, file.Window(after=rows[5]))) == []
+    assert whys(kept.history(None, None, 2, Window(before=rows[4]))) == ["2", "3"]
+    assert whys(kept.history(None, None, 2, Window(before=rows[4], after=rows[2]))) == ["3"]
+    assert whys(kept.history(None, None, 9, Window(after=rows[3]))) == ["4", "5"]
+    assert whys(kept.history(None, None, 9, Window(after=rows[5]))) == []
 
 
 def test_history_can_be_read_by_the_kinds_of_events(kept, draft):
     kept.append([draft("a")])
     [entry] = kept.history(None, None, 9)
     kind, _ = stored.encode(entry.event)
-    assert whys(kept.history(None, None, 9, file.Window(kinds=frozenset({"quarantined", kind})))) == ["a"]
-    assert kept.history(None, None, 9, file.Window(kinds=frozenset({"quarantined"}))) == ()
+    assert whys(kept.history(None, None, 9, Window(kinds=frozenset({"quarantined", kind})))) == ["a"]
+    assert kept.history(None, None, 9, Window(kinds=frozenset({"quarantined"}))) == ()
 
 
 def test_history_may_be_asked_from_another_thread(kept, draft):
@@ -139,9 +140,9 @@ def test_evidence_outlives_the_steps_of_scrubs(kept, draft):
     whole = kept.history(None, None, 100)
     assert whys(whole) == ["a0", "a1", "a2", "a3", "b"]
     assert [entry.event for entry in whole].count(step.event) == 2
-    assert whys(kept.history(None, None, 2, file.Window(before=rows[3]))) == ["a0", "a1"]
-    assert whys(kept.history(None, 101.0, 9, file.Window(until=102.0))) == ["a1", "a2"]
-    assert kept.history(None, None, 9, file.Window(before=rows[5], warnings=True))[0].event == sick.event
+    assert whys(kept.history(None, None, 2, Window(before=rows[3]))) == ["a0", "a1"]
+    assert whys(kept.history(None, 101.0, 9, Window(until=102.0))) == ["a1", "a2"]
+    assert kept.history(None, None, 9, Window(before=rows[5], warnings=True))[0].event == sick.event
 
 
 def test_a_history_survives_a_jump_of_the_clock(kept, draft):
@@ -149,7 +150,7 @@ def test_a_history_survives_a_jump_of_the_clock(kept, draft):
     times = {"earlier boot": (100.0, 960.0), "older": (200.0, 10.0), "before": (490.0, 300.0), "after": (4100.0, 310.0)}
     kept.append([draft(why, wall=wall, uptime=uptime) for why, (wall, uptime) in times.items()])
     assert whys(kept.history(None, 4000.0, 9)) == ["after"]
-    assert whys(kept.history(None, 4000.0, 9, file.Window(uptime=210.0))) == ["before", "after"]
+    assert whys(kept.history(None, 4000.0, 9, Window(uptime=210.0))) == ["before", "after"]
 
 
 def test_the_oldest_evidence_goes_by_count_and_by_age(kept, draft):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scrubber.core import events, model
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import file, stored
+from scrubber.ledger import database, stored
 
 HERE = Path(__file__).parent
 EVENTS = typing.get_args(events.Event)
@@ -137,9 +137,9 @@ def described(wanted):
 def test_the_stored_format_changes_only_with_the_schema_version():
     fields = {kind: described(event) for kind, event in stored.CLASSES.items()} | {"snapshot": described(Record)}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-    version = str(file.VERSION)
+    version = str(database.VERSION)
     assert json.loads((HERE / "golden_format.json").read_text()).get(version) == digest, (
-        f"the stored events changed: a released version could not read them. Raise file.VERSION, and put it with "
+        f"the stored events changed: a released version could not read them. Raise database.VERSION, and put it with "
         f"{digest!r} into golden_format.json; as long as version {version} was never released, replace its line"
     )
 

@@ -13,7 +13,8 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment, Step
-from scrubber.ledger import file, stored, tree
+from scrubber.ledger import audit, database, stored, tree
+from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import merkle
 from scrubber.receipts.note import Checkpoint
 from tests.core import lives
@@ -22,7 +23,7 @@ from tests.ledger.conftest import NOW, drafted
 STEP = events.StepsRecorded("job", (), Step.CLEAR)
 
 
-def checkpoint(ledger: file.SqliteStore) -> Checkpoint:
+def checkpoint(ledger: SqliteStore) -> Checkpoint:
     included, _ = ledger.prove(ledger.head.size)
     return Checkpoint("autoclave/node", included.size, included.root)
 
@@ -35,16 +36,16 @@ def changing(path, *statements):
 
 def forge_tail(path, count: int) -> None:
     """Cut rows off the end as somebody with all rights would: rows, tree and head file agree afterwards."""
-    with closing(file.connect(path)) as connection:
-        size = file.tree_of(connection).size - count
+    with closing(database.connect(path)) as connection:
+        size = database.tree_of(connection).size - count
         connection.execute("DELETE FROM entries WHERE seq > ?", (size,))
         tree.cut(connection, size)
-        head = tree.Head.of(file.tree_of(connection))
+        head = tree.Head.of(database.tree_of(connection))
     path.with_name("ledger.head").write_text(f"{head.size:020d} {head.root}\n")
 
 
 def broken_at(path, newest: Checkpoint) -> int | None:
-    broken = file.verify(path, [newest]).broken
+    broken = audit.verify(path, [newest]).broken
     assert broken is not None
     return broken.seq
 
@@ -56,8 +57,8 @@ def test_a_ledger_that_grew_agrees_with_every_older_checkpoint(ledger, path):
         older.append(checkpoint(ledger))
     ledger.append([drafted("after the last checkpoint")])
     ledger.close()
-    audit = file.verify(path, older)
-    assert (audit.broken, audit.vouched, audit.rows) == (None, older[-1].size, older[-1].size + 1)
+    result = audit.verify(path, older)
+    assert (result.broken, result.vouched, result.rows) == (None, older[-1].size, older[-1].size + 1)
 
 
 def test_a_checkpoint_finds_a_tail_cut_off_with_all_rights(ledger, path):
@@ -67,11 +68,11 @@ def test_a_checkpoint_finds_a_tail_cut_off_with_all_rights(ledger, path):
     newest = checkpoint(ledger)
     ledger.close()
     forge_tail(path, 3)
-    assert file.verify(path).broken is None  # nothing else shows it
-    audit = file.verify(path, [newest, first])
-    assert audit.vouched == first.size
+    assert audit.verify(path).broken is None  # nothing else shows it
+    result = audit.verify(path, [newest, first])
+    assert result.vouched == first.size
     why = "row 7 is missing: the checkpoint counts 9 rows, and the last one here is 6"
-    assert audit.broken == file.Broken(7, f"{why}; rows were cut off, or an older copy was put back")
+    assert result.broken == audit.Broken(7, f"{why}; rows were cut off, or an older copy was put back")
 
 
 def test_the_database_of_yesterday_put_back_is_found(open_ledger, path):
@@ -85,14 +86,14 @@ def test_the_database_of_yesterday_put_back_is_found(open_ledger, path):
     ledger.close()
     shutil.rmtree(path.parent)
     shutil.copytree(path.parent.with_name("yesterday"), path.parent)
-    assert file.verify(path).broken is None
+    assert audit.verify(path).broken is None
     assert broken_at(path, newest) == 5
 
     ledger, _ = open_ledger()  # and it goes on from there: two histories of the same length
     ledger.append([drafted("instead of today")] * 5)
     ledger.close()
-    audit = file.verify(path, [newest])
-    assert audit.broken == file.Broken(
+    result = audit.verify(path, [newest])
+    assert result.broken == audit.Broken(
         1, "the rows from 1 to 9 are not those of the checkpoint of 9 rows: there are two histories"
     )
 
@@ -103,8 +104,8 @@ def test_a_compaction_keeps_every_leaf(ledger, path):
     ledger.compact(lambda records, _: records, 3, NOW, stored.Retention(rows=0))
     ledger.append([drafted("after it")])
     ledger.close()
-    audit = file.verify(path, [before])
-    assert (audit.broken, audit.vouched) == (None, before.size)
+    result = audit.verify(path, [before])
+    assert (result.broken, result.vouched) == (None, before.size)
 
 
 # -- the rows and their tree, as values
@@ -221,7 +222,7 @@ def test_a_tree_other_than_that_of_the_rows_is_found(open_ledger, path, change, 
     ledger.append([drafted("a tenant")] * 4)
     ledger.close()
     changing(path, change)
-    broken = file.verify(path).broken
+    broken = audit.verify(path).broken
     assert broken is not None
     assert broken.seq == named
     assert why in broken.why
@@ -237,15 +238,15 @@ def test_a_changed_row_is_found_however_much_is_recomputed(open_ledger, path, le
     ledger, _ = open_ledger()
     ledger.append([drafted(f"tenant {number}") for number in range(8)])
     ledger.close()
-    with closing(file.connect(path)) as connection:
+    with closing(database.connect(path)) as connection:
         connection.execute("UPDATE entries SET body = replace(body, 'tenant', 'nobody') WHERE seq = 6")
         frontier = merkle.Frontier()
-        for row in list(file.rows(connection)):
+        for row in list(database.rows(connection)):
             frontier, completed = frontier.grown(tree.leaf(row))
             for level, place, node in completed:
                 if level < levels:
                     connection.execute("UPDATE tree SET hash = ? WHERE level = ? AND place = ?", (node, level, place))
-    broken = file.verify(path).broken
+    broken = audit.verify(path).broken
     assert broken is not None
     assert (broken.seq, "of the head file" in broken.why) == (named, levels == 4)
     assert open_ledger()[1] is not None
@@ -260,9 +261,9 @@ def test_the_tree_above_folded_rows_is_verified_too(ledger, path, change, named)
     ledger.append([drafted("a tenant"), replace(drafted(), event=STEP), *(drafted(str(it)) for it in range(7))])
     ledger.compact(lambda records, _: records, 2, NOW)
     ledger.close()
-    assert file.verify(path).broken is None
+    assert audit.verify(path).broken is None
     changing(path, f"UPDATE tree SET hash = zeroblob(32) WHERE {change}")  # noqa: S608 - our own words
-    broken = file.verify(path).broken
+    broken = audit.verify(path).broken
     assert broken is not None
     assert broken.seq == named
 
@@ -278,7 +279,7 @@ def test_two_equal_events_have_leaves_that_tell_nothing(ledger):
     """A tenant gets the leaf beside its own: whoever guesses what happened must not find out from it."""
     ledger.append([drafted("a tenant")] * 2)
     with ledger._ready() as connection:
-        [first, second] = file.rows(connection, first=2)
+        [first, second] = database.rows(connection, first=2)
     assert len(bytes.fromhex(first.salt)) == len(bytes.fromhex(second.salt)) == 16
     assert first._replace(seq=second.seq).hash != second.hash
 
@@ -304,8 +305,8 @@ def test_after_a_failed_write_the_tree_is_that_of_rows(ledger, path, monkeypatch
             write(ledger)
     ledger.append([drafted("the next")])
     ledger.close()
-    audit = file.verify(path)
-    assert (audit.broken, audit.rows, audit.last) == (None, rows, last)
+    result = audit.verify(path)
+    assert (result.broken, result.rows, result.last) == (None, rows, last)
 
 
 def test_a_tree_changed_by_another_program_stops_the_writer(ledger, path):
@@ -321,10 +322,10 @@ def test_a_forged_row_without_its_receipt_is_named(ledger, path):
     """Whoever computes the tree anew may leave fields out."""
     with ledger._ready() as connection:
         forged = stored.new_row(2, "GPU-1", NOW, "op", "scrub-passed", "{}")
-        connection.execute(file._INSERT, forged)
+        connection.execute(database._INSERT, forged)
         connection.execute("INSERT INTO tree VALUES (0, ?, zeroblob(32))", (forged.seq - 1,))
     ledger.close()
-    broken = file.verify(path).broken
+    broken = audit.verify(path).broken
     assert broken is not None
     assert (broken.seq, "cannot read an event" in broken.why) == (2, True)
 

@@ -13,7 +13,7 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import file
+from scrubber.ledger import opening
 
 NOW = Moment(1_750_000_000.0, 1.0)
 
@@ -23,7 +23,7 @@ def say(*words: object) -> None:
 
 
 def main(path: Path, count: int, *words: str) -> None:
-    ledger, _ = file.open_or_set_aside(path, NOW)
+    ledger, _ = opening.open_or_set_aside(path, NOW)
     say("open")
     for number in range(count):
         draft = LedgerEntry(0, "GPU-1", NOW, "op", events.Released(f"{number} " + "x" * 200))

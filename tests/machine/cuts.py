@@ -28,7 +28,7 @@ from ground import paths
 from ground.errors import AutoclaveError, FatalError
 from scrub_api.admin_client import AdminClient
 from scrub_api.client import ScrubberClient
-from scrubber.ledger import file as ledger_file
+from scrubber.ledger import audit, reading
 from tests.machine import building, vm
 from tests.machine.progress import say
 
@@ -254,7 +254,7 @@ def _served(life: Life, before: list[dict[str, Any]], quarantined: set[str]) -> 
         proven[row["device"]] += row["kind"] == "scrub-passed"
         if row["kind"] == "granted" and not proven[row["device"]]:
             yield f"a proof from before the cut was believed: row {row['seq']}"
-    if (broken := ledger_file.verify(_LEFT / "ledger.db").broken) is not None:
+    if (broken := audit.verify(_LEFT / "ledger.db").broken) is not None:
         yield broken.why
     key = _JUDGED / "key.pub"
     key.write_text(_run("receipt", "key").stdout)
@@ -303,6 +303,6 @@ def _said(*arguments: str, good: tuple[int, ...] = (0,)) -> list[str]:
 
 def _rows() -> list[dict[str, Any]]:
     try:
-        return list(ledger_file.export(_LEFT / "ledger.db"))
+        return list(reading.export(_LEFT / "ledger.db"))
     except (AutoclaveError, FatalError):  # the first start was not far enough
         return []

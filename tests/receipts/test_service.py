@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scrubber.ledger import file, stored
+from scrubber.ledger import audit, reading, stored
 from scrubber.receipts import dsse, endorsement, key, merkle, note
 from tests.live import Service
 
@@ -47,7 +47,7 @@ def checked(state: Path, trusted: bytes) -> tuple[dict[str, Any], note.Checkpoin
 
 def notes(state: Path) -> list[Any]:
     """What the ledger notes of keys."""
-    return [row["body"] for row in file.export(state / "ledger.db") if row["kind"] == stored.KEY]
+    return [row["body"] for row in reading.export(state / "ledger.db") if row["kind"] == stored.KEY]
 
 
 def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) -> None:
@@ -77,8 +77,8 @@ def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) ->
     [begun, rotated] = notes(state)
     assert begun == {"key": key.key_id(first), "public_key": first.hex()}
     assert endorsement.successor(rotated, first) == following
-    audit = file.verify(state / "ledger.db", [checkpoint, later])
-    assert (audit.broken, audit.vouched) == (None, later.size)
+    result = audit.verify(state / "ledger.db", [checkpoint, later])
+    assert (result.broken, result.vouched) == (None, later.size)
 
 
 def test_the_key_before_a_rotation_put_back_is_reported(service: Service) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import file, stored, tree
+from scrubber.ledger import stored, tree
+from scrubber.ledger.database import Loaded
+from scrubber.ledger.history_window import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger import Store
 from scrubber.receipts.merkle import Inclusion
 from tests.service.virtual import KilledError
@@ -33,7 +35,7 @@ class Disk:
         """As the inner store says."""
         return self.inner.head
 
-    def load(self, fold: stored.Fold) -> file.Loaded:
+    def load(self, fold: stored.Fold) -> Loaded:
         """Load all that the store has."""
         self._live()
         return self.inner.load(fold)
@@ -57,13 +59,13 @@ class Disk:
         return entries
 
     def history(
-        self, device: str | None, since: float | None, limit: int, window: file.Window = file.EVERYTHING
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries."""
         return self.inner.history(device, since, limit, window)
 
     @property
-    def kept(self) -> file.Kept:
+    def kept(self) -> Kept:
         """As the inner store says."""
         return self.inner.kept
 

@@ -16,7 +16,8 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Ailment, AilmentKind, Facts, ScrubPath, Sign, State, Step, Trigger, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Progress
-from scrubber.ledger import file, stored
+from scrubber.ledger import stored
+from scrubber.ledger.database import Loaded
 from scrubber.steps.base import Order, Report
 from scrubber.workers.worker import BrokenError
 from tests.ledger import memory_store
@@ -148,7 +149,7 @@ class Copied(memory_store.MemoryStore):
     put_back = False
     failures = 0
 
-    def load(self, fold: stored.Fold) -> file.Loaded:
+    def load(self, fold: stored.Fold) -> Loaded:
         return replace(super().load(fold), may_be_old=self.put_back)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:

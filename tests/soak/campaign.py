@@ -38,7 +38,7 @@ from demo.standins.pods import Phase, Pod
 from scrub_api import views
 from scrubber.core import ownership
 from scrubber.devices.simulated import drills, loops
-from scrubber.ledger import file
+from scrubber.ledger import audit, database
 from tests import forking
 from tests.flows.node import Node
 from tests.soak.hostile import Hostile
@@ -211,7 +211,7 @@ class History:
 
     def _audit(self) -> None:
         """Check that the ledger is not damaged."""
-        found = file.verify(self.stage.ledger)
+        found = audit.verify(self.stage.ledger)
         if found.broken is not None or found.set_aside:
             self.findings.append(f"the ledger is damaged: {found}")
 
@@ -247,8 +247,8 @@ class History:
 
     def _last(self, gpu: str, *kinds: str) -> float:
         """The uptime of the last row of these kinds."""
-        with closing(file.connect(self.stage.ledger, "mode=ro")) as connection:
-            rows = (row.uptime for row in file.rows(connection) if row.device == gpu and row.kind in kinds)
+        with closing(database.connect(self.stage.ledger, "mode=ro")) as connection:
+            rows = (row.uptime for row in database.rows(connection) if row.device == gpu and row.kind in kinds)
             return max(rows, default=0.0)
 
     async def _take_all(self) -> None:

@@ -27,7 +27,7 @@ from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrub_api import views
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.layout import Resetting
-from scrubber.ledger import file, stored
+from scrubber.ledger import database, stored
 from scrubber.node import assignments
 from tests.flows.node import Node
 from tests.soak import create_gate
@@ -413,8 +413,8 @@ class Moves:
 
     def _rows_of(self, gpu: str, before: int) -> list[stored.LedgerRow]:
         """The rows of a GPU after so many rows of the ledger."""
-        with closing(file.connect(self._stage.ledger, "mode=ro")) as connection:
-            return [row for row in file.rows(connection, before + 1) if row.device == gpu]
+        with closing(database.connect(self._stage.ledger, "mode=ro")) as connection:
+            return [row for row in database.rows(connection, before + 1) if row.device == gpu]
 
     def _is_held(self, gpu: str) -> bool:
         """Whether a pod has the GPU, as far as the kubelet remembers; a dead kubelet remembers nothing."""

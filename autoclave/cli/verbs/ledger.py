@@ -11,7 +11,7 @@ from autoclave.cli import ENVIRONMENT, document, human, options
 from ground import paths
 from ground.errors import FatalError
 from ground.quantities import quantity
-from scrubber.ledger import file as ledger_file
+from scrubber.ledger import audit, reading
 from scrubber.receipts import key, note
 from scrubber.receipts.note import Checkpoint
 from scrubber.receipts.signer import ReceiptError
@@ -48,19 +48,19 @@ def verify(
     first wrong row, when the check fails.
     """
     path = file or paths.ledger(state_dir)
-    audit = ledger_file.verify(path, _opened(checkpoints, keys, state_dir))
+    result = audit.verify(path, _opened(checkpoints, keys, state_dir))
     if output != "text":
-        document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(audit)}), output)
-    elif audit.broken is None:
-        human.say(f"{path} is intact: {_rows(audit)}")
-        if checkpoints and audit.rows:
-            human.say(f"the checkpoints vouch for the rows up to {audit.vouched}, and for none after it")
-    for name in audit.set_aside:
+        document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(result)}), output)
+    elif result.broken is None:
+        human.say(f"{path} is intact: {_rows(result)}")
+        if checkpoints and result.rows:
+            human.say(f"the checkpoints vouch for the rows up to {result.vouched}, and for none after it")
+    for name in result.set_aside:
         human.warn(f"a damaged ledger was set aside before: {path.with_name(name)}")
-    if audit.broken is None:
+    if result.broken is None:
         return 0
-    intact = f"; before it, {_rows(audit, ' intact')}" if audit.rows else ""
-    why = audit.broken.why.removeprefix(f"cannot read the ledger {path}: ")
+    intact = f"; before it, {_rows(result, ' intact')}" if result.rows else ""
+    why = result.broken.why.removeprefix(f"cannot read the ledger {path}: ")
     human.warn(f"cannot trust the ledger {path}: {why}{intact}")
     return 1
 
@@ -73,7 +73,7 @@ def export(file: Path | None, state_dir: Path) -> None:
 
     FILE is a ledger, for example one that was set aside. Use verify to check it.
     """
-    for row in ledger_file.export(file or paths.ledger(state_dir)):
+    for row in reading.export(file or paths.ledger(state_dir)):
         document.emit_line(row)
 
 
@@ -90,7 +90,7 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
         raise FatalError(f"cannot use the checkpoints: {error}") from error
 
 
-def _rows(audit: ledger_file.Audit, intact: str = "") -> str:
+def _rows(result: audit.Audit, intact: str = "") -> str:
     one, many = (f"row is{intact}", f"rows are{intact}") if intact else ("row", "rows")
-    root = f", the root of the tree is {audit.head.root[:16]}" if audit.head else ""
-    return f"{quantity(audit.rows, one, many)}, the last is {audit.last}{root}"
+    root = f", the root of the tree is {result.head.root[:16]}" if result.head else ""
+    return f"{quantity(result.rows, one, many)}, the last is {result.last}{root}"

@@ -1,0 +1,126 @@
+"""Reads and exports a ledger, for a program that is not its writer: a service may write to the ledger meanwhile."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ground import private_files
+from ground.errors import FatalError
+from ground.quantities import quantity
+from scrubber.core import states
+from scrubber.core.record import Record
+from scrubber.ledger import database, history_window, tree
+from scrubber.ledger.history_window import EVERYTHING, HistoryPage, Kept, Window
+from scrubber.ledger.ledger_files import LedgerPaths, read_head
+from scrubber.ledger.sqlite_errors import translated
+from scrubber.ledger.tree import Head
+from scrubber.receipts.merkle import Inclusion
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """A ledger that was verified, as it is on the disk, and the devices after its newest row."""
+
+    path: Path
+    records: Mapping[str, Record]
+    kept: Kept
+
+    async def history(
+        self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
+    ) -> HistoryPage:
+        """The newest entries of the window, of one device or of all, newest last."""
+        with consistent_view(LedgerPaths(self.path)) as connection:
+            return HistoryPage(history_window.newest_entries(connection, device, since, limit, window))
+
+    def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
+        """That a row is in the tree of the first ``size`` rows; and the row's hash."""
+        with consistent_view(LedgerPaths(self.path)) as connection:
+            candidates = (*database.evidence(connection, seq, seq), *database.rows(connection, seq, seq))
+            if not candidates or not seq <= size <= database.tree_of(connection).size:
+                raise FatalError(
+                    f"cannot prove row {seq} of the ledger {self.path} among {quantity(size, 'row')}: it does not have "
+                    "them; `autoclave ledger verify` checks it"
+                )
+            return tree.include(connection, seq, size), candidates[0].hash
+
+
+def read(path: Path) -> LedgerFile:
+    """Read a ledger; LedgerUnavailable if it is damaged or cannot be read, FatalError if there is none."""
+    paths = LedgerPaths(path)
+    noted = noted_head(paths)
+    with consistent_view(paths) as connection:
+        database.check_version(connection, path)
+        records = database.load(connection, noted, states.replay).records
+        return LedgerFile(path, {record.device.uuid: record for record in records}, history_window.kept(connection))
+
+
+def export(path: Path) -> Iterator[dict[str, object]]:
+    """The evidence, the snapshot, and each row as it is stored, ready for JSON; of any version.
+
+    A body that is not JSON stays text.
+    """
+    with consistent_view(LedgerPaths(path)) as connection:
+        yield from _exported(connection, "evidence")
+        for snapshot in _exported(connection, "snapshot"):
+            yield {"kind": "snapshot", **snapshot}
+        yield from _exported(connection, "entries")
+
+
+def _exported(connection: sqlite3.Connection, table: str) -> Iterator[dict[str, object]]:
+    cursor = connection.execute(f"SELECT * FROM {table} ORDER BY 1")  # noqa: S608 - our own words
+    names = [name for name, *_ in cursor.description]
+    for columns in cursor:
+        yield {name: _plain(name, value) for name, value in zip(names, columns, strict=True)}
+
+
+def _plain(name: str, value: object) -> object:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if not isinstance(text, str) or name not in {"body", "records"}:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def noted_head(paths: LedgerPaths) -> Head | None:
+    """The head in its file. It is read before the rows: a writer may add rows meanwhile, so they may be ahead of it."""
+    with translated("read the ledger", paths.database):
+        paths.check(private_files.demand_regular)
+        return read_head(paths.head)
+
+
+@contextmanager
+def consistent_view(paths: LedgerPaths) -> Iterator[sqlite3.Connection]:
+    """A connection in one consistent view, for a program that is not the writer."""
+    if not paths.database.exists():
+        raise FatalError(f"cannot read the ledger {paths.database}: there is no such file; name the state directory")
+    with translated("read the ledger", paths.database):
+        paths.check(private_files.demand_regular)
+        connection = _connect_to_read(paths)
+        try:
+            with database.transaction(connection, "BEGIN"):
+                yield connection
+        finally:
+            connection.close()
+
+
+def _connect_to_read(paths: LedgerPaths) -> sqlite3.Connection:
+    connection = database.connect(paths.database, "mode=ro")
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.OperationalError:
+        # SQLite cannot create the index of the log in a read-only directory. Without a log it needs no index.
+        connection.close()
+        if paths.wal.exists() and paths.wal.stat().st_size:
+            raise
+        return database.connect(paths.database, "mode=ro&immutable=1")
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection

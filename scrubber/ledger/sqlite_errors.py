@@ -1,0 +1,67 @@
+"""Errors of SQLite and of the kernel, as messages that say why a ledger cannot be used, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ground import private_files
+from ground.errors import LedgerUnavailable
+from ground.private_files import ForeignFileError
+from scrubber.ledger.stored import CorruptLedgerError
+
+
+@contextmanager
+def translated(action: str, path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the kernel into LedgerUnavailable; ``action`` as in "write to the ledger"."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a bug of this program, not a fault of the ledger
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as error:  # SQLite's message may name a damaged name
+        why = _why(error, path)
+        if why is not None:
+            raise LedgerUnavailable(f"cannot {action} {path}: {why}") from error
+        why = f"the file is damaged ({error}); restart the service, which sets the file aside"
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            why = "it is not a ledger, or its first bytes are damaged; if it is the service's own, restart the service"
+        raise CorruptLedgerError(f"cannot {action} {path}: {why}") from error
+
+
+def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> str | None:
+    """Why the file cannot be used now, and what to do; None if it is damaged."""
+    full = f"the disk is full or a size limit is reached; free some space under {path.parent}"
+    read_only = f"it is read-only; mount {path.parent} writable, or correct its permissions"
+    forbidden = (
+        f"this user may not open it; become the user of the service, or correct the permissions of {path.parent}"
+    )
+    if isinstance(error, OSError):
+        if isinstance(error, ForeignFileError):
+            return f"{error.filename}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return full
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return forbidden
+        if error.errno == errno.EROFS:
+            return read_only
+        return f"{error.strerror or error}; check the kernel log and the disk"
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the low byte is the family
+        case sqlite3.SQLITE_FULL:
+            return full
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return read_only
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
+            locked = (path.with_name(f"{path.name}-shm"), path)  # while SQLite writes
+            pid = next(filter(None, (private_files.lock_holder(file, "POSIX") for file in locked)), None)
+            by = "another program" if pid is None else f"process {pid}"
+            return f"{by} has it locked; end that process, such as a backup or an open sqlite3 shell"
+        case sqlite3.SQLITE_CANTOPEN:
+            return f"it cannot be opened; check that {path.parent} exists and that this user may write to it"
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
+            name = getattr(error, "sqlite_errorname", type(error).__name__)
+            return f"the disk reports an I/O error ({name}); check the kernel log and the disk"
+        case _:
+            return None
