@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from autoclave.doctor import base
-from autoclave.doctor.base import CheckFault
 from autoclave.doctor.facts import container_toolkit, create_gate, posture, process_facts, safe_read
+from autoclave.doctor.node_facts import NVIDIA, CheckFault, Directory, LastError, NodeFacts, Python, Socket, Sockets
 from ground import paths, unix_sockets
 from ground.errors import AutoclaveError, Unreachable
 from plugin.cluster import credentials, reporter
@@ -42,15 +41,15 @@ Ask = Callable[[Path], views.Status]
 
 def gather(
     run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "", driver: str = "", *, ask: Ask
-) -> base.NodeFacts:
+) -> NodeFacts:
     """All facts that the checks need, gathered once. ``ask`` asks the service for its status."""
     answer = _answer(run_dir, ask)
     admin = paths.admin_socket(run_dir)
     status = answer if isinstance(answer, views.Status) else None
     gate = status.service.gate_specification if status is not None else ""
-    guarded = status.devices if status is not None and status.service.backend == base.NVIDIA else ()
+    guarded = status.devices if status is not None and status.service.backend == NVIDIA else ()
     addresses = {device.device: device.pci_address for device in guarded}
-    return base.NodeFacts(
+    return NodeFacts(
         answer=answer,
         last_error=_last_error(paths.last_error(run_dir)),
         scrubber_socket=_socket(run_dir / "scrubber.sock"),
@@ -63,7 +62,7 @@ def gather(
         libraries=posture.libraries(host_root),
         options=posture.options(host_root),
         shared_with_guests=posture.shared_with_guests(host_root),
-        cupy=base.Python(sys.executable, cupy_loading.missing() or "", cupy_loading.installed()),
+        cupy=Python(sys.executable, cupy_loading.missing() or "", cupy_loading.installed()),
         kernels=bool(images.present()),
         mps=process_facts.mps(PROC),
         persistenced=posture.persistenced(host_root),
@@ -145,39 +144,39 @@ def _answer(run_dir: Path, ask: Ask) -> views.Status | AutoclaveError:
             return error
 
 
-def _directory(path: Path, *, links: bool) -> base.Directory:
+def _directory(path: Path, *, links: bool) -> Directory:
     try:
         status = path.stat(follow_symlinks=links)
     except OSError as error:
-        return base.Directory(str(path), safe_read.fault(error))
+        return Directory(str(path), safe_read.fault(error))
     if not stat.S_ISDIR(status.st_mode):
-        return base.Directory(str(path), CheckFault("it is not a directory"))
+        return Directory(str(path), CheckFault("it is not a directory"))
     private = stat.S_IMODE(status.st_mode) & 0o077 == 0
-    return base.Directory(str(path), private=private, ours=status.st_uid == os.geteuid())
+    return Directory(str(path), private=private, ours=status.st_uid == os.geteuid())
 
 
-def _last_error(path: Path) -> base.LastError | None:
+def _last_error(path: Path) -> LastError | None:
     text = safe_read.text(path)
     try:
-        return base.LastError(text.strip(), path.stat().st_mtime) if isinstance(text, str) else None
+        return LastError(text.strip(), path.stat().st_mtime) if isinstance(text, str) else None
     except FileNotFoundError:  # the service has just come back
         return None
 
 
-def _socket(path: Path) -> base.Socket:
+def _socket(path: Path) -> Socket:
     refused = unix_sockets.connect_error(path)
     if refused is None:
-        return base.Socket(str(path))
-    return base.Socket(str(path), replace(safe_read.fault(refused), dead=isinstance(refused, DEAD)))
+        return Socket(str(path))
+    return Socket(str(path), replace(safe_read.fault(refused), dead=isinstance(refused, DEAD)))
 
 
-def _plugins(directory: Path, prefix: str = "") -> base.Sockets:
+def _plugins(directory: Path, prefix: str = "") -> Sockets:
     """The sockets of plugins whose names start with ``prefix``."""
     names = safe_read.names(directory)
     if isinstance(names, CheckFault):
-        return base.Sockets(str(directory), fault=names)
+        return Sockets(str(directory), fault=names)
     ours = (name for name in names if name.lower().startswith(prefix) and name.endswith(".sock"))
-    return base.Sockets(str(directory), tuple(_socket(directory / name) for name in ours))
+    return Sockets(str(directory), tuple(_socket(directory / name) for name in ours))
 
 
 def _in_front(kubelet_dir: Path) -> str:

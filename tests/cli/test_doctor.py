@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 
 from autoclave.cli import INTERRUPTED, NOT_CLEAN, table
 from autoclave.cli.verbs import doctor
-from autoclave.doctor import base, gathering
+from autoclave.doctor import finding, gathering
 from autoclave.doctor.facts import process_facts
 from autoclave.doctor.findings import roster
 from demo import stage
@@ -403,7 +403,7 @@ def test_the_table_lists_findings_and_stderr_counts_them(node):
 
 
 def test_each_line_of_a_finding_is_a_row():
-    found = [base.broken("policy", "a:1: x\na:2: y", "correct it")]
+    found = [finding.broken("policy", "a:1: x\na:2: y", "correct it")]
     lines = table.plain(doctor.HEADERS, doctor.rows(found)).splitlines()
     assert [line[lines[0].index("FINDING") :] for line in lines[1:]] == ["a:1: x", "a:2: y; correct it"]
 

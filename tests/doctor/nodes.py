@@ -1,14 +1,27 @@
 """A node with a GPU of NVIDIA on which all is well, to be spoilt in one place by each test."""
 
-from autoclave.doctor import base
-from autoclave.doctor.base import Capability, CheckFault, Level
+from autoclave.doctor.finding import Level
 from autoclave.doctor.findings import roster
+from autoclave.doctor.node_facts import (
+    Capability,
+    CdiSpec,
+    CheckFault,
+    Directory,
+    NodeFacts,
+    Process,
+    Python,
+    Room,
+    Socket,
+    Sockets,
+    Toolkit,
+    ToolkitConfig,
+)
 from scrub_api import views
 
 NOW = 1_800_000_000.0
 DENIED = CheckFault("permission denied", denied=True)
 ABSENT = CheckFault("no such file or directory", absent=True)
-CONFIG = base.ToolkitConfig("/etc/config.toml", by_environment=False)
+CONFIG = ToolkitConfig("/etc/config.toml", by_environment=False)
 
 RECEIPT = views.ReceiptView(
     id="r", path="fast", finished=0.0, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0, processes_found=0,
@@ -23,33 +36,33 @@ GPU = views.DeviceStatus(
 SERVICE = views.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0, cupy="14.0.1")
 STATUS = views.Status((GPU,), SERVICE)
 OPTIONS = {"RegistryDwords": "", "RegistryDwordsPerDevice": "", "InitializeSystemMemoryAllocations": "1"}
-_PLACE = base.Directory("/d", private=True, ours=True)
-_DOOR = base.Socket("/d/a.sock")
-FACTS = base.NodeFacts(
+_PLACE = Directory("/d", private=True, ours=True)
+_DOOR = Socket("/d/a.sock")
+FACTS = NodeFacts(
     now=NOW,
     answer=STATUS,
     scrubber_socket=_DOOR,
     run_dir=_PLACE,
-    process=base.Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
+    process=Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
     receipt_key="0123456789abcdef",
-    room=base.Room(free_bytes=2**40, free_files=10**6),
+    room=Room(free_bytes=2**40, free_files=10**6),
     driver="580.142",
     libraries=("580.142",),
     options=OPTIONS,
     shared_with_guests=(),
-    cupy=base.Python("/opt/python"),
+    cupy=Python("/opt/python"),
     mps=(),
     persistenced=True,
-    toolkit=base.Toolkit(installed=True, configs=(CONFIG,)),
-    cdi=(base.CdiSpec("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", frozenset({"GPU-1"})),),
+    toolkit=Toolkit(installed=True, configs=(CONFIG,)),
+    cdi=(CdiSpec("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", frozenset({"GPU-1"})),),
     openers={"GPU-1": ()},
     cgroups="version 2",
     sees_all=True,
     kubelet_dir=_PLACE,
     kubelet_dir_writable=True,
     kubelet=_DOOR,
-    plugin=base.Sockets("/d", (_DOOR,)),
-    rivals=base.Sockets("/d"),
+    plugin=Sockets("/d", (_DOOR,)),
+    rivals=Sockets("/d"),
     checkpoint={},
     registered={"nvidia.com/gpu": frozenset({"GPU-1"})},
     missing_gates=frozenset(),

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from autoclave.doctor.base import Toolkit
 from autoclave.doctor.facts import container_toolkit
+from autoclave.doctor.node_facts import Toolkit
 
 CONFIG = "etc/nvidia-container-runtime/config.toml"
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from autoclave.doctor import base
-from autoclave.doctor.base import CheckFault, Level
 from autoclave.doctor.facts import create_gate
+from autoclave.doctor.finding import Level
+from autoclave.doctor.node_facts import CheckFault, CreateGateFacts
 from ground.errors import Unreachable
 from scrubber.create_gate.installation import SPECIFICATION
 from tests.create_gate.programs import SOURCE, compiled
@@ -73,7 +73,7 @@ def test_only_a_plain_word_switches_cdi_off(tmp_path, said, off):
     assert found == (str(tmp_path / "etc/containerd/config.toml") if off else "")
 
 
-GATE = base.CreateGateFacts(frozenset({"GPU-1"}), {"/p": None}, {"/s": None})
+GATE = CreateGateFacts(frozenset({"GPU-1"}), {"/p": None}, {"/s": None})
 SERVICE = replace(
     STATUS.service, gate_specification="/etc/cdi/autoclave-gate.json", started=GPU.since - 1, gate_in_force=("GPU-1",)
 )

@@ -4,9 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from autoclave.doctor import base
-from autoclave.doctor.base import Capability, CheckFault, Level
+from autoclave.doctor.finding import OTHER_USER, Level
 from autoclave.doctor.findings import node, roster
+from autoclave.doctor.node_facts import (
+    Capability,
+    CdiSpec,
+    CheckFault,
+    LastError,
+    Process,
+    Python,
+    Room,
+    Socket,
+    Sockets,
+    Toolkit,
+)
 from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
 from scrub_api import views
 from scrubber.core.model import Holder
@@ -63,15 +74,15 @@ def loaded_with(**options):
 
 
 def plugin(*found, writable=False):
-    return stands(kubelet_dir_writable=writable, plugin=base.Sockets("/d", found))
+    return stands(kubelet_dir_writable=writable, plugin=Sockets("/d", found))
 
 
 def rival(fault=None, **changes):
-    return stands(rivals=base.Sockets("/d", (base.Socket(RIVAL, fault),)), **changes)
+    return stands(rivals=Sockets("/d", (Socket(RIVAL, fault),)), **changes)
 
 
 def room(megabytes, files, missing=0):
-    return stands(room=base.Room(megabytes * 2**20 - missing, files))
+    return stands(room=Room(megabytes * 2**20 - missing, files))
 
 
 def clock(now, started=NOW):
@@ -84,11 +95,11 @@ def registered(answer=STATUS, **devices):
 
 
 def toolkit(*configs, installed=True):
-    return stands(toolkit=base.Toolkit(installed, configs))
+    return stands(toolkit=Toolkit(installed, configs))
 
 
 def spec(*names, kind="nvidia.com/gpu", at="/etc/cdi/a.yaml", **changes):
-    return base.CdiSpec(at, kind, frozenset(names), **changes)
+    return CdiSpec(at, kind, frozenset(names), **changes)
 
 
 def cdi(*specs, **changes):
@@ -113,7 +124,7 @@ SERVICES = [
     ("service", stands(answer=LedgerUnavailable("cannot open x")), OK, "cannot use its ledger"),
     ("service", alone(), BROKEN, "cannot reach the scrub service at /d"),
     ("service", ERROR, BROKEN, "the scrub service failed: x; y"),
-    ("service", alone(last_error=base.LastError("no driver; load it", 0.0)), BROKEN, "does not run. It ended at 19"),
+    ("service", alone(last_error=LastError("no driver; load it", 0.0)), BROKEN, "does not run. It ended at 19"),
     ("policy", service(policy_fault="a:1: x\na:2: y"), BROKEN, "the old one is: a:1: x; a:2: y"),
     ("ledger-set-aside", service(set_aside=("ledger.db.corrupt-1",)), WARNING, "set aside as ledger.db.corrupt-1"),
     ("receipts", FACTS, OK, "receipts are signed by the key 0123456789abcdef"),
@@ -249,10 +260,10 @@ CDI = [
     ("cdi", plugin_with_cdi(spec(fault=DENIED), spec("GPU-1")), WARNING, "denied"),
     ("cdi", plugin_with_cdi(spec("GPU-1"), SECOND), BROKEN, "both name GPU-1"),
 ]
-LACKS = {it: stands(process=base.Process(True, ALL & ~(1 << it.value))) for it in Capability}
+LACKS = {it: stands(process=Process(True, ALL & ~(1 << it.value))) for it in Capability}
 NODES = [
     ("pid-namespace", FACTS, OK, "the scrub service sees every process"),
-    ("pid-namespace", stands(process=base.Process(False, ALL)), BROKEN, "of its own"),
+    ("pid-namespace", stands(process=Process(False, ALL)), BROKEN, "of its own"),
     ("pid-namespace", stands(process=DENIED), BROKEN, "cannot tell"),
     ("pid-namespace", stands(process=DENIED, sees_all=False), BROKEN, "cannot tell"),
     ("pid-namespace", alone(sees_all=True), OK, "this check sees every process"),
@@ -283,13 +294,13 @@ NODES = [
     ("file-watches", stands(file_watches=CheckFault("too many open files")), WARNING, "seen 5 seconds late: too many"),
     ("plugin-dir", plugin(writable=True), OK, ""),
     ("plugin-dir", plugin(), WARNING, "cannot write"),
-    ("plugin-dir", plugin(base.Socket(PLUGIN, DENIED)), WARNING, "cannot write"),
-    ("plugin-dir", plugin(base.Socket(PLUGIN)), OK, ""),
+    ("plugin-dir", plugin(Socket(PLUGIN, DENIED)), WARNING, "cannot write"),
+    ("plugin-dir", plugin(Socket(PLUGIN)), OK, ""),
     ("rival-plugin", FACTS, OK, "no other plugin"),
     ("rival-plugin", rival(CheckFault("", dead=True)), OK, "no other plugin"),
     ("rival-plugin", rival(DENIED), BROKEN, "cannot tell"),
     ("rival-plugin", rival(), BROKEN, f"serves at {RIVAL}"),
-    ("rival-plugin", stands(rivals=base.Sockets("/d", fault=DENIED)), BROKEN, "cannot tell"),
+    ("rival-plugin", stands(rivals=Sockets("/d", fault=DENIED)), BROKEN, "cannot tell"),
     ("rival-plugin", rival(in_front="/d/vendor/kubelet.sock"), OK, "registers at /d/vendor/kubelet.sock"),
     ("rival-plugin", registered(), OK, ""),
     ("rival-plugin", registered(ours=["GPU-1"], port=["0", "1"]), OK, ""),
@@ -376,7 +387,7 @@ def test_without_a_service_nvidia_checks_need_a_loaded_driver(driver, judged):
 
 REMEDIES = [
     ("ledger", service(ledger_fault="it is locked; close that program"), "close that program"),
-    ("service", alone(last_error=base.LastError("no driver; load it", 0.0)), "load it"),
+    ("service", alone(last_error=LastError("no driver; load it", 0.0)), "load it"),
     ("device", gpu(quarantine=OUT), "`autoclave explain 3` says what happened and what to do"),
     ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), "NVreg_CoherentGPUMemoryMode=driver"),
     ("reset", two_gpus((DCGM,)), "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false"),
@@ -406,7 +417,7 @@ DENIABLE = (
 def test_if_access_is_denied_the_remedy_is_another_user(name):
     fact = getattr(FACTS, name)
     spoilt = stands(**{name: replace(fact, fault=DENIED) if hasattr(fact, "fault") else DENIED})
-    assert {it.remedy for it in roster.judge(spoilt) if it.level is not OK} == {base.OTHER_USER}
+    assert {it.remedy for it in roster.judge(spoilt) if it.level is not OK} == {OTHER_USER}
 
 
 @pytest.mark.parametrize(
@@ -433,7 +444,7 @@ def test_cupy_must_work_with_the_driver_in_use(answers, driver, cupy, words, rem
     lacks, name = right if cupy else wrong
     here = (wrong if cupy else ("", "14.2.0 (cuda12)")) if answers else (lacks, name)
     answer = said(cupy=name, lacks=lacks) if answers else SILENT
-    [found] = finding_of(stands(driver=driver, cupy=base.Python("/opt/python", *here), answer=answer), "cupy")
+    [found] = finding_of(stands(driver=driver, cupy=Python("/opt/python", *here), answer=answer), "cupy")
     assert (found.level, words in found.text) == (OK if remedy is None else BROKEN, True), found
     assert remedy is None or remedy in found.remedy
     assert ("installed for /opt/python, which runs this check" in found.text) is not answers

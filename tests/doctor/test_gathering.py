@@ -3,7 +3,7 @@
 import pytest
 
 from autoclave.doctor import gathering
-from autoclave.doctor.base import CheckFault
+from autoclave.doctor.node_facts import CheckFault
 from demo.standins import checkpoint
 from ground import paths
 from scrubber.receipts import key

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autoclave.doctor.base import CheckFault
 from autoclave.doctor.facts import posture, safe_read
+from autoclave.doctor.node_facts import CheckFault
 from ground.documents import strict_json
 from scrubber.devices.nvidia.settings import StoredSettings
 from tests import descriptors

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autoclave.doctor.base import Capability, CheckFault, Process
 from autoclave.doctor.facts import process_facts
+from autoclave.doctor.node_facts import Capability, CheckFault, Process
 from tests.node.conftest import NodeProc
 from tests.patience import WITHIN
 

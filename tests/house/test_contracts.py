@@ -77,7 +77,7 @@ PLANTED = [
     ("scrubber/assembly.py", "from autoclave import doctor", HOUSES),
     ("ground/log.py", "from policies import load", HOUSES),
     ("autoclave/cli/table.py", "from demo import story", HOUSES),
-    ("autoclave/doctor/base.py", "from autoclave.cli import table", COMMAND),
+    ("autoclave/doctor/finding.py", "from autoclave.cli import table", COMMAND),
     ("autoclave/cli/verbs/dra.py", "from autoclave.cli.verbs import plugin", VERBS),
     ("autoclave/helpers.py", "import re", COMMAND),  # an unplanned package
     ("autoclave/doctor/findings/node.py", "import os", PURE),
@@ -86,7 +86,7 @@ PLANTED = [
     ("plugin/preferred.py", "import random", PURE),
     ("plugin/registration/sockets.py", "from plugin import gate", PLUGIN),
     ("plugin/gate.py", "from plugin import device_plugin", PLUGIN),
-    ("autoclave/doctor/base.py", "from remnant import judge", REMNANT),
+    ("autoclave/doctor/finding.py", "from remnant import judge", REMNANT),
     ("plugin/helpers.py", "import re", PLUGIN),  # an unplanned package
     ("plugin/registration/sockets.py", "from plugin import devices", KNOWS_NONE),
     ("plugin/registration/sockets.py", "from scrub_api import client", KNOWS_NONE),

@@ -22,9 +22,9 @@ from typing import Any
 import click
 
 from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, human, options
-from autoclave.doctor.base import CdiSpec
 from autoclave.doctor.facts import container_toolkit, safe_read
 from autoclave.doctor.findings import hardware
+from autoclave.doctor.node_facts import CdiSpec
 from ground import paths, private_files, process_status
 from ground.documents.faults import safe
 from ground.errors import FatalError, NotReady, Reason, Refused, plain

@@ -12,7 +12,7 @@ import click
 
 from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call
 from autoclave.doctor import gathering
-from autoclave.doctor.base import Finding, Level
+from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings.roster import NAMES, OF_KUBERNETES, judge, worst
 from ground import paths
 from ground.documents import units

@@ -11,8 +11,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from autoclave.doctor.base import CdiSpec, CheckFault, Toolkit, ToolkitConfig
 from autoclave.doctor.facts import safe_read
+from autoclave.doctor.node_facts import CdiSpec, CheckFault, Toolkit, ToolkitConfig
 
 # Paths of the toolkit's packages, and of the GPU operator.
 CONFIGS = (

@@ -8,8 +8,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from autoclave.doctor.base import CheckFault, CreateGateFacts
 from autoclave.doctor.facts import safe_read
+from autoclave.doctor.node_facts import CheckFault, CreateGateFacts
 from scrubber.create_gate import installation
 
 RUNTIME = "etc/containerd/config.toml"

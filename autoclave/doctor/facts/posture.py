@@ -14,8 +14,8 @@ from pathlib import Path
 
 from asyncinotify import Inotify
 
-from autoclave.doctor.base import CheckFault, Room
 from autoclave.doctor.facts import safe_read
+from autoclave.doctor.node_facts import CheckFault, Room
 from scrubber.devices.nvidia.host import Host
 from scrubber.node import kernellog
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from autoclave.doctor.base import CheckFault, Process
 from autoclave.doctor.facts import safe_read
+from autoclave.doctor.node_facts import CheckFault, Process
 from ground import unix_sockets
 from scrubber.core.model import Holder
 from scrubber.devices.nvidia.host import PERSISTENCE_SOCKET

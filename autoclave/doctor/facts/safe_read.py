@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from autoclave.doctor.base import CheckFault
+from autoclave.doctor.node_facts import CheckFault
 
 LARGEST = 16 * 2**20  # bytes: the files that are read here have some kilobytes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from autoclave.doctor import base
+from autoclave.doctor.finding import Finding, Level, broken, ok, unseen, warning
+from autoclave.doctor.node_facts import CdiSpec, CheckFault, NodeFacts, ToolkitConfig
 from ground import errors, process_names
 from ground.quantities import quantity
 from scrub_api import views
@@ -24,61 +25,59 @@ _NO_SCRUB, _NO_FAST_SCRUB = "RMDisableScrubOnFree".lower(), "RMDisableFastScrubb
 _ZERO = re.compile(r"(0[xX]?0*)?")
 
 
-def driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def driver(facts: NodeFacts) -> Iterator[Finding]:
     """The driver is loaded, and is the one that is installed."""
     driver = facts.driver
     if not facts.guards_nvidia:
         if isinstance(driver, str):
             text = f"the NVIDIA driver is loaded ({driver}), but the scrub service uses another backend"
-            yield base.warning(
-                "driver", text, "to protect the NVIDIA GPUs, start `autoclave scrubber --backend nvidia`"
-            )
+            yield warning("driver", text, "to protect the NVIDIA GPUs, start `autoclave scrubber --backend nvidia`")
         return
-    if isinstance(driver, base.CheckFault):
+    if isinstance(driver, CheckFault):
         text = "cannot tell which driver is loaded" if driver.denied else "the NVIDIA driver is not loaded"
         remedy = f"load it (`modprobe nvidia`), or {HOST_ROOT}"
-        yield base.unseen("driver", text, driver, remedy)
+        yield unseen("driver", text, driver, remedy)
         return
     installed = facts.libraries
     if installed and driver not in installed:
         text = f"the loaded driver is {driver}, but the installed driver library is {', '.join(installed)}"
-        yield base.broken("driver", text, "reboot the node, or unload the driver and load the new one")
+        yield broken("driver", text, "reboot the node, or unload the driver and load the new one")
     else:
-        yield base.ok("driver", f"the driver is loaded: {driver}")
+        yield ok("driver", f"the driver is loaded: {driver}")
 
 
-def scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def scrub_on_free(facts: NodeFacts) -> Iterator[Finding]:
     """The driver zeroes freed memory that the service cannot overwrite, unless an option turns that off."""
     name, options = "scrub-on-free", facts.options
     if not _driver_loaded(facts):
         return
-    if isinstance(options, base.CheckFault):
-        yield base.unseen(name, "cannot tell which options the driver was loaded with", options, HOST_ROOT)
+    if isinstance(options, CheckFault):
+        yield unseen(name, "cannot tell which options the driver was loaded with", options, HOST_ROOT)
         return
     findings = [*_zeroing_off(options), *_too_old(facts)]
     yield from findings
     if not findings:
-        yield base.ok(name, "no option of the driver turns off the zeroing of freed memory")
+        yield ok(name, "no option of the driver turns off the zeroing of freed memory")
 
 
-def _zeroing_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
+def _zeroing_off(options: Mapping[str, str]) -> Iterator[Finding]:
     """The options that turn the zeroing off, or that cannot be seen."""
     for option in (*_OPTIONS, _HOST_MEMORY):
         if option not in options:
             text = f"cannot tell which options the driver was loaded with: {option} is not listed"
             remedy = f"find out what hides /proc/driver/nvidia/params, or {HOST_ROOT}"
-            yield base.broken("scrub-on-free", text, remedy)
+            yield broken("scrub-on-free", text, remedy)
     remedy = "remove it from the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
     for place, key in _keys(options):
         if key == _NO_SCRUB:
             text = f"RMDisableScrubOnFree is set{place}: freed memory keeps its bytes where no clear can reach it"
-            yield base.broken("scrub-on-free", text, remedy)
+            yield broken("scrub-on-free", text, remedy)
         elif key == _NO_FAST_SCRUB:
             text = f"RMDisableFastScrubber is set{place}: the driver uses its slow way to zero freed memory"
-            yield base.warning("scrub-on-free", text, remedy)
+            yield warning("scrub-on-free", text, remedy)
     if _ZERO.fullmatch(options.get(_HOST_MEMORY, "1")):
         text = f"{_HOST_MEMORY} is off: a tenant may be given host memory with the bytes of another"
-        yield base.broken("scrub-on-free", text, remedy)
+        yield broken("scrub-on-free", text, remedy)
 
 
 def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -96,7 +95,7 @@ def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield place, key.lower()
 
 
-def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def _too_old(facts: NodeFacts) -> Iterator[Finding]:
     for device in facts.status.devices if facts.status is not None else ():
         number = re.fullmatch(r"(\d+)\.(\d+)", device.compute)
         if number is not None and (int(number[1]), int(number[2])) < SCRUBS_SINCE:
@@ -105,10 +104,10 @@ def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
                 "there are no kernels to clear it, so it is never handed out, "
                 "and its driver does not zero freed memory"
             )
-            yield base.warning("scrub-on-free", text, "do not share this GPU between tenants by other means")
+            yield warning("scrub-on-free", text, "do not share this GPU between tenants by other means")
 
 
-def cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def cupy(facts: NodeFacts) -> Iterator[Finding]:
     """CuPy must be loaded, and work with the driver. Without an answer of the service, the doctor's Python counts."""
     if not facts.guards_nvidia:
         return
@@ -125,32 +124,30 @@ def cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     works = nvidia_advice.extras(driver)
     extra = next((extra for extra in nvidia_advice.SINCE if extra in cupy), "")  # of ours, which installed CuPy
     if lacks:
-        yield base.broken("cupy", why, _install(works, driver))
+        yield broken("cupy", why, _install(works, driver))
     elif facts.status is not None and not cupy:
         remedy = "check again in a minute; if CuPy is still missing, read the log of the service"
-        yield base.broken("cupy", why, remedy)
+        yield broken("cupy", why, remedy)
     elif extra and extra not in works:
         text = f"CuPy {cupy} is {loaded}, but does not work with the driver {driver}: no memory can be overwritten"
-        yield base.broken("cupy", text, _install(works, driver))
+        yield broken("cupy", text, _install(works, driver))
     else:
         text = f"{f'CuPy {cupy}'.strip()} is {loaded}"
         if extra and driver[:1].isdecimal():
             others = [f", as would {other}" for other in works if other != extra]
             text += f"; it works with the driver {driver}{''.join(others)}"
-        yield base.ok("cupy", text)
+        yield ok("cupy", text)
 
 
-def kernels(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def kernels(facts: NodeFacts) -> Iterator[Finding]:
     """A wheel and the image have compiled kernels; a checkout has none before ``make kernels``."""
     if not facts.guards_nvidia:
         return
     if facts.kernels:
-        yield base.ok("kernels", "the GPU kernels are compiled")
+        yield ok("kernels", "the GPU kernels are compiled")
     else:
         text = "the GPU kernels are not compiled in this checkout: no memory can be overwritten, no GPU is handed out"
-        yield base.broken(
-            "kernels", text, f"run make kernels, then {errors.restart(on_kubernetes=facts.on_kubernetes)}"
-        )
+        yield broken("kernels", text, f"run make kernels, then {errors.restart(on_kubernetes=facts.on_kubernetes)}")
 
 
 def _install(works: tuple[str, ...], driver: str) -> str:
@@ -160,76 +157,76 @@ def _install(works: tuple[str, ...], driver: str) -> str:
     return f"install {choice} where the service runs, or its image (`image.cuda` of the chart); then restart it"
 
 
-def coherent(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def coherent(facts: NodeFacts) -> Iterator[Finding]:
     """The memory of no GPU is a NUMA node of this host."""
     if not _driver_loaded(facts):
         return
     nodes = facts.numa_gpus
-    if isinstance(nodes, base.CheckFault):
+    if isinstance(nodes, CheckFault):
         text = "cannot tell whether the memory of a GPU is a NUMA node of this host"
-        yield base.unseen("coherent-memory", text, nodes, HOST_ROOT)
+        yield unseen("coherent-memory", text, nodes, HOST_ROOT)
     elif nodes:
         text = f"the memory of GPU {', '.join(nodes)} is a NUMA node of this host, which no scrub may take"
-        yield base.broken("coherent-memory", text, nvidia_advice.MANAGE_MEMORY)
+        yield broken("coherent-memory", text, nvidia_advice.MANAGE_MEMORY)
     else:
-        yield base.ok("coherent-memory", "the memory of no GPU is a NUMA node of this host")
+        yield ok("coherent-memory", "the memory of no GPU is a NUMA node of this host")
 
 
-def guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def guests(facts: NodeFacts) -> Iterator[Finding]:
     """No GPU is shared with virtual machines."""
     if not _driver_loaded(facts):
         return
     signs = facts.shared_with_guests
-    if isinstance(signs, base.CheckFault):
-        yield base.unseen("vgpu-host", "cannot tell whether virtual machines share these GPUs", signs, HOST_ROOT)
+    if isinstance(signs, CheckFault):
+        yield unseen("vgpu-host", "cannot tell whether virtual machines share these GPUs", signs, HOST_ROOT)
     elif signs:
         text = (
             f"virtual machines share the GPUs of this node ({'; '.join(signs)}): the driver does not zero freed memory"
         )
-        yield base.broken("vgpu-host", text, "use containers and virtual machines on different nodes")
+        yield broken("vgpu-host", text, "use containers and virtual machines on different nodes")
     else:
-        yield base.ok("vgpu-host", "no GPU is shared with virtual machines")
+        yield ok("vgpu-host", "no GPU is shared with virtual machines")
 
 
-def mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def mps(facts: NodeFacts) -> Iterator[Finding]:
     """CUDA's multi-process service does not run."""
     if not facts.guards_nvidia or facts.sees_all is False:  # ``pid-namespace`` then says why
         return
     processes = facts.mps
-    if isinstance(processes, base.CheckFault):
-        yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", processes, "mount /proc")
+    if isinstance(processes, CheckFault):
+        yield unseen("mps", "cannot tell whether CUDA's multi-process service runs", processes, "mount /proc")
     elif processes:
         text = (
             f"CUDA's multi-process service runs ({', '.join(processes)}): its clients share memory that no scrub clears"
         )
         remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and make sure that it is not started again"
-        yield base.broken("mps", text, remedy)
+        yield broken("mps", text, remedy)
     else:
-        yield base.ok("mps", "CUDA's multi-process service does not run")
+        yield ok("mps", "CUDA's multi-process service does not run")
 
 
-def persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def persistence(facts: NodeFacts) -> Iterator[Finding]:
     """The driver keeps the settings of idle GPUs, by nvidia-persistenced or by itself."""
     if not _driver_loaded(facts):
         return
     there = facts.persistenced
     remedy = "start nvidia-persistenced"
     if there is not True and facts.persistence_kept:
-        yield base.ok("persistence", "each scrub keeps the persistence mode on: idle GPUs keep their settings")
-    elif isinstance(there, base.CheckFault):
+        yield ok("persistence", "each scrub keeps the persistence mode on: idle GPUs keep their settings")
+    elif isinstance(there, CheckFault):
         text = "cannot tell whether nvidia-persistenced runs"
-        yield base.unseen("persistence", text, there, HOST_ROOT, base.Level.WARNING)
+        yield unseen("persistence", text, there, HOST_ROOT, Level.WARNING)
     elif not there:
         text = (
             "nvidia-persistenced does not run, or its socket is not where NVIDIA's programs look for it: "
             "an idle GPU loses its settings, and its first use takes seconds"
         )
-        yield base.warning("persistence", text, remedy)
+        yield warning("persistence", text, remedy)
     else:
-        yield base.ok("persistence", "nvidia-persistenced runs: idle GPUs keep their settings")
+        yield ok("persistence", "nvidia-persistenced runs: idle GPUs keep their settings")
 
 
-def toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def toolkit(facts: NodeFacts) -> Iterator[Finding]:
     """No container gets a GPU by naming it in an environment variable, or by a mount."""
     if not facts.guards_nvidia:
         return
@@ -237,13 +234,13 @@ def toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     findings = [finding for config in toolkit.configs for finding in _toolkit_config(config)]
     yield from findings
     if toolkit.configs and not findings:
-        yield base.ok(name, "no container can get a GPU by naming it in an environment variable")
+        yield ok(name, "no container can get a GPU by naming it in an environment variable")
     elif not toolkit.configs and toolkit.installed:
         text = f"the container toolkit has no configuration, and {ENVIRONMENT} is true by default: {_ANY_POD}"
-        yield base.broken(name, text, _DENY)
+        yield broken(name, text, _DENY)
     elif not toolkit.configs:
         text = "the NVIDIA container toolkit was not found in its usual places, so its settings could not be checked"
-        yield base.warning(
+        yield warning(
             name, text, f"if it is installed elsewhere, make sure that {ENVIRONMENT} is false; or {HOST_ROOT}"
         )
 
@@ -252,36 +249,36 @@ _ANY_POD = "any pod can name any GPU in NVIDIA_VISIBLE_DEVICES and gets it witho
 _DENY = f"set {ENVIRONMENT} = false in the toolkit's config.toml, and a strategy of the plugin other than envvar"
 
 
-def _toolkit_config(config: base.ToolkitConfig) -> Iterator[base.Finding]:
+def _toolkit_config(config: ToolkitConfig) -> Iterator[Finding]:
     name = "container-toolkit"
     if config.fault is not None:
-        yield base.unseen(name, f"cannot read {config.path}", config.fault, "repair it")
+        yield unseen(name, f"cannot read {config.path}", config.fault, "repair it")
         return
     if config.by_environment:
-        yield base.broken(name, f"{ENVIRONMENT} is not false in {config.path}: {_ANY_POD}", _DENY)
+        yield broken(name, f"{ENVIRONMENT} is not false in {config.path}: {_ANY_POD}", _DENY)
     if config.by_mounts:
         text = f"{MOUNTS} is true in {config.path}: a pod that may mount host paths gets any GPU without a request"
         remedy = "set it to false; with the plugin's strategy volume-mounts, let no tenant mount host paths instead"
-        yield base.warning(name, text, remedy)
+        yield warning(name, text, remedy)
 
 
-def cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def cdi(facts: NodeFacts) -> Iterator[Finding]:
     """A container does not start when no specification names its device. Strategies without CDI need none."""
     if not (facts.cdi_kind or facts.guards_nvidia):
         return
-    kind, level = facts.cdi_kind or KIND, base.Level.BROKEN if facts.cdi_kind else base.Level.WARNING
+    kind, level = facts.cdi_kind or KIND, Level.BROKEN if facts.cdi_kind else Level.WARNING
     faults = [(spec.path, spec.fault) for spec in facts.cdi if spec.fault is not None]
     for path, fault in faults:
-        yield base.unseen("cdi", f"cannot use {path}", fault, f"repair it: {_NAME_GPUS}", base.Level.WARNING)
+        yield unseen("cdi", f"cannot use {path}", fault, f"repair it: {_NAME_GPUS}", Level.WARNING)
     named = frozenset(name for spec in facts.cdi if spec.kind == kind for name in spec.names)
     lack, twice = _unnamed(facts, named), _named_twice(facts.cdi, kind)
     for files, name in twice.items():
         text = f"{' and '.join(files)} both name {name}, and container runtimes then refuse it"
-        yield base.Finding("cdi", level, text, "remove one of these files")
+        yield Finding("cdi", level, text, "remove one of these files")
     if lack and (facts.cdi_kind or not faults):
-        yield base.Finding("cdi", level, f"no CDI specification of the kind {kind} {lack}", _NAME_GPUS)
+        yield Finding("cdi", level, f"no CDI specification of the kind {kind} {lack}", _NAME_GPUS)
     elif not faults and not twice:
-        yield base.ok("cdi", f"the CDI specifications of the kind {kind} name {quantity(len(named), 'device')}")
+        yield ok("cdi", f"the CDI specifications of the kind {kind} name {quantity(len(named), 'device')}")
 
 
 _NAME_GPUS = (
@@ -291,7 +288,7 @@ _NAME_GPUS = (
 )
 
 
-def _named_twice(specs: Iterable[base.CdiSpec], kind: str) -> Mapping[tuple[str, ...], str]:
+def _named_twice(specs: Iterable[CdiSpec], kind: str) -> Mapping[tuple[str, ...], str]:
     """Files of one directory that name the same device, and the first one. Of two directories, one takes precedence."""
     naming: dict[tuple[str, str], tuple[str, ...]] = {}
     for spec in specs:
@@ -302,7 +299,7 @@ def _named_twice(specs: Iterable[base.CdiSpec], kind: str) -> Mapping[tuple[str,
     return {files: name for (_, name), files in sorted(naming.items(), reverse=True) if len(files) > 1}
 
 
-def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
+def _unnamed(facts: NodeFacts, named: frozenset[str]) -> str:
     """What no specification does, as the end of a sentence. While the devices are not known, one UUID is enough."""
     devices = facts.status.devices if facts.status is not None else ()
     sliced = {device.index for device in devices if device.mig}
@@ -319,17 +316,17 @@ def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
 _MIG_FIXED = {535: (535, 309, 1), 580: (580, 159, 3), 595: (595, 71, 5)}
 
 
-def slices(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def slices(facts: NodeFacts) -> Iterator[Finding]:
     """The driver makes and removes MIG slices without damage."""
     driver = facts.driver
-    if not facts.guards_nvidia or facts.status is None or isinstance(driver, base.CheckFault):
+    if not facts.guards_nvidia or facts.status is None or isinstance(driver, CheckFault):
         return
     sliced = sorted({device.index for device in facts.status.devices if device.mig})
     version = tuple(map(int, re.findall(r"\d+", driver)))
     if not sliced:
-        yield base.ok("mig-driver", "no GPU has MIG slices")
+        yield ok("mig-driver", "no GPU has MIG slices")
     elif version >= _MIG_FIXED.get(version[0] if version else 0, (max(_MIG_FIXED) + 1,)):
-        yield base.ok("mig-driver", f"the driver {driver} has the fix for CVE-2026-24197")
+        yield ok("mig-driver", f"the driver {driver} has the fix for CVE-2026-24197")
     else:
         text = (
             f"GPU {', '.join(map(str, sliced))} has MIG slices, and the driver {driver} lacks the fix for "
@@ -338,7 +335,7 @@ def slices(facts: base.NodeFacts) -> Iterator[base.Finding]:
         remedy = (
             "update the driver to 535.309.01, 580.159.03, 595.71.05, or a later one of these branches or after them"
         )
-        yield base.warning("mig-driver", text, remedy)
+        yield warning("mig-driver", text, remedy)
 
 
 _T4 = "Tesla T4"
@@ -352,7 +349,7 @@ _WHEN = "a reset is needed only after a fault, or if the policy has the path res
 _REBOOTS = "after a fault, reboot the node or the virtual machine; choose no policy with the path reset"
 
 
-def resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def resets(facts: NodeFacts) -> Iterator[Finding]:
     """What would refuse a reset now. GPUs with the same obstacle share a finding."""
     if not facts.guards_nvidia or facts.status is None:
         return
@@ -361,12 +358,12 @@ def resets(facts: base.NodeFacts) -> Iterator[base.Finding]:
         for obstacle in _obstacles(device, facts):
             obstacles.setdefault(obstacle, []).append(device.name)
     for (why, remedy), gpus in obstacles.items():
-        yield base.warning("reset", f"no reset of GPU {', '.join(gpus)} is possible: {why}", remedy)
+        yield warning("reset", f"no reset of GPU {', '.join(gpus)} is possible: {why}", remedy)
     if not obstacles:
-        yield base.ok("reset", "nothing stands in the way of a reset of a GPU")
+        yield ok("reset", "nothing stands in the way of a reset of a GPU")
 
 
-def _obstacles(device: views.DeviceStatus, facts: base.NodeFacts) -> Iterator[tuple[str, str]]:
+def _obstacles(device: views.DeviceStatus, facts: NodeFacts) -> Iterator[tuple[str, str]]:
     """Each with its remedy. The owner of a device is not in the way, because a device in use is not reset."""
     if device.model == _T4:
         yield "a Tesla T4 has no function-level reset", _REBOOTS
@@ -394,17 +391,17 @@ _ECC_ON = (
 )
 
 
-def memory(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def memory(facts: NodeFacts) -> Iterator[Finding]:
     """Memory that one tenant can change for another, whatever a scrub does."""
     if not facts.guards_nvidia or facts.status is None:
         return
     bare = [device.name for device in facts.status.devices if device.ecc is False]
     if bare:
-        yield base.broken("ecc", f"the memory of GPU {', '.join(bare)} has no ECC: {_FLIPS}", _ECC_ON)
+        yield broken("ecc", f"the memory of GPU {', '.join(bare)} has no ECC: {_FLIPS}", _ECC_ON)
     else:
-        yield base.ok("ecc", "ECC is in force on every GPU that reports it")
+        yield ok("ecc", "ECC is in force on every GPU that reports it")
 
 
-def _driver_loaded(facts: base.NodeFacts) -> bool:
+def _driver_loaded(facts: NodeFacts) -> bool:
     """Whether to check the driver further: its absence has a finding of its own."""
     return facts.guards_nvidia and isinstance(facts.driver, str)

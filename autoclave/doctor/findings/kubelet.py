@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoclave.doctor import base
+from autoclave.doctor.finding import Finding, as_root, broken, ok, unseen, warning
+from autoclave.doctor.node_facts import CheckFault, CreateGateFacts, NodeFacts
 from ground import errors
 from ground.quantities import quantity
 from scrub_api import views
@@ -31,29 +32,29 @@ OTHER_DIRECTORY = (
 )
 
 
-def create_gate(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def create_gate(facts: NodeFacts) -> Iterator[Finding]:
     """The container runtime asks before it creates a container with a GPU."""
     if facts.status is None:  # ``service`` says why
         return
     gate = facts.create_gate
     if gate is None:
-        yield base.ok(GATE, "the create gate is off: Allocate waits for GPUs, and the pod fails after that time")
+        yield ok(GATE, "the create gate is off: Allocate waits for GPUs, and the pod fails after that time")
     else:
         if gate.without_cdi:  # first: the container runtime may read it at its next start
             text = f"{gate.without_cdi} has enable_cdi = false: the container runtime does not ask the create gate"
-            yield base.warning(GATE, text, SWITCH_ON)
+            yield warning(GATE, text, SWITCH_ON)
         faults = tuple(_faults(gate, facts.status))
         yield from faults or (_in_force(facts.status, facts.now),)
 
 
-def _faults(gate: base.CreateGateFacts, status: views.Status) -> Iterator[base.Finding]:
+def _faults(gate: CreateGateFacts, status: views.Status) -> Iterator[Finding]:
     """Why containers with GPUs are not created, or are created without a question."""
     file = status.service.gate_specification
-    if isinstance(gate.covered, base.CheckFault):
-        yield base.unseen(GATE, f"cannot use {file}", gate.covered, f"{errors.restart(on_kubernetes=True)}; {INSTALLS}")
+    if isinstance(gate.covered, CheckFault):
+        yield unseen(GATE, f"cannot use {file}", gate.covered, f"{errors.restart(on_kubernetes=True)}; {INSTALLS}")
         return
     if missing := sorted({device.device for device in status.devices} - gate.covered):
-        yield base.broken(
+        yield broken(
             GATE, f"{file} does not name {', '.join(missing)}", f"{errors.restart(on_kubernetes=True)}; {INSTALLS}"
         )
     for program, fault in gate.programs.items():
@@ -62,14 +63,14 @@ def _faults(gate: base.CreateGateFacts, status: views.Status) -> Iterator[base.F
             remedy = (
                 f"{errors.restart(on_kubernetes=True)}; {INSTALLS}; or choose a --state-dir that is not mounted noexec"
             )
-            yield base.unseen(GATE, text, fault, remedy)
+            yield unseen(GATE, text, fault, remedy)
     for path, fault in gate.sockets.items():
         if fault is not None:
             text = f"no container with a GPU is created, because there is no answer at {path}"
-            yield base.unseen(GATE, text, fault, errors.restart(on_kubernetes=True))
+            yield unseen(GATE, text, fault, errors.restart(on_kubernetes=True))
 
 
-def _in_force(status: views.Status, now: float) -> base.Finding:
+def _in_force(status: views.Status, now: float) -> Finding:
     """Whether the container runtime asks. Before the first container with a GPU nobody can know.
 
     A restart of the runtime ends what is known, also while containers run that have passed the gate.
@@ -79,116 +80,112 @@ def _in_force(status: views.Status, now: float) -> base.Finding:
     unasked = [device.name for device in status.devices if device.name in used and device.device not in here]
     if unasked:
         text = f"GPU {', '.join(unasked)} is in use, and the create gate is not in force on it"
-        return base.warning(GATE, text, f"{RESTARTED}; otherwise {SWITCH_ON}")
+        return warning(GATE, text, f"{RESTARTED}; otherwise {SWITCH_ON}")
     if here:
         count = f"{len(here)} of {quantity(len(status.devices), 'GPU')}"
-        return base.ok(GATE, f"the create gate is in force on {count}: the container runtime asks")
-    return base.ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
+        return ok(GATE, f"the create gate is in force on {count}: the container runtime asks")
+    return ok(GATE, "the create gate is installed, and comes into force with the first container that gets a GPU")
 
 
-def kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def kubelet_dir(facts: NodeFacts) -> Iterator[Finding]:
     """The kubelet's directory can be used."""
     directory = facts.kubelet_dir
     if directory.fault is not None:
         text = f"cannot use the kubelet's directory {directory.path}: {directory.fault.text}"
-        yield base.broken("kubelet-dir", text, base.as_root(directory.fault, OTHER_DIRECTORY))
+        yield broken("kubelet-dir", text, as_root(directory.fault, OTHER_DIRECTORY))
     else:
-        yield base.ok("kubelet-dir", f"the kubelet's directory is {directory.path}")
+        yield ok("kubelet-dir", f"the kubelet's directory is {directory.path}")
 
 
-def kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def kubelet(facts: NodeFacts) -> Iterator[Finding]:
     """The kubelet accepts connections."""
     if facts.kubelet_dir.fault is not None:
         return
     socket = facts.kubelet
     if socket.fault is None:
-        yield base.ok("kubelet", f"the kubelet accepts connections at {socket.path}")
+        yield ok("kubelet", f"the kubelet accepts connections at {socket.path}")
         return
     text = f"the kubelet accepts no connections at {socket.path}: {socket.fault.text}"
-    yield base.broken("kubelet", text, base.as_root(socket.fault, "start the kubelet, or read its log if it runs"))
+    yield broken("kubelet", text, as_root(socket.fault, "start the kubelet, or read its log if it runs"))
 
 
-def checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def checkpoint(facts: NodeFacts) -> Iterator[Finding]:
     """The kubelet's checkpoint can be read."""
     if facts.kubelet_dir.fault is not None:
         return
     fault = facts.checkpoint
-    if not isinstance(fault, base.CheckFault):
-        yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it names the pod of each device")
+    if not isinstance(fault, CheckFault):
+        yield ok("checkpoint", "the kubelet's checkpoint can be read: it names the pod of each device")
     elif fault.absent:
         text = "the kubelet has no checkpoint yet; without it, no container starts on a GPU"
         remedy = "start `autoclave plugin`: the kubelet writes it when the first plugin lists its devices"
-        yield base.warning("checkpoint", text, remedy)
+        yield warning("checkpoint", text, remedy)
     else:
         remedy = (
             "if the kubelet was restarted with this checkpoint, drain the node, because the kubelet believes "
             "that every GPU is free; otherwise the kubelet writes a new checkpoint"
         )
         text = fault.text if fault.denied else f"no container starts on a GPU: {fault.text}"
-        yield base.broken("checkpoint", text, base.as_root(fault, remedy))
+        yield broken("checkpoint", text, as_root(fault, remedy))
 
 
-def double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def double_allocation(facts: NodeFacts) -> Iterator[Finding]:
     """Two pods on one device: the kubelet can forget an allocation in progress (kubernetes/kubernetes#137534)."""
-    if facts.kubelet_dir.fault is not None or isinstance(facts.checkpoint, base.CheckFault):
+    if facts.kubelet_dir.fault is not None or isinstance(facts.checkpoint, CheckFault):
         return
     # Other resources may share an id. While our devices are not known, all entries count.
     ours = facts.checkpoint.keys() if facts.status is None else {device.device for device in facts.status.devices}
     double = [(device, pods) for device, pods in facts.checkpoint.items() if device in ours and len(pods) > 1]
     for device, pods in sorted(double):
         text = f"the kubelet gave {device} to several pods at once: {', '.join(sorted(pods))}"
-        yield base.broken(
+        yield broken(
             "double-allocation",
             text,
             "if only one of these pods runs, delete the others; if several run, delete all of them",
         )
     if not double:
-        yield base.ok("double-allocation", "the kubelet gave no GPU to two pods")
+        yield ok("double-allocation", "the kubelet gave no GPU to two pods")
 
 
-def plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def plugin(facts: NodeFacts) -> Iterator[Finding]:
     """A device plugin of ours serves."""
     if facts.kubelet_dir.fault is not None:
         return
     sockets = facts.plugin
     if sockets.fault is not None and not sockets.fault.absent:
         text = f"cannot list the sockets in {sockets.directory}: {sockets.fault.text}"
-        yield base.broken("plugin", text, base.as_root(sockets.fault, OTHER_DIRECTORY))
+        yield broken("plugin", text, as_root(sockets.fault, OTHER_DIRECTORY))
         return
     if not sockets.found:
         text = f"no device plugin serves in {sockets.directory}: no pod gets a GPU through Autoclave"
-        yield base.broken("plugin", text, "start `autoclave plugin`, or read its log if it runs")
+        yield broken("plugin", text, "start `autoclave plugin`, or read its log if it runs")
         return
     alive = any(socket.fault is None for socket in sockets.found)
     for socket in sockets.found:
         if socket.fault is None:
-            yield base.ok("plugin", f"the device plugin accepts connections at {socket.path}")
+            yield ok("plugin", f"the device plugin accepts connections at {socket.path}")
             continue
         # A killed plugin leaves its sockets behind. A socket of a resource that is no longer offered does no harm.
         text = f"the device plugin accepts no connections at {socket.path}: {socket.fault.text}"
         if alive:
-            yield base.warning("plugin", text, "remove the file if that resource is not offered any more")
+            yield warning("plugin", text, "remove the file if that resource is not offered any more")
         else:
-            remedy = base.as_root(socket.fault, "start `autoclave plugin` again, or read its log if it runs")
-            yield base.broken("plugin", text, remedy)
+            remedy = as_root(socket.fault, "start `autoclave plugin` again, or read its log if it runs")
+            yield broken("plugin", text, remedy)
 
 
-def feature_gates(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def feature_gates(facts: NodeFacts) -> Iterator[Finding]:
     """The API server keeps what the DRA driver writes."""
     missing = facts.missing_gates
     if missing is None:
         return
-    if isinstance(missing, base.CheckFault):
+    if isinstance(missing, CheckFault):
         remedy = "run it with the credentials and the NODE_NAME of `autoclave dra`, such as in its pod"
-        yield base.warning(
-            "feature-gates", f"cannot ask the API server what it keeps of a slice: {missing.text}", remedy
-        )
+        yield warning("feature-gates", f"cannot ask the API server what it keeps of a slice: {missing.text}", remedy)
         return
     for gate, effect in GATES.items():
         if gate in missing:
             text = f"the feature gate {gate} is off: {effect}"
-            yield base.warning(
-                "feature-gates", text, f"switch it on; it is on by default since Kubernetes {GATES_SINCE}"
-            )
+            yield warning("feature-gates", text, f"switch it on; it is on by default since Kubernetes {GATES_SINCE}")
     if not missing:
-        yield base.ok("feature-gates", "the API server keeps all fields of a ResourceSlice that the DRA driver writes")
+        yield ok("feature-gates", "the API server keeps all fields of a ResourceSlice that the DRA driver writes")

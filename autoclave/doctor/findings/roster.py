@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from autoclave.doctor.base import Finding, Level, NodeFacts
+from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings import hardware, kubelet, node, service
+from autoclave.doctor.node_facts import NodeFacts
 
 CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     service.service, service.scrubber_socket, service.run_dir, service.ledger, service.set_aside, service.receipts,
