@@ -32,6 +32,7 @@ IMAGE := --universal --python-version 3.11 --extra cluster --extra receipts --ge
   --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 MAKEFLAGS += --no-builtin-rules
+unexport PYTHONDONTWRITEBYTECODE # or each of thousands of programs that the tests start compiles itself anew
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help

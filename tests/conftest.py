@@ -138,9 +138,10 @@ def executed() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Name the Python, and count the skips for want of rights after all reasons: these words are in each."""
+    """Name the Python and the cost, and count the skips for want of rights after all reasons: these words are in each."""
     yield
-    terminalreporter.write_line(f"Ran on Python {platform.python_version()}.")
+    spent = sum(os.times()[:4])  # of this process, and of all that it has started and that have ended
+    terminalreporter.write_line(f"Ran on Python {platform.python_version()}, in {spent:.0f} s of processor.")
     if count := sum("takes root" in str(it.longrepr) for it in terminalreporter.stats.get("skipped", ())):
         terminalreporter.write_line(
             f"Skipped for want of rights: {count}. To run all tests, run make test as root in a new clone, "
