@@ -37,7 +37,7 @@ from scrub_api import client
 if TYPE_CHECKING:
     from plugin.cluster.nvsentinel import HealthEvents
 
-logger = log.get("app")
+logger = log.get("plugin process")
 
 
 def run(chosen: Config) -> int:

@@ -18,7 +18,7 @@ from ground import aio, log, threads
 from ground.aio import Changed
 from ground.errors import FatalError
 
-logger = log.get("app")
+logger = log.get("plugin process")
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -66,7 +66,7 @@ from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment, Prepare
 from scrubber.workers.worker import BrokenError, Worker
 
-logger = log.get("app")
+logger = log.get("assembly")
 
 PROC = Path("/proc")
 POD_NAMES_WITHIN = 1.0  # seconds; a status without the names of pods is better than a late one

@@ -20,7 +20,7 @@ from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.exempt import Exempt
 from scrubber.observe.guard import Guard
 
-logger = log.get("app")
+logger = log.get("fence")
 
 _PROC = Path("/proc")
 _OWN = "autoclave"  # the control group of a service, below the one that it was started in

@@ -18,7 +18,7 @@ from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
 
-logger = log.get("app")
+logger = log.get("assembly")
 
 PROC = Path("/proc")
 LAST_RESET_WITHIN = 30.0  # seconds that a start waits for the end of a reset that the last service began

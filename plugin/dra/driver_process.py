@@ -35,7 +35,7 @@ from plugin.registration.events import NotRegistered
 from plugin.stopping import InFlight
 from scrub_api import client
 
-logger = log.get("app")
+logger = log.get("dra")
 
 CALL_WITHIN = 5.0  # seconds for a whole call of the API server
 

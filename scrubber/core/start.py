@@ -103,10 +103,10 @@ def in_claim(
     if policy.mode is Mode.OBSERVE:
         return _admit(facts, pod, now, name)
     if owner is None:
-        return _from_grant(record, facts, policy, pod, now, None, of_claim=name)
+        return _from_grant(record, facts, policy, pod, now, None, claimed_as=name)
     if any(holder.container is None for holder in facts.holders or ()):
         return answers.busy(Action.START_ON, record)  # a scrub would end it as a leftover of the claim
-    return _as_another(record, facts, pod, now, of_claim=name)
+    return _as_another(record, facts, pod, now, claimed_as=name)
 
 
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
@@ -154,16 +154,16 @@ def _enforced(
 
 
 def _from_grant(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None, *, of_claim: str = ""
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None, *, claimed_as: str = ""
 ) -> answers.StartAnswer:
-    """The first start of a grant. ``of_claim``: the name of the container, if its claim has the device."""
+    """The first start of a grant. ``claimed_as``: the name of the container, if its claim has the device."""
     # A holder before the first start belongs to the starting pod, after a restart of the kubelet, or to another pod
     # without an admitted start. Record another pod at once: it may leave before the next observation.
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
         return answers.RecordFirst(unannounced)
     grant, receipt = record.tenancy.grant, record.scrubs.receipt
-    if grant is not None and not grant.announced and not of_claim:
+    if grant is not None and not grant.announced and not claimed_as:
         return answers.busy(Action.START_ON, record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
         return answers.in_reset(Action.START_ON, record)
@@ -173,12 +173,12 @@ def _from_grant(
         return answers.holders_unknown(Action.START_ON, record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(receipt, facts, policy, now):
         why = "its proof ended before a container started on it"
-        return answers.RecordFirst(ev.Released(why, restart=bool(of_claim)))
+        return answers.RecordFirst(ev.Released(why, restart=bool(claimed_as)))
     # Containers may start without this decision after a restart of the kubelet.
     may_have_run = bool(facts.holders) or grant is None or grant.epoch != facts.epoch
     if why_clean is not None and may_have_run:
         return answers.busy(Action.START_ON, record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
-    return _admit(facts, pod, now, of_claim)
+    return _admit(facts, pod, now, claimed_as)
 
 
 def _again(
@@ -221,20 +221,20 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
     return answers.Admit(ev.PutInUse(replace(owner, unannounced=False))) if owner.unannounced else answers.Proceed()
 
 
-def _as_another(record: Record, facts: Facts, pod: str, now: Moment, *, of_claim: str = "") -> answers.StartAnswer:
+def _as_another(record: Record, facts: Facts, pod: str, now: Moment, *, claimed_as: str = "") -> answers.StartAnswer:
     """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's.
 
-    ``of_claim``: the name of the container, if its claim has the device.
+    ``claimed_as``: the name of the container, if its claim has the device.
     """
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
     owner = record.tenancy.owner
     nameless = owner is not None and owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
-        return _admit(facts, pod, now, of_claim)
+        return _admit(facts, pod, now, claimed_as)
     used = acquire.still_in_use(Action.START_ON, record, facts, now)
     why = "another owner is about to start, and its last owner is gone"
-    return used or answers.RecordFirst(ev.Released(why, restart=bool(of_claim)))
+    return used or answers.RecordFirst(ev.Released(why, restart=bool(claimed_as)))
 
 
 def _owned_by(record: Record, pod: str) -> bool:
