@@ -26,7 +26,7 @@ FILES = 5
 CROWDS: dict[str, tuple[Callable[[], AbstractContextManager[object]], str]] = {
     "0 more processes": (nullcontext, "<= 9 ms"),
     "2000 more processes": (lambda: processes.crowd(2000, FILES), "<= 15 ms"),
-    "136 working processes of 3000 mappings": (lambda: processes.programs(136, 17, 20, 3000, 136), ""),
+    "136 working processes of 3000 mappings": (lambda: processes.programs(136, 17, 20, 3000, 136), "<= 15 ms"),
 }
 SANDBOX = 0.15  # seconds between the hooks: a real runtime takes longer for the sandbox of a pod
 GPUS, PODS = 4, 40

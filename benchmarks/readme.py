@@ -27,6 +27,9 @@ GPUS: dict[str, tuple[Row, ...]] = {
 SERVICE: dict[str, tuple[str, ...]] = {
     "`Allocate` on a clean GPU, p50": ("autoclave, 8 devices: Allocate on a CLEAN device, p50",),
     "the same by a Python plugin that does nothing": ("do-nothing Python plugin, 8 devices: Allocate, p50",),
+    "both hooks where the other GPUs train, more than that plugin": (
+        "136 working processes of 3000 mappings: both hooks, p50, more than the do-nothing plugin",
+    ),
     "end of a pod's last process to clean, 64 MiB, p50": (
         "a tenant's last process gone to CLEAN, 4 devices of 64MiB: p50",
     ),

@@ -49,6 +49,19 @@ async def test_with_the_create_gate_force_deletes_refuse_no_pod(cluster):
     """In the first second of a pod, when its container takes longest to end."""
     await cluster.hold("proof", gpus=4)  # the gate is in force when the runtime has asked
     await cluster.delete("proof")
+    await force_deletes(cluster)
+
+
+async def test_where_prestart_waits_force_deletes_refuse_no_pod(pods, autoclave):
+    """The second pod is admitted at once, and the fence keeps its containers off the GPUs meanwhile."""
+    autoclave.rule(gate="prestart", fence={"mode": "refuse"})
+    if not all(device.fence for device in await autoclave.clean()):
+        pytest.skip("takes loop devices, and control groups of version 2")
+    await autoclave.devices(lambda device: device.fence == "refuse")
+    await force_deletes(pods)
+
+
+async def force_deletes(cluster):
     for number in range(10):
         await cluster.hold(f"first-{number}", "-stubborn", gpus=4)
         await cluster.delete(f"first-{number}", grace=0)
