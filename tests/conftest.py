@@ -138,7 +138,7 @@ def executed() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Name the Python and the cost, and count the skips for want of rights after all reasons: these words are in each."""
+    """Name the Python and the cost; after the reasons, count the skips for want of rights, which have these words."""
     yield
     spent = sum(os.times()[:4])  # of this process, and of all that it has started and that have ended
     terminalreporter.write_line(f"Ran on Python {platform.python_version()}, in {spent:.0f} s of processor.")

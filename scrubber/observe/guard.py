@@ -44,7 +44,8 @@ class Guard:
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
         self._open_to: dict[str, OpenTo | Container | Group] = {}  # by device, as its record wants it
-        self._refuses: dict[str, bool] = {}  # by device, as the kernel took it ...
+        self._to_all: set[str] = set()  # devices that everybody may open now, as the kernel took it ...
+        self._refuses: dict[str, bool] = {}  # ... and by device, whether others are refused otherwise ...
         self._refuses_until = 0.0  # ... and for how long: the uptime at which the lease ends
         self._failed: dict[str, str] = {}  # devices whose rule the kernel did not take, and why
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
@@ -138,6 +139,7 @@ class Guard:
             self._failed[uuid] = f"the kernel does not take the rule of the fence: {error.strerror}"
             return
         self._refuses[uuid] = terms.refuse
+        (self._to_all.add if groups is None else self._to_all.discard)(uuid)
         self._failed.pop(uuid, None)
 
     def _members(self, open_to: OpenTo | Container | Group) -> frozenset[int] | None:
@@ -161,8 +163,12 @@ class Guard:
         if not place.name or group in own.groups:
             raise InvalidRequest("the control group that was named holds the scrub service itself")
 
+    def keeps_out(self, uuid: str) -> bool:
+        """Whether nobody can open the device now but the service, its owner, and who is exempt."""
+        return uuid not in self._to_all and self.refuses(uuid) is True
+
     def refuses(self, uuid: str) -> bool | None:
-        """Whether others cannot open the device. None while the kernel is not asked about it."""
+        """Whether others are refused who may not open the device. None while the kernel is not asked about it."""
         if not self._numbers.get(uuid) or uuid not in self._refuses:
             return None
         return self._refuses[uuid] and time.clock_gettime(time.CLOCK_BOOTTIME) < self._refuses_until

@@ -89,7 +89,7 @@ class ServiceContext:
                 return False
             case GateMode.PRESTART:
                 guard = self.observer.driver.guard
-                return guard is not None and guard.refuses(device) is True
+                return guard is not None and guard.keeps_out(device)
             case GateMode.CREATE:
                 return self.create_gate_in_force(device, now)
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from ground.errors import NotReady
 from scrubber.core.model import Step
 from tests.service.asking import at_step, scrubs
 from tests.service.node import Kind
@@ -82,6 +83,17 @@ async def test_where_the_fence_refuses_the_start_waits(fenced):
     assert scrubs(world, device) == passed
     assert await world.begin("second", device)
     assert scrubs(world, device) == passed + 1
+
+
+async def test_while_all_may_open_a_device_allocate_waits(fenced):
+    """A claim has it until its release, and the fence does not know the claim's pods."""
+    world = await fenced(policy=PRESTART)
+    device = world.uuids[0]
+    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="claim")
+    world.run("pod", device)
+    await asyncio.sleep(3.0)  # it was seen
+    with pytest.raises(NotReady):
+        await world.acquire("second", device, announced=True)
 
 
 async def test_without_a_fence_that_refuses_allocate_waits(begin):
