@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, document, human, options
+from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, Group, document, human, options
 from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.core.model import NodeKind
@@ -18,7 +18,7 @@ from scrubber.node.unified import Tree
 HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")
 
 
-@click.group()
+@click.group(cls=Group)
 def fence() -> None:
     """Show or remove what refuses GPUs to others in the kernel.
 
@@ -40,7 +40,10 @@ def status(output: str) -> int:
     except FenceError as error:
         raise FatalError(str(error)) from error
     if standing is None:
-        human.warn("no fence stands in this kernel: every process opens the GPUs that its container shows it")
+        human.warn(
+            f"no fence stands at {root}, so every process opens the GPUs that its container shows it; "
+            "a service with --cgroup-root has its fence in that group"
+        )
         return NOT_CLEAN
     tree = Tree(root)
     rows = [
@@ -70,11 +73,12 @@ def off() -> int:
     Every process may then open each GPU that its container shows it. A service that still runs puts the fence back, so
     stop it first, or choose `fence: {mode: off}` in its policy. Exit code 0 also if no fence stood.
     """
+    root = _root()
     try:
-        stood = kernel.take_down(_root())
+        stood = kernel.take_down(root)
     except FenceError as error:
         raise FatalError(str(error)) from error
-    human.say("the fence is removed" if stood else "no fence stood in this kernel; nothing to do")
+    human.say("the fence is removed" if stood else f"no fence stood at {root}; nothing to do")
     return DONE
 
 
