@@ -140,7 +140,7 @@ def _text(file: Path, most: int = OTHER) -> str:
     """The text of a file. Keys and checkpoints may come through a pipe; what others wrote must be a regular file."""
     try:
         if most == RECEIPT and not stat.S_ISREG(file.stat().st_mode):
-            raise ReceiptError(f"{file} is no regular file")
+            raise ReceiptError(f"{file} is not a regular file")
         with file.open("rb") as opened:
             content = opened.read(most + 1)
         if len(content) > most:

@@ -39,7 +39,7 @@ def demand(holds: bool, field: str, why: str) -> None:  # noqa: FBT001 - each ca
 
 def content(path: Path, most: int) -> bytes:
     """What is in a file. Keys and checkpoints may come through a pipe; what others wrote must be a regular file."""
-    demand(most == OTHER or path.is_file() or not path.exists(), path.name, "it is no regular file")
+    demand(most == OTHER or path.is_file() or not path.exists(), path.name, "it is not a regular file")
     with path.open("rb") as file:
         found = file.read(most + 1)
     demand(len(found) <= most, path.name, f"it has more than {most} bytes")
@@ -84,7 +84,7 @@ def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
     message = b"DSSEv1 %d %b %d %b" % (len(kind.encode()), kind.encode(), len(payload), payload)
     demand(any(signed_by(key, it, message) for it in signatures), "signature", "wrong key, or the content was altered")
     statement = json.loads(payload)
-    demand((kind, statement["_type"], statement["predicateType"]) == TYPES, "type", "it is no receipt of version 1")
+    demand((kind, statement["_type"], statement["predicateType"]) == TYPES, "type", "it is not a receipt of version 1")
     return statement
 
 
@@ -92,7 +92,7 @@ def open_checkpoint(note: str, key: bytes) -> tuple[str, int, bytes]:
     """Origin, size and root of a log, from a signed note."""
     body, _, signatures = note.rstrip("\n").rpartition("\n\n")  # as in an envelope, jq -r adds an end of line
     lines, signed = body.split("\n"), [SIGNATURE.fullmatch(line) for line in signatures.split("\n")]
-    demand(bool(lines[2:] and all(signed) and NUMBER.fullmatch(lines[1])), "checkpoint", "it is no signed checkpoint")
+    demand(bool(lines[2:] and all(signed) and NUMBER.fullmatch(lines[1])), "checkpoint", "it is not signed")
     own = hashlib.sha256(lines[0].encode() + b"\n\x01" + key).digest()[:4]  # the id of the key in signed notes
     ours = [raw[4:] for each in signed if each and each[1] == lines[0] and (raw := decode(each[2]))[:4] == own]
     demand(bool(ours), "checkpoint", f"the key did not sign the checkpoint of {lines[0]}")

@@ -40,9 +40,9 @@ def parsed(text: str) -> Envelope:
         )
         return Envelope(str(document["payloadType"]), _bytes(document["payload"]), signatures)
     except KeyError as error:
-        raise ReceiptError(f"the envelope is no signed document (DSSE): it has no field {error.args[0]}") from error
+        raise ReceiptError(f"the envelope is not a signed document (DSSE): it lacks {error.args[0]}") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ReceiptError("the envelope is no signed document (DSSE): it is no JSON, or not base64 in it") from error
+        raise ReceiptError("the envelope is not a signed document (DSSE): its JSON or base64 is broken") from error
 
 
 def opened(

@@ -44,9 +44,9 @@ def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dic
         content: dict[str, Any] = json.loads(payload)
         types = (content.get("_type"), content.get("predicateType"))
     except (ValueError, AttributeError, RecursionError) as error:
-        raise ReceiptError("the type cannot be read: the payload is no JSON object") from error
+        raise ReceiptError("the type cannot be read: the payload is not a JSON object") from error
     if types != (STATEMENT_TYPE, PREDICATE_TYPE):
-        raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is no receipt of version 1")
+        raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is not a receipt of version 1")
     try:
         gpu, boot = content["predicate"]["device"]["uuid"], content["predicate"]["boot"]["id"]
         subjects = [each["digest"]["sha256"] for each in content["subject"] if each["name"] == HANDOVER]

@@ -154,7 +154,7 @@ def test_a_foreign_environment_variable_is_no_flag(autoclave):
         (["acquire"], "missing argument 'GPU...'"),
         (["completion"], "Choose from: bash, zsh, fish"),
         (["acquire", "0", "--owner", " "], "found ' ', expected who the GPUs are for, such as a job id"),
-        (["acquire", "0", "--cgroup", "/tmp"], "'/tmp' is no directory of a control group of version 2"),
+        (["acquire", "0", "--cgroup", "/tmp"], "'/tmp' is not the directory of a control group of version 2"),
         (["release", "0", "--owner", ""], "found '', expected who the GPUs are for, such as a job id"),
         (["quarantine", "0"], "missing option '--reason'"),
         (["quarantine", "--reason", "x"], "missing argument 'GPU...'"),

@@ -75,7 +75,7 @@ def test_each_fault_is_named():
     faults = {
         "signature is wrong": (altered, unsigned),
         "payloadType is 'text/plain'": (foreign,),
-        "no signed document": ([], 1, {}, document | {"signatures": 5}, document | {"payload": "?"}),
+        "not a signed document": ([], 1, {}, document | {"signatures": 5}, document | {"payload": "?"}),
     }
     for why, documents in faults.items():
         for each in documents:

@@ -223,7 +223,7 @@ def test_what_is_no_regular_file_is_not_read(verifiers: Verifiers, capfd, name: 
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()):
         place.unlink()
         make(place)
-        _refused_by_both(verifiers, place.parent, capfd, "no regular file")
+        _refused_by_both(verifiers, place.parent, capfd, "not a regular file")
         if place.is_dir():
             break
     place.rmdir()

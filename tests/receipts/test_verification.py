@@ -128,7 +128,7 @@ def test_a_signed_document_that_is_no_receipt_is_refused(payload):
         verification.statement(
             dsse.envelope(json.dumps(types | json.loads(payload)).encode(), NODE), [NODE.public_key], Expected()
         )
-    with pytest.raises(ReceiptError, match="no receipt of version 1"):
+    with pytest.raises(ReceiptError, match="not a receipt of version 1"):
         verification.statement(dsse.envelope(payload.encode(), NODE), [NODE.public_key], Expected())
 
 

@@ -18,7 +18,7 @@ def _group(ctx: click.Context, param: click.Parameter, directory: Path | None) -
     if directory is None:
         return 0
     if not (directory / "cgroup.controllers").exists():
-        raise click.BadParameter(f"{str(directory)!r} is no directory of a control group of version 2", ctx, param)
+        raise click.BadParameter(f"{str(directory)!r} is not the directory of a control group of version 2", ctx, param)
     return directory.stat().st_ino
 
 

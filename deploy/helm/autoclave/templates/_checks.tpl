@@ -151,7 +151,7 @@
 {{- range $where, $text := $inline -}}
   {{- $policy := $text | default "name: none" | fromYaml -}}
   {{- if hasKey $policy "Error" -}}
-  {{- fail (printf "%s: it is no YAML: %s; see `autoclave policy check`" $where $policy.Error) -}}
+  {{- fail (printf "%s: it is not YAML: %s; see `autoclave policy check`" $where $policy.Error) -}}
   {{- end -}}
   {{- if not $policy.name -}}
   {{- fail (printf "%s: a policy has a name; see `autoclave policy check`" $where) -}}
