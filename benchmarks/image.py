@@ -4,7 +4,8 @@ python -m benchmarks.image [--output DIR]
 
 For each CUDA, the steps of deploy/Dockerfile in an empty environment: every locked package by its hash, compiled, then
 the wheel of this tree, without what the image leaves out. Where buildah, podman or docker is, also the image itself:
-its parts, and its starts beside those of the same packages outside. Writes ``image.md``.
+its parts, for simulated and for NVIDIA GPUs, and starts in the first one beside those of the same packages outside.
+Writes ``image.md``.
 """
 
 from __future__ import annotations
@@ -62,8 +63,7 @@ class Built:
     """What was found in an image that was built, and of starts outside of it."""
 
     builder: str
-    before: dict[str, Any]
-    sizes: dict[str, Any]
+    sizes: dict[str, dict[str, Any]]
     inside: dict[str, Any]
     outside: dict[str, Any]
 
@@ -108,14 +108,18 @@ def _measure(prefix: Path, variant: str, wheel: Path) -> Variant:
 
 def _image(prefix: Path) -> Built | None:
     """Build, and measure inside and outside; or print why there is no image."""
+    python = "/opt/autoclave/bin/python"
+    sizes = {}
     try:
         builder = recipe.find_builder()
         recipe.build(builder, "none", BASE, more=["--target=base"])
-        recipe.build(builder, "none", TAG)
+        sizes["base"] = _inside(builder, BASE, ["python3", "-c", SIZE_PROBE], user="0")
+        for variant in (recipe.CUDA, "none"):  # the last one stays, for the starts
+            recipe.build(builder, variant, TAG)
+            sizes[f"`{variant}`"] = _inside(builder, TAG, [python, "-c", SIZE_PROBE], user="0")
     except recipe.CannotBuildError as error:
         print(error, file=sys.stderr)
         return None
-    python = "/opt/autoclave/bin/python"
     beside = prefix.with_name("beside")  # the demo, which starts the programs, without the rest of the checkout
     shutil.copytree(ROOT / "demo", beside / "demo")
     inside, outside = [], []
@@ -125,8 +129,7 @@ def _image(prefix: Path) -> Built | None:
         outside.append(_outside([prefix / "bin" / "python", "-c", START_PROBE], beside))
     return Built(
         builder.name,
-        before=_inside(builder, BASE, ["python3", "-c", SIZE_PROBE], user="0"),
-        sizes=_inside(builder, TAG, [python, "-c", SIZE_PROBE], user="0"),
+        sizes,
         inside=_together(inside),
         outside=_together(outside),
     )
@@ -180,25 +183,27 @@ the steps of `deploy/Dockerfile` in an empty environment.
 
 
 def _built(it: Built) -> str:
-    parts = {**it.sizes["parts"], "whole image": sum(it.sizes["parts"].values())}
-    before = {**it.before["parts"], "whole image": sum(it.before["parts"].values())}
-    sizes = [f"| {name} | {before[name] / MIB:.1f} | {size / MIB:.1f} |" for name, size in parts.items()]
+    parts = {name: {**sizes["parts"], "whole": sum(sizes["parts"].values())} for name, sizes in it.sizes.items()}
+    rows = [
+        f"| {part} | {' | '.join(f'{sizes[part] / MIB:.1f}' for sizes in parts.values())} |" for part in parts["base"]
+    ]
     starts = [
         f"| {name} | {' | '.join(f'{quantile(samples, 0.5) * 1000:.0f} ms' for samples in _columns(it, name))} |"
         for name in it.inside["starts"]
     ]
     samples = len(next(iter(it.inside["starts"].values())))
     return f"""
-## The image for simulated GPUs
+## The images
 
-Built with {it.builder}. Inside is Python {it.sizes["python"]}, outside Python {it.outside["python"]}.
+Built with {it.builder}. All files of each, in MiB:
 
-| part | base, MiB | image, MiB |
-|---|---|---|
-{chr(10).join(sizes)}
+| part | {" | ".join(parts)} |
+|---|{"---|" * len(parts)}
+{chr(10).join(rows)}
 
-Starts, median of {samples}, inside and outside in turns. "Outside" has the same packages on the machine's own Python.
-The service has 8 simulated GPUs. Other programs kept the machine busy: compare processor times.
+Starts in `none`, median of {samples}, inside and outside in turns. "Outside" has the same packages on the machine's own
+Python: {it.outside["python"]}, and inside {it.inside["python"]}. The service has 8 simulated GPUs. Other programs kept
+the machine busy: compare processor times.
 
 | start | inside | outside | inside, processor time | outside, processor time |
 |---|---|---|---|---|
