@@ -150,8 +150,8 @@ def main() -> None:
     """Publish and verify, and say each step."""
     if lacks := [f"{name} ({where})" for name, where in PROGRAMS.items() if shutil.which(name) is None]:
         sys.exit(f"cannot rehearse: not installed: {', '.join(lacks)}")
-    if not (release.OUT / release.index_of(BUILD)).exists():
-        sys.exit(f"cannot rehearse: there is no {release.OUT / release.index_of(BUILD)}; run `make release` first")
+    if not (index := release.OUT / release.index_of(BUILD)).exists():
+        sys.exit(f"cannot rehearse: there is no {index}; run `make release` first, where buildah or podman works")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         try:

@@ -130,6 +130,14 @@ def test_a_file_that_differs_from_its_checksum_ends_the_rehearsal(tmp_path):
         rehearsal.check_sums(tmp_path)
 
 
+def test_a_rehearsal_without_an_image_says_what_builds_one(tmp_path, monkeypatch):
+    """`make release` has made all other files, and said on stderr that it has no image."""
+    monkeypatch.setattr(rehearsal, "PROGRAMS", {})
+    monkeypatch.setattr(release, "OUT", tmp_path)
+    with pytest.raises(SystemExit, match="`make release` first, where buildah or podman works"):
+        rehearsal.main()
+
+
 def test_a_bill_lists_only_what_its_image_installs():
     lock = (
         "-r none.lock\na==1 ; sys_platform == 'emscripten' \\\n    --hash=x\nb==2 ; python_full_version >= '3.12' \\\n"
