@@ -33,6 +33,7 @@ MAX_CONNECTIONS = 64  # connections at a time
 CACHE_SECONDS = 0.5  # seconds for which metrics are cached: the event loop is blocked while they are made
 MAX_REQUEST_BYTES = 8192  # bytes of a request
 HIGHEST_PORT = 65535
+_EXPECTED = "HOST:PORT such as 127.0.0.1:9475 or [::1]:9475"
 TEXT = "text/plain; charset=utf-8"
 METRICS, OPENMETRICS = text.CONTENT_TYPE_PLAIN_0_0_4, openmetrics.CONTENT_TYPE_LATEST
 
@@ -48,9 +49,12 @@ def parse(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not port.isdecimal() or int(port) > HIGHEST_PORT or not bare:
-        raise ValueError("expected HOST:PORT such as 127.0.0.1:9475 or [::1]:9475")
+        raise ValueError(_EXPECTED)
     if bare != host or ":" in bare:
-        ipaddress.IPv6Address(bare)
+        try:
+            ipaddress.IPv6Address(bare)
+        except ValueError:
+            raise ValueError(_EXPECTED) from None
     return bare, int(port)
 
 

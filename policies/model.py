@@ -123,7 +123,7 @@ def check_gpu(entry: object) -> object:
             return entry
         case str() if UUID.fullmatch(entry):
             return entry
-    raise ValueError("expected an index such as 0, or a UUID or the beginning of one, such as GPU-8f2c")
+    raise ValueError("an index such as 0, or a UUID or the beginning of one, such as GPU-8f2c")
 
 
 def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
@@ -131,7 +131,7 @@ def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if not pattern.fullmatch(text) or {".", ".."} & set(text.split("/")):
-            raise ValueError(f"expected {expected}")
+            raise ValueError(expected)
         return text
 
     return check

@@ -75,7 +75,7 @@ def check_code(key: object) -> object:
             return key
         case str() if CODE.fullmatch(key):
             return int(key)
-    raise ValueError("expected the number of an XID, such as 94")
+    raise ValueError("the number of an XID, such as 94")
 
 
 Code = Annotated[int, BeforeValidator(check_code), WithJsonSchema({"type": "string", "pattern": f"^{CODE.pattern}$"})]

@@ -176,7 +176,7 @@ class Parsed(click.ParamType[Any]):
         try:
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
-            self.fail(f"found {value!r}, {error}", param, ctx)
+            self.fail(f"found {value!r}, expected {error}", param, ctx)
 
 
 # The parser is imported for a given value only, so that ``--help`` is quick.

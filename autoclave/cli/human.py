@@ -75,7 +75,7 @@ def since(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ValueError("expected 10m, 2h or 7d (ago), 2026-11-20 09:00, or RFC 3339") from None
+        raise ValueError("10m, 2h or 7d (ago), 2026-11-20 09:00, or RFC 3339") from None
 
 
 def shortened(names: list[str]) -> dict[str, str]:

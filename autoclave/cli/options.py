@@ -67,7 +67,7 @@ def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _owner(text: str) -> str:
     """An owner. A blank one is an unset variable of a script: as no owner at all, it would release any job's GPU."""
     if not text.strip():
-        raise ValueError("expected who the GPUs are for, such as a job id")
+        raise ValueError("who the GPUs are for, such as a job id")
     return text
 
 

@@ -19,7 +19,7 @@ def parse_duration(text: object) -> float:
     """The seconds of a duration such as ``250ms``, ``10s``, ``5m``, ``1h`` or ``7d``."""
     match = DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"expected a duration such as 10s or 5m (units: {', '.join(SECONDS)})")
+        raise ValueError(f"a duration such as 10s or 5m (units: {', '.join(SECONDS)})")
     return float(match[1]) * SECONDS[match[2]]
 
 
@@ -28,7 +28,7 @@ def parse_size(text: object) -> int:
     match = SIZE.fullmatch(text) if isinstance(text, str) else None
     count = Fraction(match[1]) * BYTES[match[2]] if match else None
     if count is None or count.denominator != 1:
-        raise ValueError(f"expected a size of whole bytes such as 64MiB (units: {', '.join(BYTES)})")
+        raise ValueError(f"a size of whole bytes such as 64MiB (units: {', '.join(BYTES)})")
     return count.numerator
 
 

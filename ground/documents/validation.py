@@ -121,7 +121,7 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
             about = tuple((*loc, *part.split(".")) for part in impossible.about)
             return Problem(loc, impossible.found, impossible.expected, about=about)
         case "value_error":
-            return Problem(loc, found, str(context["error"]).removeprefix("expected "))
+            return Problem(loc, found, str(context["error"]))
         case "too_long" | "too_short" as kind:
             bound = f"at most {context['max_length']}" if kind == "too_long" else f"at least {context['min_length']}"
             return Problem(loc, f"{context['actual_length']} entries", bound)

@@ -35,21 +35,21 @@ class _RunDir(options.AbsolutePath):
 
 def _policy(text: str) -> str:
     if not text:
-        raise ValueError("expected the name of a shipped policy, or a file")
+        raise ValueError("the name of a shipped policy, or a file")
     return text
 
 
 def _memory(text: str) -> int:
     size = units.parse_size(text)
     if not MIN_MEMORY <= size <= MAX_MEMORY:
-        raise ValueError("expected between 4KiB and 1TiB")
+        raise ValueError("between 4KiB and 1TiB")
     return size
 
 
 def _request_timeout(text: str) -> float:
     seconds = units.parse_duration(text)
     if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
-        raise ValueError("expected between 20s and 1h")
+        raise ValueError("between 20s and 1h")
     return seconds
 
 
