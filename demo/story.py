@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import shutil
 import signal
 import sqlite3
@@ -186,8 +185,9 @@ async def _hand_over(play: Play) -> None:
     receipt = (await stage.settled(TENANT, lambda device: device.receipt not in (None, first))).receipt
     seconds = time.monotonic() - began
     async with stage.admin() as admin:
-        story = [entry.text for entry in await admin.history(uuid)]
-    ended = any(f"ended pid {leftover}" in text for text in story)
+        rows = [json.loads(entry.body) for entry in await admin.history(uuid) if entry.kind == "steps-recorded"]
+    found = [result.get("findings", {}) for row in rows for result in row["results"]]
+    ended = any(leftover in findings.get("terminated", ()) for findings in found)
     play.check(ended and not _runs(leftover), "the service finds and ends the leftover process", "TERM, a pause, KILL")
     ladder = [step.step for step in receipt.steps] if receipt else []
     play.check(
@@ -196,7 +196,7 @@ async def _hand_over(play: Play) -> None:
         " > ".join(ladder),
     )
     # In the history, because a scrub that fails after its clear leaves nothing to find for the next one.
-    residue = sum(int(count) for text in story for count in re.findall(r"(\d+) bytes were not zero before", text))
+    residue = sum(findings.get("residue_bytes") or 0 for findings in found)
     play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
     proven = receipt is not None and _whole(receipt)
     play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")
