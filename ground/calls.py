@@ -66,7 +66,7 @@ def logged(
     try:
         yield
     except AutoclaveError as error:
-        call.refuse(error.reason.value, error.message)
+        call.refuse(error.reason.value, str(error))
         raise
     except Exception:
         call.outcome, call.reason = CallOutcome.FAULT, Reason.INTERNAL.value

@@ -1,8 +1,28 @@
-"""The errors of the product.
+"""The errors of the product, as a tree. An exit code in brackets is what ``cli`` ends with.
 
-Every error that leaves the service has a :class:`Reason` for programs and a sentence for people. Tenants read the
-sentence, because the kubelet puts it into pod events. So it never holds the name, process id or bytes of another
-tenant: these go to the ledger and to the operators' socket. ``api`` maps reasons to gRPC codes, ``cli`` to exit codes.
+::
+
+    Exception
+      ErrorWithRemedies        what happened, and what a person can do about it
+        FatalError             the program cannot run, and its user can change that [2]
+        AutoclaveError         a caller may see it: it has a reason for programs [1; 4 for another owner's GPU]
+          Refused              no, until something changes
+          NotReady             no for now: the caller may repeat the request
+          InvalidRequest       the request itself is wrong [2]
+          LedgerUnavailable    nothing is granted until the ledger can be written
+            CorruptLedgerError the ledger is not what was written
+          Unreachable          the scrub service does not answer [3]
+          ContainerFailed      a container of ``remnant`` did not do its part
+            AnotherGpu         it got another GPU than the first one
+        ReceiptError           a key, a receipt or a checkpoint cannot be used
+      DocumentError            the faults of a file that people write [2]
+      DeviceError              a device, its driver or the node failed, or lacks something [1]
+
+Every error that leaves the service has a :class:`Reason` for programs and a message for people. Tenants read the
+message, because the kubelet puts it into pod events. So it never holds the name, process id or bytes of another
+tenant: these go to the ledger and to the operators' socket. ``api`` maps reasons to gRPC codes.
+
+No program cuts a message apart: what it needs of an error is a value beside the message.
 """
 
 from __future__ import annotations
@@ -52,18 +72,32 @@ def plain(text: str) -> str:
     return shown if len(text) <= LONGEST else f"{shown} ..."
 
 
-class AutoclaveError(Exception):
-    """Base of all errors that a caller may see: a reason and a sentence."""
+def joined(*parts: str) -> str:
+    """A message and its remedies, or remedies alone, as people read them: in one line."""
+    return "; ".join(parts)
 
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class ErrorWithRemedies(Exception):
+    """What happened, and what a person can do about it: each remedy is a command or a sentence. ``str`` joins them."""
+
+    def __init__(self, message: str, *remedies: str) -> None:
+        super().__init__(joined(message, *remedies))
         self.message = message
+        self.remedies = remedies
+
+
+class AutoclaveError(ErrorWithRemedies):
+    """Base of all errors that a caller may see. ``device``: the UUID of the device that it is about, if it is one."""
+
+    def __init__(self, reason: Reason, message: str, *remedies: str, device: str = "") -> None:
+        super().__init__(message, *remedies)
+        self.reason = reason
+        self.device = device
 
     @property
     def for_tenants(self) -> str:
-        """The message for the pod's events. The service writes its messages for tenants; gRPC does not."""
-        return plain(_FOR_TENANTS.get(self.reason, self.message))
+        """The words for the pod's events. The service writes its messages for tenants; gRPC does not."""
+        return plain(_FOR_TENANTS.get(self.reason, str(self)))
 
 
 class Refused(AutoclaveError):
@@ -77,15 +111,15 @@ class NotReady(AutoclaveError):
 class InvalidRequest(AutoclaveError):
     """The request itself is wrong; nothing was changed."""
 
-    def __init__(self, message: str, reason: Reason = Reason.INVALID_REQUEST) -> None:
-        super().__init__(reason, message)
+    def __init__(self, message: str, *remedies: str, reason: Reason = Reason.INVALID_REQUEST, device: str = "") -> None:
+        super().__init__(reason, message, *remedies, device=device)
 
 
 class LedgerUnavailable(AutoclaveError):
     """The ledger cannot be written or read: the service grants nothing until it can."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(Reason.LEDGER_UNAVAILABLE, message)
+    def __init__(self, message: str, *remedies: str) -> None:
+        super().__init__(Reason.LEDGER_UNAVAILABLE, message, *remedies)
 
 
 def start(*, on_kubernetes: bool) -> str:
@@ -103,9 +137,9 @@ def restart(*, on_kubernetes: bool) -> str:
 class Unreachable(AutoclaveError):
     """The scrub service does not answer: nobody listens (UNREACHABLE), or who listens takes too long (TIMED_OUT)."""
 
-    def __init__(self, message: str, reason: Reason = Reason.UNREACHABLE) -> None:
-        super().__init__(reason, message)
+    def __init__(self, message: str, *remedies: str, reason: Reason = Reason.UNREACHABLE) -> None:
+        super().__init__(reason, message, *remedies)
 
 
-class FatalError(Exception):
+class FatalError(ErrorWithRemedies):
     """The program cannot run, and the user can change that: a wrong flag, a missing directory, a second instance."""

@@ -113,7 +113,7 @@ class HttpServer:
         except OSError as error:
             why = (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
             raise FatalError(
-                f"cannot serve metrics at {address}: {why}; choose another address with --metrics-address"
+                f"cannot serve metrics at {address}: {why}", "choose another address with --metrics-address"
             ) from error
         async with server:
             bound = server.sockets[0].getsockname()

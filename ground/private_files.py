@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ground.errors import FatalError
+from ground.errors import FatalError, joined
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
@@ -27,15 +27,17 @@ NOT_TO_ENTER = 0o077  # the mode bits that a directory may not have whose files 
 NOT_TO_CHANGE = 0o022  # the same for a directory whose files are private themselves
 _LOCK_TRIED_EVERY = 0.001  # seconds: a worker holds the lock of a directory for less
 _WRITING = os.O_WRONLY | os.O_RDWR
-_REMEDY = "find out who made it, and remove it"
 
 
 class ForeignFileError(OSError):
     """A file or directory is not this program's own. ``strerror`` says why, and what to do."""
 
+    remedy = "find out who made it, and remove it"
+
     def __init__(self, path: Path, why: str) -> None:
         """``why`` completes the sentence "cannot use PATH: ..."."""
-        super().__init__(errno.EPERM, why, os.fspath(path))
+        super().__init__(errno.EPERM, joined(why, self.remedy), os.fspath(path))
+        self.why = why
 
 
 def is_private(directory: Path, forbidden: int) -> bool:
@@ -48,17 +50,17 @@ def is_private(directory: Path, forbidden: int) -> bool:
 
 
 def make_directory(directory: Path, kind: str, forbidden: int) -> None:
-    """Make a directory that a flag names, such as the "run directory"; FatalError if it is not this user's alone."""
-    flag = f"--{kind.removesuffix('ectory').replace(' ', '-')}"
+    """Make the "run" or the "state" directory, which a flag names; FatalError if it is not this user's alone."""
+    what, elsewhere = f"cannot use {kind} directory {directory}", f"give another with --{kind}-dir"
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         private = is_private(directory, forbidden)
     except OSError as error:
-        raise FatalError(f"cannot use {kind} {directory}: {error.strerror}; give another with {flag}") from error
+        raise FatalError(f"{what}: {error.strerror}", elsewhere) from error
     if not private:
         others = "enter" if forbidden == NOT_TO_ENTER else "write to"
-        remedy = f"make it a directory of this user with mode 0700, no link, or give another with {flag}"
-        raise FatalError(f"cannot use {kind} {directory}: other users may {others} it, or it is a link; {remedy}")
+        remedy = f"make it a directory of this user with mode 0700, no link, or {elsewhere}"
+        raise FatalError(f"{what}: other users may {others} it, or it is a link", remedy)
 
 
 def make_folder(folder: Path) -> None:
@@ -70,7 +72,7 @@ def make_folder(folder: Path) -> None:
 def demand_folder(folder: Path) -> None:
     """ForeignFileError if another user may change the folder, or if it is a link."""
     if not is_private(folder, NOT_TO_CHANGE):
-        raise ForeignFileError(folder, "other users may write to it, or it is a link; find out who made it, remove it")
+        raise ForeignFileError(folder, "other users may write to it, or it is a link")
 
 
 def opened(path: Path, flags: int) -> int:
@@ -252,15 +254,15 @@ def _fault(status: os.stat_result, *, writing: bool) -> str | None:
     if irregular is not None:
         return irregular
     if status.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {status.st_uid}); {_REMEDY}"
+        return f"it belongs to another user (uid {status.st_uid})"
     if status.st_mode & NOT_TO_CHANGE:
-        return f"other users may write to it; {_REMEDY}"
+        return "other users may write to it"
     if writing and status.st_nlink > 1:
-        return f"it has another name (a hard link); {_REMEDY}"
+        return "it has another name (a hard link)"
     return None
 
 
 def _irregular(status: os.stat_result) -> str | None:
     if stat.S_ISLNK(status.st_mode):
-        return f"it is a link; {_REMEDY}"
-    return None if stat.S_ISREG(status.st_mode) else f"it is not a regular file; {_REMEDY}"
+        return "it is a link"
+    return None if stat.S_ISREG(status.st_mode) else "it is not a regular file"

@@ -14,8 +14,11 @@ OTHERS = 3  # its timer, the guard of its pool, and the poller of its completion
 SPARE = 2  # the kernel counts a thread for a moment after its end
 
 
-def shortage() -> str:
-    """Why gRPC could not start its threads now; empty if it can. Other programs may take the last ones meanwhile."""
+def shortage() -> tuple[str, ...]:
+    """Why gRPC could not start its threads now, and what to do. Empty if it can.
+
+    Other programs may take the last ones meanwhile.
+    """
     count = min(max(os.cpu_count() or 1, FEWEST), MOST) + OTHERS + SPARE
     enough = threading.Event()
     started: list[threading.Thread] = []
@@ -26,12 +29,14 @@ def shortage() -> str:
             started.append(thread)
     except RuntimeError:  # Python's word for EAGAIN
         return (
-            f"the kernel starts only {len(started)} of {count} threads, because too many processes run; end processes,"
-            " or raise the limit of this user (ulimit -u), of the control group (pids.max) or of the node"
-            " (kernel.pid_max)"
+            f"the kernel starts only {len(started)} of {count} threads, because too many processes run",
+            (
+                "end processes, or raise the limit of this user (ulimit -u), of the control group (pids.max) or of the"
+                " node (kernel.pid_max)"
+            ),
         )
     finally:
         enough.set()
         for thread in started:
             thread.join()
-    return ""
+    return ()

@@ -25,12 +25,12 @@ def lock_run_dir(directory: Path) -> int | None:
 
     None while another service holds the lock.
     """
-    private_files.make_directory(directory, "run directory", private_files.NOT_TO_ENTER)
+    private_files.make_directory(directory, "run", private_files.NOT_TO_ENTER)
     try:
         return private_files.try_lock(directory / LOCK)
     except OSError as error:
         raise FatalError(
-            f"cannot use run directory {directory}: {error.strerror}; give another with --run-dir"
+            f"cannot use run directory {directory}: {error.strerror}", "give another with --run-dir"
         ) from error
 
 
@@ -44,15 +44,15 @@ def claim(path: Path) -> str:
 def demand_free(path: Path, if_too_long: str) -> None:
     """Raise a FatalError unless the path fits the kernel's limit and is absent or a socket without a server."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise FatalError(f"cannot use socket path {path}: longer than {MAX_PATH_BYTES} bytes; {if_too_long}")
+        raise FatalError(f"cannot use socket path {path}: longer than {MAX_PATH_BYTES} bytes", if_too_long)
     try:
         mode = path.lstat().st_mode
     except OSError:  # absent, or in a directory that this user may not enter: then gRPC fails to bind
         return
     if not stat.S_ISSOCK(mode):
-        raise FatalError(f"cannot use socket path {path}: it is not a socket; remove it")
+        raise FatalError(f"cannot use socket path {path}: it is not a socket", "remove it")
     if not isinstance(connect_error(path), (ConnectionRefusedError, FileNotFoundError)):
-        raise FatalError(f"cannot use socket path {path}: another server answers on it; stop that server first")
+        raise FatalError(f"cannot use socket path {path}: another server answers on it", "stop that server first")
 
 
 def connect_error(path: Path) -> OSError | None:

@@ -51,7 +51,7 @@ class Gate:
         ids = request_limits.devices([name for group in groups for name in group])
         known = {device.uuid: device for device in self._listing.shown(resource)}
         if unknown := sorted(set(ids) - known.keys()):
-            raise InvalidRequest(f"{unknown[0]} is not a device of {resource}", Reason.UNKNOWN_DEVICE)
+            raise InvalidRequest(f"{unknown[0]} is not a device of {resource}", reason=Reason.UNKNOWN_DEVICE)
         return [[known[name] for name in group] for group in groups]
 
     async def acquire(self, resource: str, devices: Sequence[Device], op: str = "") -> tuple[GrantedDevice, ...]:
@@ -93,7 +93,7 @@ class Gate:
         except (Unreachable, NotReady) as error:
             if error.reason not in AWAY:
                 return None
-            logger.warning("the containers wait for the service", op=op, devices=ids, error=error.message)
+            logger.warning("the containers wait for the service", op=op, devices=ids, error=str(error))
             return ()
 
     async def _asked(self, ask: Callable[[float], Awaitable[A]], within: float, restarts: float) -> A:

@@ -190,7 +190,7 @@ class Listing:
         async with aclosing(self._scrubber.watch()) as lists:
             reported = await self._next(lists, ANSWERS_WITHIN)
             if reported is None:
-                raise Unreachable("the scrub service does not send its list of devices", Reason.TIMED_OUT)
+                raise Unreachable("the scrub service does not send its list of devices", reason=Reason.TIMED_OUT)
             while reported is not None:
                 self._silence, self.checkpoint = reported.silence_seconds, reported.checkpoint
                 self._store(reported.devices)
@@ -268,10 +268,10 @@ class Listing:
         """Let the last list expire in time, and log each cause once, not each attempt."""
         self._expire_after(self._silence)
         error = attempt.outcome and attempt.outcome.exception()
-        if isinstance(error, AutoclaveError) and error.message != self._warned:
-            self._warned = error.message
+        if isinstance(error, AutoclaveError) and str(error) != self._warned:
+            self._warned = str(error)
             event = "the scrub service does not answer" if self._stored is not None else "waiting for the scrub service"
-            logger.warning(event, reason=error.reason.value, error=error.message)
+            logger.warning(event, reason=error.reason.value, error=str(error))
 
     def _lists_changed(self) -> None:
         self._shown.clear()

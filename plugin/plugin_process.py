@@ -63,7 +63,7 @@ async def _work(chosen: Config, reporters: Sequence[ClusterReporter | HealthEven
         try:
             reported = scrubber.last_list()
         except Unreachable as error:
-            logger.warning("no last list of devices", error=error.message)
+            logger.warning("no last list of devices", error=str(error))
         else:
             if reported is not None:
                 listing.begin_with(reported)

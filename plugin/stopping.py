@@ -64,8 +64,8 @@ def run(work: Callable[[InFlight], Coroutine[Any, Any, None]]) -> int:
 
     The work gets the count of the calls that are being answered.
     """
-    if why := threads.shortage():
-        raise FatalError(f"cannot start: {why}")
+    if lack := threads.shortage():
+        raise FatalError(f"cannot start: {lack[0]}", *lack[1:])
     with one_fatal_error():
         asyncio.run(_run(work, InFlight()))
     return 0

@@ -38,6 +38,7 @@ CHANNEL_OPTIONS = (
 )
 _REASONS = {reason.value: reason for reason in Reason}
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 SHORT = 10.0  # seconds for requests that the service answers from memory
 
 
@@ -47,7 +48,8 @@ class Client:
     def __init__(self, socket: Path) -> None:
         limit = unix_sockets.MAX_PATH_BYTES
         if len(os.fsencode(socket)) > limit:
-            raise Unreachable(f"cannot reach the scrub service at {socket}: a socket path has at most {limit} bytes")
+            why = f"cannot reach the scrub service at {socket}: a socket path has at most {limit} bytes"
+            raise Unreachable(why, "give a shorter --run-dir")
         self.socket = socket
         self.channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
 
@@ -158,33 +160,35 @@ def translated(socket: Path) -> Iterator[None]:
 
 
 def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
-    reason = _reason(error)
-    message = error.details() or "no details"
-    code = error.code()
-    if reason is not None:
-        kind = {grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest, grpc.StatusCode.NOT_FOUND: InvalidRequest}.get(code)
-        if kind is not None:
-            return InvalidRequest(message, reason)
-        return (NotReady if code in RETRIED else Refused)(reason, message)
+    message, code = error.details() or "no details", error.code()
+    info, remedies = _details(error)
+    if info is not None:
+        reason = _REASONS.get(info.reason, Reason.INTERNAL)  # a newer service may have more reasons
+        device = info.metadata.get("device", "")
+        if code in WRONG:
+            return InvalidRequest(message, *remedies, reason=reason, device=device)
+        return (NotReady if code in RETRIED else Refused)(reason, message, *remedies, device=device)
     if code is grpc.StatusCode.UNAVAILABLE:
         hint = "is the scrub service running, and is --run-dir the same?"
         return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Unreachable("the scrub service did not answer in time", Reason.TIMED_OUT)
+        return Unreachable("the scrub service did not answer in time", reason=Reason.TIMED_OUT)
     if code is grpc.StatusCode.CANCELLED:  # by the service when it stops; a caller that cancels gets no gRPC error
-        return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered; try again")
+        return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered", "try again")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Refused(Reason.INTERNAL, "the scrub service is older than this program: it does not know the request")
     return Refused(Reason.INTERNAL, f"the scrub service failed: {message}")
 
 
-def _reason(error: grpc.aio.AioRpcError) -> Reason | None:
-    status = rpc_status.from_call(error)
+def _details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo | None, Sequence[str]]:
+    """What the service says of its error: the reason with the device, and the remedies. None: gRPC made the error."""
+    status, ours = rpc_status.from_call(error), None
+    info, advice = error_details_pb2.ErrorInfo(), scrub_pb2.Remedies()
     for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == "autoclave":
-            return _REASONS.get(info.reason, Reason.INTERNAL)  # a newer service may have more reasons
-    return None
+            ours = info
+        detail.Unpack(advice)  # an older service has none: its message ends with them
+    return ours, advice.remedies
 
 
 def view(kind: type[R], message: Message) -> R:

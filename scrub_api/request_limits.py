@@ -17,27 +17,31 @@ LONGEST_WORDS = 500
 LONGEST_OWNER = 128
 
 
+def _wrong(why: str, *remedies: str) -> InvalidRequest:
+    return InvalidRequest(f"cannot do that: {why}", *remedies)
+
+
 def devices(names: Sequence[str], *, needed: bool = True) -> list[str]:
     """The same names, or InvalidRequest. ``needed``: an empty list is invalid, too."""
     if needed and not names:
-        raise InvalidRequest("no device was named")
+        raise _wrong("no device was named")
     if len(names) > MOST_DEVICES:
-        raise InvalidRequest(f"{len(names)} devices were named, at most {MOST_DEVICES} are allowed")
+        raise _wrong(f"{len(names)} devices were named, at most {MOST_DEVICES} are allowed")
     for name in names:
         if DEVICE.fullmatch(name) is None:
-            raise InvalidRequest(
+            raise _wrong(
                 "a device name is empty, longer than 63 characters, or holds a character other than letters, "
                 "digits and ._:/-"
             )
     if len(set(names)) != len(names):
-        raise InvalidRequest("a device was named twice")
+        raise _wrong("a device was named twice")
     return list(names)
 
 
 def owner(name: str) -> str:
     """The same owner, or InvalidRequest."""
     if OWNER.fullmatch(name) is None:
-        raise InvalidRequest(
+        raise _wrong(
             "the owner is empty, longer than 128 characters, or holds a character other than letters, digits and ._:/-"
         )
     return name
@@ -49,18 +53,18 @@ def acquired_for(name: str) -> str:
     Empty: none is named. A blank owner is an unset variable of a script: as none, it would release any job's GPU.
     """
     if name and not name.strip():
-        raise InvalidRequest("the owner is blank")
+        raise _wrong("the owner is blank")
     return one_line(name, "the owner", longest=LONGEST_OWNER)
 
 
 def one_line(text: str, what: str, *, needed: bool = False, longest: int = LONGEST_WORDS) -> str:
     """The text of a person, stripped, or InvalidRequest: one line without control characters."""
     if needed and not text.strip():
-        raise InvalidRequest(f"{what} is empty; the ledger stores it, so give one")
+        raise _wrong(f"{what} is empty; the ledger stores it, so give one")
     if len(text) > longest:
-        raise InvalidRequest(f"{what} has {len(text)} characters, at most {longest} are allowed")
+        raise _wrong(f"{what} has {len(text)} characters, at most {longest} are allowed")
     if any(unicodedata.category(char).startswith("C") for char in text):
-        raise InvalidRequest(f"{what} holds a control character: give one line of plain text")
+        raise _wrong(f"{what} holds a control character: give one line of plain text")
     return text.strip()
 
 

@@ -210,6 +210,7 @@ class ServiceStatus:
     gate_specification: str = ""
     gate_in_force: tuple[str, ...] = ()
     fence_lacks: str = ""  # why the kernel is asked about no device, though the policy wants it
+    ledger_remedies: tuple[str, ...] = ()  # for ledger_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,7 @@ class ScrubResult:
     receipt: ReceiptView | None = None
     running: bool = False
     withdrawn: bool = False  # a quarantine that waited for the end of a use was withdrawn; there was no scrub
+    remedies: tuple[str, ...] = ()  # of a refusal
 
     @property
     def left_alone(self) -> bool:

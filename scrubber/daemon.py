@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import json
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from ground import aio, http_server, log, paths, private_files, threads, unix_sockets
 from ground.documents.faults import DocumentError
-from ground.errors import AutoclaveError, FatalError, LedgerUnavailable
+from ground.errors import ErrorWithRemedies, FatalError, LedgerUnavailable
 from scrubber import __version__, assembly, systemd
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
@@ -56,14 +57,15 @@ def run(config: ScrubberConfig) -> int:
     if lock is None and not config.standby:
         directory = config.run_dir
         raise FatalError(
-            f"cannot start: another autoclave scrubber runs in {directory}; `autoclave doctor` says whether it "
-            "answers; stop that service first, or use --standby"
+            f"cannot start: another autoclave scrubber runs in {directory}",
+            "`autoclave doctor` says whether it answers",
+            "stop that service first, or use --standby",
         )
     with ExitStack() as turn:  # ends after the threads of the event loop
         if lock is not None:
             turn.enter_context(_turn(config.run_dir, lock))
-        if why := threads.shortage():
-            raise FatalError(f"cannot start: {why}")
+        if lack := threads.shortage():
+            raise FatalError(f"cannot start: {lack[0]}", *lack[1:])
         return asyncio.run(_serve(config, turn, alone=lock is not None))
 
 
@@ -83,10 +85,16 @@ def _turn(run_dir: Path, lock: int) -> Iterator[None]:
 
 def _leave(error: Exception, path: Path) -> None:
     """Leave the error that ends the service where ``autoclave doctor`` finds it."""
-    expected = isinstance(error, FatalError | AutoclaveError | DeviceError)
+    match error:
+        case ErrorWithRemedies():
+            left = {"message": error.message, "remedies": error.remedies}
+        case DeviceError():
+            left = {"message": str(error)}
+        case _:
+            left = {"message": f"unexpected error: {type(error).__name__}: {error}"}
     try:
         with os.fdopen(private_files.opened(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), "w") as file:
-            file.write(str(error) if expected else f"unexpected error: {type(error).__name__}: {error}")
+            json.dump(left, file)
     except OSError as fault:
         logger.warning("the error is not left for the doctor", error=str(fault))
 
@@ -101,7 +109,7 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
     async with _metrics_served(config.metrics_address, metrics):
         if not alone:
             turn.enter_context(_turn(config.run_dir, await _stand_by(config.run_dir, pool, metrics)))
-        private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
+        private_files.make_directory(config.state_dir, "state", private_files.NOT_TO_CHANGE)
         if not alone:
             await _reload(active_policy)
             if active_policy.fault:  # the other service may have had a newer one without faults
@@ -294,13 +302,13 @@ async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Me
                 ledger = assembly.open_ledger(config, metrics.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
-                first_fault = first_fault or error.message
+                first_fault = first_fault or str(error)
                 if refusing is None:
                     refusing = server.RefusingServers(config.run_dir)
                     await refusing.open()
-                refusing.message = metrics.start_obstacle = error.message
-                systemd.tell(systemd.READY, systemd.status(f"grants nothing: {error.message}"))
-                logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
+                refusing.fault, metrics.start_obstacle = error, str(error)
+                systemd.tell(systemd.READY, systemd.status(f"grants nothing: {error}"))
+                logger.error("no ledger: nothing is granted", error=str(error), next_try_seconds=pause)  # noqa: TRY400 - expected
             else:
                 if first_fault:
                     ledger.was_unavailable(began, first_fault)

@@ -15,10 +15,10 @@ from click.core import ParameterSource
 
 from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, Unwritable, human
 from ground.documents.faults import DocumentError
-from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
+from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable, joined
 from scrubber.devices.base import DeviceError
 
-_LISTED = "; `autoclave status` lists the GPUs, and the log of the scrub service says which GPU cannot be read"
+_LISTED = "`autoclave status` lists the GPUs, and the log of the scrub service says which GPU cannot be read"
 
 
 def report(error: Exception) -> int:
@@ -39,16 +39,15 @@ def report(error: Exception) -> int:
             why = f"{error.strerror}; run the command again with another stdout"
             return _print(f"cannot write the answer to stdout: {why}", NOT_CLEAN)
         case Unreachable():
-            return _print(f"{error.message}; `autoclave doctor` says more", UNREACHABLE)
-        case InvalidRequest():
-            text = error.message if error.message.startswith("cannot") else f"cannot do that: {error.message}"
-            return _print(text + (_LISTED if error.reason is Reason.UNKNOWN_DEVICE else ""), WRONG_USAGE)
-        case FatalError() | DocumentError():
+            return _print(joined(str(error), "`autoclave doctor` says more"), UNREACHABLE)
+        case InvalidRequest(reason=Reason.UNKNOWN_DEVICE):
+            return _print(joined(str(error), _LISTED), WRONG_USAGE)
+        case InvalidRequest() | FatalError() | DocumentError():
             return _print(str(error), WRONG_USAGE)
         case UnicodeEncodeError(reason="surrogates not allowed"):  # Python marks so what it could not read as UTF-8
             return _print("cannot send the request: an argument is not UTF-8", WRONG_USAGE)
         case AutoclaveError(reason=Reason.OTHER_OWNER):
-            return _print(error.message, LEFT_ALONE)
+            return _print(str(error), LEFT_ALONE)
         case AutoclaveError() | DeviceError():
             return _print(str(error), NOT_CLEAN)
     if os.environ.get("AUTOCLAVE_DEBUG"):

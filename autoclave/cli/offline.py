@@ -39,15 +39,16 @@ class Offline:
         try:
             self._file = reading.read(path)
         except (AutoclaveError, FatalError) as error:
-            if unreachable is None and isinstance(error, CorruptLedgerError) and str(path) not in str(error):
-                advice = f"`autoclave ledger export {path}` prints its rows unchecked"
-                raise CorruptLedgerError(f"cannot trust the ledger {path}: {error}; {advice}", error.seq) from error
+            if unreachable is None and isinstance(error, CorruptLedgerError) and not error.unreadable:
+                advice = *error.remedies, f"`autoclave ledger export {path}` prints its rows unchecked"
+                why = f"cannot trust the ledger {path}: {error.message}"
+                raise CorruptLedgerError(why, error.seq, *advice) from error
             if unreachable is None:
                 raise
-            raise Unreachable(f"{unreachable.message}; without it, {error}") from error
+            raise Unreachable(f"{unreachable}; without it, {error.message}", *error.remedies) from error
         self._history = History(self._file)
         if unreachable is not None:
-            human.warn(f"{unreachable.message}; this is what its ledger {path} says")
+            human.warn(f"{unreachable}; this is what its ledger {path} says")
 
     @property
     def path(self) -> Path:

@@ -60,13 +60,13 @@ def ask_for_devices(run_dir: Path, request: Callable[[client.ScrubberClient], Aw
 
 
 async def _explained(kind: Callable[[Path], C], socket: Path, question: Callable[[C], Awaitable[T]]) -> T:
-    if why := threads.shortage():
-        raise Unreachable(f"cannot reach the scrub service at {socket}: {why}")
+    if lack := threads.shortage():
+        raise _unreachable(socket, *lack)
     async with kind(socket) as connection:
         try:
             return await question(connection)
         except Unreachable as error:
-            raise Unreachable(f"cannot reach the scrub service at {socket}: {_hint(socket)}") from error
+            raise _unreachable(socket, *_hint(socket)) from error
 
 
 async def find(admin: admin_client.AdminClient, names: Sequence[str]) -> dict[str, views.DeviceStatus]:
@@ -83,27 +83,32 @@ def asker() -> str:
         return f"uid {uid}"
 
 
-def _hint(socket: Path) -> str:
+def _unreachable(socket: Path, why: str, *remedies: str) -> Unreachable:
+    return Unreachable(f"cannot reach the scrub service at {socket}: {why}", *remedies)
+
+
+def _hint(socket: Path) -> tuple[str, ...]:
     """Why the service cannot be reached, and what to do."""
     pid = private_files.lock_holder(socket.parent / unix_sockets.LOCK)
     if pid is not None and isinstance(unix_sockets.connect_error(socket), STARTING):
-        return f"the service (pid {pid}) has no socket, because it starts or stops; if this lasts, read its log"
+        return f"the service (pid {pid}) has no socket, because it starts or stops", "if this lasts, read its log"
     of_kubernetes = paths.of_kubernetes()
     start, restart = errors.start(on_kubernetes=of_kubernetes), errors.restart(on_kubernetes=of_kubernetes)
     try:
         pid = unix_sockets.listener(socket)
     except FileNotFoundError:
-        return f"the socket does not exist; pass the --run-dir of the service, or {start}"
+        return "the socket does not exist", f"pass the --run-dir of the service, or {start}"
     except PermissionError:
-        return f"this user may not open {socket}; run the command as the user of the service (usually root)"
+        return f"this user may not open {socket}", "run the command as the user of the service (usually root)"
     except ConnectionRefusedError:
-        return f"no process listens on it; {start}"
+        return "no process listens on it", start
     except OSError as error:
-        return f"{error.strerror}; {restart}"
+        return f"{error.strerror}", restart
     try:
         process = proc.status(f"/proc/{pid}")
     except OSError:  # of another PID namespace
-        return f"its process listens and does not answer; {restart}"
+        return "its process listens and does not answer", restart
     since = human.local(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started)
-    stopped = f"; it is stopped by a signal: `kill -CONT {pid}`, or" if process.state == "T" else ";"
-    return f"it does not answer: pid {pid}, which runs since {since}{stopped} {restart}"
+    why = f"it does not answer: pid {pid}, which runs since {since}"
+    stopped = f"it is stopped by a signal: `kill -CONT {pid}`, or {restart}"
+    return why, stopped if process.state == "T" else restart

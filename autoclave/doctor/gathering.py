@@ -15,7 +15,7 @@ from pathlib import Path
 from autoclave.doctor.facts import container_toolkit, create_gate, posture, process_facts, safe_read
 from autoclave.doctor.node_facts import NVIDIA, CheckFault, Directory, LastError, NodeFacts, Python, Socket, Sockets
 from ground import paths, unix_sockets
-from ground.errors import AutoclaveError, Unreachable
+from ground.errors import AutoclaveError, Unreachable, joined
 from plugin.cluster import credentials, reporter
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.options import ReportChoice, Reports
@@ -100,7 +100,7 @@ def _receipt_key(state_dir: Path) -> str | CheckFault | None:
     try:
         return key.read_key(state_dir).key_id if key.can_sign() else None
     except ReceiptError as error:
-        return CheckFault(str(error))
+        return CheckFault(error.message, remedy=joined(*error.remedies))
 
 
 def _missing_gates(driver: str) -> frozenset[str] | CheckFault:
@@ -157,10 +157,17 @@ def _directory(path: Path, *, links: bool) -> Directory:
 
 def _last_error(path: Path) -> LastError | None:
     text = safe_read.text(path)
+    if not isinstance(text, str):
+        return None
     try:
-        return LastError(text.strip(), path.stat().st_mtime) if isinstance(text, str) else None
+        at = path.stat().st_mtime
     except FileNotFoundError:  # the service has just come back
         return None
+    try:
+        left = json.loads(text)
+    except ValueError:  # of an older service
+        return LastError(text.strip(), at)
+    return LastError(left["message"], at, joined(*left.get("remedies", ())))
 
 
 def _socket(path: Path) -> Socket:

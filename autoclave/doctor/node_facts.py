@@ -15,13 +15,14 @@ NVIDIA = "nvidia"  # the backend
 
 @dataclass(frozen=True, slots=True)
 class CheckFault:
-    """Why something could not be used, and whether it is missing or access was denied."""
+    """Why something could not be used, what to do if that is known, and whether it is missing or access was denied."""
 
     text: str
     absent: bool = False
     denied: bool = False
     to_root: bool = False  # access was denied though this check runs as root
     dead: bool = False  # of a socket: certainly no process listens there
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class LastError:
 
     text: str
     at: float
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

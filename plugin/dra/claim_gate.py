@@ -67,7 +67,7 @@ class ClaimGate:
                     raise
                 if error.reason is not logged:  # each cause once, not each attempt
                     logged = error.reason
-                    logger.info("claim waits", op=op, claim=claim, reason=logged.value, error=error.message)
+                    logger.info("claim waits", op=op, claim=claim, reason=logged.value, error=str(error))
                 await self._change(before, min(PAUSE, last - clock()))
             else:
                 return devices, {grant.device: grant for grant in granted}
@@ -82,7 +82,7 @@ class ClaimGate:
             except AutoclaveError as error:
                 if clock() >= deadline:
                     raise
-                logger.info("not free yet", op=op, claim=claim, reason=error.reason.value, error=error.message)
+                logger.info("not free yet", op=op, claim=claim, reason=error.reason.value, error=str(error))
                 await self._change(before, min(PAUSE, deadline - clock()))
             else:
                 await self._until_shown(claim, released, min(SHOWN_WITHIN, max(deadline - clock(), 0)))
@@ -104,7 +104,7 @@ class ClaimGate:
             raise Unreachable(f"the scrub service of this node does not answer: {self._listing.silence_reason()}")
         shown = {device_name(device.uuid): device for device in devices}
         if unknown := sorted(set(names) - shown.keys()):
-            raise InvalidRequest(f"{unknown[0]} is not a device of this node", Reason.UNKNOWN_DEVICE)
+            raise InvalidRequest(f"{unknown[0]} is not a device of this node", reason=Reason.UNKNOWN_DEVICE)
         return {name: shown[name] for name in names}
 
     async def _until_shown(self, claim: str, uuids: Collection[str], within: float) -> None:

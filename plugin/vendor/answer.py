@@ -76,7 +76,7 @@ def _check_container(
     try:
         edits = cdi.check(names, cdi_dirs, granted, on_node)
     except InvalidRequest as error:
-        raise _wrong(error.message) from error
+        raise _wrong(error.message, *error.remedies) from error
     for way in ([{"devicenodes": nodes}], edits):
         named |= {device.uuid for device in granted if cdi.gives(way, device)}
     if missing := sorted({device.uuid for device in granted} - named):
@@ -153,5 +153,5 @@ def _uuid(text: str, granted: Collection[ReportedDevice], on_node: Collection[Re
     raise _wrong(f"it names {text!r}, which is no GPU of this node")
 
 
-def _wrong(why: str) -> Refused:
-    return Refused(Reason.VENDOR, f"the answer of the vendor's plugin is refused: {why}")
+def _wrong(why: str, *remedies: str) -> Refused:
+    return Refused(Reason.VENDOR, f"the answer of the vendor's plugin is refused: {why}", *remedies)

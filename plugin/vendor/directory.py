@@ -122,9 +122,9 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
                 try:
                     await scrubber.distrust(device, DOUBT, op=op)
                 except AutoclaveError as error:
-                    if error.message != warned.get(device):  # each cause once, not each attempt
-                        logger.warning("cannot end the proof of a device", op=op, device=device, error=error.message)
-                        warned[device] = error.message
+                    if str(error) != warned.get(device):  # each cause once, not each attempt
+                        logger.warning("cannot end the proof of a device", op=op, device=device, error=str(error))
+                        warned[device] = str(error)
                     if error.reason is not Reason.UNKNOWN_DEVICE:
                         continue
                 else:
@@ -176,7 +176,7 @@ class VendorDirectory(deviceplugin_pb2_grpc.RegistrationServicer):
         try:
             listed = await self._connect(request.resource_name, path)
         except AutoclaveError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         resource = request.resource_name
         logger.info("the vendor's plugin has registered", resource=resource, socket=str(path), listed=listed)
         return wire.Empty()

@@ -144,7 +144,7 @@ class VendorResponses:
         try:
             await self._gate.give_back(ids)
         except AutoclaveError as error:  # the service finds out by itself that no pod has them
-            logger.warning("the devices are not given back", devices=ids, error=error.message)
+            logger.warning("the devices are not given back", devices=ids, error=str(error))
 
 
 def _now() -> float:

@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from ground import calls, log, operation_id
 from ground.calls import LoggedCall
-from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
+from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused
+from scrub_api import scrub_pb2
 from scrubber.devices import shortage
 
 logger = log.get("api")
@@ -73,23 +73,24 @@ async def translated(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except AutoclaveError as error:
-        await abort(context, _code(error), error.reason, error.message)
+        await abort(context, _code(error), error)
     except grpc.aio.AbortError:
         raise
     except Exception as error:  # noqa: BLE001 - already logged
         lack = shortage.of(error)
         if lack is not None:
-            await abort(context, grpc.StatusCode.UNAVAILABLE, Reason.SHORTAGE, f"cannot answer: {lack}")
-        await abort(context, grpc.StatusCode.INTERNAL, Reason.INTERNAL, FAULT)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, NotReady(Reason.SHORTAGE, f"cannot answer: {lack}"))
+        await abort(context, grpc.StatusCode.INTERNAL, Refused(Reason.INTERNAL, FAULT))
 
 
-async def abort(context: Context, code: grpc.StatusCode, reason: Reason, message: str) -> NoReturn:
-    """End a request with a reason that our client understands."""
-    info = any_pb2.Any()
-    info.Pack(error_details_pb2.ErrorInfo(reason=reason.value, domain="autoclave"))
-    number = code_pb2.Code.Value(code.name)
-    status = rpc_status.to_status(status_pb2.Status(code=number, message=message, details=[info]))
-    await context.abort(code, message, tuple(status.trailing_metadata))
+async def abort(context: Context, code: grpc.StatusCode, error: AutoclaveError) -> NoReturn:
+    """End a request with an error that our client makes from the details of the status."""
+    device = {"device": error.device} if error.device else None
+    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain="autoclave", metadata=device)
+    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message)
+    for detail in (info, scrub_pb2.Remedies(remedies=error.remedies)):
+        status.details.add().Pack(detail)
+    await context.abort(code, error.message, tuple(rpc_status.to_status(status).trailing_metadata))
 
 
 def plain(view: Any) -> Any:  # noqa: ANN401 - a view, or a value in one
@@ -155,8 +156,8 @@ class Screening(grpc.aio.ServerInterceptor):
         """The message of a call, which has a place until the end of the block. A call that may not begin ends here."""
         try:
             if self._open[kind] >= MOST[kind]:
-                text = f"cannot serve more than {MOST[kind]} {kind} at the same time; try again"
-                raise NotReady(Reason.TOO_MANY_CALLS, text)
+                text = f"cannot serve more than {MOST[kind]} {kind} at the same time"
+                raise NotReady(Reason.TOO_MANY_CALLS, text, "try again")
             message = _decoded(raw, decode)
         except AutoclaveError:
             async with answered(context, name):

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from ground import aio, log, paths, private_files, unix_sockets
-from ground.errors import AutoclaveError, InvalidRequest, Reason
+from ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, Reason
 from scrub_api import last_list, request_limits, scrub_pb2, scrub_pb2_grpc, views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.api import answering
@@ -210,7 +210,9 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
                 asked.job = running.id if running is not None else ""
         except AutoclaveError as error:
             state = self._service.context.ledger.records[uuid].state.value
-            result = views.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
+            result = views.ScrubResult(
+                clean=False, state=state, why=error.message, reason=error.reason.value, remedies=error.remedies
+            )  # fmt: skip
             yield views.ScrubProgress(uuid, "", result=result)
             return
         if running is None:
@@ -255,7 +257,7 @@ def _path(word: str) -> ScrubPath | None:
     try:
         return ScrubPath(word)
     except ValueError:
-        raise InvalidRequest("the path is not fast, slow or reset") from None
+        raise InvalidRequest("cannot do that: the path is not fast, slow or reset") from None
 
 
 class _Servers(ABC):
@@ -320,7 +322,7 @@ class GrpcServers(_Servers):
 class RefusingServers(_Servers, grpc.GenericRpcHandler):
     """Servers without a ledger: they refuse every request with the reason."""
 
-    message = ""
+    fault = LedgerUnavailable("")
 
     def _server(self, name: str) -> grpc.aio.Server:
         return grpc.aio.server(handlers=(self,), options=SERVER_OPTIONS)
@@ -329,7 +331,7 @@ class RefusingServers(_Servers, grpc.GenericRpcHandler):
         """A handler that refuses, for every method."""
 
         async def refuse(_request: bytes, context: Context) -> bytes:
-            message = f"cannot grant anything: {self.message}"
-            await abort(context, grpc.StatusCode.UNAVAILABLE, Reason.LEDGER_UNAVAILABLE, message)
+            no = LedgerUnavailable(f"cannot grant anything: {self.fault.message}", *self.fault.remedies)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, no)
 
         return grpc.unary_unary_rpc_method_handler(refuse)

@@ -52,8 +52,8 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answers.Proceed()
     if exclusive and (taken or tenancy.kept_for not in ("", owner)):
         is_ = record.state.words if taken else "kept for a claim"
-        why = f"it is {is_}; run `autoclave release {record.device.name}` once its owner has ended"
-        return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, why))
+        remedy = f"run `autoclave release {record.device.name}` once its owner has ended"
+        return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, f"it is {is_}"), (remedy,))
     answer = _enforced(record, facts, policy, now, action)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
         return under_way(action, record, policy)  # also when it is sick: no device goes out before its job ends
@@ -75,14 +75,15 @@ def partly_held(replies: Mapping[str, answers.AcquireAnswer]) -> answers.Refuse 
     if not held or len(held) == len(replies):
         return None
     other = next(device for device in replies if device not in held)
-    why = f"this owner already has {held[0]}; run `autoclave release {held[0]}` first, or acquire the others alone"
-    return answers.Refuse(Reason.IN_USE, f"cannot {Action.HAND_OUT.value} {other}: {why}")
+    why = f"cannot {Action.HAND_OUT.value} {other}: this owner already has {held[0]}"
+    remedy = f"run `autoclave release {held[0]}` first, or acquire the others alone"
+    return answers.Refuse(Reason.IN_USE, why, (remedy,))
 
 
 def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
     """The answer under policy ``observe``: yes, with the reason why it would be no otherwise."""
     match answer:
-        case answers.Wait(_, message) | answers.Refuse(_, message):
+        case answers.Wait(message=message) | answers.Refuse(message=message):
             return answers.HandOut(unproven=message)
         case answers.Scrub(path, trigger):
             return answers.HandOut(unproven=f"not scrubbed: mode enforce needs the {path.value} path ({trigger.value})")
@@ -181,8 +182,8 @@ def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> ans
     if record.state not in (State.GRANTED, State.IN_USE) and not tenancy.kept_for:
         return answers.Proceed()
     if owner and (tenancy.grant is not None or tenancy.kept_for) and not tenancy.acquired_for(owner):
-        why = "it was not acquired for this owner; `autoclave status` names its owner"
-        return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.TAKE_BACK, record, why))
+        why = answers.sentence(Action.TAKE_BACK, record, "it was not acquired for this owner")
+        return answers.Refuse(Reason.OTHER_OWNER, why, ("`autoclave status` names its owner",))
     free = ownership.between_jobs(record, facts)
     used = None if free else still_in_use(Action.TAKE_BACK, record, facts, now)
     by = f" by {owner}" if owner else ""
@@ -201,8 +202,8 @@ def distrust(record: Record, why: str) -> answers.Wait | answers.RecordFirst | a
     grant, owner = record.tenancy.grant, record.tenancy.owner
     awaited = grant is not None and grant.announced and not grant.until_release and owner is None
     if record.state is State.SCRUBBING:
-        why_not = "it is being scrubbed; try again after the scrub"
-        return answers.Wait(Reason.SCRUBBING, answers.sentence(Action.DISTRUST, record, why_not))
+        why_not = answers.sentence(Action.DISTRUST, record, "it is being scrubbed")
+        return answers.Wait(Reason.SCRUBBING, why_not, ("try again after the scrub",))
     if record.state is State.CLEAN or (record.state is State.GRANTED and awaited):
         return answers.RecordFirst(ev.Distrusted(why, record.incarnation))
     return answers.Proceed()

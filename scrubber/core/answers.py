@@ -60,6 +60,7 @@ class Wait:
 
     reason: Reason
     message: str
+    remedies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Refuse:
 
     reason: Reason
     message: str
+    remedies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,9 @@ def quarantined(action: Action, record: Record) -> Refuse:
 
 def being_reset(action: Action, record: Record) -> Wait:
     """Its job has begun a reset, which cannot be cancelled."""
-    return Wait(Reason.SCRUBBING, sentence(action, record, "it is being reset; try again"))
+    return Wait(Reason.SCRUBBING, sentence(action, record, "it is being reset"), ("try again",))
 
 
 def final(answer: Wait) -> Refuse:
     """The same no, for a caller that does not wait."""
-    return Refuse(answer.reason, answer.message)
+    return Refuse(answer.reason, answer.message, answer.remedies)

@@ -31,11 +31,9 @@ def find(records: Mapping[str, Record], name: str) -> str:
         candidates = [record for uuid, record in records.items() if uuid.lower().startswith(begin)] if name else []
     if len(candidates) == 1:
         return candidates[0].device.uuid
-    choice = sorted(f"{record.device.name} ({record.device.uuid})" for record in candidates)
-    why = f"it could be any of {', '.join(choice)}; give its UUID" if candidates else "no device has this name"
-    raise InvalidRequest(
-        f"cannot find device {name}: {why}", Reason.INVALID_REQUEST if candidates else Reason.UNKNOWN_DEVICE
-    )
+    if choice := sorted(f"{record.device.name} ({record.device.uuid})" for record in candidates):
+        raise InvalidRequest(f"cannot find device {name}: it could be any of {', '.join(choice)}", "give its UUID")
+    raise InvalidRequest(f"cannot find device {name}: no device has this name", reason=Reason.UNKNOWN_DEVICE)
 
 
 def had_index(records: Mapping[str, Record], name: str, found: str) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class GateServer:
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return "no the question of the create gate cannot be read"
         except InvalidRequest as error:
-            return f"no the container is not created: {error.message}"
+            return f"no the container is not created: {error}"
         if not self._has_room(asked.device):
             return ""
         answer = asyncio.create_task(self._answer(asked))

@@ -94,7 +94,7 @@ class Jobs:
     def require_running(self) -> None:
         """NotReady while the service stops."""
         if self.stopping:
-            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
+            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down", "try again when it is back")
 
     async def cancel_unless_resetting(self, device: str) -> bool:
         """Cancel a job; False while the job runs its reset, which must come to its end.

@@ -158,7 +158,7 @@ class ScrubJob:
             self._cancelled = True
             await self._interrupt(self._cancel_why)
         except LedgerUnavailable as error:  # still SCRUBBING: the monitor closes it once the ledger can be written
-            self.why = self._unrecorded = error.message
+            self.why = self._unrecorded = str(error)
         except BrokenError as error:  # no worker can be started, which the pool has logged
             await self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the device in SCRUBBING for ever
@@ -546,7 +546,7 @@ class ScrubJob:
         try:
             await self._append(event)
         except LedgerUnavailable as error:
-            self._unrecorded = error.message
+            self._unrecorded = str(error)
 
     # -- the worker
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ground.errors import joined
 from ground.quantities import quantity
 from scrubber.ledger import database, stored, tree
 from scrubber.ledger.ledger_files import LedgerPaths
@@ -61,7 +62,7 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
             database.check_format(connection, path)
             head = Head.of(database.tree_of(connection))
     except CorruptLedgerError as error:
-        broken = Broken(error.seq, error.message)
+        broken = Broken(error.seq, joined(error.unreadable or error.message, *error.remedies))
     return Audit(count, last, head, broken, paths.set_aside(), vouched)
 
 

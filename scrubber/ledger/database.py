@@ -120,7 +120,7 @@ def make_durable(connection: sqlite3.Connection) -> None:
     """From now on, each commit is on the disk when it returns. It costs one fdatasync."""
     [(mode,)] = connection.execute("PRAGMA journal_mode = WAL")
     if mode != b"wal":
-        raise LedgerUnavailable("cannot use the ledger: its file system has no shared memory; use a local disk")
+        raise LedgerUnavailable("cannot use the ledger: its file system has no shared memory", "use a local disk")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
     # A crash or a failed write may have left rows in the -wal file: move them before new rows follow.
@@ -222,15 +222,16 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     [(mark,)], [(version,)] = (connection.execute(f"PRAGMA {name}") for name in ("application_id", "user_version"))
     if version > VERSION:
         raise FatalError(
-            f"cannot open the ledger {path}: its schema is version {version}, this program knows up to {VERSION}; "
-            "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use"
+            f"cannot open the ledger {path}: its schema is version {version}, this program knows up to {VERSION}",
+            "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use",
         )
     if mark != APPLICATION_ID:
         raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
     if version < VERSION:
         raise CorruptLedgerError(
-            f"cannot read the ledger: its schema is version {version}, and this program reads version {VERSION} only; "
-            "`autoclave ledger export` prints its quarantines: quarantine those GPUs again"
+            f"cannot read the ledger: its schema is version {version}, and this program reads version {VERSION} only",
+            None,
+            "`autoclave ledger export` prints its quarantines: quarantine those GPUs again",
         )
 
 

@@ -131,7 +131,7 @@ class Ledger:
         self.follow: Callable[[Record], None] = _no_follower  # gets each new record, before a reader sees it
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
-        self.fault: str | None = None
+        self.fault: LedgerUnavailable | None = None
         self._outage: ev.WritesFailed | None = None  # in no row yet; while there is a fault, it lasts
         loaded = loaded or store.load(states.replay)
         self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
@@ -201,8 +201,8 @@ class Ledger:
                 raise
             if not first.isdisjoint(device for device, _ in events):  # the caller decided without these sightings
                 self.changed.notify()
-                why = "cannot record this: an earlier observation of the device had to be recorded first; try again"
-                raise LedgerUnavailable(why)
+                why = "cannot record this: an earlier observation of the device had to be recorded first"
+                raise LedgerUnavailable(why, "try again")
         self.changed.notify()
 
     async def _catch_up(self, op: str) -> frozenset[str]:
@@ -293,7 +293,7 @@ class Ledger:
             done = await loop.run_in_executor(self._writer, work)
         except LedgerUnavailable as error:
             self._stale = True
-            self._set_fault(error.message, began)
+            self._set_fault(error, began)
             raise
         finally:
             alarm.cancel()
@@ -306,14 +306,15 @@ class Ledger:
 
     def _stalled(self, began: Moment) -> None:
         logger.error("the ledger has stopped writing: no device is granted until the disk answers", seconds=SLOW)
-        self._set_fault(
-            f"a write has taken longer than {SLOW:g} s; look for a disk that hangs in the kernel log", began
+        slow = LedgerUnavailable(
+            f"a write has taken longer than {SLOW:g} s", "look for a disk that hangs in the kernel log"
         )
+        self._set_fault(slow, began)
 
-    def _set_fault(self, fault: str, began: Moment) -> None:
+    def _set_fault(self, fault: LedgerUnavailable, began: Moment) -> None:
         """A service that cannot record offers no device: wake all waiting calls."""
         self.fault = fault
-        self._outage = self._outage or ev.WritesFailed(began, began, fault)
+        self._outage = self._outage or ev.WritesFailed(began, began, str(fault))
         self.changed.notify()
 
     async def history(

@@ -47,7 +47,7 @@ def lock(paths: LedgerPaths) -> int:
     if file is None:
         holder = paths.lock.read_bytes()[:10].decode("ascii", errors="replace").strip()
         raise FatalError(
-            f"cannot open the ledger {paths.database}: process {holder} writes to it; stop that process first"
+            f"cannot open the ledger {paths.database}: process {holder} writes to it", "stop that process first"
         )
     try:
         os.pwrite(file, f"{os.getpid():<10}\n".encode(), 0)

@@ -64,13 +64,14 @@ def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[Sqli
             _create(paths, stored.note(1, stored.BEGUN, at, {}))
         return _loaded(paths, locked, load), None
     except CorruptLedgerError as error:
-        aside = SetAside(_move(paths, at), error.message)
+        aside = SetAside(_move(paths, at), str(error))
     try:
         with translated("create a new ledger at", paths.database):
             _create(paths, stored.note(1, stored.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
         return _loaded(paths, locked, load), aside
     except LedgerUnavailable as error:
-        raise LedgerUnavailable(f"{error}; the damaged ledger was set aside as {aside.path}: {aside.why}") from error
+        why = f"{error.message}; the damaged ledger was set aside as {aside.path}: {aside.why}"
+        raise LedgerUnavailable(why, *error.remedies) from error
 
 
 def _check_nothing_left(paths: LedgerPaths) -> None:

@@ -44,7 +44,8 @@ class LedgerFile:
             if not candidates or not seq <= size <= database.tree_of(connection).size:
                 raise FatalError(
                     f"cannot prove row {seq} of the ledger {self.path} among {quantity(size, 'row')}: it does not have "
-                    "them; `autoclave ledger verify` checks it"
+                    "them",
+                    "`autoclave ledger verify` checks it",
                 )
             return tree.include(connection, seq, size), candidates[0].hash
 
@@ -99,7 +100,7 @@ def noted_head(paths: LedgerPaths) -> Head | None:
 def consistent_view(paths: LedgerPaths) -> Iterator[sqlite3.Connection]:
     """A connection in one consistent view, for a program that is not the writer."""
     if not paths.database.exists():
-        raise FatalError(f"cannot read the ledger {paths.database}: there is no such file; name the state directory")
+        raise FatalError(f"cannot read the ledger {paths.database}: there is no such file", "name the state directory")
     with translated("read the ledger", paths.database):
         paths.check(private_files.demand_regular)
         connection = _connect_to_read(paths)

@@ -22,32 +22,34 @@ def translated(action: str, path: Path) -> Iterator[None]:
     except sqlite3.ProgrammingError:
         raise  # a bug of this program, not a fault of the ledger
     except (sqlite3.Error, UnicodeDecodeError, OSError) as error:  # SQLite's message may name a damaged name
-        why = _why(error, path)
-        if why is not None:
-            raise LedgerUnavailable(f"cannot {action} {path}: {why}") from error
-        why = f"the file is damaged ({error}); restart the service, which sets the file aside"
+        if reason := _why(error, path):
+            why, *remedies = reason
+            raise LedgerUnavailable(f"cannot {action} {path}: {why}", *remedies) from error
+        why, remedy = f"the file is damaged ({error})", "restart the service, which sets the file aside"
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
-            why = "it is not a ledger, or its first bytes are damaged; if it is the service's own, restart the service"
-        raise CorruptLedgerError(f"cannot {action} {path}: {why}") from error
+            why = "it is not a ledger, or its first bytes are damaged"
+            remedy = "if it is the service's own, restart the service"
+        raise CorruptLedgerError(f"cannot {action} {path}: {why}", None, remedy, unreadable=why) from error
 
 
-def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> str | None:
-    """Why the file cannot be used now, and what to do; None if it is damaged."""
-    full = f"the disk is full or a size limit is reached; free some space under {path.parent}"
-    read_only = f"it is read-only; mount {path.parent} writable, or correct its permissions"
+def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> tuple[str, ...]:
+    """Why the file cannot be used now, and what to do; empty if it is damaged."""
+    full = "the disk is full or a size limit is reached", f"free some space under {path.parent}"
+    read_only = "it is read-only", f"mount {path.parent} writable, or correct its permissions"
     forbidden = (
-        f"this user may not open it; become the user of the service, or correct the permissions of {path.parent}"
+        "this user may not open it",
+        f"become the user of the service, or correct the permissions of {path.parent}",
     )
     if isinstance(error, OSError):
         if isinstance(error, ForeignFileError):
-            return f"{error.filename}: {error.strerror}"
+            return f"{error.filename}: {error.why}", error.remedy
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return full
         if error.errno in (errno.EACCES, errno.EPERM):
             return forbidden
         if error.errno == errno.EROFS:
             return read_only
-        return f"{error.strerror or error}; check the kernel log and the disk"
+        return f"{error.strerror or error}", "check the kernel log and the disk"
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the low byte is the family
         case sqlite3.SQLITE_FULL:
             return full
@@ -57,11 +59,11 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> str
             locked = (path.with_name(f"{path.name}-shm"), path)  # while SQLite writes
             pid = next(filter(None, (private_files.lock_holder(file, "POSIX") for file in locked)), None)
             by = "another program" if pid is None else f"process {pid}"
-            return f"{by} has it locked; end that process, such as a backup or an open sqlite3 shell"
+            return f"{by} has it locked", "end that process, such as a backup or an open sqlite3 shell"
         case sqlite3.SQLITE_CANTOPEN:
-            return f"it cannot be opened; check that {path.parent} exists and that this user may write to it"
+            return "it cannot be opened", f"check that {path.parent} exists and that this user may write to it"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
             name = getattr(error, "sqlite_errorname", type(error).__name__)
-            return f"the disk reports an I/O error ({name}); check the kernel log and the disk"
+            return f"the disk reports an I/O error ({name})", "check the kernel log and the disk"
         case _:
-            return None
+            return ()

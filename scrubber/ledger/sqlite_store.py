@@ -160,7 +160,7 @@ class SqliteStore:
             connection = self._connected()
             connection.execute(f"PRAGMA busy_timeout = {int(1000 * database.BUSY_SECONDS / waits)}")
             if not self._loaded:
-                raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
+                raise LedgerUnavailable("cannot write to the ledger: it is not loaded", "load it first")
             yield connection
 
     @contextmanager
@@ -174,7 +174,7 @@ class SqliteStore:
 
     def _connected(self) -> sqlite3.Connection:
         if self._lock is None:
-            raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
+            raise LedgerUnavailable("cannot use the ledger: it is closed", "start the service again")
         if self._connection is None:
             self._paths.check(private_files.demand_own)
             self._connection = database.connect(self._paths.database)
@@ -218,7 +218,7 @@ def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: Frontie
     size = acknowledged.size
     beyond = {row.seq: row.kind for row in database.rows(connection, first=size)}
     if beyond.pop(size, None) is None or tree.frontier(connection, size) != acknowledged:
-        raise CorruptLedgerError("cannot use the ledger: another program changed it; restart the service")
+        raise CorruptLedgerError("cannot use the ledger: another program changed it", None, "restart the service")
     if [*beyond.values()] == [stored.COMPACTED]:
         return database.tree_of(connection)  # a compaction that was completed changes no fact
     if beyond:

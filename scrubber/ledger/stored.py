@@ -81,11 +81,15 @@ Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
 
 
 class CorruptLedgerError(LedgerUnavailable):
-    """The stored data is not what was written. ``seq`` is the first damaged row, None if the damage is in no row."""
+    """The stored data is not what was written. ``seq`` is the first damaged row, None if the damage is in no row.
 
-    def __init__(self, message: str, seq: int | None = None) -> None:
-        super().__init__(message)
+    ``unreadable``: why the file itself cannot be read; empty if it can.
+    """
+
+    def __init__(self, message: str, seq: int | None = None, *remedies: str, unreadable: str = "") -> None:
+        super().__init__(message, *remedies)
         self.seq = seq
+        self.unreadable = unreadable
 
 
 class LedgerRow(NamedTuple):
@@ -192,7 +196,7 @@ def entry(row: LedgerRow) -> LedgerEntry | None:
     try:
         event = decode(row.kind, row.body)
     except CorruptLedgerError as error:
-        raise CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
+        raise CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq, *error.remedies) from error
     return LedgerEntry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
 
 

@@ -159,9 +159,9 @@ class Guard:
         with self._turn:
             place, own = self._sources.place(group), self._sources.place(self._service)
         if place is None or own is None:
-            raise InvalidRequest("the control group that was named is gone")
+            raise InvalidRequest("cannot do that: the control group that was named is gone")
         if not place.name or group in own.groups:
-            raise InvalidRequest("the control group that was named holds the scrub service itself")
+            raise InvalidRequest("cannot do that: the control group that was named holds the scrub service itself")
 
     def keeps_out(self, uuid: str) -> bool:
         """Whether nobody can open the device now but the service, its owner, and who is exempt."""

@@ -75,7 +75,7 @@ def read_key(state_dir: Path) -> FileKey:
     secret = _read(folder / SECRET)
     if len(secret) != BYTES:
         raise ReceiptError(
-            f"cannot use the secret {folder / SECRET}: it has {quantity(len(secret), 'byte')}, not {BYTES}; {_REMEDY}"
+            f"cannot use the secret {folder / SECRET}: it has {quantity(len(secret), 'byte')}, not {BYTES}", _REMEDY
         )
     following = _file_key(folder / NEXT, secret) if (folder / NEXT).exists() else None
     return _file_key(folder / KEY, secret, following)
@@ -175,7 +175,7 @@ def _file_key(path: Path, secret: bytes, following: FileKey | None = None) -> Fi
         content = b""
     seed = content.removeprefix(PRIVATE)
     if len(seed) != BYTES or not content.startswith(PRIVATE):
-        raise ReceiptError(f"cannot use the key {path}: it holds no Ed25519 key; {_REMEDY}")
+        raise ReceiptError(f"cannot use the key {path}: it holds no Ed25519 key", _REMEDY)
     public_key = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
     return FileKey(public_key, secret, following, seed)
 
@@ -190,10 +190,13 @@ def _read(path: Path) -> bytes:
             mode = os.fstat(descriptor).st_mode & 0o777
             if mode & private_files.NOT_TO_ENTER:
                 remedy = f"chmod 600 {path}, and make a new key with `autoclave receipt key --rotate`"
-                raise ReceiptError(f"cannot use {path}: its mode is {mode:04o}, other users may have read it; {remedy}")
+                why = f"its mode is {mode:04o}, other users may have read it"
+                raise ReceiptError(f"cannot use {path}: {why}", remedy)
             return file.read()
     except FileNotFoundError as error:
-        raise ReceiptError(f"cannot use the key of receipts: {path} is missing; {_REMEDY}") from error
+        raise ReceiptError(f"cannot use the key of receipts: {path} is missing", _REMEDY) from error
+    except private_files.ForeignFileError as error:
+        raise ReceiptError(f"cannot use the key {path}: {error.why}", error.remedy) from error
     except OSError as error:
         raise ReceiptError(f"cannot use the key {path}: {error.strerror}") from error
 

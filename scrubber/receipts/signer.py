@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ground.errors import ErrorWithRemedies
 
-class ReceiptError(Exception):
+
+class ReceiptError(ErrorWithRemedies):
     """A receipt, a proof or a checkpoint is not what it should be. The message names what is wrong."""
 
 

@@ -64,7 +64,7 @@ class ServiceContext:
         """The record of a device; InvalidRequest when no device has this UUID."""
         record = self.ledger.records.get(device)
         if record is None:
-            raise InvalidRequest(f"cannot find device {device}: no device has this name", Reason.UNKNOWN_DEVICE)
+            raise InvalidRequest(f"cannot find device {device}: no device has this name", reason=Reason.UNKNOWN_DEVICE)
         return record
 
     def device_policy(self, device: str) -> DevicePolicy:
@@ -76,11 +76,14 @@ class ServiceContext:
         self.jobs.require_running()
         return given or self.token(4)
 
-    def require_clearable(self, device: str, verb: str) -> None:
-        """NotReady if the memory cannot be cleared: the other steps of a scrub would prove nothing."""
+    def require_clearable(self, device: str, cannot: str = "") -> None:
+        """NotReady if the memory cannot be cleared: the other steps of a scrub would prove nothing.
+
+        ``cannot``: what the message begins with.
+        """
         obstacle = self.clear_obstacle(self.record(device).device)
         if obstacle is not None:
-            raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
+            raise NotReady(Reason.NOT_READY, f"{cannot}cannot clear its memory: {obstacle}", device=device)
 
     def gated(self, device: str, policy: Policy, now: Moment) -> bool:
         """Whether no container can use a device before the service says yes, so that a pod may be given it unproven."""

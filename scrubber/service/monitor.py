@@ -201,7 +201,7 @@ class Monitor:
             return
         self._logged_failure = text
         if isinstance(error, LedgerUnavailable):
-            logger.error("cannot write the ledger: no device is granted until it can be written", error=error.message)
+            logger.error("cannot write the ledger: no device is granted until it can be written", error=str(error))
         elif isinstance(error, (AutoclaveError, DeviceError)):
             logger.warning("cannot reconcile the devices", error=str(error))
         else:

@@ -1,6 +1,7 @@
 """What people ask for: scrub, quarantine, reinstate.
 
-Each operation holds the lock of its device from the observation until the decision is recorded.
+Each operation holds the lock of its device from the observation until the decision is recorded. Its error is about one
+device, and says only why: the caller knows what was asked for, and of which device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from scrubber.core.record import Record
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.service.context import ServiceContext
 
-RESET_REFUSED = "the policy forbids resets (reset.when: never); choose the path slow"
+IN_RESET = "it is being reset", "try again"
 
 
 class OperatorRequests:
@@ -37,30 +38,29 @@ class OperatorRequests:
             record = context.record(device)
             device_policy = context.active_policy.device_policy(record.device)
             policy = device_policy.policy
-            _require_allowed(record, policy, path, "scrub")
+            _require_allowed(record, policy, path)
             running = context.jobs.of(device)
             if running is not None and most_thorough(running.path, path) is running.path:
                 return running
             if record.health.quarantine is not None:
-                _require_allowed(record, policy, proof.next_path(record, policy), "scrub")
+                _require_allowed(record, policy, proof.next_path(record, policy))
                 ailment = record.health.quarantine.ailment
-                why = f"it is quarantined ({ailment.kind.value}: {ailment.detail})"
-                raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
-            context.require_clearable(device, "scrub")
+                raise Refused(Reason.QUARANTINED, f"it is quarantined ({ailment.kind.value}: {ailment.detail})")
+            context.require_clearable(device)
             if running is not None and not await context.jobs.cancel_unless_resetting(device):
-                raise NotReady(Reason.SCRUBBING, f"cannot scrub {device}: it is being reset; try again")
+                raise NotReady(Reason.SCRUBBING, *IN_RESET)
             record, facts = await context.observe(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
                 owner = record.tenancy.acquired_by or (record.tenancy.owner.name if record.tenancy.owner else "")
                 by = f", open in {holder_names(facts.holders)}" if facts.holders else ""
-                why = f"it is {record.state.words}{by}; let its owner{owner and f' {owner}'} end first"
-                raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
+                remedy = f"let its owner{owner and f' {owner}'} end first"
+                raise Refused(Reason.IN_USE, f"it is {record.state.words}{by}", remedy)
             _require_free(record, facts, policy)
             if record.health.ailment is not None:
-                raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
+                raise Refused(Reason.SICK, "it is sick and about to be quarantined")
             due = proof.next_path(record, policy)
             taken = most_thorough(due, path)  # a person cannot ask for less than is due
-            _require_allowed(record, policy, taken, "scrub")
+            _require_allowed(record, policy, taken)
             return await context.jobs.start(device, taken, Trigger.REQUEST, device_policy, op)
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
@@ -103,14 +103,14 @@ class OperatorRequests:
                 return running
             # A person decides now, so a probation ends.
             if record.health.quarantine is not None and not await context.jobs.cancel_unless_resetting(device):
-                raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
+                raise NotReady(Reason.SCRUBBING, *IN_RESET)
             if context.record(device).state is not State.QUARANTINED:
                 why = "it is not quarantined"
                 if record.health.ailment is not None:
                     why += f" yet: it is sick ({record.health.ailment.kind.value}), which cannot be withdrawn; it is"
                     why += " quarantined after its release"
-                raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: {why}")
-            context.require_clearable(device, "reinstate")
+                raise Refused(Reason.NOT_QUARANTINED, why)
+            context.require_clearable(device)
             device_policy = context.active_policy.device_policy(record.device)
             _require_free(*await context.observe(device, op), device_policy.policy)
             # The errors that the device reported before the person decided are noted: only newer ones count.
@@ -124,7 +124,7 @@ class OperatorRequests:
             if without_proof:
                 return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op)
             path = most_thorough(ScrubPath.SLOW, path)
-            _require_allowed(record, device_policy.policy, path, "reinstate")
+            _require_allowed(record, device_policy.policy, path)
             return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op, who)
 
     reinstate_without_proof = partialmethod(reinstate, without_proof=True)
@@ -132,21 +132,18 @@ class OperatorRequests:
 
 def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
     """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
-    device = record.device.uuid
     if facts.holders is None:
-        why = answers.why_unknown_for_operators(facts)
-        raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: {why}")
+        raise NotReady(Reason.NOT_PROVEN_FREE, answers.why_unknown_for_operators(facts))
     stuck = [holder for holder in facts.holders if not proof.terminable(holder, record, policy)]
     if stuck:
-        names = holder_names(tuple(stuck))
-        raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")
+        raise Refused(Reason.IN_USE, f"it is used by {holder_names(tuple(stuck))}", "end these processes first")
 
 
-def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None, verb: str) -> None:
+def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None) -> None:
     """Refuse a path with a reset that the policy forbids, and say what a person does instead."""
-    if proof.forbids(policy, path):
-        due = proof.reset_forbidden(record, policy)
-        by_person = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON.format(gpu=record.device.name)}"
-        why = by_person if due else RESET_REFUSED
-        reason = Reason.SICK if due else Reason.INVALID_REQUEST
-        raise Refused(reason, f"cannot {verb} {record.device.uuid}: {why}")
+    if not proof.forbids(policy, path):
+        return
+    if proof.reset_forbidden(record, policy):
+        by_person = ailments.RESET_BY_PERSON.format(gpu=record.device.name)
+        raise Refused(Reason.SICK, f"{proof.RESET_FORBIDDEN}: {by_person}")
+    raise Refused(Reason.INVALID_REQUEST, "the policy forbids resets (reset.when: never)", "choose the path slow")

@@ -41,7 +41,7 @@ A = TypeVar("A", bound=Answer)
 ACCEPTED = (answers.Proceed, answers.HandOut, answers.Defer)
 OVERRUN = 0.5  # seconds beyond a deadline: an observation that begins just before it can still finish
 ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
-TOO_LATE = "cannot say in time whether the devices are free; try again"
+TOO_LATE = "cannot say in time whether the devices are free", "try again"
 NO_DECISION = f"internal error: no decision after {MAX_ROUNDS} rounds"
 # Seconds between observations while the last owner still has time to leave.
 ACQUIRE_OBSERVES_EVERY = 0.05  # meanwhile no other pod of the node can start
@@ -128,7 +128,7 @@ class TenantRequests:
                 async with self._locked(request):
                     replies = await self._answer_all(request, partial(self._final_answer, request, decision))
                     if exclusive and (partly := acquire.partly_held(replies)) is not None:
-                        raise Refused(partly.reason, partly.message)
+                        raise _error(partly)
                     _raise_refusals(replies, joined, request.action)
                     running = await self._start_jobs(request, replies)
                     if not request.not_accepted:
@@ -200,7 +200,7 @@ class TenantRequests:
         async with self._locked(request):
             answer = acquire.distrust(context.record(device), why)
             if isinstance(answer, answers.Wait):
-                raise NotReady(answer.reason, answer.message)
+                raise _error(answer, device)
             if isinstance(answer, answers.RecordFirst):
                 await context.ledger.append(request.op, (device, answer.event))
 
@@ -360,7 +360,7 @@ class TenantRequests:
         if starting_pod.reason is Reason.OWNER_AMBIGUOUS:
             pods_by_device = {device: sorted(pods) for device, pods in owners.items()}
             logger.error("the kubelet's checkpoint names two pods for one device", op=request.op, owners=pods_by_device)
-        raise NotReady(starting_pod.reason, starting_pod.message)
+        raise NotReady(starting_pod.reason, starting_pod.message, *starting_pod.remedies)
 
     async def _admit(self, request: Request, replies: Mapping[str, answers.StartAnswer], pod: str, name: str) -> None:
         """Record all starts in one transaction, before any container can start.
@@ -439,7 +439,7 @@ class TenantRequests:
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
-                context.require_clearable(device, request.action.value)
+                context.require_clearable(device, f"cannot {request.action.value} {device}: ")
                 policy = request.policies[device]
                 running.append(await context.jobs.start(device, answer.path, answer.trigger, policy, request.op))
             elif isinstance(answer, answers.Join):
@@ -448,8 +448,8 @@ class TenantRequests:
                     running.append(job)
                 elif context.record(device).scrubs.job is not None:
                     # The job ended while the ledger could not be written; the monitor closes it soon.
-                    why = "its last scrub was interrupted; try again"
-                    raise NotReady(Reason.SCRUBBING, f"cannot {request.action.value} {device}: {why}")
+                    why = f"cannot {request.action.value} {device}: its last scrub was interrupted"
+                    raise NotReady(Reason.SCRUBBING, why, "try again", device=device)
                 # Otherwise the job has ended since the decision: the caller decides again.
         return running
 
@@ -457,14 +457,13 @@ class TenantRequests:
         """Return when the answers may have changed; NotReady when a deadline has passed."""
         now, deadline, waiting = asyncio.get_running_loop().time(), request.deadline, request.waits
         if waiting and now >= request.owner_deadline:
-            first = next(iter(waiting.values()))
-            raise NotReady(first.reason, first.message)
+            device, first = next(iter(waiting.items()))
+            raise _error(first, device)
         if now >= deadline and not running:
-            raise NotReady(Reason.UNRESPONSIVE, TOO_LATE)
-        names = ", ".join(job.device for job in running)
-        scrubbed = _still_scrubbed(request, names)
+            raise NotReady(Reason.UNRESPONSIVE, *TOO_LATE)
+        scrubbed = [job.device for job in running]
         if now >= deadline:
-            raise NotReady(Reason.SCRUBBING, scrubbed)
+            raise _still_scrubbed(request, *scrubbed)
         if waiting and request.action is Action.START_ON:
             await self._change_of(waiting, min(START_OBSERVES_EVERY, deadline - now))
             return
@@ -478,7 +477,7 @@ class TenantRequests:
             for task in tasks:
                 task.cancel()
         if unfinished:  # at once: one more observation could take longer than the caller waits
-            raise NotReady(Reason.SCRUBBING, scrubbed)
+            raise _still_scrubbed(request, *scrubbed)
 
     async def _until_writable(self, request: Request, error: LedgerUnavailable) -> None:
         """Return when the ledger can be written again; raise the error if it cannot by the deadline."""
@@ -500,8 +499,14 @@ class TenantRequests:
                     await ledger.changed.after(ledger.changed.notifications)
 
 
-def _still_scrubbed(request: Request, devices: str) -> str:
-    return f"cannot {request.action.value} {devices} in time: it is being scrubbed; try again"
+def _error(answer: answers.Wait | answers.Refuse, device: str = "") -> NotReady | Refused:
+    kind = NotReady if isinstance(answer, answers.Wait) else Refused
+    return kind(answer.reason, answer.message, *answer.remedies, device=device)
+
+
+def _still_scrubbed(request: Request, *devices: str) -> NotReady:
+    why = f"cannot {request.action.value} {', '.join(devices)} in time: it is being scrubbed"
+    return NotReady(Reason.SCRUBBING, why, "try again", device=devices[0] if devices else "")
 
 
 @contextlib.asynccontextmanager
@@ -514,12 +519,12 @@ async def _in_time(request: Request) -> AsyncIterator[None]:
         async with asyncio.timeout_at(max(request.deadline, asyncio.get_running_loop().time()) + OVERRUN):
             yield
     except TimeoutError:
-        for waited in request.waits.values():
-            raise NotReady(waited.reason, waited.message) from None
+        for device, waited in request.waits.items():
+            raise _error(waited, device) from None
         for device, answer in request.replies.items():
             if isinstance(answer, answers.Scrub | answers.Join):
-                raise NotReady(Reason.SCRUBBING, _still_scrubbed(request, device)) from None
-        raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
+                raise _still_scrubbed(request, device) from None
+        raise NotReady(Reason.UNRESPONSIVE, *TOO_LATE) from None
 
 
 def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
@@ -538,6 +543,7 @@ def _raise_refusals(replies: Mapping[str, Answer], joined: Mapping[str, ScrubJob
     """
     for device, answer in replies.items():
         if isinstance(answer, answers.Refuse):
-            raise Refused(answer.reason, answer.message)
+            raise _error(answer, device)
         if isinstance(answer, answers.Scrub) and device in joined and not joined[device].used_in_passing:
-            raise NotReady(Reason.SCRUB_FAILED, f"cannot {action.value} {device}: its scrub failed")
+            why = f"cannot {action.value} {device}: its scrub failed"
+            raise NotReady(Reason.SCRUB_FAILED, why, device=device)

@@ -9,7 +9,7 @@ from contextlib import suppress
 import grpc.aio
 import pytest
 
-from ground.errors import InvalidRequest, NotReady, Reason, Refused
+from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from scrub_api import admin_client, scrub_pb2, scrub_pb2_grpc
 from scrubber.api import answering, server
 from scrubber.core import events as ev
@@ -296,7 +296,7 @@ async def test_a_stop_ends_the_calls_that_wait_for_news(house, monkeypatch):
 async def test_a_closed_socket_answers_every_request_with_the_reason(short_tmp):
     doors = server.RefusingServers(short_tmp)
     await doors.open()
-    doors.message = "the disk is full"
+    doors.fault = LedgerUnavailable("the disk is full")
     async with grpc.aio.insecure_channel(f"unix:{short_tmp}/admin.sock") as channel:
         stub = scrub_pb2_grpc.AdminStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="the disk is full") as refusal:

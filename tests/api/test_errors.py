@@ -17,12 +17,12 @@ from scrubber.metrics.counters import ServiceCounters
 CODE = grpc.StatusCode
 CASES = [
     (Refused(Reason.IN_USE, "cannot: it is in use"), Refused, CODE.FAILED_PRECONDITION),
-    (Refused(Reason.SICK, "cannot: it is unhealthy"), Refused, CODE.FAILED_PRECONDITION),
+    (Refused(Reason.SICK, "cannot: it is unhealthy", device="GPU-1"), Refused, CODE.FAILED_PRECONDITION),
     (NotReady(Reason.SCRUBBING, "cannot yet"), NotReady, CODE.UNAVAILABLE),
     (NotReady(Reason.SHUTTING_DOWN, "cannot any more"), NotReady, CODE.UNAVAILABLE),
     (InvalidRequest("two names are one"), InvalidRequest, CODE.INVALID_ARGUMENT),
-    (InvalidRequest("no such device", Reason.UNKNOWN_DEVICE), InvalidRequest, CODE.NOT_FOUND),
-    (LedgerUnavailable("the disk is full"), NotReady, CODE.UNAVAILABLE),
+    (InvalidRequest("no such device", reason=Reason.UNKNOWN_DEVICE), InvalidRequest, CODE.NOT_FOUND),
+    (LedgerUnavailable("the disk; is: full", "make room", "or wait; the disk"), NotReady, CODE.UNAVAILABLE),
 ]
 
 
@@ -50,11 +50,11 @@ async def test_the_client_raises_the_error_of_the_service(door, said, kind, code
         with pytest.raises(AutoclaveError) as caught:
             await service.acquire(["GPU-1"])
     assert type(caught.value) is kind
-    assert (caught.value.reason, caught.value.message) == (said.reason, said.message)
+    assert vars(caught.value) == vars(said)
     async with grpc.aio.insecure_channel(f"unix:{door.socket}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raw:
             await scrub_pb2_grpc.ScrubberStub(channel).Acquire(scrub_pb2.AcquireRequest(devices=["GPU-1"]))
-    assert raw.value.code() is code
+    assert (raw.value.code(), raw.value.details()) == (code, said.message)
 
 
 async def test_a_server_that_never_answers_is_unreachable(door):

@@ -250,9 +250,9 @@ def test_an_error_cannot_make_the_terminal_do_things(capsys):
 
 
 def test_the_error_for_an_unknown_gpu_names_autoclave_status(capsys):
-    failure.report(InvalidRequest("there is no device 9", Reason.UNKNOWN_DEVICE))
+    failure.report(InvalidRequest("there is no device 9", reason=Reason.UNKNOWN_DEVICE))
     assert capsys.readouterr().err == (
-        "autoclave: cannot do that: there is no device 9; `autoclave status` lists the GPUs, and the"
+        "autoclave: there is no device 9; `autoclave status` lists the GPUs, and the"
         " log of the scrub service says which GPU cannot be read\n"
     )
 

@@ -182,7 +182,7 @@ def test_a_refused_release_says_who_is_in_the_way(autoclave, gpu, monkeypatch, s
     explain = admin_client.AdminClient.explain
 
     async def release(_, devices, **_more) -> tuple[str, ...]:
-        raise Refused(Reason.IN_USE, f"cannot take back {devices[0]}: it is still in use")
+        raise Refused(Reason.IN_USE, "cannot take it back: it is still in use", device=devices[0])
 
     async def explained(self, asked) -> views.Explanation:
         explanation = await explain(self, asked)
@@ -679,7 +679,8 @@ def test_without_hardware_nothing_is_simulated_unless_requested(autoclave, short
     policy = short_tmp / "policy.yaml"  # for a fence, the service would enter a control group: here, that of all tests
     policy.write_text("name: test\ndefaults: {fence: {mode: off}}\n")
     run = autoclave("scrubber", "--backend", backend, *where, "--policy", policy)
-    assert f"autoclave: {(short_tmp / 'r/last-error').read_text()}\n" == run.stderr
+    left = json.loads((short_tmp / "r/last-error").read_text())
+    assert f"autoclave: {left['message']}\n" == run.stderr
     assert run.exit_code == 1  # a driver may be loaded later: systemd tries again
     output_of = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
     assert output_of in run.stderr

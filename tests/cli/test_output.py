@@ -429,7 +429,7 @@ def progress(device, **about):
 
 PASSED = views.ScrubResult(clean=True, state="clean", receipt=RECEIPT)
 FAILED = views.ScrubResult(clean=False, state="quarantined", why="bit 3 is stuck", reason="scrub-failed")
-GRANTED = views.ScrubResult(clean=False, state="granted", why="it is granted", reason="in-use")
+GRANTED = views.ScrubResult(clean=False, state="granted", why="it: is; granted", reason="in-use", remedies=("end it",))
 BOTH = {CLEAN.device: CLEAN, SICK.device: SICK}
 
 
@@ -448,7 +448,7 @@ async def test_following_prints_no_step_without_a_terminal(capsys):
 
 async def test_a_device_without_a_result_is_not_clean(capsys):
     results = await scrub.follow(stream(progress(CLEAN, result=PASSED)), BOTH)
-    assert scrub.report(results, BOTH, "table") == 1
+    assert scrub.report(results, BOTH, "table", "scrub") == 1
     shown = capsys.readouterr()
     assert "1    GPU-bbbbbbbb  no" in shown.out
     assert "GPU 1 is not clean: the service sent no result" in shown.err
@@ -456,13 +456,13 @@ async def test_a_device_without_a_result_is_not_clean(capsys):
 
 def test_a_device_that_appeared_meanwhile_counts_for_the_exit_code(capsys):
     results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
-    assert scrub.report(results, {CLEAN.device: CLEAN}, "table") == 1
+    assert scrub.report(results, {CLEAN.device: CLEAN}, "table", "scrub") == 1
     assert f"GPU {SICK.device} is not clean" in capsys.readouterr().err
 
 
 def test_results_are_on_stdout_and_reasons_on_stderr(capsys):
     results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
-    assert scrub.report(results, BOTH, "table") == 1
+    assert scrub.report(results, BOTH, "table", "scrub") == 1
     shown = capsys.readouterr()
     assert shown.out == (
         "GPU  UUID          CLEAN  RESIDUE  COVERAGE  TESTS  TIME   RECEIPT\n"
@@ -498,10 +498,11 @@ def test_only_owned_or_clean_gpus_are_left_alone(state, reason, alone):
 
 
 def test_one_gpu_left_alone_hides_no_failed_gpu(capsys):
-    results = {CLEAN.device: progress(CLEAN, result=GRANTED), SICK.device: progress(SICK, result=FAILED)}
-    assert scrub.report(results, BOTH, "table") == 1
+    refused = views.ScrubProgress(CLEAN.device, "", result=GRANTED)
+    results = {CLEAN.device: refused, SICK.device: progress(SICK, result=FAILED)}
+    assert scrub.report(results, BOTH, "table", "scrub") == 1
     shown = capsys.readouterr().err
-    assert "nothing was done to GPU 0: it is granted\n" in shown
+    assert "cannot scrub GPU 0: it: is; granted; end it; `autoclave explain 0` says more\n" in shown
     assert "GPU 1 is not clean" in shown
 
 

@@ -48,7 +48,7 @@ from tests.core.lives import (
 
 NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
-HELD = "cannot hand out GPU-1: it is {}; run `autoclave release 0` once its owner has ended"
+GIVE_BACK = ("run `autoclave release 0` once its owner has ended",)
 GONE = RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
 FAST = Scrub(ScrubPath.FAST, Trigger.ACQUIRE)
@@ -101,6 +101,10 @@ DEFER = rows(
      Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
     ("a sick one is refused", lives.SICK_DIRTY, facts(), SICK),
 )  # fmt: skip
+
+
+def held(words):
+    return Refuse(Reason.IN_USE, f"cannot hand out GPU-1: it is {words}", GIVE_BACK)
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
@@ -220,7 +224,7 @@ def test_an_exclusive_request_for_a_free_device_is_like_others(record, seen):
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen):
     answer = acquire.decide(record, seen, policy, later(1), announced=True, exclusive=True)
-    assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value.replace("_", " ")))
+    assert answer == held(record.state.words)
 
 
 KEPT_BY_A_JOB = live(
@@ -235,9 +239,7 @@ def test_only_its_owner_may_repeat_an_exclusive_request(record, seen):
         return acquire.decide(record, seen, ENFORCE, later(1), exclusive=True, owner=owner, group=group)
 
     assert answer("job 7") == Proceed()
-    assert {answer(""), answer("job 8"), answer("job 7", 4712)} == {
-        Refuse(Reason.IN_USE, HELD.format(record.state.value.replace("_", " ")))
-    }
+    assert {answer(""), answer("job 8"), answer("job 7", 4712)} == {held(record.state.words)}
 
 
 def test_a_request_for_devices_partly_held_is_refused():
@@ -246,14 +248,15 @@ def test_a_request_for_devices_partly_held_is_refused():
     refused = acquire.partly_held({"GPU-1": HandOut(), "GPU-2": Proceed()})
     assert refused is not None
     assert refused.reason is Reason.IN_USE
-    assert refused.message.startswith("cannot hand out GPU-1: this owner already has GPU-2; ")
+    assert refused.message == "cannot hand out GPU-1: this owner already has GPU-2"
+    assert refused.remedies == ("run `autoclave release GPU-2` first, or acquire the others alone",)
 
 
 @pytest.mark.parametrize("owner", ["", "job 7"])
 def test_a_grant_without_a_release_is_not_repeated(owner):
     named = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner=owner)))
     answer = acquire.decide(named, facts(), ENFORCE, later(1), exclusive=True, owner=owner)
-    assert answer == Refuse(Reason.IN_USE, HELD.format("granted"))
+    assert answer == held("granted")
 
 
 @pytest.mark.parametrize(("record", "owner"), [(KEPT_BY_A_JOB, "job 7"), (lives.GRANTED, "")])
@@ -324,7 +327,9 @@ def test_release(record, seen, answer):
 
 OF_4711 = lives.but(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), owner="4711"))
 NOT_THEIRS = Refuse(
-    Reason.OTHER_OWNER, "cannot take back GPU-1: it was not acquired for this owner; `autoclave status` names its owner"
+    Reason.OTHER_OWNER,
+    "cannot take back GPU-1: it was not acquired for this owner",
+    ("`autoclave status` names its owner",),
 )
 OWNED = rows(
     ("its owner", OF_4711, "4711", RecordFirst(ev.Released("it was given back by 4711"))),

@@ -287,7 +287,7 @@ def test_a_burn_in_gives_way_until_it_finds_a_fault():
         assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
         assert offering.offer(record, ENFORCE, LATE).healthy
     faulty = FAULTY_IN_BURN_IN
-    resetting = Wait(Reason.SCRUBBING, "cannot hand out GPU-1: it is being reset; try again")
+    resetting = Wait(Reason.SCRUBBING, "cannot hand out GPU-1: it is being reset", ("try again",))
     assert acquire.decide(faulty, facts(), ENFORCE, LATE) == resetting
     assert isinstance(start.decide(faulty, facts(), ENFORCE, "pod-a", LATE), Wait)
     assert not offering.offer(faulty, ENFORCE, LATE).healthy

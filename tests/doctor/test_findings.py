@@ -124,7 +124,7 @@ SERVICES = [
     ("service", stands(answer=LedgerUnavailable("cannot open x")), OK, "cannot use its ledger"),
     ("service", alone(), BROKEN, "cannot reach the scrub service at /d"),
     ("service", ERROR, BROKEN, "the scrub service failed: x; y"),
-    ("service", alone(last_error=LastError("no driver; load it", 0.0)), BROKEN, "does not run. It ended at 19"),
+    ("service", alone(last_error=LastError("no driver", 0.0, "load it")), BROKEN, "does not run. It ended at 19"),
     ("policy", service(policy_fault="a:1: x\na:2: y"), BROKEN, "the old one is: a:1: x; a:2: y"),
     ("ledger-set-aside", service(set_aside=("ledger.db.corrupt-1",)), WARNING, "set aside as ledger.db.corrupt-1"),
     ("receipts", FACTS, OK, "receipts are signed by the key 0123456789abcdef"),
@@ -385,9 +385,17 @@ def test_without_a_service_nvidia_checks_need_a_loaded_driver(driver, judged):
     assert ("mps" in names, "driver" in names) == (judged, judged)
 
 
+WORDED = "it is: so; and, then; not so"
 REMEDIES = [
-    ("ledger", service(ledger_fault="it is locked; close that program"), "close that program"),
-    ("service", alone(last_error=LastError("no driver; load it", 0.0)), "load it"),
+    ("ledger", service(ledger_fault=WORDED, ledger_remedies=("close it", "wait")), "close it; wait"),
+    (
+        "ledger",
+        stands(answer=LedgerUnavailable(WORDED, "make room")),
+        "make room; the service then tries again by itself",
+    ),
+    ("service", alone(last_error=LastError(WORDED, 0.0, "load it")), "load it"),
+    ("service", stands(answer=Unreachable(WORDED, "start it")), "start it"),
+    ("receipts", stands(receipt_key=CheckFault(WORDED, remedy="restore it")), "restore it"),
     ("device", gpu(quarantine=OUT), "`autoclave explain 3` says what happened and what to do"),
     ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), "NVreg_CoherentGPUMemoryMode=driver"),
     ("reset", two_gpus((DCGM,)), "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false"),
@@ -398,6 +406,7 @@ REMEDIES = [
 def test_a_remedy_names_what_to_do_here(name, facts, remedy):
     [found] = finding_of(facts, name)
     assert remedy in found.remedy
+    assert WORDED not in found.text or remedy == found.remedy, "whatever the words, none of them is the remedy"
 
 
 @pytest.mark.parametrize("name", ["unreadable", "mps"])

@@ -6,6 +6,9 @@ from autoclave.doctor import gathering
 from autoclave.doctor.node_facts import CheckFault
 from demo.standins import checkpoint
 from ground import paths
+from ground.errors import FatalError
+from scrubber import daemon
+from scrubber.devices.base import DeviceError
 from scrubber.receipts import key
 
 
@@ -47,6 +50,29 @@ def test_a_key_that_others_can_read_is_named(tmp_path, monkeypatch):
     file.chmod(0o640)
     found = gathering._receipt_key(tmp_path)
     assert isinstance(found, CheckFault)
-    assert f"{file}: its mode is 0640, other users may have read it; chmod 600 " in found.text
+    assert found.text.endswith(f"{file}: its mode is 0640, other users may have read it")
+    assert found.remedy.startswith(f"chmod 600 {file}, ")
     monkeypatch.setattr(key, "can_sign", lambda: False)
     assert gathering._receipt_key(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "remedy"),
+    [
+        (FatalError("cannot: it; is so", "end it", "wait; or not"), "cannot: it; is so", "end it; wait; or not"),
+        (DeviceError("no driver; load it"), "no driver; load it", ""),
+        (KeyError("x"), "unexpected error: KeyError: 'x'", ""),
+    ],
+)
+def test_the_last_error_of_the_service_keeps_its_remedies_apart(tmp_path, error, text, remedy):
+    daemon._leave(error, tmp_path / "last-error")
+    found = gathering._last_error(tmp_path / "last-error")
+    assert found is not None
+    assert (found.text, found.remedy) == (text, remedy)
+
+
+def test_the_last_error_of_an_older_service_is_shown(tmp_path):
+    (tmp_path / "last-error").write_text("no driver; load it\n")
+    found = gathering._last_error(tmp_path / "last-error")
+    assert found is not None
+    assert (found.text, found.remedy) == ("no driver; load it", "")

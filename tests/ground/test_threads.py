@@ -46,10 +46,10 @@ def test_without_processes_a_program_ends_with_a_sentence(short_tmp, verb, code,
 
 
 def test_with_processes_left_there_is_no_shortage():
-    assert threads.shortage() == ""
+    assert threads.shortage() == ()
 
 
 async def test_a_running_plugin_does_not_ask_again(short_tmp, monkeypatch):
-    monkeypatch.setattr(threads, "shortage", lambda: "too few")
+    monkeypatch.setattr(threads, "shortage", lambda: ("too few",))
     async with client.ScrubberClient(short_tmp / "scrubber.sock"):
         pass

@@ -27,7 +27,7 @@ def main(disk: Path) -> None:
         try:
             opening.open_or_set_aside(path, NOW)
         except LedgerUnavailable as error:
-            refusals.append(error.message)
+            refusals.append(str(error))
     rows = audit.verify(path).rows
     subprocess.run(["mount", "-o", "remount,bind,rw", disk], check=True)
     again, aside = opening.open_or_set_aside(path, Moment(NOW.wall, 1.0))

@@ -94,7 +94,7 @@ def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, lim
         try:
             written += [entry.event.why for entry in ledger.append([draft(f"{number} " + "x" * 5000)])]
         except LedgerUnavailable as error:
-            refusals.append(error.message)
+            refusals.append(str(error))
     limit_file_size(None)
     ledger.append([draft("again")])
     assert [entry.event.why for entry in unfolded(ledger).entries] == [*written, "again"]

@@ -30,7 +30,7 @@ def main(path: Path, count: int, *words: str) -> None:
         try:
             [entry] = ledger.append([draft])
         except LedgerUnavailable as error:
-            say("refused", number, error.message)
+            say("refused", number, str(error))
             if "patient" not in words:
                 return
             time.sleep(0.001)

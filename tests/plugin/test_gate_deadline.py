@@ -15,7 +15,7 @@ from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from tests.service.virtual import VirtualLoop
 
 GPU = ReportedDevice("GPU-0000", healthy=True, clean=True, index=0, resource="nvidia.com/gpu", numa_node=0)
-LATE = Unreachable("the scrub service did not answer in time", Reason.TIMED_OUT)
+LATE = Unreachable("the scrub service did not answer in time", reason=Reason.TIMED_OUT)
 STOPS = NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down")
 GONE = Unreachable("cannot reach the scrub service")
 NO = Refused(Reason.IN_USE, "cannot hand out GPU-0000: it is still in use")

@@ -124,16 +124,14 @@ async def test_a_forbidden_reset_waits_for_a_person(begin):
     world = await begin(policy="defaults: {reset: {when: never}}")
     device, other = world.uuids
     world.node.report(device, (79,))
-    with pytest.raises(Refused, match=r"cannot scrub .*: the policy forbids resets \(reset.when: never\); choose"):
+    with pytest.raises(Refused, match=r"^the policy forbids resets \(reset.when: never\); choose"):
         await world.operator_requests.scrub(other, ScrubPath.RESET)
     await world.reach(device, State.QUARANTINED)
     await asyncio.sleep(7200)
     assert rows(world, ev.ProbationStarted, device) == []
-    with pytest.raises(Refused, match=r"cannot scrub .*: it needs a reset, and the policy forbids"):
+    with pytest.raises(Refused, match=r"^it needs a reset, and the policy forbids"):
         await world.operator_requests.scrub(device, None)
-    with pytest.raises(
-        Refused, match=r"cannot reinstate .*: it needs a reset, and the policy forbids .*: reboot the node"
-    ):
+    with pytest.raises(Refused, match=r"^it needs a reset, and the policy forbids .*: reboot the node"):
         await world.operator_requests.reinstate(device, "again", "ann")
     explained = await world.life.reporter.explain(device)
     assert explained.device.quarantine.next_probe_seconds is None

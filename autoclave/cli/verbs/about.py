@@ -28,7 +28,7 @@ def version(output: str, run_dir: Path) -> None:
     try:
         service = service_call.ask_now(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
     except AutoclaveError as error:
-        why = error.message
+        why = str(error)
     if output != "text":
         about = {"version": service.version, "started": human.iso(service.started)} if service else None
         document.emit(document.single("Version", {"client": __version__, "service": about, "why": why}), output)

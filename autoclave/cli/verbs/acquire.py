@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
 from ground.errors import NotReady, Reason, Refused
-from scrub_api import admin_client, views
+from scrub_api import views
 
 
 def _group(ctx: click.Context, param: click.Parameter, directory: Path | None) -> int:
@@ -48,14 +47,14 @@ def acquire(gpus: tuple[str, ...], owner: str | None, cgroup: int, output: str, 
             run_dir, lambda scrubber: scrubber.acquire(list(devices), exclusive=True, owner=owner or "", group=cgroup)
         )
     except (Refused, NotReady) as error:
-        in_the_way = service_call.ask(run_dir, partial(_explained, error.message))
+        in_the_way = _explained(run_dir, error.device)
         # The refusal of a GPU that has an owner has its advice.
         if in_the_way is None or (isinstance(error, Refused) and error.reason is Reason.IN_USE):
             raise
         device = in_the_way.device
         why = f" ({note})" if (note := table.note(device)) else ""
-        advice = f"`autoclave explain {device.argument}` says what to do"
-        raise type(error)(error.reason, f"{error.message}{why}; {advice}") from None
+        advice = *error.remedies, f"`autoclave explain {device.argument}` says what to do"
+        raise type(error)(error.reason, f"{error.message}{why}", *advice) from None
     if output != "text":
         document.emit(document.listing("Grant", map(document.fields, grants)), output)
         return
@@ -91,14 +90,14 @@ def release(gpus: tuple[str, ...], owner: str | None, force: bool, quiet: bool, 
     devices = named(gpus) if named_some else {}
     for uuid, device in devices.items():
         if owner is None and device.pod and not force:
-            why = f"it belongs to the pod {device.pod}; Autoclave takes it back when the pod has ended, or with --force"
-            raise Refused(Reason.OTHER_OWNER, f"cannot take back {uuid}: {why}")
+            why = f"cannot take back {uuid}: it belongs to the pod {device.pod}"
+            raise Refused(Reason.OTHER_OWNER, why, "Autoclave takes it back when the pod has ended, or with --force")
     try:
         released = service_call.ask_for_devices(
             run_dir, lambda scrubber: scrubber.release(list(devices), owner=owner or "")
         )
     except Refused as error:
-        refused = service_call.ask(run_dir, partial(_explained, error.message))
+        refused = _explained(run_dir, error.device)
         if refused is None or error.reason is Reason.OTHER_OWNER:
             raise
         raise Refused(error.reason, f"{error.message}{_in_the_way(refused)}") from None
@@ -125,9 +124,6 @@ def _in_the_way(refused: views.Explanation) -> str:
     return f": {first}" if first else f"; `autoclave explain {device.argument}` says more"
 
 
-async def _explained(refusal: str, admin: admin_client.AdminClient) -> views.Explanation | None:
-    """The device that a refusal names, explained. Tenants may read refusals, so they name no process and no pod."""
-    for device in await service_call.find(admin, ()):
-        if device in refusal:
-            return await admin.explain(device)
-    return None
+def _explained(run_dir: Path, device: str) -> views.Explanation | None:
+    """The device of a refusal, explained. Tenants may read refusals, so they name no process and no pod."""
+    return service_call.ask(run_dir, lambda admin: admin.explain(device)) if device else None

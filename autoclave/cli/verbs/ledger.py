@@ -60,8 +60,7 @@ def verify(
     if result.broken is None:
         return 0
     intact = f"; before it, {_rows(result, ' intact')}" if result.rows else ""
-    why = result.broken.why.removeprefix(f"cannot read the ledger {path}: ")
-    human.warn(f"cannot trust the ledger {path}: {why}{intact}")
+    human.warn(f"cannot trust the ledger {path}: {result.broken.why}{intact}")
     return 1
 
 
@@ -82,12 +81,12 @@ def _opened(files: tuple[Path, ...], keys: tuple[Path, ...], state_dir: Path) ->
     if not files:
         return []
     if not keys and not paths.receipt_key(state_dir).exists():
-        raise FatalError(f"cannot check the checkpoints: {state_dir} has no key; name the key of the node with --key")
+        raise FatalError(f"cannot check the checkpoints: {state_dir} has no key", "name the key of the node with --key")
     try:
         public = [key.public_key_of(each.read_text()) for each in keys] or [key.read_key(state_dir).public_key]
         return [note.opened(one, public) for each in files for one in note.notes_in(each.read_text())]
     except ReceiptError as error:
-        raise FatalError(f"cannot use the checkpoints: {error}") from error
+        raise FatalError(f"cannot use the checkpoints: {error.message}", *error.remedies) from error
 
 
 def _rows(result: audit.Audit, intact: str = "") -> str:

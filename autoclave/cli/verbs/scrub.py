@@ -30,7 +30,7 @@ from autoclave.cli import (
     table,
     worst,
 )
-from ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
+from ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable, joined
 from scrub_api import admin_client, views
 from scrub_api.device_messages import state_words
 
@@ -71,7 +71,7 @@ def scrub(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how:
     def stream(admin: admin_client.AdminClient, _: Devices) -> AsyncIterator[views.ScrubProgress]:
         return admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
 
-    return _carry_out(run_dir, gpus, stream, output, quiet=how["quiet"])
+    return _carry_out("scrub", run_dir, gpus, stream, output, quiet=how["quiet"])
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -95,7 +95,7 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
             except InvalidRequest:  # the reason: it is wrong for each of them
                 raise
             except AutoclaveError as error:
-                human.warn(f"cannot quarantine GPU {device.name}: {error.message}")
+                human.warn(f"cannot quarantine GPU {device.name}: {error}")
                 codes.append(UNREACHABLE if isinstance(error, Unreachable) else NOT_CLEAN)
         if output != "text":
             document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
@@ -139,7 +139,7 @@ def reinstate(
     def stream(admin: admin_client.AdminClient, devices: Devices) -> AsyncIterator[views.ScrubProgress]:
         return admin.reinstate(list(devices), reason, service_call.asker(), without_evidence=without_scrub)
 
-    return _carry_out(run_dir, gpus, stream, output, quiet=quiet)
+    return _carry_out("reinstate", run_dir, gpus, stream, output, quiet=quiet)
 
 
 Devices = Mapping[str, views.DeviceStatus]
@@ -157,6 +157,7 @@ OVERDUE = views.ScrubResult(
 
 
 def _carry_out(
+    verb: str,
     run_dir: Path,
     gpus: Sequence[str],
     stream: Callable[[admin_client.AdminClient, Devices], AsyncIterator[views.ScrubProgress]],
@@ -168,7 +169,7 @@ def _carry_out(
 
     async def work(admin: admin_client.AdminClient) -> int:
         devices = await service_call.find(admin, gpus)  # first, so that a wrong name starts no scrub
-        return report(await follow(stream(admin, devices), devices, quiet=quiet), devices, output)
+        return report(await follow(stream(admin, devices), devices, quiet=quiet), devices, output, verb)
 
     try:
         return service_call.ask(run_dir, work)
@@ -195,7 +196,7 @@ async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices, *
     return results
 
 
-def report(results: Results, devices: Devices, output: str) -> int:
+def report(results: Results, devices: Devices, output: str, verb: str) -> int:
     """Print the results and return the exit code."""
     ordered = [(results[uuid], results[uuid].result or MISSING) for uuid in devices if uuid in results]
     if output in {"table", "csv"}:
@@ -209,7 +210,9 @@ def report(results: Results, devices: Devices, output: str) -> int:
     for uuid, progress in results.items():  # also of a device that the service found after it was asked for all
         result = progress.result or MISSING
         if _code(result) != DONE or result.withdrawn:
-            human.warn(_refusal(result, devices[uuid].argument if uuid in devices else uuid))
+            name = devices[uuid].argument if uuid in devices else uuid
+            refused = not progress.job and result is not MISSING
+            human.warn(_no(result, name, verb if refused else ""))
     return worst(_code(progress.result or MISSING) for progress in results.values())
 
 
@@ -221,18 +224,16 @@ def _code(result: views.ScrubResult) -> int:
     return DONE if result.clean or result.running or result.withdrawn else NOT_CLEAN
 
 
-def _refusal(result: views.ScrubResult, name: str) -> str:
-    why = result.why or result.reason or result.state
+def _no(result: views.ScrubResult, name: str, refused: str) -> str:
+    """Why a GPU is not clean. ``refused``: the verb, if there was no job, so that nothing was done to the GPU."""
+    why, advice = result.why or result.reason or result.state, f"`autoclave explain {name}` says more"
     if result.withdrawn:
         return f"GPU {name} is {state_words(result.state)}: {why}"
     if result is OVERDUE:
         return f"GPU {name} is not clean yet: {why}, `autoclave status {name}` shows it"
-    what, named, cause = why.partition(": ")
-    if named and what.startswith(("cannot scrub ", "cannot reinstate ")):  # it was refused: nothing was done to the GPU
-        return f"{what.rpartition(' ')[0]} GPU {name}: {cause}; `autoclave explain {name}` says more"
-    if result.left_alone:
-        return f"nothing was done to GPU {name}: {why}"
-    return f"GPU {name} is not clean: {why}; `autoclave explain {name}` says more"
+    if refused:
+        return joined(f"cannot {refused} GPU {name}: {why}", *result.remedies, advice)
+    return joined(f"GPU {name} is not clean: {why}", advice)
 
 
 @contextmanager

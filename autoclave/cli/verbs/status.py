@@ -20,7 +20,7 @@ from typing import Any, TypedDict, Unpack
 import click
 
 from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
-from ground.errors import NotReady, Unreachable
+from ground.errors import NotReady, Unreachable, joined
 from ground.quantities import LITTLE_ROOM
 from scrub_api import admin_client, views
 
@@ -129,7 +129,7 @@ def faults(service: views.ServiceStatus) -> tuple[str, ...]:
     """The faults of the service itself."""
     ledger = (
         "the service cannot write the ledger, so it hands out no GPU and cannot record what happens to GPUs now:"
-        f" {service.ledger_fault}"
+        f" {joined(service.ledger_fault, *service.ledger_remedies)}"
     )
     wrong = "; ".join(service.policy_fault.splitlines())
     policy = f"the newest policy is not in force; the service still uses the old one: {wrong}"

@@ -84,7 +84,7 @@ def _in_force(run_dir: Path) -> XidPolicy:
     except Unreachable:
         return _read(load.load(DEFAULT), f"the shipped default, as no service answers in {run_dir}")
     except AutoclaveError as error:  # a service with a fault: people look up codes just then
-        why = f"as the service in {run_dir} does not answer: {error.message}"
+        why = f"as the service in {run_dir} does not answer: {error}"
         return _read(load.load(DEFAULT), f"the shipped default, {why}")
     source = service.policy_source
     try:

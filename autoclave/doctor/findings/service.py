@@ -29,15 +29,15 @@ def service(facts: NodeFacts) -> Iterator[Finding]:
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
             yield ok("service", "the scrub service answers, but cannot use its ledger")
         case Unreachable() if facts.last_error is not None:
-            at = calendar_time.utc(facts.last_error.at).astimezone().isoformat(sep=" ", timespec="seconds")
-            text, _, remedy = facts.last_error.text.partition("; ")
-            remedy = remedy or f"correct that, and {errors.start(on_kubernetes=facts.on_kubernetes)}"
-            yield broken("service", f"the scrub service does not run. It ended at {at}: {text}", remedy)
-        case Unreachable(message=message):
-            text, _, remedy = message.partition("; ")  # the message ends with its remedy
-            yield broken("service", text, remedy or "give a shorter --run-dir")
+            last = facts.last_error
+            at = calendar_time.utc(last.at).astimezone().isoformat(sep=" ", timespec="seconds")
+            remedy = last.remedy or f"correct that, and {errors.start(on_kubernetes=facts.on_kubernetes)}"
+            yield broken("service", f"the scrub service does not run. It ended at {at}: {last.text}", remedy)
+        case Unreachable(message=message, remedies=remedies):
+            remedy = errors.joined(*remedies) or errors.start(on_kubernetes=facts.on_kubernetes)
+            yield broken("service", message, remedy)
         case AutoclaveError() as error:
-            text = f"the scrub service gives no status: {error.message}"
+            text = f"the scrub service gives no status: {error}"
             yield broken("service", text, f"read its log; {errors.restart(on_kubernetes=facts.on_kubernetes)}")
 
 
@@ -75,14 +75,15 @@ def ledger(facts: NodeFacts) -> Iterator[Finding]:
     """The last write to the ledger succeeded."""
     match facts.answer:
         case views.Status(service=running) if running.ledger_fault:
-            why, _, remedy = running.ledger_fault.partition("; ")
-            text = f"the ledger cannot be written, so nothing is handed out: {why}"
-            yield broken("ledger", text, remedy or f"make room in {running.state_dir}, or repair its disk")
+            text = f"the ledger cannot be written, so nothing is handed out: {running.ledger_fault}"
+            remedy = errors.joined(*running.ledger_remedies) or f"make room in {running.state_dir}, or repair its disk"
+            yield broken("ledger", text, remedy)
         case views.Status(service=running):
             rows = quantity(running.ledger_rows, "row")
             yield ok("ledger", f"the last write to the ledger in {running.state_dir} succeeded: {rows}")
-        case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
-            remedy = "repair what the message names; the service then tries again by itself"
+        case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message, remedies=remedies):
+            what = remedies or ("repair what the message names",)
+            remedy = errors.joined(*what, "the service then tries again by itself")
             yield broken("ledger", f"there is no ledger, so {message}", remedy)
 
 
@@ -113,9 +114,8 @@ def receipts(facts: NodeFacts) -> Iterator[Finding]:
         remedy = "install the extra `receipts` (in a checkout: pip install '.[receipts]'), or use the image; restart"
         yield warning("receipts", text, remedy)
     elif isinstance(key, CheckFault):
-        why, _, remedy = key.text.partition("; ")
-        text = f"receipts are not signed, or their key is not safe: {why}"
-        yield warning("receipts", text, remedy or OTHER_USER)
+        text = f"receipts are not signed, or their key is not safe: {key.text}"
+        yield warning("receipts", text, key.remedy or OTHER_USER)
     else:
         yield ok("receipts", f"receipts are signed by the key {key}")
 
