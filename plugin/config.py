@@ -71,12 +71,13 @@ def _check_vendor(config: Config, directory: Path) -> None:
     if (config.style, config.mig_strategy) != (response.Style(), MigStrategy.NONE):
         raise FatalError(
             "cannot use --strategy, --cdi-kind, --pass-device-specs, --driver-root or --mig-strategy with --vendor-dir:"
-            " the vendor's plugin decides them; set them there"
+            " the vendor's plugin decides them",
+            "set them there",
         )
     if directory.resolve() == config.kubelet_dir.resolve():
         raise FatalError(
-            f"cannot use --vendor-dir {directory}: it is the kubelet's own directory; give one below it, such as"
-            f" {config.kubelet_dir}/vendor"
+            f"cannot use --vendor-dir {directory}: it is the kubelet's own directory",
+            f"give one below it, such as {config.kubelet_dir}/vendor",
         )
     check_length(directory / ".kubelet.new", "--vendor-dir")
 
@@ -89,7 +90,7 @@ def make_vendor_dir(config: Config) -> None:
         directory.mkdir(mode=sockets.GROUP_MAY_ENTER, exist_ok=True)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise FatalError(f"cannot use --vendor-dir {directory}: {why}; give a directory that can be made") from error
+        raise FatalError(f"cannot use --vendor-dir {directory}: {why}", "give a directory that can be made") from error
 
 
 def _check_prefix(prefix: str) -> None:
@@ -104,14 +105,14 @@ def _check_prefix(prefix: str) -> None:
     elif prefix.startswith("requests."):
         wrong = "Kubernetes reserves names that begin with requests."
     if wrong:
-        raise FatalError(f"cannot use --resource-prefix {prefix!r}: {wrong}; give a domain such as {PREFIX}")
+        raise FatalError(f"cannot use --resource-prefix {prefix!r}: {wrong}", f"give a domain such as {PREFIX}")
 
 
 def _check_cluster(choice: ReportChoice) -> None:
     if choice.reports is Reports.OFF:
         return
     if choice.reports is Reports.ON and (why := credentials.missing(choice, os.environ)):
-        raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
+        raise FatalError(f"cannot report to the cluster: {why}", "or set --cluster-reports off")
 
 
 def check_nvsentinel(choice: ReportChoice) -> None:
@@ -121,8 +122,8 @@ def check_nvsentinel(choice: ReportChoice) -> None:
     check_length(choice.nvsentinel_socket, "--nvsentinel-socket")
     if not is_subdomain(choice.node):
         raise FatalError(
-            f"cannot report to NVSentinel: --node-name {choice.node!r} is not a valid name; give the node's name in"
-            " the cluster, or NODE_NAME"
+            f"cannot report to NVSentinel: --node-name {choice.node!r} is not a valid name",
+            "give the node's name in the cluster, or NODE_NAME",
         )
 
 
@@ -135,7 +136,7 @@ def check_directory(path: Path, what: str, flag: str) -> None:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
     if why:
-        raise FatalError(f"cannot use {what} {path}: {why}; give the directory of the kubelet with {flag}")
+        raise FatalError(f"cannot use {what} {path}: {why}", f"give the directory of the kubelet with {flag}")
 
 
 def check_length(path: Path, flag: str) -> None:
@@ -144,5 +145,6 @@ def check_length(path: Path, flag: str) -> None:
     if length > unix_sockets.MAX_PATH_BYTES:
         raise FatalError(
             f"cannot use socket path {path}: it is {length} bytes long and the kernel takes "
-            f"{unix_sockets.MAX_PATH_BYTES}; give a shorter {flag}"
+            f"{unix_sockets.MAX_PATH_BYTES}",
+            f"give a shorter {flag}",
         )

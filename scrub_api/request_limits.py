@@ -60,7 +60,7 @@ def acquired_for(name: str) -> str:
 def one_line(text: str, what: str, *, needed: bool = False, longest: int = LONGEST_WORDS) -> str:
     """The text of a person, stripped, or InvalidRequest: one line without control characters."""
     if needed and not text.strip():
-        raise _wrong(f"{what} is empty; the ledger stores it, so give one")
+        raise _wrong(f"{what} is empty", "the ledger stores it, so give one")
     if len(text) > longest:
         raise _wrong(f"{what} has {len(text)} characters, at most {longest} are allowed")
     if any(unicodedata.category(char).startswith("C") for char in text):

@@ -125,7 +125,7 @@ def _write_cdi(directory: Path, simulated_dir: Path) -> None:
         layout.write_cdi(directory, layout.places(simulated_dir))
     except OSError as error:
         why = f"cannot write the CDI specification {directory / layout.CDI_NAME}: {error.strerror}"
-        raise FatalError(f"{why}; give a directory that this user can write with --simulated-cdi-dir") from error
+        raise FatalError(why, "give a directory that this user can write with --simulated-cdi-dir") from error
 
 
 def _handling(policy: Policy) -> DeviceHandling:

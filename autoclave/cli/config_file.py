@@ -55,7 +55,7 @@ def _text(file: Path) -> str:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise FatalError(f"cannot read the configuration {file}: {why}; name another with --config") from error
+        raise FatalError(f"cannot read the configuration {file}: {why}", "name another with --config") from error
     blank = all(not line.split("#")[0].strip() for line in text.splitlines())
     return "{}" if blank else text  # a file with only comments means all defaults
 

@@ -124,7 +124,9 @@ def _trusted_key(file: Path, sites: Sequence[bytes], text: str) -> bytes:
     if not text.lstrip().startswith("{"):
         return key_file.public_key_of(text)
     if not sites:
-        raise FatalError(f"cannot trust the key in {file}: a site vouches for it; name the site's key with --site-key")
+        raise FatalError(
+            f"cannot trust the key in {file}: a site vouches for it", "name the site's key with --site-key"
+        )
     return endorsement.endorsed(text, sites)
 
 
@@ -133,7 +135,7 @@ def _read(file: Path, read: Callable[[str], Any], what: str = "key") -> Any:  # 
     try:
         return read(_text(file))
     except ReceiptError as error:
-        raise FatalError(f"cannot use the {what} in {file}: {error}") from error
+        raise FatalError(f"cannot use the {what} in {file}: {error.message}", *error.remedies) from error
 
 
 def _text(file: Path, most: int = OTHER) -> str:
@@ -241,25 +243,25 @@ async def _signed(name: str, history: History) -> Signed:
         if error.reason is not Reason.UNKNOWN_DEVICE:
             raise
         raise InvalidRequest(
-            f"cannot find receipt {name}: it is neither the id of a receipt nor a GPU; {LISTS}"
+            f"cannot find receipt {name}: it is neither the id of a receipt nor a GPU", LISTS
         ) from error
     for entry in reversed(entries):
         receipt = json.loads(entry.body)["receipt"]
         if gpu or receipt["id"] == name:
             break
     else:
-        raise InvalidRequest(f"cannot find receipt {name}: the ledger does not have it; {LISTS}")
+        raise InvalidRequest(f"cannot find receipt {name}: the ledger does not have it", LISTS)
     envelope = receipt.get("envelope", "")
     if not envelope:
         raise Refused(
-            Reason.INTERNAL, f"cannot use receipt {receipt['id']}: it is not signed; `autoclave doctor` says why"
+            Reason.INTERNAL, f"cannot use receipt {receipt['id']}: it is not signed", "`autoclave doctor` says why"
         )
     try:
         document_of = dsse.parsed(envelope)
         statement = json.loads(document_of.payload)
     except (ReceiptError, ValueError) as error:
         raise FatalError(
-            f"cannot read receipt {receipt['id']}: {error}; `autoclave ledger verify` checks it"
+            f"cannot read receipt {receipt['id']}: {error}", "`autoclave ledger verify` checks it"
         ) from error
     return Signed(receipt["id"], entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
 
@@ -285,7 +287,7 @@ def export(name: str, folder: Path, state_dir: Path) -> int:
         proof = _proof(signed, ledger, paths.last_checkpoint(state_dir), key.public_key)
     except ReceiptError as error:
         advice = f"`autoclave receipt show {signed.id} -o json` has the signed document, which verifies without the log"
-        raise FatalError(f"cannot export receipt {signed.id}: {error}; {advice}") from error
+        raise FatalError(f"cannot export receipt {signed.id}: {error.message}", *error.remedies, advice) from error
     place = folder / (handover_id or signed.id)
     try:
         private_files.write_for_others(place, {ENVELOPE: signed.envelope, PROOF: proof})
@@ -304,13 +306,13 @@ def _proof(signed: Signed, ledger: Offline, newest: Path, public_key: bytes) -> 
     try:
         checkpoint = private_files.content(newest).decode(errors="replace")
     except FileNotFoundError as error:
-        raise ReceiptError(f"the service has not signed a checkpoint yet; it does when it runs ({newest})") from error
+        raise ReceiptError("the service has not signed a checkpoint yet", f"it does when it runs ({newest})") from error
     except OSError as error:
         raise ReceiptError(f"the newest checkpoint {newest} cannot be read: {error.strerror}") from error
     size = note.opened(checkpoint, [public_key]).size
     if size < signed.row:
         older = f"the newest checkpoint has {quantity(size, 'row')}: it was made before the receipt, row {signed.row}"
-        raise ReceiptError(f"{older}; the service signs one with each receipt, and every ten minutes")
+        raise ReceiptError(older, "the service signs one with each receipt, and every ten minutes")
     proof = note.prove(*ledger.prove(signed.row, size), checkpoint).text
     verification.logged(signed.envelope, proof, [public_key])  # as its readers do
     return proof

@@ -68,18 +68,21 @@ def check(config: DraConfig) -> Path:
     if not is_subdomain(config.driver, LONGEST_DRIVER):
         raise FatalError(
             f"cannot use --driver-name {config.driver!r}: it is not a lower-case domain name of at most"
-            f" {LONGEST_DRIVER} characters; give a name such as {DRIVER}"
+            f" {LONGEST_DRIVER} characters",
+            f"give a name such as {DRIVER}",
         )
     try:
         response.check(response.Style(cdi_kind=config.cdi_kind))
     except ValueError as error:
-        raise FatalError(f"{error}; give another --cdi-kind") from error
+        raise FatalError(str(error), "give another --cdi-kind") from error
     plugin_config.check_directory(config.plugins_dir, "the kubelet's plugin directory", "--plugins-dir")
     plugin_config.check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     plugin_config.check_length(paths.scrubber_socket(config.run_dir), "--run-dir")
     if config.vendor_registry_dir is None:
         if config.taint_rules:
-            raise FatalError("cannot use --taint-rules: it is for another vendor's driver; give --vendor-registry-dir")
+            raise FatalError(
+                "cannot use --taint-rules: it is for another vendor's driver", "give --vendor-registry-dir"
+            )
         plugin_config.check_length(config.service_socket, "--plugins-dir")
         plugin_config.check_length(config.registry_socket, "--registry-dir")
     else:
@@ -96,13 +99,14 @@ def check(config: DraConfig) -> Path:
 def _check_vendor(config: DraConfig, directory: Path) -> None:
     if not directory.is_dir():
         raise FatalError(
-            f"cannot use --vendor-registry-dir {directory}: it is not a directory; make it, and let the vendor's driver"
-            " register there (NVIDIA's chart: kubeletPlugin.kubeletRegistrarDirectoryPath)"
+            f"cannot use --vendor-registry-dir {directory}: it is not a directory",
+            "make it, and let the vendor's driver register there (NVIDIA's chart:"
+            " kubeletPlugin.kubeletRegistrarDirectoryPath)",
         )
     if directory.resolve().is_relative_to(config.registry_dir.resolve()):  # the kubelet searches subdirectories
         raise FatalError(
-            f"cannot use --vendor-registry-dir {directory}: the kubelet would find the vendor's driver there; give a"
-            f" directory outside of {config.registry_dir}"
+            f"cannot use --vendor-registry-dir {directory}: the kubelet would find the vendor's driver there",
+            f"give a directory outside of {config.registry_dir}",
         )
     longest = "0" * 12 + f"-reg.sock{config.suffix}autoclave-"  # of a vendor with a long name
     plugin_config.check_length(config.gate_dir / longest, "--plugins-dir")

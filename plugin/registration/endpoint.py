@@ -142,7 +142,7 @@ def _bind(server: grpc.aio.Server, path: Path) -> None:
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:
-        raise FatalError(f"cannot serve on {path}: {error}; make its directory writable for this user") from error
+        raise FatalError(f"cannot serve on {path}: {error}", "make its directory writable for this user") from error
 
 
 def dial(path: Path) -> grpc.aio.Channel:

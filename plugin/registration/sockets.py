@@ -49,7 +49,7 @@ def sole_instance(kubelet_dir: Path) -> Iterator[None]:
     held = lock(kubelet_dir)
     if held is None:
         own = kubelet_dir / SUBDIRECTORY
-        raise FatalError(f"cannot start: another autoclave plugin runs in {own}; stop that first, or use --standby")
+        raise FatalError(f"cannot start: another autoclave plugin runs in {own}", "stop that first, or use --standby")
     try:
         yield
     finally:
@@ -81,10 +81,10 @@ def _own_directory(kubelet_dir: Path) -> Iterator[Path]:
         own.mkdir(mode=GROUP_MAY_ENTER, exist_ok=True)
         if not private_files.is_private(own, 0o027):
             remedy = "make it a directory of this user, with mode 0750 or tighter"
-            raise FatalError(f"cannot use directory {own}: other users may use it; {remedy}")
+            raise FatalError(f"cannot use directory {own}: other users may use it", remedy)
         yield own
     except OSError as error:
-        raise FatalError(f"cannot use directory {own}: {error.strerror}; remove it, or run as its owner") from error
+        raise FatalError(f"cannot use directory {own}: {error.strerror}", "remove it, or run as its owner") from error
 
 
 def endpoint(resource: str) -> str:
@@ -101,7 +101,7 @@ def claim(path: Path) -> None:
     """Return if the plugin may serve on this path; a FatalError says what the operator has to change."""
     if not path.parent.is_dir():
         raise FatalError(
-            f"cannot use socket path {path}: there is no directory {path.parent}; mount or make it, then start again"
+            f"cannot use socket path {path}: there is no directory {path.parent}", "mount or make it, then start again"
         )
     unix_sockets.demand_free(path, "use a shorter directory or name")
 
@@ -113,11 +113,11 @@ def publish(path: Path) -> Identity:
         hidden(path).replace(path)
     except OSError as error:
         raise FatalError(
-            f"cannot use socket path {path}: {error.strerror}; make its directory writable for this user"
+            f"cannot use socket path {path}: {error.strerror}", "make its directory writable for this user"
         ) from error
     published = identity(path)
     if published is None:
-        raise FatalError(f"cannot use socket path {path}: another program removed it at once; find that program")
+        raise FatalError(f"cannot use socket path {path}: another program removed it at once", "find that program")
     return published
 
 

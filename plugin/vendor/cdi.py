@@ -138,7 +138,7 @@ def _edits(cdi_ids: Collection[str], directories: Iterable[Path]) -> list[Edits]
             raise InvalidRequest(f"cannot read the CDI specification {file.name}: {why}") from error
         missing -= {name for name, _ in asked}
     if missing:
-        raise InvalidRequest(f"no CDI specification of this node has the device {min(missing)}; see --cdi-dir")
+        raise InvalidRequest(f"no CDI specification of this node has the device {min(missing)}", "see --cdi-dir")
     return edits
 
 

@@ -139,8 +139,8 @@ def _fields(line: str) -> dict[str, object]:
 def _name(text: str) -> str:
     if _NAME.fullmatch(text) is None:
         raise ReceiptError(
-            f"cannot use the name {text!r} in a checkpoint: it has white space, a plus sign or a control character; "
-            "give another with --node-name"
+            f"cannot use the name {text!r} in a checkpoint: it has white space, a plus sign or a control character",
+            "give another with --node-name",
         )
     return text
 

@@ -60,8 +60,8 @@ def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dic
         raise ReceiptError(f"the boot is wrong: the receipt is of boot {boot}, not of {expected.boot}")
     if expected.handover and subjects != [handover_digest(gpu, boot, expected.handover)]:
         raise ReceiptError(
-            f"the hand-over is wrong: the receipt is for another one than {expected.handover}, such as an older one; "
-            "of a renamed copy, give the id with --handover"
+            f"the hand-over is wrong: the receipt is for another one than {expected.handover}, such as an older one",
+            "of a renamed copy, give the id with --handover",
         )
     return content
 

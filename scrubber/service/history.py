@@ -38,7 +38,7 @@ class History:
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
         if unknown := sorted(window.kinds - stored.CLASSES.keys()):
-            raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}; {_KINDS}")
+            raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}", _KINDS)
         limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
         if not window.kinds and (window.warnings or without_steps):
             wanted = set(ev.WARNINGS) if window.warnings else stored.KINDS.keys() - set(ev.STEPS)

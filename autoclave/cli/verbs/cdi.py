@@ -220,7 +220,7 @@ def _write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) ->
         return f"{file} {'is new' if _replaced(file, {**made, 'devices': left}) else 'has not changed'}: {what}"
     except OSError as error:
         remedy = "name a directory that this user can write with --cdi-dir"
-        raise FatalError(f"cannot write {file}: {error.strerror}; {remedy}") from error
+        raise FatalError(f"cannot write {file}: {error.strerror}", remedy) from error
 
 
 def _replaced(file: Path, document: Mapping[str, Any]) -> bool:

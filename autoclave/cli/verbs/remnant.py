@@ -248,7 +248,7 @@ def _on_the_same_gpu(one: Callable[[], tuple[Round, GpuAndDriver | None]]) -> tu
         try:
             return one()
         except AnotherGpu as error:
-            click.echo(f"again: {error.message}", err=True)
+            click.echo(f"again: {error}", err=True)
     return one()
 
 
@@ -264,7 +264,7 @@ def _check(on: Place, gpu: str | None, host_root: Path, chosen: RemnantOptions) 
         if not path.exists():
             raise click.UsageError(f"there is no {path}")
     if on in HERE and os.geteuid() != 0:
-        raise FatalError("cannot use a GPU: only root sees all processes that have it open; run this as root")
+        raise FatalError("cannot use a GPU: only root sees all processes that have it open", "run this as root")
     if "image" in TAKES[on] and not chosen["image"]:
         raise click.UsageError(f"--on {on.value} needs --image")
     if chosen["resource"] and chosen["claim_template"]:

@@ -47,8 +47,8 @@ def find_target(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTar
     if not status.service.simulated_dir:
         raise Refused(
             Reason.INVALID_REQUEST,
-            f"cannot simulate on backend {status.service.backend}: its GPUs are real;"
-            " start a service with --backend simulated for drills",
+            f"cannot simulate on backend {status.service.backend}: its GPUs are real",
+            "start a service with --backend simulated for drills",
         )
     device = status.devices[0]
     return DrillTarget(Path(status.service.simulated_dir), device.device, device.index)
