@@ -48,6 +48,12 @@ def last_error(run_dir: Path) -> Path:
     return run_dir / "last-error"
 
 
+def error_report() -> Path:
+    """What a person reports of the last unexpected error of a command. RuntimeError if this user has no home."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local/state") / "autoclave/unexpected-error.md"
+
+
 def last_policy(state_dir: Path) -> Path:
     """The last policy file without faults, for a start at which the file has some."""
     return state_dir / "last-policy.yaml"

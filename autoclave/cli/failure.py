@@ -6,6 +6,8 @@ The line says what could not be done, why, and what to do.
 from __future__ import annotations
 
 import os
+import platform
+import shlex
 import sys
 import traceback
 from typing import TextIO
@@ -14,9 +16,22 @@ import click
 from click.core import ParameterSource
 
 from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, Unwritable, human
+from ground import paths, private_files
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable, joined
+from scrubber import __version__
 from scrubber.devices.base import DeviceError
+
+_REPORT = """\
+`{command}` ended with an unexpected error.
+
+* autoclave {version}
+* {machine}
+
+```
+{traceback}```
+"""
+"""In Markdown, to be pasted into an issue."""
 
 _LISTED = "`autoclave status` lists the GPUs, and the log of the scrub service says which GPU cannot be read"
 
@@ -50,11 +65,26 @@ def report(error: Exception) -> int:
             return _print(str(error), LEFT_ALONE)
         case AutoclaveError() | DeviceError():
             return _print(str(error), NOT_CLEAN)
-    if os.environ.get("AUTOCLAVE_DEBUG"):
-        traceback.print_exception(error)
+    return _print(_unexpected(error), NOT_CLEAN)
+
+
+def _unexpected(error: Exception) -> str:
+    """A fault of the program: what happened, and the file with all that a report of it needs, or else that itself."""
     text = " ".join(str(error).split())
     named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return _print(f"unexpected error: {named}; set AUTOCLAVE_DEBUG=1 to see the traceback", NOT_CLEAN)
+    report = _REPORT.format(
+        command=shlex.join(["autoclave", *sys.argv[1:]]),
+        version=__version__,
+        machine=f"Python {platform.python_version()}, {platform.platform()}",
+        traceback="".join(traceback.format_exception(error)),
+    )
+    try:
+        file = paths.error_report()
+        private_files.make_folder(file.parent)
+        private_files.replace(file, report.encode(errors="backslashreplace"), durable=False)
+    except (OSError, RuntimeError):  # the home is read-only, or there is none
+        return f"unexpected error: {named}; report it as\n{report}"
+    return joined(f"unexpected error: {named}", f"report it with the text in {file}")
 
 
 def _forget_the_rest(*streams: TextIO) -> None:

@@ -230,18 +230,33 @@ def test_an_interrupt_exits_with_130_without_a_message(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_unexpected_error_is_one_line_with_a_hint(capsys, monkeypatch):
-    monkeypatch.delenv("AUTOCLAVE_DEBUG", raising=False)
-    assert failure.report(KeyError("two\nlines")) == 1
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    assert "AUTOCLAVE_DEBUG=1" in message
+@pytest.fixture
+def fault():
+    with pytest.raises(KeyError) as raised:
+        raise KeyError("two\nlines")
+    return raised.value
 
 
-def test_with_debug_an_unexpected_error_shows_its_traceback(capsys, monkeypatch):
-    monkeypatch.setenv("AUTOCLAVE_DEBUG", "1")
-    failure.report(KeyError("x"))
-    assert "KeyError" in capsys.readouterr().err.splitlines()[0]
+@pytest.mark.parametrize("variable", ["HOME", "XDG_STATE_HOME"])
+def test_an_unexpected_error_leaves_a_report_to_paste(capsys, monkeypatch, tmp_path, fault, variable):
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/autoclave", "status", "a b"])
+    assert failure.report(fault) == 1
+    [file] = tmp_path.rglob("autoclave/*")
+    name = r"KeyError: 'two\nlines'"
+    assert capsys.readouterr().err == f"autoclave: unexpected error: {name}; report it with the text in {file}\n"
+    report = file.read_text()
+    assert report.startswith(f"`autoclave status 'a b'` ended with an unexpected error.\n\n* autoclave {__version__}\n")
+    assert report.endswith(f"{name}\n```\n")
+    assert 'raise KeyError("two' in report
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_writable_home_the_report_goes_to_stderr(capsys, fault):
+    assert failure.report(fault) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(r"autoclave: unexpected error: KeyError: 'two\nlines'; report it as")
+    assert "Traceback (most recent call last):" in said
 
 
 def test_an_error_cannot_make_the_terminal_do_things(capsys):
