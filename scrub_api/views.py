@@ -16,7 +16,7 @@ HANDED_OUT = frozenset({"granted", "in_use"})
 """The states of a device that belongs to somebody."""
 
 GONE = frozenset({"lost", "replaced", "relaid"})
-"""The reasons of a quarantine that say that the device is not there, as ``presence.GONE`` has them."""
+"""The reasons of a quarantine that say that the device is not there, as the table ``AILMENTS`` has them."""
 
 
 WATCHES_ONLY = "watch instead of refuse"

@@ -31,6 +31,7 @@ from dataclasses import replace
 from scrub_api.measurements import ZEROS
 from scrubber.core import ailments, owners, pauses, stuck
 from scrubber.core import events as ev
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import (
     AilmentKind,
     Baseline,
@@ -343,7 +344,7 @@ def _returns(health: Health, job: Job, at: Moment) -> tuple[float, ...]:
         return health.returns
     if job.trigger is not Trigger.PROBATION:
         return ()
-    if health.quarantine.ailment.kind in ailments.BLAMELESS:
+    if AILMENTS[health.quarantine.ailment.kind].blameless:
         return health.returns
     return (*health.returns[1 - RETURNS :], at.wall)
 

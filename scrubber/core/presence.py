@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ground.errors import InvalidRequest, Reason
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import AilmentKind, Step, Vitals
 from scrubber.core.record import Record
-
-TAKEN_AWAY = frozenset({AilmentKind.REPLACED, AilmentKind.RELAID})  # on purpose: no person waits for the device
-GONE = TAKEN_AWAY | {AilmentKind.LOST}
 
 
 def find(records: Mapping[str, Record], name: str) -> str:
@@ -63,7 +61,7 @@ def _gone_since(record: Record) -> float:
 def is_gone(record: Record) -> bool:
     """Whether the device is quarantined because it is missing. It may have returned since."""
     quarantine = record.health.quarantine
-    return quarantine is not None and quarantine.ailment.kind in GONE
+    return quarantine is not None and AILMENTS[quarantine.ailment.kind].gone
 
 
 def taken_away(record: Record) -> bool:
@@ -73,7 +71,7 @@ def taken_away(record: Record) -> bool:
     decide about it.
     """
     quarantine = record.health.quarantine
-    if quarantine is None or quarantine.ailment.kind not in TAKEN_AWAY:
+    if quarantine is None or not AILMENTS[quarantine.ailment.kind].taken_away:
         return False
     waits = quarantine.next_probe is None and record.device.parent is None
     return quarantine.ailment.kind is AilmentKind.REPLACED or not waits

@@ -7,7 +7,8 @@ from policies.hardware import WhenReset
 from policies.model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover
-from scrubber.core.model import AilmentKind, Facts, Holder, Moment, Receipt, ScrubPath, State, most_thorough
+from scrubber.core.ailment_traits import AILMENTS
+from scrubber.core.model import Facts, Holder, Moment, Receipt, ScrubPath, State, most_thorough
 from scrubber.core.record import Record
 
 RESET_FORBIDDEN = "it needs a reset, and the policy forbids resets (reset.when: never)"
@@ -70,9 +71,8 @@ def next_path(record: Record, policy: Policy, *, awaited: bool = False) -> Scrub
     between two tenants for a request.
     """
     quarantine = record.health.quarantine
-    relaid = quarantine is not None and quarantine.ailment.kind is AilmentKind.RELAID
-    # After another MIG layout, as at a first observation, nothing is known about the memory.
-    route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
+    first = record.state is State.UNKNOWN or (quarantine is not None and AILMENTS[quarantine.ailment.kind].first_look)
+    route = policy.paths.first_look if first else policy.paths.new_tenant
     if awaited and route is ScrubPath.SLOW and record.state is State.UNKNOWN and record.scrubs.tested is not None:
         route = policy.paths.new_tenant
     return most_thorough(route, record.scrubs.due_path)

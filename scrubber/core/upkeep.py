@@ -11,8 +11,9 @@ from dataclasses import replace
 from ground.quantities import quantity
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import ailments, answers, burn_in, in_force, ownership, pauses, presence, proof, stuck, verdict
+from scrubber.core import ailments, answers, burn_in, in_force, ownership, pauses, proof, stuck, verdict
 from scrubber.core import events as ev
+from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
     Ailment,
@@ -134,9 +135,9 @@ def quarantine(
     rules = policy.quarantine.probation
     recent = [wall for wall in record.health.returns if 0 <= now.wall - wall <= rules.flap_window]
     # A device that is lost while in quarantine has not returned, so it does not flap.
-    lost = record.health.quarantine is not None and ailment.kind in presence.GONE
+    lost = record.health.quarantine is not None and AILMENTS[ailment.kind].gone
     person = _needs_person(ailment)  # an ailment that needs a person is worse than flapping
-    excused = lost or ailment.kind in ailments.BLAMELESS
+    excused = lost or AILMENTS[ailment.kind].blameless
     if len(recent) >= rules.flap_limit and not person and not excused:
         returned = quantity(len(recent), "time")
         detail = f"{ailment.detail}; it returned from quarantine {returned} within the flap window"
@@ -150,7 +151,7 @@ def quarantine(
     sticky = _needs_person(ailment) or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     last_try = newest.detail if before is not None and record.scrubs.job is not None else ""
-    since = now if newest.kind in presence.TAKEN_AWAY else _since(record, now)
+    since = now if AILMENTS[newest.kind].taken_away else _since(record, now)
     entered = Quarantine(ailment, since, by, record.health.baseline, probes, due, last_try)
     # An operator's quarantine judges no errors: errors since the present baseline still count as new.
     if newest.kind is AilmentKind.OPERATOR:
@@ -176,11 +177,11 @@ def _keeps_reason(before: Quarantine, ailment: Ailment) -> bool:
     """Whether the quarantine keeps its present reason, because a person still has to decide about it."""
     if ailment.kind is AilmentKind.OPERATOR:
         return before.ailment.kind is not AilmentKind.OPERATOR and _needs_person(before.ailment)
-    return before.next_probe is None and not _needs_person(ailment) and ailment.kind not in presence.GONE
+    return before.next_probe is None and not _needs_person(ailment) and not AILMENTS[ailment.kind].gone
 
 
 def _needs_person(ailment: Ailment) -> bool:
-    return ailments.remedy(ailment).course is ailments.Course.PERSON
+    return ailments.remedy(ailment).course is Course.PERSON
 
 
 def _since(record: Record, now: Moment) -> Moment:
@@ -333,14 +334,10 @@ def _tend_quarantined(
     if ailment is not None:
         return answers.RecordFirst(quarantine(record, ailment, "autoclave", facts.vitals, policy, now, chance))
     due = probation(record, policy, now)
-    vitals = facts.vitals  # None while another device is reset
+    present, vitals = record.health.quarantine, facts.vitals  # no vitals while another device is reset
     if due is None or vitals is None or vitals.lost or vitals.unresponsive or vitals.partial:
         return answers.Proceed()
-    present = record.health.quarantine
-    if present is not None and present.ailment.kind is AilmentKind.STUCK_PROCESS:
-        lasts = facts.holders != ()
-    else:
-        lasts = present is not None and ailments.persists(present.ailment, vitals)
+    lasts = present is not None and ailments.lasts(present.ailment, facts)
     if lasts or not proof.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.health.baseline, vitals)  # the probation judges only later errors
@@ -367,7 +364,7 @@ def _gone(record: Record, facts: Facts) -> Ailment | None:
         replaced = Ailment(AilmentKind.REPLACED, f"{facts.successor} is in its place")
         return replaced if reason is not AilmentKind.REPLACED else None
     lost = Ailment(AilmentKind.LOST, f"the device has fallen off its bus; {before}")
-    return lost if reason not in presence.GONE or reason is AilmentKind.RELAID else None
+    return lost if not AILMENTS[reason].gone or reason is AilmentKind.RELAID else None
 
 
 def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:

@@ -25,6 +25,7 @@ from ground.quantities import quantity
 from policies.model import Policy
 from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import answers, ownership, plans, proof, step_results, stuck
+from scrubber.core.ailment_traits import AILMENTS, Lasts
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measured import forgiven_memory, own_memory
 from scrubber.core.model import (
@@ -201,16 +202,15 @@ def consequence(
 
     ``given_up``: the service has waited long enough for a process that does not end.
     """
-    # No scrub removes a logged error. A reset because of late answers alone would make the answers of other GPUs late.
-    quarantined_at_once = failure.ailment.kind in (AilmentKind.XID, AilmentKind.UNRESPONSIVE)
-    if failure.blame is Blame.DEVICE and path is not ScrubPath.RESET and escalate and not quarantined_at_once:
+    traits = AILMENTS[failure.ailment.kind]
+    if failure.blame is Blame.DEVICE and path is not ScrubPath.RESET and escalate and traits.escalates:
         return Consequence.ESCALATE
     if failure.blame is Blame.DEVICE:
         return Consequence.ENTER_QUARANTINE
     if quarantined:
         return Consequence.STAY_IN_QUARANTINE
-    held = failure.ailment.kind is AilmentKind.STUCK_PROCESS
-    return Consequence.ENTER_QUARANTINE if held and given_up else Consequence.LEAVE_DIRTY
+    stays = traits.lasts is Lasts.HELD and given_up
+    return Consequence.ENTER_QUARANTINE if stays else Consequence.LEAVE_DIRTY
 
 
 def write_receipt(record: Record, job: Job, found: Measurements, policy: tuple[str, str], now: Moment) -> Receipt:

@@ -14,6 +14,7 @@ from ground.metric_table import Instruments
 from policies import xids
 from scrubber.core import events as ev
 from scrubber.core import presence
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Step, StepResult, Vitals
 from scrubber.core.record import Record
@@ -96,7 +97,7 @@ class ServiceCounters:
                 self._dirty_since.pop(entry.device, None)
                 if before is None or before.health.quarantine is None:
                     self._instruments.count(table.QUARANTINES, quarantine.ailment.kind.value)
-                if quarantine.ailment.kind in presence.TAKEN_AWAY:
+                if AILMENTS[quarantine.ailment.kind].taken_away:
                     self._forget(entry.device)
             case ev.Reinstated():
                 self._instruments.count(table.RETURNS, PERSON)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import cache, partial
 
 from scrubber.core import fencing, presence
+from scrubber.core.ailment_traits import AILMENTS, Lasts
 from scrubber.core.fencing import OpenTo
-from scrubber.core.model import AilmentKind, Facts, Holder, Incarnation, State
+from scrubber.core.model import Facts, Holder, Incarnation, State
 from scrubber.core.record import Record
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError
@@ -147,4 +148,4 @@ class ByList:
 def _is_stuck(record: Record) -> bool:
     """Whether the device waits for the end of a process, which the driver may list no more."""
     present = record.health.quarantine
-    return present is not None and present.ailment.kind is AilmentKind.STUCK_PROCESS
+    return present is not None and AILMENTS[present.ailment.kind].lasts is Lasts.HELD

@@ -13,6 +13,7 @@ from policies.model import FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.core import answers, offering, presence, proof, repeated_uses
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Moment, State
 from scrubber.core.record import Record
@@ -117,7 +118,7 @@ class StatusReporter:
             reason=_ailment(record),
             quarantined=quarantine is not None,
             sick=quarantine is None and record.health.ailment is not None,
-            replaced=quarantine is not None and quarantine.ailment.kind in presence.TAKEN_AWAY,
+            replaced=quarantine is not None and AILMENTS[quarantine.ailment.kind].taken_away,
             owner=record.tenancy.acquired_by,
             model=record.device.model,
             memory_bytes=record.device.memory_bytes,

@@ -11,6 +11,7 @@ from ground import process_names
 from policies.model import Policy
 from scrub_api import views
 from scrubber.core import ailments, answers, ownership, presence, proof, verdict
+from scrubber.core.ailment_traits import AILMENTS, Course, Lasts
 from scrubber.core.model import (
     AilmentKind,
     Facts,
@@ -215,13 +216,13 @@ def advice(
         return (f"wait for the end of the {work}: `autoclave status {gpu} --watch` shows its progress",)
     if record.health.quarantine is not None:
         asked = ailments.remedy(record.health.quarantine.ailment)
-        person = asked.course is ailments.Course.PERSON
+        person = asked.course is Course.PERSON
         what = asked.advice
         if reset_forbidden and not person:
             what = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}"
         elif record.health.quarantine.next_probe is None and not person:
             what = ailments.BY_PERSON
-        endable = first if record.health.quarantine.ailment.kind is not AilmentKind.STUCK_PROCESS else ()
+        endable = first if AILMENTS[record.health.quarantine.ailment.kind].lasts is not Lasts.HELD else ()
         untested = ("no test can pass while a process has the GPU open", *endable) if endable else ()
         return (*untested, what.format(gpu=gpu))
     if record.health.ailment is not None and record.health.ailment.kind is AilmentKind.OPERATOR:
@@ -235,8 +236,7 @@ def advice(
     if record.scrubs.setback is not None:
         return (f"wait: {AGAIN}",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
-    remedies = ((sign.kind, ailments.remedy_of_sign(sign.kind).format(gpu=gpu)) for sign in signs)
-    by_sign = tuple(f"{kind.value}: {remedy}; {served}" for kind, remedy in remedies)
+    by_sign = tuple(f"{sign.kind.value}: {AILMENTS[sign.kind].action.format(gpu=gpu)}; {served}" for sign in signs)
     who = shlex.quote(record.tenancy.acquired_by) if record.tenancy.acquired_by else ""
     if who or record.tenancy.until_release:
         owner = f"its owner {who}".rstrip()

@@ -8,8 +8,9 @@ import pytest
 
 from policies.hardware import Periodic
 from policies.model import Mode, Policy
-from scrubber.core import burn_in, presence
+from scrubber.core import burn_in
 from scrubber.core import events as ev
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Trigger
 from scrubber.core.record import Record
 from tests.core import lives
@@ -50,7 +51,7 @@ NEAR = rows(
     ("that one is in use", [named("GPU-2", lives.IN_USE, "switch"), named("GPU-3")], -1),
     ("that one is quarantined", [named("GPU-2", out(AilmentKind.ECC), "switch"), named("GPU-3")], -1),
     *((f"that one is {kind.value}: it may return", [named("GPU-2", out(kind), "switch"), named("GPU-3")], 1)
-      for kind in sorted(presence.GONE, key=str)),
+      for kind, traits in AILMENTS.items() if traits.gone),
     ("that one is in use elsewhere", [named("GPU-2", lives.IN_USE, "another"), named("GPU-3")], 1),
 )  # fmt: skip
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import InvalidRequest
-from scrub_api import views
 from scrubber.core import presence
 from scrubber.core.model import Ailment, AilmentKind, Job, Step
 from scrubber.core.record import Record
@@ -95,4 +94,3 @@ def test_the_last_other_gpu_with_an_index_is_named():
 
 def test_commands_name_a_missing_gpu_by_its_uuid():
     assert [presence.argument(record) for record in (FIRST, board("GPU-3", 0))] == ["GPU-1", "0"]
-    assert {kind.value for kind in presence.GONE} == views.GONE

@@ -10,7 +10,7 @@ from policies.model import Paths
 from policies.xids import RequiredAction, required_action
 from scrubber.core import acquire, ailments, burn_in, offering, presence, proof, start, upkeep
 from scrubber.core import events as ev
-from scrubber.core.ailments import Course
+from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
 from scrubber.core.measured import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
@@ -37,7 +37,7 @@ TRIED = {Course.WAIT: StartProbation(ScrubPath.FAST), Course.RESET: StartProbati
 
 @pytest.mark.parametrize("kind", AilmentKind)
 def test_the_reason_of_a_quarantine_decides_its_probation(kind):
-    course = ailments.REMEDIES[kind].course
+    course = AILMENTS[kind].course
     assert tend(out(kind)) == FIRST.get(kind, TRIED.get(course, Proceed()))
     assert (out(kind).health.quarantine.next_probe is None) == (course is Course.PERSON)
 
@@ -166,7 +166,7 @@ def test_a_silent_device_is_reset_only_with_a_second_sign(vitals, kind, path):
     assert (record.health.quarantine.ailment.kind, found) == (kind, StartProbation(path))
 
 
-@pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in presence.GONE])
+@pytest.mark.parametrize("kind", [it for it in AilmentKind if not AILMENTS[it].gone])
 def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     record = out(kind)
     after = noted(record, tend(record, Vitals(lost=True)))

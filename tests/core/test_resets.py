@@ -6,15 +6,15 @@ from hypothesis import given
 from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
 from policies.model import Policy
-from scrubber.core import acquire, ailments, answers, plans, proof, upkeep
+from scrubber.core import acquire, answers, plans, proof, upkeep
 from scrubber.core import events as ev
-from scrubber.core.ailments import Course
+from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
 from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
 
-PLAIN = [AilmentKind.OPERATOR, *(kind for kind, it in ailments.REMEDIES.items() if it.course is Course.WAIT)]
+PLAIN = [AilmentKind.OPERATOR, *(kind for kind, it in AILMENTS.items() if it.course is Course.WAIT)]
 
 
 def resets(record, policy=ENFORCE):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from scrubber.core import ailments, ownership, proof, states, stuck, upkeep
 from scrubber.core import events as ev
+from scrubber.core import ownership, proof, states, stuck, upkeep
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.changes import MANY_ALLOCATIONS
 from scrubber.core.model import (
     Ailment,
@@ -243,7 +244,7 @@ def allocated(it: Happened) -> bool:
 
 
 def came_back(it: Happened) -> bool:
-    faulty = it.quarantined is not None and it.quarantined not in ailments.BLAMELESS
+    faulty = it.quarantined is not None and not AILMENTS[it.quarantined].blameless
     return it.proves and it.trigger is Trigger.PROBATION and faulty
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from ground.errors import Reason
 from policies.model import Evict, Eviction, OnSick, Starts
-from scrubber.core import ailments, ownership, start
 from scrubber.core import events as ev
+from scrubber.core import ownership, start
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.answers import Admit, HandOut, Join, Proceed, RecordFirst, Refuse, Scrub, Wait
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, ScrubPath, Trigger
 from scrubber.core.ownership import STARTS_WITHIN
@@ -118,7 +119,7 @@ def test_a_restart_on_a_doubtful_device_needs_the_policy(kind):
     record = live(lives.IN_USE, ev.AilmentFound(Ailment(kind, "so it is")))
     allowing = CACHED.model_copy(update={"restart_on_sick": OnSick.ALLOW})
     answered = [start.decide(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
-    assert answered == [SICK if ailments.REMEDIES[kind].doubtful else Proceed(), Proceed()]
+    assert answered == [SICK if AILMENTS[kind].doubtful else Proceed(), Proceed()]
 
 
 @pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)

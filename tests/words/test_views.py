@@ -6,8 +6,9 @@ import pytest
 
 from scrub_api import views
 from scrub_api.measurements import Uncovered
-from scrubber.core import ailments, offering
 from scrubber.core import events as ev
+from scrubber.core import offering
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import Ailment, AilmentKind, Holder, Owner, ScrubPath, Sign, Step
 from scrubber.core.repeated_uses import RepeatedUse
 from scrubber.words import device_status
@@ -158,7 +159,7 @@ def test_every_ailment_has_its_advice(kind):
     kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(ailment)))
     in_use = live(lives.IN_USE, ev.AilmentFound(ailment))
     [words] = device_status.advice(kept)
-    assert words == ailments.REMEDIES[kind].advice.format(gpu="0")
+    assert words == AILMENTS[kind].advice.format(gpu="0")
     assert words.isprintable()
     assert words.count("autoclave reinstate") == words.count("autoclave reinstate 0")
     assert "reboot" not in words or "drain" in words.partition("reboot")[0]

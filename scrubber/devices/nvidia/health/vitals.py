@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pynvml
 
 from ground.quantities import quantity
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia import boards, holders, nvlinks
@@ -26,9 +27,6 @@ Signs = Callable[[Handle], tuple[Sign, ...]]  # of a whole GPU
 REPLAY_WINDOW = 60.0  # seconds over which replays of a PCIe link are counted
 # More replays than this are a fault. A good link has almost none; a failing link was not measured yet.
 REPLAYS = 8
-
-# A sliced GPU uses neither links nor fabric, and reports no load.
-NOT_OF_SLICES = frozenset({AilmentKind.LINKS, AilmentKind.FABRIC, AilmentKind.GHOST_LOAD})
 
 # What the driver asks for and no reset gives. Any other action counts as a request for a reset.
 _ASKED: dict[int | None, Sign] = {
@@ -74,14 +72,13 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         usage = holders.read_usage(nvml, handle, is_running)
         kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         asked = (_ASKED[action],) if action in _ASKED else ()
-        unused = () if gpu is handle else NOT_OF_SLICES
         found = Vitals(
             # 0 for a GPU without ECC, or with ECC off
             ecc_uncorrectable=asking.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0,
             remap_pending=bool(pending),
             remap_failed=bool(failed),
             reset_required=action not in {None, RecoveryAction.NONE, *_ASKED},
-            signs=tuple(sign for sign in (*asked, *signs(gpu)) if sign.kind not in unused),
+            signs=tuple(sign for sign in (*asked, *signs(gpu)) if gpu is handle or AILMENTS[sign.kind].of_slices),
         )
     except DeviceLostError:
         return Vitals(lost=True), None

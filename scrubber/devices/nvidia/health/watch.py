@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ground import log, private_files
 from ground.documents import strict_json
+from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
@@ -26,16 +27,7 @@ from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, NoPermissionEr
 logger = log.get("signs")
 
 EVERY = 10.0  # seconds: a reading makes about thirty calls for each GPU, and no job waits for it
-# Seconds from the first reading of a sign to its report. A restart of the fabric manager or a peak of load ends sooner;
-# links are trained within seconds.
-LASTS = {
-    AilmentKind.LINKS: 10.0,
-    AilmentKind.PCIE: 10.0,
-    AilmentKind.FABRIC: 30.0,
-    AilmentKind.HEAT: 30.0,
-    AilmentKind.GHOST_LOAD: 30.0,
-    AilmentKind.SRAM: 0.0,
-}
+LASTS = {kind: traits.sign_after for kind, traits in AILMENTS.items() if traits.sign_after is not None}  # seconds
 # Errors that concern all signs.
 _FATAL = (DeviceLostError, DriverClosedError, DriverGoneError, ResetRequiredError)
 
@@ -121,22 +113,26 @@ class _GpuSigns:
         self._logged: set[AilmentKind] = set()
 
     def lasting(self, nvml: Session, gpu: Handle, now: float, *, whole: bool) -> tuple[Sign, ...]:
-        """The signs that last. A sliced GPU uses neither links nor fabric, and reports no load."""
+        """The signs that last. A sliced GPU shows fewer of them."""
         with self._lock:
             if self._opening != nvml.opening:  # perhaps after a reset, when links are still trained
                 self._since.pop(AilmentKind.LINKS, None)
             if self._opening != nvml.opening or now - self._read_at >= EVERY:
                 asking = nvml.about(self._uuid)
-                self._note(AilmentKind.HEAT, now, lambda: vitals.heat(asking, gpu))
-                self._note(AilmentKind.PCIE, now, lambda: self._pcie(asking, gpu, now))
-                self._note(AilmentKind.SRAM, now, lambda: vitals.sram(asking, gpu))
-                if whole:  # links and fabric have a memory of their own
-                    self._note(AilmentKind.GHOST_LOAD, now, lambda: vitals.ghost_load(asking, gpu))
-                    self._note(AilmentKind.LINKS, now, lambda: self._links(nvml, gpu))
-                    self._note(AilmentKind.FABRIC, now, lambda: self._fabric(nvml, gpu))
+                readers: dict[AilmentKind, Callable[[], Sign | None]] = {
+                    AilmentKind.HEAT: lambda: vitals.heat(asking, gpu),
+                    AilmentKind.PCIE: lambda: self._pcie(asking, gpu, now),
+                    AilmentKind.SRAM: lambda: vitals.sram(asking, gpu),
+                    AilmentKind.GHOST_LOAD: lambda: vitals.ghost_load(asking, gpu),
+                    AilmentKind.LINKS: lambda: self._links(nvml, gpu),  # links and fabric have a memory of their own
+                    AilmentKind.FABRIC: lambda: self._fabric(nvml, gpu),
+                }
+                for kind, read in readers.items():
+                    if whole or AILMENTS[kind].of_slices:
+                        self._note(kind, now, read)
                 self._opening, self._read_at = nvml.opening, now
-            unused = () if whole else vitals.NOT_OF_SLICES
-            used = (sign for sign in self._found.values() if sign is not None and sign.kind not in unused)
+            signs = (sign for sign in self._found.values() if sign is not None)
+            used = (sign for sign in signs if whole or AILMENTS[sign.kind].of_slices)
             read_at, since = self._read_at, self._since
             return tuple(sign for sign in used if read_at - since.get(sign.kind, read_at) >= LASTS[sign.kind])
 
