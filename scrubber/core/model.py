@@ -258,6 +258,7 @@ class Ailment:
     detail: str
     sticky: bool = False
     xid: int | None = None  # the reported code, for the kind XID
+    before_asked: str = ""  # the detail before an operator asked for the quarantine, too; empty if none has asked
 
 
 class MemoryManager(Enum):

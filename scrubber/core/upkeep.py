@@ -32,7 +32,6 @@ from scrubber.core.model import (
 )
 from scrubber.core.record import Record
 
-ASKED = "; an operator has asked for its quarantine: "
 NOTE_EVERY = 60.0  # seconds between two records of errors that lead to no ailment
 
 
@@ -168,9 +167,11 @@ def operator_ailment(record: Record, words: str) -> Ailment:
     request.
     """
     present = record.health.ailment
-    if present is not None and present.kind is not AilmentKind.OPERATOR:
-        return replace(present, detail=f"{present.detail.partition(ASKED)[0]}{ASKED}{words}", sticky=True)
-    return Ailment(AilmentKind.OPERATOR, words, sticky=True)
+    if present is None or present.kind is AilmentKind.OPERATOR:
+        return Ailment(AilmentKind.OPERATOR, words, sticky=True)
+    before = present.before_asked or present.detail
+    detail = f"{before}; an operator has asked for its quarantine: {words}"
+    return replace(present, detail=detail, sticky=True, before_asked=before)
 
 
 def _keeps_reason(before: Quarantine, ailment: Ailment) -> bool:

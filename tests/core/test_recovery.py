@@ -346,13 +346,15 @@ def test_an_operators_quarantine_does_not_replace_an_ailment():
     words = "it hums (asked by ann)"
     assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
     hot = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=HOT), words)
-    assert hot == Ailment(AilmentKind.HEAT, f"hot; an operator has asked for its quarantine: {words}", sticky=True)
+    asked = f"hot; an operator has asked for its quarantine: {words}"
+    assert hot == Ailment(AilmentKind.HEAT, asked, sticky=True, before_asked="hot")
     assert entered(lives.but(lives.SICK_DIRTY, ailment=hot), hot).next_probe is None  # a person decides
     assert ailments.remedy(hot).doubtful  # no container may start again on it, as after any operator's quarantine
     assert upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=PERSONS), words) == PERSONS
     reported = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
     again = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=reported), words)
-    assert again == replace(ROW, detail=f"{ROW.detail}; an operator has asked for its quarantine: {words}")
+    asked = f"{ROW.detail}; an operator has asked for its quarantine: {words}"
+    assert again == replace(ROW, detail=asked, before_asked=ROW.detail)
 
 
 def test_only_a_probation_sets_last_try():
