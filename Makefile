@@ -110,10 +110,11 @@ kernels: $(READY) ## compile the GPU kernels, once; needs no GPU and no toolkit 
 $(KERNELS): scrubber/cuda/kernels/scrub.cu scrubber/cuda/kernels/machine.cuh scrubber/cuda/kernels/manifest.json
 	@$(MAKE) -s kernels ARGS=
 
-docs: $(READY) ## write the generated pages anew: commands, metrics, map of the code, policy schema and tables, figures of GPUs
+docs: $(READY) ## write the generated pages anew: commands, metrics, alerts, map of the code, policy schema and tables, figures of GPUs
 	@$(BIN)/python -m deploy.manual > docs/cli.md
 	@$(BIN)/python -m deploy.manual man > docs/autoclave.1
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
+	@$(BIN)/python -m dashboards.reference docs/alerts.md
 	@$(BIN)/python -m deploy.code_map > docs/map.md
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
 	@$(BIN)/python -m deploy.policy_schema docs/policies.md

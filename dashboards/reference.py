@@ -1,12 +1,18 @@
-"""``docs/metrics.md``, generated from the tables of metrics.
+"""``docs/metrics.md``, generated from the tables of metrics, and the table of ``docs/alerts.md``, from the alerts.
 
-``python -m dashboards.reference > docs/metrics.md`` writes it; a test compares the two.
+``python -m dashboards.reference > docs/metrics.md`` writes the one, ``python -m dashboards.reference docs/alerts.md``
+the other. Tests compare both.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+
+from ruamel.yaml import YAML
 
 from ground.metric_table import Row
 from plugin.metrics import table as of_the_plugin
@@ -47,6 +53,8 @@ series.
 **Exemplars.** In histograms of scrubs and calls, the newest sample of a bucket may have an exemplar with its receipt
 (`receipt="..."`). `autoclave ledger export` has the row of the receipt.
 """
+ALERTS = "| alert | severity | for | threshold |\n|---|---|---|---|\n"
+_THRESHOLD = re.compile(r"((?: +# .+\n)+) +- alert: (\w+)\n")  # the comment above an alert
 
 
 def text() -> str:
@@ -71,5 +79,22 @@ def _line(row: Row) -> str:
     return f"| `{row.name}` | {row.kind.value} | {labels} | {row.help} |"
 
 
+def with_alerts(page: str) -> str:
+    """The page with its table as the alerts are now."""
+    rules = (resources.files("dashboards") / "alerts.yaml").read_text(encoding="utf-8")
+    words = {alert: " ".join(re.findall(r"# (.+)", comment)) for comment, alert in _THRESHOLD.findall(rules)}
+    rows = "".join(
+        f"| [{rule['alert']}](runbooks/{rule['alert']}.md) | {rule['labels']['severity']} | {rule['for']}"
+        f" | {words[rule['alert']]} |\n"
+        for group in YAML(typ="safe", pure=True).load(rules)["groups"]
+        for rule in group["rules"]
+    )
+    return re.sub(rf"{re.escape(ALERTS)}(?:\|.*\n)+", lambda _: ALERTS + rows, page)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(text().rstrip("\n") + "\n")
+    if sys.argv[1:]:
+        alerts = Path(sys.argv[1])
+        alerts.write_text(with_alerts(alerts.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        sys.stdout.write(text().rstrip("\n") + "\n")

@@ -6,7 +6,7 @@ metric that is in no table cannot exist, and the row knows its labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,6 +52,11 @@ class Row:
     def all_labels(self) -> tuple[str, ...]:
         """The labels of its time series."""
         return (*self.labels, "le") if self.kind is Kind.HISTOGRAM else self.labels
+
+
+def rows(names: Mapping[str, object]) -> tuple[Row, ...]:
+    """The rows that a module has defined so far, in their order."""
+    return tuple(value for value in names.values() if isinstance(value, Row))
 
 
 Sample = tuple[Row, tuple[str, ...], float]

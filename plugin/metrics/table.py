@@ -6,7 +6,7 @@ alerts with all of them.
 
 from __future__ import annotations
 
-from ground.metric_table import Kind, Row
+from ground.metric_table import Kind, Row, rows
 
 # A call takes milliseconds, or waits for a scrub. The limits are 5 s for Allocate and 25 s for PreStartContainer.
 HOOKS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
@@ -54,10 +54,7 @@ UNKNOWN_VARIABLES = Row(
     ("resource",),
 )  # fmt: skip
 
-TABLE = (
-    BUILD, READY, SCRUBBER, HOOK_TIME, HOOK_REFUSALS, REGISTRATIONS, CONNECTED, LISTED, LISTS, VENDOR,
-    UNKNOWN_VARIABLES,
-)  # fmt: skip
+TABLE = rows(globals())
 
 # A claim waits for another claim up to 10 s, for a scrub up to 43 s; the kubelet gives up after 45 s.
 CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 45.0)
