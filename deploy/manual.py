@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import click
 
 from autoclave import cli
-from autoclave.cli import document
+from autoclave.cli.output import document
 
 WIDTH = 80
 PROGRAMS = ("scrubber", "plugin", "dra")  # whose flags stand in units and manifests, which are read without a shell

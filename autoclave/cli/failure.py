@@ -15,7 +15,8 @@ from typing import TextIO
 import click
 from click.core import ParameterSource
 
-from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, Unwritable, human
+from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG_USAGE, Unwritable
+from autoclave.cli.output import human
 from ground import paths, private_files
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable, joined

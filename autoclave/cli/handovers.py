@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoclave.cli import document, human, service_call, table
+from autoclave.cli import service_call
 from autoclave.cli.offline import Offline
+from autoclave.cli.output import document, human, table
 from ground import paths
 from ground.errors import Unreachable
 from scrub_api import admin_client, views

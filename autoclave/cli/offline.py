@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from autoclave.cli import human
+from autoclave.cli.output import human
 from ground.errors import AutoclaveError, FatalError, Unreachable
 from policies.model import Policy
 from scrub_api import admin_client, views

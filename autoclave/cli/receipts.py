@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoclave.cli import DONE, NOT_CLEAN, SIMULATED, document, human, service_call, worst
+from autoclave.cli import DONE, NOT_CLEAN, SIMULATED, service_call, worst
 from autoclave.cli.offline import Offline
+from autoclave.cli.output import document, human
 from ground import paths, private_files
 from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import click
 
-from autoclave.cli import human
+from autoclave.cli.output import human
 from ground import errors, paths, private_files, threads, unix_sockets
 from ground.documents import units
 from ground.errors import Unreachable

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from autoclave.cli import INTERRUPTED, NOT_CLEAN, table
+from autoclave.cli import INTERRUPTED, NOT_CLEAN
+from autoclave.cli.output import table
 from autoclave.cli.verbs import doctor
 from autoclave.doctor import finding, gathering
 from autoclave.doctor.facts import process_facts

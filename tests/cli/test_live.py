@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from autoclave.cli import human, service_call
+from autoclave.cli import service_call
+from autoclave.cli.output import human
 from ground.errors import Reason, Refused
 from scrub_api import admin_client, client, views
 from scrubber import __version__

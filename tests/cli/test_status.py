@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoclave.cli import table, terminal
+from autoclave.cli.output import live_view, progress_bars, table
 from autoclave.cli.verbs import status
 from autoclave.cli.verbs.status import Selection
 from scrub_api import admin_client, views
@@ -118,7 +118,7 @@ def screen(width, height, devices, output="table", notes=()):
     form = status.Form(Selection(order="trouble"), output)
     chosen = form.selection.of(devices)
     page = status.page(chosen, len(devices), form, notes)
-    lines = console.render_lines(terminal.screenful(console, page))
+    lines = console.render_lines(live_view.screenful(console, page))
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
@@ -190,8 +190,8 @@ def test_a_small_live_view_shows_the_totals():
 def test_bars_fit_their_screen_and_show_failed_scrubs():
     console = Console(width=80, height=24, file=io.StringIO())
     devices = {f"GPU-{number}": replace(CLEAN, index=number) for number in range(112)}
-    shown = terminal.Screenful(console)
-    show = terminal.Bars(shown, devices)
+    shown = progress_bars.Screenful(console)
+    show = progress_bars.Bars(shown, devices)
     with shown:
         show(views.ScrubProgress("GPU-50", "j", "clear", 1, 2))
         show(views.ScrubProgress("GPU-3", "j", result=views.ScrubResult(clean=True, state="clean")))

@@ -76,7 +76,7 @@ PLANTED = [
     ("demo/story.py", "from policies import load", POLICIES),
     ("scrubber/assembly.py", "from autoclave import doctor", HOUSES),
     ("ground/log.py", "from policies import load", HOUSES),
-    ("autoclave/cli/table.py", "from demo import story", HOUSES),
+    ("autoclave/cli/output/table.py", "from demo import story", HOUSES),
     ("autoclave/doctor/finding.py", "from autoclave.cli import table", COMMAND),
     ("autoclave/cli/verbs/dra.py", "from autoclave.cli.verbs import plugin", VERBS),
     ("autoclave/helpers.py", "import re", COMMAND),  # an unplanned package

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call
+from autoclave.cli import ENVIRONMENT, options, service_call
+from autoclave.cli.output import document, human
 from ground.errors import AutoclaveError
 from scrub_api import views
 from scrubber import __version__

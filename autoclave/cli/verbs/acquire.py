@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, options, service_call
+from autoclave.cli.output import document, human, table
 from ground.errors import NotReady, Reason, Refused
 from scrub_api import views
 

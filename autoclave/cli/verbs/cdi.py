@@ -21,7 +21,8 @@ from typing import Any
 
 import click
 
-from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, human, options
+from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, options
+from autoclave.cli.output import human
 from autoclave.doctor.facts import container_toolkit, safe_read
 from autoclave.doctor.findings import hardware
 from autoclave.doctor.node_facts import CdiSpec

@@ -10,7 +10,8 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, document, human, options, service_call
+from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, options, service_call
+from autoclave.cli.output import document, human
 from autoclave.doctor import gathering
 from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings.roster import NAMES, OF_KUBERNETES, judge, worst

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, Group, document, human, options
+from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, Group, options
+from autoclave.cli.output import document, human
 from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.core.model import NodeKind

@@ -11,7 +11,8 @@ from typing import Unpack
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import ENVIRONMENT, Parsed, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, Parsed, options, service_call
+from autoclave.cli.output import document, human, table
 from ground import paths
 from ground.errors import NotReady, Unreachable
 from scrub_api import admin_client, views

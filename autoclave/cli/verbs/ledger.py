@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options
+from autoclave.cli import ENVIRONMENT, options
+from autoclave.cli.output import document, human
 from ground import paths
 from ground.errors import FatalError
 from ground.quantities import quantity

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, document, human, options, service_call
+from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, options, service_call
+from autoclave.cli.output import document, human
 from ground import paths
 from ground.documents.faults import DocumentError
 from ground.errors import FatalError

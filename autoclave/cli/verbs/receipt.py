@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import ENVIRONMENT, Group, Parsed, human, options
+from autoclave.cli import ENVIRONMENT, Group, Parsed, options
+from autoclave.cli.output import human
 from ground import paths
 
 READABLE = click.Path(exists=True, path_type=Path)

@@ -14,7 +14,8 @@ from typing import TypedDict, Unpack
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, human, options
+from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE, Group, failure, options
+from autoclave.cli.output import human
 from ground import calendar_time, private_files
 from ground.errors import FatalError
 from remnant import judge, launchers, report

@@ -23,13 +23,11 @@ from autoclave.cli import (
     LEFT_ALONE,
     NOT_CLEAN,
     UNREACHABLE,
-    document,
-    human,
     options,
     service_call,
-    table,
     worst,
 )
+from autoclave.cli.output import document, human, table
 from ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable, joined
 from scrub_api import admin_client, views
 from scrub_api.device_messages import state_words
@@ -241,5 +239,5 @@ def _shown(devices: Devices, *, quiet: bool) -> Iterator[Callable[[views.ScrubPr
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
-    with importlib.import_module("autoclave.cli.terminal").progress(devices) as show:
+    with importlib.import_module("autoclave.cli.output.progress_bars").progress(devices) as show:
         yield show

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from autoclave.cli import DURATION, ENVIRONMENT, Parsed, human, options, service_call
+from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options, service_call
+from autoclave.cli.output import human
 from ground.documents import units
 from ground.errors import InvalidRequest, Reason, Refused
 from ground.quantities import quantity

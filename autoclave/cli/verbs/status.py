@@ -19,7 +19,8 @@ from typing import Any, TypedDict, Unpack
 
 import click
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, options, service_call
+from autoclave.cli.output import document, human, table
 from ground.errors import NotReady, Unreachable, joined
 from ground.quantities import LITTLE_ROOM
 from scrub_api import admin_client, views
@@ -169,7 +170,7 @@ async def follow(admin: admin_client.AdminClient, gpus: Sequence[str], form: For
 async def _live(admin: admin_client.AdminClient, gpus: Sequence[str], form: Form) -> None:
     devices: tuple[views.DeviceStatus, ...] = ()
     total = 0
-    with importlib.import_module("autoclave.cli.terminal").view() as show:
+    with importlib.import_module("autoclave.cli.output.live_view").view() as show:
         async for answer in _answers(admin, gpus, TICK):
             if answer:
                 devices, total = form.selection.of(answer.devices), len(answer.devices)

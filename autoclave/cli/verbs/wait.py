@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, document, human, options, service_call, table
+from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, options, service_call
+from autoclave.cli.output import document, human, table
 from ground import paths
 from ground.documents import units
 from ground.errors import NotReady, Reason, Unreachable

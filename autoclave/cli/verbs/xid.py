@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from autoclave.cli import ENVIRONMENT, document, human, options, service_call, table
+from autoclave.cli import ENVIRONMENT, options, service_call
+from autoclave.cli.output import document, human, table
 from ground.documents import units
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, Unreachable

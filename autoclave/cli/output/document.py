@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoclave.cli import human, table
+from autoclave.cli.output import human, table
 from scrub_api import views
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def show_table(headers: Sequence[str], rows: table.Rows, output: str = "table") 
     if not headers and not rows:
         return
     if sys.stdout.isatty():
-        importlib.import_module("autoclave.cli.terminal").show(headers, rows)
+        importlib.import_module("autoclave.cli.output.coloured_table").show(headers, rows)
     else:
         click.echo(table.plain(headers, rows))
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autoclave.cli import human
+from autoclave.cli.output import human
 from ground.quantities import quantity
 from scrub_api import views
 from scrub_api.device_messages import state_words

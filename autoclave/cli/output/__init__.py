@@ -1,0 +1,1 @@
+"""What the commands print: documents, tables, and what only a terminal gets."""
