@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,14 @@ def prefix(kept: frozenset[str]) -> list[str]:
     """A command prefix that limits the following command to these capabilities."""
     words = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(kept))])
     return ["setpriv", "--bounding-set", words, "--inh-caps", words, "--no-new-privs"]
+
+
+def reduced(container: Mapping[str, Any], spared: Iterable[str] = ()) -> list[str]:
+    """A command in front of another that leaves it what a security context leaves, but for what is spared."""
+    context = container["securityContext"]
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert (context["allowPrivilegeEscalation"], context["runAsUser"]) == (False, 0)
+    return prefix(frozenset(context["capabilities"].get("add", ())) - frozenset(spared))
 
 
 def printed(code: str, path: Path, more: frozenset[str] = frozenset()) -> str:

@@ -48,14 +48,6 @@ except PermissionError:
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not ISOLATES, reason="takes root, and namespaces, to give them up")
 
 
-def reduced(container, spared=()):
-    """A command in front of another that leaves it what a security context leaves, but for what is spared."""
-    context = container["securityContext"]
-    assert context["capabilities"]["drop"] == ["ALL"]
-    assert (context["allowPrivilegeEscalation"], context["runAsUser"]) == (False, 0)
-    return few_rights.prefix(frozenset(context["capabilities"].get("add", ())) - frozenset(spared))
-
-
 @pytest.fixture
 def tenant():
     """A process of another user that has a device mapped, and not open."""
@@ -68,7 +60,7 @@ def tenant():
 
 
 def look(pid, spared=()):
-    before = reduced(manifests.container("default", "scrubber"), spared)
+    before = few_rights.reduced(manifests.container("default", "scrubber"), spared)
     run = subprocess.run([*before, sys.executable, "-c", LOOK, str(pid)], capture_output=True, text=True, check=True)
     return run.stdout.split("\n")[:-1]
 
@@ -125,7 +117,7 @@ class Node:
         words = manifests.words(one, {"/etc/autoclave/policy": self.root / "policy", "/host": self.root})
         for port in one.get("ports", ()):
             words = [word.replace(f"$(POD_IP):{port['containerPort']}", "127.0.0.1:0") for word in words]
-        return [*ALONE, str(self.root), *reduced(one, spared), sys.executable, "-m", "autoclave", *words]
+        return [*ALONE, str(self.root), *few_rights.reduced(one, spared), sys.executable, "-m", "autoclave", *words]
 
     async def once(self, name, *spared):
         """The exit code of a container that ends."""
