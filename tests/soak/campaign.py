@@ -130,7 +130,7 @@ class History:
                     moves = course.sample(tuple(weights), counts=weights.values(), k=sum(weights.values()))
                     await (self._one_by_one if weights is WIPES else self._round)(moves)
                     if weights is ASKS:  # of GPUs that are clean again, while the groups of their pods are there
-                        await self._one_by_one(["asks", "asks", "asks", "asks_while_away"])
+                        await self._one_by_one(["asks", "asks", "asks", "asks_late", "asks_while_away"])
                     await self._settle()
                 for _ in range(0 if self._about else course.randint(*ROUNDS)):
                     self.pods.calm = False

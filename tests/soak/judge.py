@@ -93,7 +93,7 @@ class Judge:
             if old:
                 excuse = None if self.asked(entry.pod.uid, entry.gate) else UNASKED
                 self.take(
-                    f"{entry.pod.name} starts on a proof of {entry.gpu} from before its use: {old[-1].what}", excuse
+                    f"{entry.pod.name} starts on {entry.gpu} by a proof from before its use: {old[-1].what}", excuse
                 )
 
     def used(self, gpu: str) -> float:

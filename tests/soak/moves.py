@@ -50,6 +50,7 @@ PASSING, CONTAINED = "comes and goes", "stays, in a container that nobody announ
 MANNERS = (PASSING, CONTAINED, "stays")  # what a process does in the middle of a clear
 BEFORE_START = ("nobody", "a visitor", "a writer")  # who uses a GPU between its acquisition and the first container
 BEFORE_CLEAR = "comes between evict and clear, and stays"
+BEFORE_ITS_CLEAR = "asked in the group of a pod that has ended, before the clear"
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
 # How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
 ATTACKS = {
@@ -70,7 +71,7 @@ ATTACKS = {
     "stall": 4,
 }
 # The same of those who open a GPU that is not theirs, on a node with a fence.
-ASKING = {"asks": 12, "asks_early": 6, "asks_while_away": 4}
+ASKING = {"asks": 12, "asks_early": 6, "asks_late": 3, "asks_while_away": 4}
 # How often each comes in a short history about one thing.
 WIPES = {"before_clear": 2, "in_clear": 2, "host_process": 1}
 ASKS = {"pod": 10, "asks": 8, "asks_early": 4, "asks_while_away": 2}
@@ -203,6 +204,42 @@ class Moves:
         finally:
             await self._pods.forget(pod)
         return f"on {gpu}, {pod.name if early else 'of the host'}: {opened}; {pod.phase.value}"
+
+    async def _asks_late(self, dice: random.Random) -> str:
+        """Between the end of a pod and the clear, its GPU is nobody's, also not of a process in the group of the pod.
+
+        By chance this would hardly ever come about: so the scrub waits for the end of a reset of another GPU.
+        """
+        pod = Pod.of(f"late-{len(self._runtime.names)}", {RESOURCE: 1})
+        self._runtime.names[pod.uid] = pod.name
+        if not await self._pods.placed(pod):
+            return "no room"
+        try:
+            async with AsyncExitStack() as over:
+                for program in ("service", "kubelet", "plugin"):
+                    await over.enter_async_context(self._busy[program])
+                await self._kubelet.run(pod)
+                if pod.phase is not Phase.RUNNING:
+                    return f"it does not run: {pod.message}"
+                [gpu] = self._kubelet.held(pod)["main"][RESOURCE]
+                other, _ = await over.enter_async_context(self._clean_gpu(dice))
+                if not other or self._is_held(other):
+                    return "no other GPU is free and clean"
+                drills.break_reset(self._stage.simulated, other, Resetting.SLOW, RESETS_FOR)
+                over.callback(drills.heal, self._stage.simulated, other)
+                if not await self._scrub_until(other, "reset", lambda it: it.step == "reset"):
+                    return "the reset did not begin"
+                await self._kubelet.delete(pod)
+                device = await self._stage.settled(self._stage.uuids.index(gpu), _waits, ENDS_WITHIN)
+                if not _waits(device):
+                    return "its clear did not wait for the reset"
+                opened = await self._runtime.open_and_close(gpu, pod.uid)
+                self._pods.counters.came[BEFORE_ITS_CLEAR] += 1
+        except NotRunning:
+            return "the kubelet ended"
+        finally:
+            await self._pods.forget(pod)
+        return f"on {gpu}, {pod.name}: {opened}"
 
     async def _asks_while_away(self, dice: random.Random) -> str:
         """Somebody opens a clean GPU while the service is down. The kernel counts, or refuses."""
@@ -676,6 +713,11 @@ def _runs(device: views.DeviceStatus, job: str) -> bool:
 
 def _at(device: views.DeviceStatus, wanted: Callable[[views.JobStatus], bool]) -> bool:
     return device.job is not None and wanted(device.job)
+
+
+def _waits(device: views.DeviceStatus) -> bool:
+    """Whether its scrub has found nobody, and waits for a turn to clear."""
+    return device.job is not None and device.job.queue_place is not None
 
 
 def _left_alone(device: views.DeviceStatus) -> bool:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
-from pathlib import Path
 
 import pytest
 
@@ -26,16 +25,14 @@ from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Entry, Hostile, Use, uptime
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import ATTACKS, BEFORE_CLEAR, BEFORE_START, FAULTS, HOLDING, MANNERS, WIPES
+from tests.soak.moves import ATTACKS, BEFORE_CLEAR, BEFORE_ITS_CLEAR, BEFORE_START, FAULTS, HOLDING, MANNERS, WIPES
+from tests.soak.planted import CARELESS, OPEN, REFUSES, ROOT, WATCHES, WIPES_SEED
 from tests.soak.pods import SHAPES
 
 pytestmark = pytest.mark.night
 
 ANSWER = deviceplugin_pb2.ContainerAllocateResponse()
-ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4)  # about two minutes
-WIPES_SEED = 1  # of a history about wipes alone, half a minute
-WATCHES, REFUSES = 1, 2  # seeds of histories with a fence, for root
 LONG = 600.0  # seconds; a net, no bound
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 # A campaign that does nothing finds nothing. So many a minute at least: a third of what two busy cores do.
@@ -64,38 +61,6 @@ def test_the_campaign_finds_nothing(request, capsys):
     assert missing(summary, minutes) == []
 
 
-# Each lets a scrub overwrite memory that a live process uses: a file, a place in it, and what stands there instead.
-CARELESS = {
-    "no holder stops a step": (
-        "core/verdict.py",
-        "    if facts.holders:\n        holders",
-        "    if False:\n        holders",
-    ),
-    "nobody looks before a step": (
-        "jobs/scrub_job.py",
-        "self._veto(step, facts)\n        if veto is not None:",
-        "self._veto(step, facts)\n        if False:",
-    ),
-}
-# The same of the fence, with the seed of a history with one, and the words of the finding.
-OPEN = {
-    "it opens before a start is admitted": (
-        ("core/fencing.py", "return OpenTo.SERVICE if announced else OpenTo.ALL", "return OpenTo.ALL"),
-        (REFUSES, "which refuses others"),
-    ),
-    "it stays open to earlier owners": (
-        (
-            "fence/fence.py",
-            "            self._members.remove(key + _TIME.pack(group))\n        for",
-            "            pass\n        for",
-        ),
-        (REFUSES, "which refuses others"),
-    ),
-    "a restart does not ask what it has counted": (
-        ("observe/guard.py", "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof"),
-        (WATCHES, "by a proof from before"),
-    ),
-}
 ROOMS = ("autoclave", "remnant", "scrubber", "plugin", "scrub_api", "policies", "ground", "demo", "tests")
 
 
@@ -114,17 +79,17 @@ def test_a_short_history_about_the_fence_finds_nothing(seed):
     assert summary.findings == [], "\n".join(summary.findings)
     if summary.counts["nodes with a fence"]:
         assert summary.counts["kept off a GPU by the kernel" if seed == REFUSES else "uses with a fence"] > 0
+        assert summary.pods[BEFORE_ITS_CLEAR] == 1
 
 
-def found(tmp_path, file, old, new, seed, about):
+def findings_of(tmp_path, planted):
     """The findings of a history of a copy in which something is wrong, and all that it prints."""
     for room in ROOMS:
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("*.pyc.*"))
     (tmp_path / "build").symlink_to(ROOT / "build")  # what is compiled already
-    careless = tmp_path / "scrubber" / file
-    before, after = careless.read_text().split(old)  # a place that reads so once
-    careless.write_text(before + new + after)
-    command = [sys.executable, "-m", "tests.soak.campaign", "--only", str(seed), "--about", about]
+    (tmp_path / planted.file).write_text(planted.text())
+    words = ("--only", str(planted.seed), "--about", planted.about)
+    command = [sys.executable, "-m", "tests.soak.campaign", *words]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LONG, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FINDING")]
@@ -133,17 +98,16 @@ def found(tmp_path, file, old, new, seed, about):
 
 @pytest.mark.parametrize("how", CARELESS)
 def test_a_scrub_that_overwrites_memory_in_use_is_found(tmp_path, how):
-    lines, said = found(tmp_path, *CARELESS[how], WIPES_SEED, "wipes")
-    assert {line.split()[3] for line in lines} == {"wipe:"}, said
+    lines, said = findings_of(tmp_path, CARELESS[how])
+    assert {line.split()[3] for line in lines} == {CARELESS[how].finding}, said
 
 
 @pytest.mark.parametrize("how", OPEN)
 def test_a_fence_that_is_open_or_forgets_is_found(tmp_path, how):
     if os.geteuid() != 0 or not loops.can_attach(2**20):
         pytest.skip("takes root, and loop devices")
-    change, (seed, words) = OPEN[how]
-    lines, said = found(tmp_path, *change, seed, "asks")
-    assert any(words in line for line in lines), said
+    lines, said = findings_of(tmp_path, OPEN[how])
+    assert any(OPEN[how].finding in line for line in lines), said
 
 
 def missing(summary, minutes):
@@ -276,7 +240,7 @@ async def test_a_start_on_a_proof_before_a_use_is_found(runtime, judge, gpu, pro
     judge.created.add(pod.uid)
     runtime.uses.append(Use("somebody", uuid, now - 2, open_to_all=False))
     runtime.entries.append(Entry(pod, uuid, now, now - 1 if proven else now - 3))
-    assert findings(judge) == ([] if proven else [f"pod starts on a proof of {uuid} from before its use"])
+    assert findings(judge) == ([] if proven else [f"pod starts on {uuid} by a proof from before its use"])
 
 
 async def looked(judge, until):
