@@ -50,6 +50,7 @@ class Kernel:
         self._uptime = uptime
         self._groups: dict[str, int] = {}
         self._rules: dict[DeviceNumber, Rule] = {}
+        self._not_taken: set[DeviceNumber] = set()  # whose last rule came while it did not answer
         self._counts: defaultdict[DeviceNumber, Counts] = defaultdict(lambda: Counts(0, 0))
         self._kept: dict[DeviceNumber, KeptInKernel] = {}
         self._lease = 0.0
@@ -60,17 +61,17 @@ class Kernel:
         """The control group of a container, or of the host."""
         return HOST if container is None else self._groups.setdefault(container, HOST + 1 + len(self._groups))
 
-    def refuses(self, number: DeviceNumber) -> bool:
-        """Whether others cannot open the device."""
+    def is_closed(self, number: DeviceNumber) -> bool:
+        """Whether it is open to the service alone, as far as the kernel took what it was told."""
         rule = self._rules.get(number)
-        return rule is not None and rule.refuse and self._uptime() < self._lease
+        return rule is None or number in self._not_taken or (not rule.everybody and rule.members <= {SERVICE})
 
     def opens(self, number: DeviceNumber, group: int, pid: int) -> bool:
         """Whether a process in this group can open the device. Others than its members are counted."""
         rule = self._rules.get(number)
         if rule is None or group in rule.members:
             return True
-        refused = not rule.everybody and self.refuses(number)
+        refused = not rule.everybody and rule.refuse and self._uptime() < self._lease
         counts = self._counts[number]
         self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
         if not rule.everybody:
@@ -90,7 +91,9 @@ class Kernel:
 
     def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
         """Let these groups open a device."""
+        self._not_taken.add(number)
         self._answer()
+        self._not_taken.remove(number)
         members = self.groups(number) if open_to is None else frozenset(open_to)
         self._rules[number] = Rule(members, open_to is None, refuse)
 

@@ -361,6 +361,14 @@ class Histories(RuleBasedStateMachine):
         self.loop.run_until_complete(self.world.start())
         self.loop.advance(pause)
 
+    @precondition(up)
+    @rule(devices=DEVICES, pause=PAUSE)
+    def devices_are_used_while_the_service_is_away(self, devices, pause):
+        self.the_service_goes("kill", 0.0)
+        for device in devices:
+            self.a_foreign_process_comes(device, container=False, goes=True, pause=0.0)
+        self.the_service_starts(pause)
+
     @rule(what=st.sampled_from(("reboots", "reloads its driver", "loses its workers", "sets its clock")), pause=PAUSE)
     def the_node(self, what, pause):
         match what:

@@ -93,18 +93,18 @@ class Truth:
         if process.kind is Kind.TENANT and policy.evict.leftovers is Eviction.WAIT and not before_any_tenancy:
             self.accuse(f"{process.name} was killed on {gpu.info.uuid} although the policy waits")
 
-    def opened(self, process: Process) -> None:
-        """Somebody who was given no device has opened one, or was kept off it. A row may be followed a moment later."""
-        node, record, uuid = self.node, self.records.get(process.gpu), process.gpu
-        if node.kernel is None or node.life is None or process.refused or record is None:
+    def fence(self, uuid: str) -> None:
+        """A device that belongs to nobody is open to the service alone. A row may be followed in its moment."""
+        node, record, changed = self.node, self.records.get(uuid), self.changed.get(uuid, math.inf)
+        if node.kernel is None or record is None or node.loop.time() <= changed:
+            return
+        if node.driver_hangs or not self._known_long(changed, 0.0):  # numbers are learned from the driver
             return
         grant = record.tenancy.grant
-        closed = record.state not in (State.GRANTED, State.IN_USE) or (
-            record.state is State.GRANTED and grant is not None and grant.announced and not grant.until_release
-        )
-        followed = node.loop.time() - self.changed[uuid] > A_LOOK
-        if closed and followed and node.kernel.refuses(number_of(node.gpus[uuid])):
-            self.accuse(f"{process.name} opens {uuid}, which is {record.state.value} and refuses others")
+        announced = grant is not None and grant.announced and not grant.until_release
+        unowned = record.state not in (State.GRANTED, State.IN_USE) or (record.state is State.GRANTED and announced)
+        if unowned and not node.kernel.is_closed(number_of(node.gpus[uuid])):
+            self.accuse(f"{uuid}, which is {record.state.value}, is open to others than the service")
 
     # -- rows
 
@@ -151,6 +151,10 @@ class Truth:
     def given_back(self, *uuids: str, claim: str = "") -> None:
         """Somebody asks the service to take back these devices, or all devices of a claim."""
         self.claims = {uuid: it for uuid, it in self.claims.items() if uuid not in uuids and it != claim}
+
+    def at_rest(self, uuid: str) -> None:
+        """The device is clean, and everybody has left it."""
+        self._no_bytes_but(uuid, None, "left clean")
 
     def started(self, tenant: str, uuid: str) -> None:
         """The service says that a container of this tenant may start."""

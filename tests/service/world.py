@@ -249,9 +249,10 @@ class World:
             await self._ask_back()
             if all(self.state(device) is State.CLEAN for device in self.uuids):
                 break
-        self.check()
         for device in self.uuids:
             assert self.state(device) is State.CLEAN, self.story(device)
+            self.truth.at_rest(device)
+        self.check()
 
     async def _ask_back(self) -> None:
         """Release and reinstate all devices, as a person would do now."""
@@ -304,9 +305,8 @@ class World:
 
     def foreign(self, device: str, name: str, container: str | None, *, writes: bool = True) -> Process:
         """A process that was given no device opens one."""
-        process = self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=container, writes=writes)
-        self.truth.opened(process)
-        return process
+        self._check_fence(device)
+        return self.node.enter(device, Kind.FOREIGN_PROCESS, name, container=container, writes=writes)
 
     async def tenancy(self, *devices: str) -> str:
         """A tenant that came in by the front door and has written its secrets."""
@@ -331,6 +331,8 @@ class World:
 
     def check(self) -> None:
         """No promise was broken so far, and the service believes what it wrote."""
+        for device in self.truth.records:
+            self._check_fence(device)
         assert not self.truth.violations, "\n".join(self.truth.violations)
         assert not self.loop.complaints, "\n".join(self.loop.complaints)
         if self.up and self.life.ledger.fault is None and not self.life.disk.dead:
@@ -338,6 +340,10 @@ class World:
                 assert record == self.truth.records[device], f"{record}\nis not\n{self.truth.records[device]}"
             self._check_reported()
             self._check_orphans()
+
+    def _check_fence(self, device: str) -> None:
+        if self.up and self.life.ledger.fault is None and not self.life.disk.dead:
+            self.truth.fence(device)
 
     def _check_orphans(self) -> None:
         """The next round that can write closes a recorded job that does not run. A hanging driver may delay it."""
