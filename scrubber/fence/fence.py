@@ -101,6 +101,11 @@ class Fence:
         """The control groups that may open a device, or could when not everybody might."""
         return frozenset(self._open_to[program.key(number)])
 
+    def opens_to_all(self, number: DeviceNumber) -> bool:
+        """Whether everybody may open a device, also by the rule of an earlier life of the service."""
+        rule = self._rules.get(program.key(number))
+        return rule is None or bool(program.RULE.unpack(rule)[0])
+
     def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
         """Let these control groups open a device, and what is below them; None: everybody.
 

@@ -118,16 +118,22 @@ class Guard:
         Raises nothing: what the kernel does not take is tried again with the next question, and counts as a use.
         """
         with self._turn:
+            widen = self._open_to.get(uuid) != open_to
             self._open_to[uuid] = open_to
-            self._open(uuid)
+            self._open(uuid, widen=widen)
 
-    def _open(self, uuid: str) -> None:
+    def _open(self, uuid: str, *, widen: bool = False) -> None:
+        """``widen``: it goes to another owner, whose control group may not be known."""
         numbers = self._numbers.get(uuid)
         if not numbers or self._ending.is_set():
             return
         terms = self._sources.terms(uuid)
         try:
-            members = self._members(self._open_to.get(uuid, OpenTo.SERVICE))
+            open_to = self._open_to.get(uuid, OpenTo.SERVICE)
+            members = self._members(open_to)
+            was_known = not widen and not any(map(self._fence.opens_to_all, numbers))
+            if members is None and was_known and isinstance(open_to, Container):
+                members = frozenset({self._service})  # its control group was removed, so it has ended
             groups = None if members is None else members | terms.exempt
             for number in numbers:
                 if groups is not None and any(map(self._sources.runs, self._fence.groups(number) - groups)):

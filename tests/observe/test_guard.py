@@ -42,20 +42,20 @@ class Asking:
         self.started = 0.0
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=True)
         self.found: Callable[[int], tuple[Holder, ...]] = processes.process
-        groups = {lives.A: frozenset({identity(owner)})}
+        self.groups = {lives.A: frozenset({identity(owner)})}
         self.terms = Terms()
         self.exempt = set(exempt)  # control groups, by the next reading
         self._exempt = frozenset[int]()
-        sources = Sources(
+        self.sources = Sources(
             lambda pid: self.found(pid),  # noqa: PLW0108 - a test may put another one there later
-            lambda pod: groups.get(pod, frozenset()),
+            lambda pod: self.groups.get(pod, frozenset()),
             lambda _uuid: self._is_bystander,
             lambda _uuid: replace(self.terms, exempt=self._exempt),
             self._read,
             Tree(fence.root()).place,
             Tree(fence.root()).runs,
         )
-        self.guard = Guard(standing, identity(service), sources)
+        self.guard = Guard(standing, identity(service), self.sources)
         self.guard.start()
 
     def _read(self) -> None:
@@ -123,6 +123,21 @@ def test_a_pod_without_known_group_opens_the_device_to_all(asking: Asking, forei
     asking.keep(lives.IN_USE_BY_B)
     run(foreign, OPENS)
     assert asking.uses() > 0
+
+
+def test_a_group_that_is_removed_opens_the_device_to_nobody(
+    asking: Asking, foreign: Path, standing: Fence, service: Path
+) -> None:
+    """Its pod has ended, and what it left is still in the memory. Also the next run of the service knows that."""
+    refused(asking)
+    asking.keep(lives.IN_USE)
+    asking.groups.clear()
+    asking.guard.renew()
+    assert run(foreign, OPENS) == "refused"
+    following = Guard(standing, identity(service), asking.sources)
+    following.changed(DEVICE, open_to(lives.IN_USE))
+    following.learn(FULL_ONLY)
+    assert run(foreign, OPENS) == "refused"
 
 
 def of_a_job(group: Path) -> Record:

@@ -46,6 +46,7 @@ class Kernel:
 
     def __init__(self, uptime: Callable[[], float]) -> None:
         self.fails = False  # it does not answer
+        self.removed: set[str] = set()  # containers whose control group was removed
         self.questions = Ring()
         self._uptime = uptime
         self._groups: dict[str, int] = {}
@@ -60,6 +61,10 @@ class Kernel:
     def group(self, container: str | None) -> int:
         """The control group of a container, or of the host."""
         return HOST if container is None else self._groups.setdefault(container, HOST + 1 + len(self._groups))
+
+    def groups_of(self, container: str) -> frozenset[int]:
+        """What the service finds of a container's control groups."""
+        return frozenset() if container in self.removed else frozenset({self.group(container)})
 
     def is_closed(self, number: DeviceNumber) -> bool:
         """Whether it is open to the service alone, as far as the kernel took what it was told."""
@@ -88,6 +93,10 @@ class Kernel:
         """Those that can open a device, or could when not everybody could."""
         rule = self._rules.get(number)
         return rule.members if rule is not None else frozenset()
+
+    def opens_to_all(self, number: DeviceNumber) -> bool:
+        """Whether everybody may open a device."""
+        return number not in self._rules or self._rules[number].everybody
 
     def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
         """Let these groups open a device."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ground.errors import NotReady
-from scrubber.core.model import Step
+from scrubber.core.model import State, Step
 from tests.service.asking import at_step, scrubs
 from tests.service.node import Kind
 from tests.service.world import World
@@ -94,6 +94,27 @@ async def test_while_all_may_open_a_device_allocate_waits(fenced):
     await asyncio.sleep(3.0)  # it was seen
     with pytest.raises(NotReady):
         await world.acquire("second", device, announced=True)
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_control_group_that_is_removed_opens_nothing(fenced, away):
+    """The pod has ended, and for now the service cannot tell. Another one was given the GPU, and nobody was asked."""
+    world = await fenced(policy=PRESTART)
+    device = world.uuids[0]
+    await world.acquire("first", device, announced=True)
+    await world.begin("first", device)
+    await asyncio.sleep(3.0)  # it was seen
+    if away:
+        await world.die()
+    world.node.gpus[device].blind = True
+    world.node.end_container("first")
+    world.node.kernel.removed.add("first")
+    if away:
+        await world.start()
+    await asyncio.sleep(3.0)
+    assert world.state(device) is State.IN_USE
+    assert world.foreign(device, "second", "second").refused, "it could have read what the first pod left"
+    assert await world.acquire("second", device, announced=True) == [], "its container is held: it may wait"
 
 
 async def test_without_a_fence_that_refuses_allocate_waits(begin):

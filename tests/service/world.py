@@ -413,7 +413,7 @@ class World:
 
         sources = Sources(
             process=lambda _pid: (),
-            groups=lambda pod: frozenset({kernel.group(pod)}),
+            groups=kernel.groups_of,
             bystanders=lambda _device: no_bystander,
             terms=terms,
             read=lambda: None,
