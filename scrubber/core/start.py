@@ -112,9 +112,9 @@ def in_claim(
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
     """Why the pod that the checkpoint names is not proven to be the pod of the grant, or None."""
     grant = record.tenancy.grant
-    if record.incarnation != facts.incarnation or grant is None or grant.at_start:
+    if record.incarnation != facts.incarnation or (grant is not None and grant.at_start):
         return None
-    if ownership.outdated(grant, named, now):
+    if grant is not None and ownership.outdated(grant, named, now):
         return OUTDATED
     ended = pod == record.tenancy.last_owner and not _owned_by(record, pod) and facts.starting_pod_alive is not True
     return ENDED if ended else None

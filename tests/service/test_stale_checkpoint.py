@@ -69,3 +69,18 @@ async def test_a_clock_that_is_set_makes_no_checkpoint_old(world, device, jump, 
         world.node.jump += jump
     await asyncio.sleep(60)  # pulling the image takes its time
     await starts(world, device, "next")
+
+
+async def test_a_checkpoint_from_before_a_deferral_starts_nothing(begin):
+    """No grant says when the device was given to the next pod: its container waits for the scrub."""
+    world = await begin(fenced=True, policy="defaults: {gate: prestart, fence: {mode: refuse}}")
+    device = world.uuids[0]
+    await let_on(world, "last", device)
+    written_down(world, last=[device])
+    await asyncio.sleep(5)
+    world.node.end_container("last")
+    assert await world.acquire("next", device, announced=True) == []
+    with pytest.raises(Refused, match="has ended"):
+        await world.tenant_requests.start([device], None)
+    written_down(world, next=[device])
+    await starts(world, device, "next")
