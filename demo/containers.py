@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from demo import groups, hooks
@@ -153,7 +154,8 @@ async def started(pod: str, script: str, *words: str) -> asyncio.subprocess.Proc
         line = await process.stdout.readline() if process.stdout is not None else b""
     finally:
         if not line:  # cancelled here: no other code would end the process
-            process.kill()
+            with suppress(ProcessLookupError):  # it has ended by itself
+                process.kill()
             await process.wait()
     if not line:
         raise RuntimeError(f"a process of pod {pod} did not start: {' '.join(words)}")
