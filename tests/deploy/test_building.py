@@ -232,3 +232,13 @@ class TestBuilt:
         )
         run = builder.run(tag, ["/opt/autoclave/bin/python", "-c", uncompiled])
         assert run.stdout == "[]\n", run.stderr
+
+    def test_no_compiled_python_names_a_time(self, built):
+        """In each, a word of flags follows the version: 1 for no time, and no look at the source."""
+        builder, tag = built
+        timed = (
+            "from pathlib import Path\nfiles = [p for r in ('/usr/lib', '/opt') for p in Path(r).rglob('*.pyc')]\n"
+            "print(len(files) > 999, [str(p) for p in files if p.read_bytes()[4:8] != b'\\1\\0\\0\\0'])"
+        )
+        run = builder.run(tag, ["/opt/autoclave/bin/python", "-c", timed])
+        assert run.stdout == "True []\n", run.stderr
