@@ -25,7 +25,7 @@ from scrubber.service.history import MAX_ENTRIES, History
 from scrubber.words import device_status
 
 NO_ANSWER = Offer(healthy=False, why="the scrub service does not answer")
-ADVICE = "until the scrub service answers, no GPU is handed out; `autoclave doctor` says what is wrong with it"
+ADVICE = "until the scrub service answers, no GPU is handed out", "`autoclave doctor` says what is wrong with it"
 
 
 class Offline:
@@ -103,4 +103,4 @@ class Offline:
         if status.quarantine is not None:
             status = replace(status, quarantine=replace(status.quarantine, next_probe_seconds=None, next_path=""))
         entries = tuple(map(self._history.shown, asyncio.run(self._history.of_present_state(uuid))))
-        return views.Explanation(status, entries, (ADVICE, *presence.had_index(self._file.records, gpu, uuid)), "")
+        return views.Explanation(status, entries, (*ADVICE, *presence.had_index(self._file.records, gpu, uuid)), "")

@@ -88,7 +88,7 @@ RESET_BY_PERSON = (
     "reboot the node, or reset the device and run `autoclave reinstate {gpu} --without-scrub --i-know --reason TEXT`,"
     " or allow resets in the policy"
 )
-BY_PERSON = "run `autoclave reinstate {gpu}` to test the GPU again; Autoclave does not do that by itself"
+BY_PERSON = "run `autoclave reinstate {gpu}` to test the GPU again", "Autoclave does not do that by itself"
 
 
 def remedy(ailment: Ailment) -> Remedy:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
+from ground.errors import joined
 from policies.model import FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
@@ -139,7 +140,7 @@ class StatusReporter:
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
         blocked, vitals = self._context.blocked.get(uuid, ""), self._context.vitals.get(uuid)
-        holders, unseen = self._context.holders.get(uuid, ()), ""
+        holders, unseen = self._context.holders.get(uuid, ()), tuple[str, ...]()
         if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
@@ -151,7 +152,7 @@ class StatusReporter:
                         unseen = device_status.in_the_way(record, facts, self._context.now(), as_root=as_root)
         pods = (await self._pods()).names if any(it.container for it in holders) else device_status.NO_PODS
         ends = device_status.ends(holders, pods) if record.state in (State.GRANTED, State.IN_USE) else ()
-        before_release = unseen or "; ".join(ends)
+        before_release = joined(*(unseen or ends))
         signs = vitals.signs if vitals is not None else ()
         job = self.device(uuid).job
         stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()

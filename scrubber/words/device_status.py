@@ -179,18 +179,18 @@ def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
     return not 0 <= now.wall - record.health.quarantine.since.wall < SHOWN
 
 
-def in_the_way(record: Record, facts: Facts, now: Moment, *, as_root: bool) -> str:
+def in_the_way(record: Record, facts: Facts, now: Moment, *, as_root: bool) -> tuple[str, ...]:
     """Why a device cannot be taken back although no process on it can be named, and what to do; empty if it can be.
 
     ``as_root``: the service is root, so it may inspect every process.
     """
     if facts.holders is None:
-        root = "" if as_root else "let the service run as root; "
-        return f"{facts.shortage or facts.held_up or UNKNOWN}; {root}`autoclave doctor` says what it lacks"
+        root = () if as_root else ("let the service run as root",)
+        return facts.shortage or facts.held_up or UNKNOWN, *root, "`autoclave doctor` says what it lacks"
     if record.tenancy.container is not None and ownership.about_to_start(record.tenancy.owner, now):
         within = f"{ownership.STARTS_WITHIN:g} s"
-        return f"its container was let start less than {within} ago and is not there yet; wait {within}"
-    return ""
+        return f"its container was let start less than {within} ago and is not there yet", f"wait {within}"
+    return ()
 
 
 def advice(
@@ -199,18 +199,18 @@ def advice(
     *,
     reset_forbidden: bool = False,
     holders: Sequence[Holder] = (),
-    unseen: str = "",
+    unseen: tuple[str, ...] = (),
     pods: Mapping[str, str] = NO_PODS,
     signs: Iterable[Sign] = (),
 ) -> tuple[str, ...]:
-    """What a person should do now, each a sentence with at most one command between two semicolons.
+    """What a person should do now, each a sentence with one command at most.
 
     Empty when there is nothing to do. ``blocked`` says what blocks the device's scrub. ``holders``: the processes that
     have the device open. ``unseen`` says what is in the way without a process that can be named. ``pods``:
     NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device reports.
     """
     gpu = presence.argument(record)
-    first = (unseen,) if unseen else tuple(ends(holders, pods))
+    first = unseen or tuple(ends(holders, pods))
     if record.scrubs.job is not None and (record.health.quarantine is not None or record.scrubs.setback is not None):
         work = "probation" if record.health.quarantine is not None else "scrub"
         return (f"wait for the end of the {work}: `autoclave status {gpu} --watch` shows its progress",)
@@ -219,16 +219,17 @@ def advice(
         person = asked.course is Course.PERSON
         what = asked.advice
         if reset_forbidden and not person:
-            what = f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}"
+            what = (f"{proof.RESET_FORBIDDEN}: {ailments.RESET_BY_PERSON}",)
         elif record.health.quarantine.next_probe is None and not person:
             what = ailments.BY_PERSON
         endable = first if AILMENTS[record.health.quarantine.ailment.kind].lasts is not Lasts.HELD else ()
         untested = ("no test can pass while a process has the GPU open", *endable) if endable else ()
-        return (*untested, what.format(gpu=gpu))
+        return (*untested, *_about(gpu, what))
     if record.health.ailment is not None and record.health.ailment.kind is AilmentKind.OPERATOR:
-        return (f"wait for the end of its owner; `autoclave reinstate {gpu}` withdraws the quarantine",)
+        return "wait for the end of its owner", f"`autoclave reinstate {gpu}` withdraws the quarantine"
     if record.health.ailment is not None:
-        return (f"let its owner end first; then {ailments.remedy(record.health.ailment).advice.format(gpu=gpu)}",)
+        then, *more = _about(gpu, ailments.remedy(record.health.ailment).advice)
+        return ("let its owner end first", f"then {then}", *more)
     if blocked and first:
         return (*first, AGAIN)
     if blocked:
@@ -236,7 +237,10 @@ def advice(
     if record.scrubs.setback is not None:
         return (f"wait: {AGAIN}",)
     served = "the GPU stays in service, as the policy says (quarantine.signs)"
-    by_sign = tuple(f"{sign.kind.value}: {AILMENTS[sign.kind].action.format(gpu=gpu)}; {served}" for sign in signs)
+    by_sign: tuple[str, ...] = ()
+    for sign in signs:
+        begin, *more = _about(gpu, AILMENTS[sign.kind].action)
+        by_sign += (f"{sign.kind.value}: {begin}", *more, served)
     who = shlex.quote(record.tenancy.acquired_by) if record.tenancy.acquired_by else ""
     if who or record.tenancy.until_release:
         owner = f"its owner {who}".rstrip()
@@ -246,10 +250,14 @@ def advice(
             return (*by_sign, *left, *first, f"then give it back: {release}")
         return (*by_sign, f"if {owner} has ended: {release}")
     if unseen:
-        return (*by_sign, unseen)
+        return (*by_sign, *unseen)
     if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
-        return (*by_sign, f"no process of its owner was seen; if the owner has ended: `autoclave release {gpu}`")
+        return (*by_sign, "no process of its owner was seen", f"if the owner has ended: `autoclave release {gpu}`")
     return by_sign
+
+
+def _about(gpu: str, sentences: Iterable[str]) -> Iterator[str]:
+    return (sentence.format(gpu=gpu) for sentence in sentences)
 
 
 def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
@@ -263,7 +271,8 @@ def advice_if_stalled(job: views.JobStatus) -> Iterator[str]:
         yield f"if it happens again, {driver}"
     else:
         yield f"{views.step_words(job.step)} does not get on, and its process does not end"
-        yield f"{driver}; if a driver call hangs, drain and reboot the node"
+        yield driver
+        yield "if a driver call hangs, drain and reboot the node"
 
 
 def keeps_out(
@@ -272,7 +281,7 @@ def keeps_out(
     pods: Mapping[str, str],
     node: str,
 ) -> Iterator[str]:
-    """Who ends the proofs and scrubs of a device again and again, and what ends that: each deed after a semicolon.
+    """Who ends the proofs and scrubs of a device again and again, and what ends that, as ``advice`` gives it.
 
     ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID.
     ``node``: the device file, if known.
@@ -290,11 +299,11 @@ def keeps_out(
     for each in uses:
         last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU lately"
         if last is None:
-            yield "; ".join((f"a process that leaves before it can be named {did}", *find))
+            yield from (f"a process that leaves before it can be named {did}", *find)
         elif last in users or last.container in pods:
-            yield "; ".join((f"{named(last)} {did}", *ends([last], pods)))
+            yield from (f"{named(last)} {did}", *ends([last], pods))
         else:
-            yield "; ".join((f"{named(last)} {did}, and does not run now", *find))
+            yield from (f"{named(last)} {did}, and does not run now", *find)
 
 
 def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
@@ -314,4 +323,5 @@ def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:
     if killed:
         pids = " ".join(str(holder.pid) for holder in killed)
         names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in killed)
-        yield f"end {names}: `kill {pids}`; if that does not help: `kill -9 {pids}`"
+        yield f"end {names}: `kill {pids}`"
+        yield f"if that does not help: `kill -9 {pids}`"

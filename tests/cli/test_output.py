@@ -260,7 +260,8 @@ def story(device, *advice, entries=(ENTRY,)):
 
 def test_an_explanation_has_history_state_and_remedy():
     held = replace(SICK, holders=(views.HolderView(7, "ann", "train", "pod-a"),))
-    head, blank, now, *lines, last = story(held, "look the xid up: `autoclave xid 79`; then `autoclave reinstate 1`")
+    """Each advice has a line of its own, whatever its words."""
+    head, blank, now, *lines, last = story(held, "look; up: `autoclave xid 79`", "then `autoclave reinstate 1`")
     assert (head, blank) == ("GPU 1  GPU-bbbbbbbb-0000  Simulated GPU, 64MiB", "")
     assert now.startswith("now     quarantined since ")
     assert lines == [
@@ -268,7 +269,7 @@ def test_an_explanation_has_history_state_and_remedy():
         "        next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed",
         '        used by "train" (pid 7, user ann, pod-a)',
         "        not offered to pods or jobs",
-        "advice  look the xid up: `autoclave xid 79`",
+        "advice  look; up: `autoclave xid 79`",
         "        then `autoclave reinstate 1`",
         "policy  default (site.yaml): the defaults, because the policy has no rules",
         "",

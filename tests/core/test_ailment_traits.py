@@ -25,5 +25,5 @@ def test_a_slice_shows_no_sign_of_links_fabric_and_load():
 
 
 def test_advice_says_what_a_person_does_and_what_follows():
-    assert Remedy(Course.WAIT, "look").advice == "look"
-    assert Remedy(Course.WAIT, "look", "it is tested").advice == "look; it is tested"
+    assert Remedy(Course.WAIT, ("look",)).advice == ("look",)
+    assert Remedy(Course.WAIT, ("look",), "it is tested").advice == ("look", "it is tested")

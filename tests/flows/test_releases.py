@@ -78,8 +78,8 @@ async def test_an_unkillable_leftover_quarantines_its_gpu_until_it_ends(build, t
         assert f'pid {leftover.pid} ("python' in out.detail
         assert "in no container, stuck in the kernel (state D)" in out.detail
         async with node.stage.admin() as admin:
-            [advice] = (await admin.explain(uuid)).advice
-        assert "look at the kernel stack (/proc/PID/stack)" in advice
+            advice = (await admin.explain(uuid)).advice
+        assert "look at the kernel stack (/proc/PID/stack)" in advice[0]
         await node.health(uuid, "Unhealthy")
         assert (leftover.state, await node.scrubs(uuid)) == ("D", 1)
         leftover.let_go()

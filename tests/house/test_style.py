@@ -114,3 +114,33 @@ def test_no_text_names_its_machine_or_an_unowned_organisation(pattern):
         text = path.read_bytes().decode(errors="replace")
         found += [f"{place(path)}: {match[0]}" for match in pattern.finditer(text)]
     assert found == []
+
+
+CUTS = {"split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "startswith", "endswith"}
+SENTENCE = re.compile(r"; |: $|^cannot ")  # what joins the parts of our sentences, and how most of them begin
+OTHERS = {"scrubber/devices/nvidia/host.py"}  # lines of the driver's file
+
+
+def cut_apart(tree):
+    """The line of each call that looks for a part of a sentence."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CUTS:
+            texts = [it.value for arg in node.args for it in ast.walk(arg) if isinstance(it, ast.Constant)]
+            if any(isinstance(text, str) and SENTENCE.search(text) for text in texts):
+                yield node.lineno
+
+
+def test_no_program_cuts_a_sentence_apart():
+    rooms = ("autoclave", "plugin", "scrubber", "policies", "ground")
+    found = [
+        place(path, line) for path, tree in modules(*rooms) if place(path) not in OTHERS for line in cut_apart(tree)
+    ]
+    assert found == [], "give the value a field of its own beside the sentence"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['why.partition("; ")', 'x.removeprefix(f"cannot read {y}: ")', 'x.startswith(("a", "cannot scrub "))'],
+)
+def test_a_sentence_that_is_cut_apart_is_found(line):
+    assert [*cut_apart(ast.parse(line))] == [1]

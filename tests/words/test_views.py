@@ -117,9 +117,9 @@ def test_a_job_shows_its_step_and_place_in_the_queue():
 
 def test_a_step_that_hangs_past_its_limit_needs_a_person():
     stalled = views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000, None, None, 61.0, 60.0, 41.0)
-    [first, then] = device_status.advice_if_stalled(stalled)
+    [first, _, last] = device_status.advice_if_stalled(stalled)
     assert first == "clear does not get on, and its process does not end"
-    assert "drain and reboot the node" in then
+    assert "drain and reboot the node" in last
     assert [*device_status.advice_if_stalled(replace(stalled, still_seconds=None))] == []
 
 
@@ -150,7 +150,7 @@ def test_a_setback_shows_why():
 
 
 TRAIN = Holder(7, 1.0, "train", "pod-a")
-END = 'end "train" (pid 7): `kill 7`; if that does not help: `kill -9 7`'
+END = 'end "train" (pid 7): `kill 7`', "if that does not help: `kill -9 7`"
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
@@ -158,20 +158,23 @@ def test_every_ailment_has_its_advice(kind):
     ailment = Ailment(kind, "so it is")
     kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(ailment)))
     in_use = live(lives.IN_USE, ev.AilmentFound(ailment))
-    [words] = device_status.advice(kept)
-    assert words == AILMENTS[kind].advice.format(gpu="0")
-    assert words.isprintable()
-    assert words.count("autoclave reinstate") == words.count("autoclave reinstate 0")
-    assert "reboot" not in words or "drain" in words.partition("reboot")[0]
-    assert words[0].islower()
-    waits = "wait for the end of its owner; `autoclave reinstate 0` withdraws the quarantine"
-    by_person = kind is AilmentKind.OPERATOR
-    assert device_status.advice(in_use) == (waits if by_person else f"let its owner end first; then {words}",)
+    advice = device_status.advice(kept)
+    assert advice == tuple(words.format(gpu="0") for words in AILMENTS[kind].advice)
+    for words in advice:
+        assert words.isprintable()
+        assert words.count("`") in (0, 2), "one command at most"
+        assert words.count("autoclave reinstate") == words.count("autoclave reinstate 0")
+        assert "reboot" not in words or "drain" in words.partition("reboot")[0]
+    assert advice[0][0].islower()
+    waits = "wait for the end of its owner", "`autoclave reinstate 0` withdraws the quarantine"
+    ends = "let its owner end first", f"then {advice[0]}", *advice[1:]
+    assert device_status.advice(in_use) == (waits if kind is AilmentKind.OPERATOR else ends)
     held = device_status.advice(kept, holders=[TRAIN])
     first = "no test can pass while a process has the GPU open"
-    assert held == ((words,) if kind is AilmentKind.STUCK_PROCESS else (first, END, words))
-    [served] = device_status.advice(lives.CLEAN, signs=(Sign(kind, "so it is"),))
-    assert served.startswith(f"{kind.value}: {words.partition('; Autoclave tests')[0]}; the GPU stays in service")
+    assert held == (advice if kind is AilmentKind.STUCK_PROCESS else (first, *END, *advice))
+    begin, *_, served = device_status.advice(lives.CLEAN, signs=(Sign(kind, "so it is"),))
+    assert begin == f"{kind.value}: {advice[0]}"
+    assert served.startswith("the GPU stays in service")
 
 
 KEEPS = "has ended 17 proofs or scrubs of the GPU lately"
@@ -196,8 +199,7 @@ HOST = Holder(8, 1.0, "loop", None)
     ),
 )  # fmt: skip
 def test_the_advice_says_who_keeps_a_device_out(last, users, pods, advice):
-    [said] = device_status.keeps_out([RepeatedUse(last, 17)], users, pods, "/dev/nvidia3")
-    assert tuple(said.split("; ")) == advice
+    assert tuple(device_status.keeps_out([RepeatedUse(last, 17)], users, pods, "/dev/nvidia3")) == advice
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():
@@ -206,7 +208,7 @@ def test_the_advice_names_the_owner_that_may_have_ended():
     assert device_status.advice(acquired) == ("if its owner 'job 7' has ended: `autoclave release 0 --owner 'job 7'`",)
     assert device_status.advice(acquired, holders=[TRAIN]) == (
         "if its owner 'job 7' has ended, end what it has left",
-        END,
+        *END,
         "then give it back: `autoclave release 0 --owner 'job 7'`",
     )
     assert device_status.advice(lives.IN_USE) == ()
@@ -217,7 +219,8 @@ def test_the_advice_names_the_owner_that_may_have_ended():
 def test_the_advice_frees_a_device_whose_owner_was_never_seen():
     awaited = live(lives.GRANTED, ev.PutInUse(Owner("pod-a", NOW)))
     assert device_status.advice(awaited) == (
-        "no process of its owner was seen; if the owner has ended: `autoclave release 0`",
+        "no process of its owner was seen",
+        "if the owner has ended: `autoclave release 0`",
     )
     assert device_status.advice(awaited, holders=[TRAIN]) == ()
 
@@ -225,36 +228,37 @@ def test_the_advice_frees_a_device_whose_owner_was_never_seen():
 def test_the_advice_is_no_release_that_would_be_refused():
     awaited = live(lives.GRANTED, ev.PutInUse(Owner("pod-a", NOW)))
     facts = lives.facts(())
-    starts = "its container was let start less than 10 s ago and is not there yet; wait 10 s"
+    starts = "its container was let start less than 10 s ago and is not there yet", "wait 10 s"
     assert device_status.in_the_way(awaited, facts, NOW, as_root=True) == starts
     later = replace(NOW, uptime=NOW.uptime + 10)
-    assert device_status.in_the_way(awaited, facts, later, as_root=True) == ""
-    assert device_status.advice(awaited, unseen=starts) == (starts,)
+    assert device_status.in_the_way(awaited, facts, later, as_root=True) == ()
+    assert device_status.advice(awaited, unseen=starts) == starts
     hidden = replace(facts, holders=None, held_up="pid 7 cannot be read")
     why = device_status.in_the_way(awaited, hidden, later, as_root=False)
-    assert why == "pid 7 cannot be read; let the service run as root; `autoclave doctor` says what it lacks"
-    assert "root" not in device_status.in_the_way(awaited, hidden, later, as_root=True)
+    root = "let the service run as root"
+    assert why == ("pid 7 cannot be read", root, "`autoclave doctor` says what it lacks")
+    assert root not in device_status.in_the_way(awaited, hidden, later, as_root=True)
     acquired = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner="job 7")))
     release = "then give it back: `autoclave release 0 --owner 'job 7'`"
-    assert device_status.advice(acquired, unseen=why) == (why, release)
+    assert device_status.advice(acquired, unseen=why) == (*why, release)
 
 
 @pytest.mark.parametrize(
     ("holder", "pods", "end"),
     lives.rows(
         ("a process outside pods", TRAIN, {}, END),
-        ("a pod", TRAIN, {"pod-a": "ns/a-0"}, 'end the pod of "train" (pid 7): `kubectl -n ns delete pod a-0`'),
+        ("a pod", TRAIN, {"pod-a": "ns/a-0"}, ('end the pod of "train" (pid 7): `kubectl -n ns delete pod a-0`',)),
         (
             "a process that waits in the kernel",
             replace(TRAIN, state="D"),
             {},
-            'no signal ends "train" (pid 7), because it waits in the kernel: `cat /proc/7/stack`',
+            ('no signal ends "train" (pid 7), because it waits in the kernel: `cat /proc/7/stack`',),
         ),
     ),
 )
 def test_the_advice_ends_who_blocks_a_scrub(holder, pods, end):
     again = "Autoclave tries the scrub again by itself"
-    assert device_status.advice(lives.DIRTY, "waiting", holders=[holder], pods=pods) == (end, again)
+    assert device_status.advice(lives.DIRTY, "waiting", holders=[holder], pods=pods) == (*end, again)
     assert device_status.advice(lives.DIRTY, "no CuPy") == ("remove what blocks the scrub: no CuPy", again)
     assert device_status.advice(lives.SET_BACK) == (f"wait: {again}",)
 

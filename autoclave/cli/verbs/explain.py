@@ -65,8 +65,7 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
     yield f"{when}    {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
     yield from _indented(_state(device))
     broken = ("repair the ledger: `autoclave doctor` says how",) if service is not None and service.ledger_fault else ()
-    # A line for each deed, so that none has two commands.
-    deeds = [deed for sentence in (*broken, *explanation.advice) for deed in sentence.split("; ")]
+    deeds = (*broken, *explanation.advice)  # a line for each
     yield f"advice  {deeds[0] if deeds else 'nothing to do'}"
     yield from _indented(deeds[1:])
     if service is not None:
