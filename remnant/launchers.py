@@ -16,7 +16,7 @@ from pathlib import Path
 from remnant.model import Ending
 
 PROGRAM = ("-P", "-m", "remnant.tenant")
-_CHECKOUT = str(Path(__file__).parents[2])  # where this package lies, also if it was not installed
+_CHECKOUT = str(Path(__file__).parents[1])  # where this package lies, also if it was not installed
 IN_IMAGE = "/opt/autoclave/bin/python"
 STARTS_WITHIN = 600  # seconds until a container runs: its image may have to come first
 LOADS_WITHIN = 120  # seconds, of the program alone
