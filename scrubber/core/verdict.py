@@ -280,10 +280,9 @@ def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
 
 
 def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:
-    for result in ran:
-        if result.outcome is not Outcome.PASSED:
-            return _from_result(result)
-    return None
+    """The first one in the order of the steps: those after memory may fail before the worker on memory has ended."""
+    failed = [result for result in ran if result.outcome is not Outcome.PASSED]
+    return _from_result(min(failed, key=lambda result: [*Step].index(result.step))) if failed else None
 
 
 def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed | None:

@@ -159,6 +159,13 @@ def test_a_failure_takes_its_blame_from_the_step(step, blame):
 # -- health
 
 
+def test_of_two_failures_the_earlier_step_says_whose_fault_it_is():
+    """The second worker may fail before the first one has ended, and then has its result in the ledger first."""
+    died = replace(result(Step.SCRATCH, outcome=Outcome.DIED), blame=Blame.UNDECIDED)
+    cut = replace(result(Step.SETTINGS, outcome=Outcome.ABORTED), blame=Blame.SERVICE)
+    assert judge(replace(FAST, results=(*FAST.results[:-3], cut, died))).blame is Blame.UNDECIDED
+
+
 def test_a_step_that_lost_its_device_blames_the_device():
     lost = lives.result(Step.HEALTH, outcome=Outcome.FAILED, vitals=Vitals(lost=True))
     job = replace(lives.job(), results=(*lives.results()[:-1], replace(lost, blame=Blame.SERVICE)))
