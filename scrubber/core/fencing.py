@@ -31,7 +31,10 @@ class Group:
 
 
 def open_to(record: Record) -> OpenTo | Container | Group:
-    """Who may open the device. Everybody, if somebody may whose control group is not known."""
+    """Who may open the device. Everybody, if somebody may whose control group is not known.
+
+    Another pod that was seen on it, such as an exempt one, changes nothing: it was not given the device.
+    """
     tenant = Group(record.tenancy.group) if record.tenancy.group else OpenTo.ALL
     match record.state:
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.CLEAN | State.QUARANTINED:
@@ -44,5 +47,4 @@ def open_to(record: Record) -> OpenTo | Container | Group:
             owner = record.tenancy.owner
             if owner is None or owner.container is None:
                 return tenant
-            alone = not owner.crowded and not record.tenancy.until_release
-            return Container(owner.container) if alone else tenant
+            return tenant if record.tenancy.until_release else Container(owner.container)

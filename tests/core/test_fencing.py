@@ -32,7 +32,7 @@ OF_A_JOB = live(
         ("handed out until its release", lives.KEPT, OpenTo.ALL),
         ("in use by its pod", lives.IN_USE, Container(lives.A)),
         ("sick in use", lives.SICK_IN_USE, Container(lives.A)),
-        ("in use by another pod as well", lives.CROWDED, OpenTo.ALL),
+        ("in use by another pod as well", lives.CROWDED, Container(lives.A)),
         ("in use by a container in no pod", lives.VISITED_BY_NO_POD, Container("container:0123456789ab")),
         ("in use by a process of the host", lives.USED_BY_HOST, OpenTo.ALL),
         ("in use until its release", lives.VISITED_KEPT, OpenTo.ALL),

@@ -149,7 +149,7 @@ CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known
 PLANTED = [
     Mutant(FENCING, "return OpenTo.SERVICE if announced else tenant", "return tenant", tests=IN_FENCING),
     Mutant(FENCING, "State.DIRTY | State.SCRUBBING", "State.SCRUBBING", tests=IN_FENCING),
-    Mutant(FENCING, "alone = not owner.crowded and", "alone =", tests=IN_FENCING),
+    Mutant(FENCING, "tenant if record.tenancy.until_release else", "", tests=IN_FENCING),
     Mutant(FENCE, "self._members.remove(key + _TIME.pack(group))", "pass", tests=IN_FENCE),
     Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),
     Mutant(FENCE, "kernel.bind(loaded, descriptors[program.PROOFS])", "pass", tests=IN_GUARD),
@@ -157,7 +157,7 @@ PLANTED = [
     Mutant(GUARD, "self._fence.miss(number)", "pass", tests=IN_GUARD),
     Mutant(GUARD, "return kept.uses if kept.proof", "return self._counted(uuid) if kept.proof", tests=IN_FENCED),
     Mutant(GUARD, "self._uses[uuid] + 1 - self._counted(uuid)", "0", tests=IN_GUARD),
-    Mutant(GUARD, "time.clock_gettime(time.CLOCK_BOOTTIME) < self._refuses_until", "True", tests=IN_GUARD),
+    Mutant(GUARD, "known and time.clock_gettime(time.CLOCK_BOOTTIME) < self._lease_ends", "known", tests=IN_GUARD),
     Mutant(GUARD, "uuid not in self._to_all and", "", tests=IN_FENCED),
     Mutant(CONTEXT, "guard is not None and guard.keeps_out(device)", "True", tests=IN_FENCED),
     Mutant("scrubber/cuda/chip.py", "BESIDE.get(capability, unknown)", "BESIDE.get(capability, ())", tests=CHIP),
