@@ -17,8 +17,8 @@ TITLE = """\
 # The map of the code
 
 This page is made from the docstrings of the files (`make docs`); change those, not this. A file imports only from rooms
-further down, or from its own. [Architecture](architecture.md) says what each room must not do, and how a request goes
-through them.
+further down, from its own, or from one that it is in. [Architecture](architecture.md) says what each room must not do,
+and how a request goes through them.
 """
 
 

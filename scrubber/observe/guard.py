@@ -46,7 +46,7 @@ class Guard:
         self._open_to: dict[str, OpenTo | Container | Group] = {}  # by device, as its record wants it
         self._to_all: set[str] = set()  # devices that everybody may open now, as the kernel took it ...
         self._refuses: dict[str, bool] = {}  # ... and by device, whether others are refused otherwise ...
-        self._refuses_until = 0.0  # ... and for how long: the uptime at which the lease ends
+        self._lease_ends = 0.0  # ... and until which uptime
         self._failed: dict[str, str] = {}  # devices whose rule the kernel did not take, and why
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
@@ -93,24 +93,29 @@ class Guard:
         for uuid in changed:
             self._refuses.pop(uuid, None)
             self._open(uuid)
+        self._renew_lease()
 
     def renew(self) -> None:
         """Follow the policy and the control groups of the node, and refuse for another while: called in each round."""
         with self._turn:
             self._sources.read()
             self._learn()
-            leases = []
-            for uuid, mine in self._numbers.items():
+            for uuid in self._numbers:
                 self._open(uuid)
-                if mine and (terms := self._sources.terms(uuid)).refuse:
-                    leases.append(terms.lease)
-            if leases and not self._ending.is_set():
-                until = time.clock_gettime(time.CLOCK_BOOTTIME) + min(leases)
-                try:
-                    self._fence.refuse_for(min(leases))
-                    self._refuses_until = until
-                except OSError as error:
-                    logger.warning("the lease of the fence is not renewed", error=str(error))
+            self._renew_lease()
+
+    def _renew_lease(self) -> None:
+        guarded = (uuid for uuid, mine in self._numbers.items() if mine)
+        leases = [terms.lease for terms in map(self._sources.terms, guarded) if terms.refuse]
+        if not leases or self._ending.is_set():
+            return
+        until = time.clock_gettime(time.CLOCK_BOOTTIME) + min(leases)
+        try:
+            self._fence.refuse_for(min(leases))
+        except OSError as error:
+            logger.warning("the lease of the fence is not renewed", error=str(error))
+        else:
+            self._lease_ends = until
 
     def changed(self, uuid: str, open_to: OpenTo | Container | Group) -> None:
         """A row about the device is in the ledger: open it to whom it is open now, and to nobody else.
@@ -171,13 +176,12 @@ class Guard:
 
     def keeps_out(self, uuid: str) -> bool:
         """Whether nobody can open the device now but the service, its owner, and who is exempt."""
-        return uuid not in self._to_all and self.refuses(uuid) is True
+        known = uuid not in self._failed and uuid not in self._to_all and self.refuses(uuid) is True
+        return known and time.clock_gettime(time.CLOCK_BOOTTIME) < self._lease_ends
 
     def refuses(self, uuid: str) -> bool | None:
-        """Whether others are refused who may not open the device. None while the kernel is not asked about it."""
-        if not self._numbers.get(uuid) or uuid not in self._refuses:
-            return None
-        return self._refuses[uuid] and time.clock_gettime(time.CLOCK_BOOTTIME) < self._refuses_until
+        """Whether others are refused during the lease. None while the kernel is not asked about the device."""
+        return self._refuses.get(uuid) if self._numbers.get(uuid) else None
 
     def witness(self, uuid: str) -> Testimony | None:
         """How often others have used the device; None if it is not guarded."""

@@ -320,7 +320,9 @@ def test_a_running_guard_renews_the_lease(asking: Asking, group: Path, foreign: 
     standing.refuse_for(-1)
     refused(asking)
     asking.keep(lives.CLEAN)
-    assert run(foreign, OPENS) == "opened", "nobody has renewed it yet"
+    assert run(foreign, OPENS) == "refused", "from the moment at which the devices are known"
+    standing.refuse_for(-1)
+    assert run(foreign, OPENS) == "opened"
     asking.guard.renew()
     assert run(foreign, OPENS) == "refused"
     stands = fence.inspect(group)
@@ -360,7 +362,7 @@ def test_others_are_kept_out_for_the_lease_only(asking: Asking, monkeypatch: pyt
     for after, refuses in ((59.0, True), (61.0, False)):
         with monkeypatch.context() as later:
             later.setattr(time, "clock_gettime", lambda _clock, now=renewed + after: now)
-            assert asking.guard.refuses(DEVICE) is refuses
+            assert asking.guard.keeps_out(DEVICE) is refuses
 
 
 def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: Path, owner: Path) -> None:

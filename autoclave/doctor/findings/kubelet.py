@@ -38,7 +38,7 @@ def create_gate(facts: NodeFacts) -> Iterator[Finding]:
         return
     gate = facts.create_gate
     if gate is None:
-        yield ok(GATE, "the create gate is off: Allocate waits for GPUs, and the pod fails after that time")
+        yield ok(GATE, "the create gate is off")
     else:
         if gate.without_cdi:  # first: the container runtime may read it at its next start
             text = f"{gate.without_cdi} has enable_cdi = false: the container runtime does not ask the create gate"
