@@ -24,7 +24,7 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class LastSearch:
     """What the last search for the holders of a device showed."""
 
     at: float = -math.inf  # the uptime of its end
@@ -36,7 +36,7 @@ class Alone:
     """For each device, what its last search showed, and whether the fence has counted a use since."""
 
     def __init__(self) -> None:
-        self._searches: dict[str, Search] = {}
+        self._searches: dict[str, LastSearch] = {}
         self._let_in: dict[str, Container | Group | None] = {}
         self._changes = Counter[str]()
 
@@ -62,11 +62,11 @@ class Alone:
         name = let_in.name if isinstance(let_in, Container) else None
         alone = holders is not None and all(name is not None and it.container == name for it in holders)
         alone = alone and before.changes == self._changes[uuid] and (settled or self.proven(uuid, before.said))
-        self._searches[uuid] = Search(at, uses, alone)
+        self._searches[uuid] = LastSearch(at, uses, alone)
 
     def resume(self, uuid: str, uses: int) -> None:
         """An earlier run of the service proved the device clean when there were so many uses."""
-        self._searches[uuid] = Search(uses=uses, alone=True)
+        self._searches[uuid] = LastSearch(uses=uses, alone=True)
 
     def searched_at(self, uuid: str) -> float:
         """The uptime of the last search."""
@@ -82,8 +82,8 @@ class Alone:
         uses, last = _counted(said), self._last(uuid)
         return uses is not None and last.alone and last.uses == uses
 
-    def _last(self, uuid: str) -> Search:
-        return self._searches.get(uuid, Search())
+    def _last(self, uuid: str) -> LastSearch:
+        return self._searches.get(uuid, LastSearch())
 
 
 def _counted(said: Testimony | None) -> int | None:
