@@ -159,7 +159,7 @@ def test_a_failure_takes_its_blame_from_the_step(step, blame):
 # -- health
 
 
-def test_of_two_failures_the_earlier_step_says_whose_fault_it_is():
+def test_of_two_failures_that_of_the_earlier_step_counts():
     """The second worker may fail before the first one has ended, and then has its result in the ledger first."""
     died = replace(result(Step.SCRATCH, outcome=Outcome.DIED), blame=Blame.UNDECIDED)
     cut = replace(result(Step.SETTINGS, outcome=Outcome.ABORTED), blame=Blame.SERVICE)
