@@ -125,9 +125,7 @@ def test_a_pod_without_known_group_opens_the_device_to_all(asking: Asking, forei
     assert asking.uses() > 0
 
 
-def test_a_group_that_is_removed_opens_nothing(
-    asking: Asking, foreign: Path, standing: Fence, service: Path
-) -> None:
+def test_a_group_that_is_removed_opens_nothing(asking: Asking, foreign: Path, standing: Fence, service: Path) -> None:
     """Its pod has ended, and what it left is still in the memory. Also the next run of the service knows that."""
     refused(asking)
     asking.keep(lives.IN_USE)
