@@ -192,8 +192,8 @@ class HolderSearch:
         return SearchResult(found, held_up or unreadable, unreadable, missing, settled=settled)
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
-        """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""
-        return self._processes.descends(holder.pid, workers) or is_bystander(holder)
+        """Whether a holder is a bystander, or descends from a worker (a reset tool), also one that has just begun."""
+        return self._processes.descends(holder.pid, {*workers, *self._workers}) or is_bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
         """The files of a device; none if it is gone or in a reset. Then only the holders of this device are unknown."""

@@ -271,6 +271,20 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
     assert left.used_at >= before
 
 
+@pytest.mark.usefixtures("no_uses")
+async def test_a_worker_that_begins_during_a_search_is_no_holder(bank, processes, launch, tmp_path, monkeypatch):
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    device, search = record(bank, bank.first), processes.holders
+    worker = launch(WRITE_AND_WAIT, bank.place(bank.first).memory)
+
+    def beginning(*asked: object, **more: object) -> object:
+        observer.holders.own(worker.pid)
+        return search(*asked, **more)
+
+    monkeypatch.setattr(processes, "holders", beginning)
+    assert (await observer.full(device)).holders == ()
+
+
 @pytest.mark.parametrize("listed", ["nobody", "a worker", "a holder", "no answer", "released"])
 async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path, monkeypatch, launch, listed):
     """A driver that does not answer, or that is released, proves nothing."""
