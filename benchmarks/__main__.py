@@ -6,10 +6,8 @@ python -m benchmarks [--quick] [--only NAME] [--output DIR]
 from __future__ import annotations
 
 import argparse
-import asyncio
 import platform
 import re
-import signal
 import sqlite3
 import sys
 import time
@@ -35,6 +33,7 @@ from benchmarks import (
     start,
 )
 from benchmarks.figures import Figure, table
+from demo.stage import run
 
 MEASUREMENTS = {
     "chain": chain.measure,
@@ -109,13 +108,12 @@ def main() -> None:
         "--output", type=Path, default=Path("docs/measurements"), help="where to write (default: %(default)s)"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that services are ended, too
     where = machine()
     figures: list[Figure] = []
     for name, measure in MEASUREMENTS.items():
         if options.only in (None, name):
             sys.stderr.write(f"measuring {name} ...\n")
-            figures += asyncio.run(measure(quick=options.quick))
+            figures += run(measure(quick=options.quick))
     print(table(figures))
     if options.quick or options.only:
         return

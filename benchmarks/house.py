@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import rig
-from demo.stage import Stage
+from demo.stage import Stage, run
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("autoclave", "remnant", "scrubber", "plugin", "scrub_api", "policies", "ground")  # what is installed
@@ -171,7 +171,7 @@ def main() -> None:
         "import floors": floors(),
         "class names of more than one class": f"{len(shared)} ({', '.join(shared)})",
     }
-    for what, (calls, files) in asyncio.run(hand_overs()).items():
+    for what, (calls, files) in run(hand_overs()).items():
         sizes[f"hand-overs in one {what}"] = f"{calls} between {files} files"
     for what, size in sizes.items():
         print(f"{what}: {size}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from demo.programs import ServiceProgram
-from demo.stage import Stage
+from demo.stage import Stage, run
 
 TIMES = 5
 GPUS = 8
@@ -23,7 +22,7 @@ def starts() -> dict[str, object]:
     """Each start several times: seconds on the clock, and of processor time where the process ends by itself."""
     autoclave = str(Path(sys.executable).parent / "autoclave")
     found = {name: [_command([autoclave, *command]) for _ in range(TIMES)] for name, command in COMMANDS.items()}
-    return {"python": sys.version.split()[0], "starts": found | asyncio.run(_programs())}
+    return {"python": sys.version.split()[0], "starts": found | run(_programs())}
 
 
 def _command(command: list[str]) -> tuple[float, float]:

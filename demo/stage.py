@@ -10,9 +10,10 @@ import asyncio
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -26,6 +27,25 @@ from scrub_api import admin_client, client, views
 from scrubber.devices.simulated import drills, layout
 
 ANSWERS_WITHIN = 60.0
+T = TypeVar("T")
+
+
+def run(main: Coroutine[object, object, T]) -> T:
+    """Run what has a stage. SIGTERM and a closed terminal end it like Ctrl-C: the stage ends its programs.
+
+    Only the main task is cancelled. To clear a stage away takes the others, such as the servers of the kubelet.
+    """
+    try:
+        return asyncio.run(_until_signalled(main))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _until_signalled(main: Coroutine[object, object, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(main)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    return await task
 
 
 @dataclass

@@ -27,7 +27,7 @@ import click
 
 from demo import containers
 from demo.installation import PAUSE, ByPlugin, Installation
-from demo.stage import ANSWERS_WITHIN, Stage, halfway
+from demo.stage import ANSWERS_WITHIN, Stage, halfway, run
 from demo.standins.pods import Pod
 from ground.errors import AutoclaveError, Reason, Refused
 from scrub_api import views
@@ -112,15 +112,12 @@ class Play:
 
 def show(gpus: int, installed_as: type[Installation], *, as_json: bool, keep: bool) -> int:
     """Run the demo. The exit code says whether every promise held."""
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # SIGTERM ends the demo like Ctrl-C, with all its processes
     root = Path(tempfile.mkdtemp(prefix="autoclave-"))
     policy = root / "policy.yaml"
     policy.write_text("name: demo\ndefaults: {receipts: mount}\n")
     runs = containers.ReadingRunner
     stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=runs)
-    return asyncio.run(_show(Play(stage, as_json), keep=keep))
+    return run(_show(Play(stage, as_json), keep=keep))
 
 
 async def _show(play: Play, *, keep: bool) -> int:
