@@ -60,6 +60,7 @@ from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.chronicle import Chronicle
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
+from scrubber.service.readiness import Readiness
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 from scrubber.workers.pool import WorkerPool
@@ -85,6 +86,7 @@ class Assembly:
     chronicle: Chronicle
     active_policy: ActivePolicy
     pool: WorkerPool
+    readiness: Readiness
     collector: ServiceCollector
     board_sampler: BoardSampler
     gate: CreateGate | None
@@ -360,9 +362,8 @@ def build(
     reporter = StatusReporter(context, about, lambda: pool.cupy, elsewhere, gate_name)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
-    collector = ServiceCollector(
-        context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
-    )
+    readiness = Readiness(context, reporter, lambda: monitor.ended)
+    collector = ServiceCollector(context, reporter, counters, readiness, lambda: board_sampler.latest, clock.now().wall)
     chronicle = Chronicle(ledger, active_policy, clock.clocks)
-    parts = (service, reporter, monitor, chronicle, active_policy, pool, collector, board_sampler, gate, guard)
-    return Assembly(config, ledger, *parts)
+    parts = (service, reporter, monitor, chronicle, active_policy, pool)
+    return Assembly(config, ledger, *parts, readiness, collector, board_sampler, gate, guard)

@@ -31,6 +31,7 @@ from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.node import clock
 from scrubber.policy import ActivePolicy
+from scrubber.service.readiness import Readiness
 from scrubber.workers.pool import WorkerPool
 
 logger = log.get("daemon")
@@ -186,22 +187,22 @@ class _Metrics:
         self.registry = CollectorRegistry()
         self.counters = ServiceCounters(self.registry)
         self.start_obstacle = STARTING  # empty: it is ready, because it waits on standby
-        self._collector: ServiceCollector | None = None
+        self._readiness: Readiness | None = None
 
-    def register(self, collector: ServiceCollector) -> None:
+    def register(self, collector: ServiceCollector, readiness: Readiness) -> None:
         """Serve the state of the service from now on."""
-        self._collector = collector
+        self._readiness = readiness
         self.registry.register(collector)
 
     def obstacles(self) -> Sequence[str]:
         """What prevents the service from granting any device."""
-        return (
-            self._collector.obstacles() if self._collector is not None else tuple(filter(None, (self.start_obstacle,)))
-        )
+        if self._readiness is not None:
+            return self._readiness.obstacles()
+        return (self.start_obstacle,) if self.start_obstacle else ()
 
     def notes(self) -> Sequence[str]:
         """What people should know although the service grants devices."""
-        return self._collector.notes() if self._collector is not None else ()
+        return self._readiness.notes() if self._readiness is not None else ()
 
 
 async def _run_service(
@@ -235,7 +236,7 @@ async def _run_service(
     await servers.open()
     gate = GateServer(built.service.tenant_requests, metrics.counters.answered, built.gate)
     await gate.open(paths.gate_socket(config.run_dir))
-    metrics.register(built.collector)
+    metrics.register(built.collector, built.readiness)
     paths.last_error(config.run_dir).unlink(missing_ok=True)
     systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))

@@ -17,7 +17,8 @@ from ground.metric_table import Instruments, Sample
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import table
-from plugin.metrics.collector import RegistrationCounters, StateCollector, service_obstacles
+from plugin.metrics.collector import RegistrationCounters, StateCollector
+from plugin.readiness import Readiness
 
 API_SERVER = "api-server"  # the reason of a refusal because a claim could not be read
 VENDOR = "vendor"  # the driver behind ours has refused
@@ -69,17 +70,16 @@ class DraCounters(RegistrationCounters):
         self.slice_obstacle = "" if failure is None else failure.message
 
 
-class DraCollector(StateCollector):
-    """The devices, the claims that wait, and the connections to scrub service, kubelet and API server."""
+class DraReadiness(Readiness):
+    """Of the DRA driver."""
 
-    def __init__(self, listing: Listing, counters: DraCounters, driver: str, version: str) -> None:
-        self._listing = listing
+    def __init__(self, listing: Listing, counters: DraCounters, driver: str) -> None:
+        super().__init__(listing)
         self._counters = counters
         self._driver = driver
-        self._version = version
 
     def _obstacles(self) -> Iterator[str]:
-        yield from service_obstacles(self._listing)
+        yield from self._without_devices()
         if why := self._counters.obstacle(self._driver):
             yield f"the driver {self._driver} is not registered with the kubelet: {why}"
         if socket := self._counters.bypass:
@@ -87,9 +87,20 @@ class DraCollector(StateCollector):
         if why := self._counters.slice_obstacle:
             yield f"the ResourceSlice of the node is not up to date: {why}"
 
+
+class DraCollector(StateCollector):
+    """The devices, the claims that wait, and the connections to scrub service, kubelet and API server."""
+
+    def __init__(self, listing: Listing, counters: DraCounters, driver: str, version: str) -> None:
+        super().__init__(DraReadiness(listing, counters, driver))
+        self._listing = listing
+        self._counters = counters
+        self._driver = driver
+        self._version = version
+
     def _samples(self) -> Iterator[Sample]:
         yield table.DRA_BUILD, (self._version,), 1.0
-        yield table.DRA_READY, (), float(not self.obstacles())
+        yield table.DRA_READY, (), float(not self._readiness.obstacles())
         yield table.SCRUBBER, (), float(not self._listing.silence_reason())
         yield table.DRA_REGISTERED, (), float(not self._counters.obstacle(self._driver))
         for call, waiting in self._counters.waiting.items():

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -22,6 +21,7 @@ from ground.http_server import HttpServer
 from ground.metric_table import Instruments, Sample, families
 from plugin.listing import Listing
 from plugin.metrics import table
+from plugin.readiness import PluginReadiness, Readiness, Vendors
 from plugin.registration.events import Cause, NotRegistered
 
 REGISTERED = "registered"
@@ -106,11 +106,11 @@ class PluginCounters(RegistrationCounters):
         self._instruments.export_zero(table.LISTS, resource)
 
 
-LONGEST = 300  # characters of a reason, which may quote an error of another program
-
-
 class StateCollector(Collector):
-    """Makes the gauges of a program, and says why the program is not ready."""
+    """Makes the gauges of a program."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
 
     def describe(self) -> Iterable[Metric]:
         """No metric: each scrape makes them."""
@@ -120,44 +120,19 @@ class StateCollector(Collector):
         """All metrics at this moment."""
         return families(self._samples())
 
-    def obstacles(self) -> tuple[str, ...]:
-        """Why the program is not ready, one line each."""
-        return tuple(" ".join(why.split())[:LONGEST] for why in self._obstacles())
-
     @asynccontextmanager
     async def served(self, registry: CollectorRegistry, address: str) -> AsyncIterator[None]:
-        """Serve the metrics of the registry, of this collector and of the process, if there is an address."""
+        """Serve readiness and the metrics of registry, collector and process, if there is an address."""
         if not address:
             yield
             return
         registry.register(self)
         ProcessCollector(registry=registry)
-        async with HttpServer(registry, self.obstacles).serve(address):
+        async with HttpServer(registry, self._readiness.obstacles).serve(address):
             yield
 
     @abstractmethod
     def _samples(self) -> Iterator[Sample]: ...
-
-    @abstractmethod
-    def _obstacles(self) -> Iterator[str]: ...
-
-
-def service_obstacles(listing: Listing, *, offers: bool = True) -> Iterator[str]:
-    """Why the scrub service gives no device to offer. ``offers``: whether there should be one by now."""
-    if reason := listing.silence_reason():
-        yield f"the scrub service does not answer: {reason}"
-    elif offers and not listing.resources():
-        yield "there is no device to offer"
-
-
-class Vendors(Protocol):
-    """The plugins of vendors that are there."""
-
-    def connected(self, resource: str) -> bool:
-        """Whether the vendor's plugin of this resource is there."""
-
-    def obstacles(self) -> Iterator[str]:
-        """Why pods cannot get a vendor's devices."""
 
 
 class PluginCollector(StateCollector):
@@ -167,29 +142,18 @@ class PluginCollector(StateCollector):
         self, listing: Listing, counters: PluginCounters, version: str, vendors: Vendors | None = None
     ) -> None:
         """``vendors``: the plugins in front of which this one stands."""
+        super().__init__(PluginReadiness(listing, counters, vendors))
         self._listing = listing
         self._counters = counters
         self._version = version
         self._vendors = vendors
-
-    def _obstacles(self) -> Iterator[str]:
-        # On standby, the vendor's plugin has registered with the other plugin, which knows its devices.
-        waits = self._vendors is not None and self._counters.standby
-        yield from service_obstacles(self._listing, offers=not waits)
-        if self._vendors is not None and not waits:
-            yield from self._vendors.obstacles()
-        if rival := self._counters.rival:
-            yield f"another plugin serves at {rival}: remove it; what it hands out is not proven"
-        for resource in sorted(self._listing.resources()):
-            if why := self._counters.obstacle(resource):
-                yield f"{resource} is not registered: {why}"
 
     def _samples(self) -> Iterator[Sample]:
         yield table.BUILD, (self._version,), 1.0
         yield table.SCRUBBER, (), float(not self._listing.silence_reason())
         if self._counters.standby:  # the other plugin says what the kubelet knows
             return
-        yield table.READY, (), float(not self.obstacles())
+        yield table.READY, (), float(not self._readiness.obstacles())
         for resource in sorted(self._listing.resources()):
             shown = self._listing.shown(resource)
             healthy = sum(device.healthy for device in shown)

@@ -21,10 +21,10 @@ from scrubber.metrics.counters import ServiceCounters
 from scrubber.observe.askers import Asked
 from scrubber.observe.observer import Observer
 from scrubber.service.context import ServiceContext
+from scrubber.service.readiness import Readiness
 from scrubber.service.report import StatusReporter
 from scrubber.words import device_status
 
-SILENT = 30.0  # seconds without a round after which the monitor counts as stopped
 SAMPLED_EVERY = 15.0  # seconds: metrics are seldom fetched more often
 
 
@@ -54,7 +54,7 @@ class ServiceCollector(Collector):
         context: ServiceContext,
         reporter: StatusReporter,
         counters: ServiceCounters,
-        round_ended: Callable[[], Moment | None],
+        readiness: Readiness,
         readings: Callable[[], Mapping[str, Readings]],
         verified: float,
     ) -> None:
@@ -62,7 +62,7 @@ class ServiceCollector(Collector):
         self._context = context
         self._reporter = reporter
         self._counters = counters
-        self._round_ended = round_ended
+        self._readiness = readiness
         self._readings = readings
         self._verified = verified
 
@@ -74,31 +74,11 @@ class ServiceCollector(Collector):
         """All gauges at one moment."""
         return families([*self._of_the_service(), *self._of_the_devices(), *self._of_the_boards()])
 
-    def obstacles(self) -> tuple[str, ...]:
-        """The reasons why the service cannot hand out any device."""
-        ended = self._round_ended()
-        silent = ended is None or self._context.now().uptime - ended.uptime > SILENT
-        about = self._reporter.about()
-        obstacles = {
-            "the ledger cannot be written": bool(about.ledger_fault),
-            f"no memory can be cleared: {about.lacks}": bool(about.lacks),
-            f"the monitor has not finished a round for {SILENT:g} s": silent,
-            "the service has no device": not self._context.ledger.records,
-        }
-        return tuple(why for why, so in obstacles.items() if so)
-
-    def notes(self) -> tuple[str, ...]:
-        """What people should know although the service hands devices out: that their policy file is not in force."""
-        policy = self._context.active_policy
-        if not policy.fault:
-            return ()
-        return (f"the policy file {policy.source} is not in force, and {policy.stays}; `autoclave doctor` says why",)
-
     def _of_the_service(self) -> Iterator[Sample]:
-        about, ended = self._reporter.about(), self._round_ended()
+        about, ended = self._reporter.about(), self._readiness.round_ended()
         active_policy = self._context.active_policy
         yield table.BUILD, (about.version, about.backend), 1.0
-        yield table.READY, (), float(not self.obstacles())
+        yield table.READY, (), float(not self._readiness.obstacles())
         yield table.POLICY, (active_policy.name, active_policy.digest), 1.0
         yield table.POLICY_FAULT, (), float(bool(about.policy_fault))
         yield table.CONCESSIONS, (), float(len(about.concessions))

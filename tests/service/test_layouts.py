@@ -13,6 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, State
 from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.service.readiness import Readiness
 from scrubber.words import device_status
 from tests.service.asking import rows
 from tests.service.node import Kind
@@ -43,8 +44,9 @@ def reasons(world) -> dict[str, AilmentKind]:
 def series(world) -> set[str]:
     """The names and labels of all series."""
     registry = CollectorRegistry()
+    readiness = Readiness(world.context, world.life.reporter, lambda: None)
     counts = ServiceCollector(
-        world.context, world.life.reporter, ServiceCounters(CollectorRegistry()), lambda: None, dict, 0.0
+        world.context, world.life.reporter, ServiceCounters(CollectorRegistry()), readiness, dict, 0.0
     )
     registry.register(counts)
     lines = generate_latest(registry).decode().splitlines()

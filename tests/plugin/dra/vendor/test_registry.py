@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from ground.unix_sockets import MAX_PATH_BYTES
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra.config import DraConfig
-from plugin.dra.metrics import DraCollector, DraCounters
+from plugin.dra.metrics import DraCounters, DraReadiness
 from plugin.dra.vendor import registry as vendor_registry
 from plugin.listing import Listing
 from scrub_api import client
@@ -64,5 +64,5 @@ def test_a_gate_that_is_bypassed_is_not_ready():
     counters = DraCounters(CollectorRegistry())
     counters.bypass = "gpu.nvidia.com-reg.sock"
     listing = Listing(cast(client.ScrubberClient, None), own_devices("nvidia.com", MigStrategy.MIXED))
-    why = DraCollector(listing, counters, "gpu.nvidia.com", "1").obstacles()
+    why = DraReadiness(listing, counters, "gpu.nvidia.com").obstacles()
     assert any("nothing is proven: the kubelet finds gpu.nvidia.com without the gate" in line for line in why)
