@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from ground.documents import strict_json
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrubber.core import plans
 from scrubber.core.model import Findings, MemoryManager, Outcome, ScrubPath, Step
 from scrubber.cuda import card, device
@@ -25,8 +25,8 @@ from scrubber.devices.base import Counts
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.jobs import scrub_job
-from scrubber.steps import roster
-from scrubber.steps.base import Order, StepContext
+from scrubber.steps import step_functions
+from scrubber.steps.orders import Order, StepContext
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import SIZE, equip
 from tests.fakes.nvml.build import build
@@ -114,7 +114,7 @@ def _bench(gpu: NvidiaGpu) -> StepContext:
 
 
 def _done(step: Step, order: Order, bench: StepContext) -> Findings:
-    report = roster.perform(step, order, bench)
+    report = step_functions.perform(step, order, bench)
     if report.outcome is not Outcome.PASSED:
         raise RuntimeError(f"{step.value} failed: {report.detail}")
     return report.findings

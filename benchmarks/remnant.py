@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.figures import quantile
 from benchmarks.nvml_questions import wrapped
-from remnant.model import Ending
-from remnant.report import WORDS
+from remnant.result_files import WORDS
+from remnant.round_result import Ending
 
 FOUND = Path("build/cluster/remnant")
 COMMAND = "make cluster ARGS='-p no:randomly -k remnant --remnant-rounds 4'"

@@ -9,7 +9,7 @@ from dashboards.panels import NO_EVENT, Column, Query, graph, heatmap, stat, tab
 from dashboards.query import CPU, PLACE, RECENT, RESIDENT, QueryScope, largest, sum_of
 from dashboards.style import GOOD, GREEN, ORANGE, SHOULD_BE_ZERO, distinct_colours
 from ground.metric_table import Row
-from plugin.metrics import table as plugin
+from plugin.metrics import plugin_metrics as plugin
 
 SCOPE = QueryScope(PLACE)
 NO_DRIVER = "No DRA driver is scraped"

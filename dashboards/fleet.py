@@ -38,7 +38,7 @@ from dashboards.style import (
     distinct_colours,
     value_words,
 )  # fmt: skip
-from scrubber.metrics.table import COVERAGE, QUARANTINED, RESIDUE, TIME_TO_CLEAN
+from scrubber.metrics.service_metrics import COVERAGE, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
 SCOPE = QueryScope(("cluster",))
 SILENT = value_words({0: ("all", BAD), 1: ("service", BAD), 2: ("plugin", BAD), 3: ("both", BAD)})

@@ -18,7 +18,7 @@ from dashboards.style import (
     value_words,
     yes_or_no,
 )  # fmt: skip
-from scrubber.metrics import table as service
+from scrubber.metrics import service_metrics as service
 
 SCOPE = QueryScope((*PLACE, "gpu"))
 NAME = "GPU {{gpu}} {{uuid}}"  # a replaced GPU is shown beside its successor

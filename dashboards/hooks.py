@@ -9,8 +9,8 @@ from dashboards.panels import NO_EVENT, NO_PLUGIN, Column, Query, graph, heatmap
 from dashboards.query import CPU, PLACE, RECENT, RESIDENT, QueryScope, age, largest, smallest, sum_of
 from dashboards.scrubs import QUANTILES
 from dashboards.style import HEALTH_COLOURS, QUANTILE_COLOURS, SHOULD_BE_ZERO, distinct_colours
-from plugin.metrics import table as plugin
-from scrubber.metrics import table as service
+from plugin.metrics import plugin_metrics as plugin
+from scrubber.metrics import service_metrics as service
 
 SCOPE = QueryScope(PLACE)
 NODE = "{{node}}"

@@ -45,8 +45,8 @@ from dashboards.style import (
     no_or_yes,
     yes_or_no,
 )  # fmt: skip
-from plugin.metrics import table as plugin
-from scrubber.metrics import table as service
+from plugin.metrics import plugin_metrics as plugin
+from scrubber.metrics import service_metrics as service
 
 SCOPE = QueryScope((*PLACE, "gpu"))
 STALLED: Levels = ((0, GOOD), (60, WARN), (300, BAD))

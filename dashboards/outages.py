@@ -25,7 +25,7 @@ from dashboards.query import (
 )
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NEUTRAL, NO_ROW, PLAIN, value_words
 from scrubber.core.model import Availability, State
-from scrubber.metrics.table import (
+from scrubber.metrics.service_metrics import (
     BLOCKED,
     QUARANTINE_NEXT,
     QUARANTINE_PROBES,

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import prometheus
 from dashboards.panels import SOURCE
 from dashboards.query import DEVICE_ID, QueryScope, largest
 from dashboards.style import BAD
-from scrubber.metrics.table import DEVICE, QUARANTINED
+from scrubber.metrics.service_metrics import DEVICE, QUARANTINED
 
 TAG = "autoclave"
 WIDTH = 24

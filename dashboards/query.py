@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from dashboards.style import NO_ROW, NONE, NUMBER_OF
 from ground.metric_table import Kind, Row
-from plugin.metrics import table as plugin
+from plugin.metrics import plugin_metrics as plugin
 from scrubber.core.model import State
-from scrubber.metrics.table import BUILD, DEVICE, READY, STATE
+from scrubber.metrics.service_metrics import BUILD, DEVICE, READY, STATE
 
 PLACE = ("cluster", "node")
 DEVICE_ID = (*PLACE, "gpu", "uuid")

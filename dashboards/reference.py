@@ -15,14 +15,14 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from ground.metric_table import Row
-from plugin.metrics import table as of_the_plugin
-from scrubber.metrics import table as of_the_service
+from plugin.metrics import plugin_metrics as of_the_plugin
+from scrubber.metrics import service_metrics as of_the_service
 
 HEAD = """\
 # Metrics
 
-`make docs` generates this page from `scrubber/metrics/table.py` and `plugin/metrics/table.py`. Names and labels are a
-stable contract.
+`make docs` generates this page from `scrubber/metrics/service_metrics.py` and `plugin/metrics/plugin_metrics.py`. Names
+and labels are a stable contract.
 
 ## How to get them
 

@@ -18,7 +18,7 @@ from dashboards.style import (
     STEP_COLOURS,
     TRIGGER_COLOURS,
 )  # fmt: skip
-from scrubber.metrics import table as service
+from scrubber.metrics import service_metrics as service
 
 SCOPE = QueryScope(PLACE)
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))

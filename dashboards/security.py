@@ -11,7 +11,7 @@ from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest,
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO, WARN, value_words
 from ground.metric_table import Row
 from scrubber.core.model import State
-from scrubber.metrics import table as service
+from scrubber.metrics import service_metrics as service
 
 SCOPE = QueryScope(PLACE)
 ON_PLACE, ON_DEVICE = ", ".join(PLACE), ", ".join(DEVICE_ID)

@@ -20,7 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from ground.documents.units import DURATION, format_duration
-from policies.model import PolicySet
+from policies.policy_model import PolicySet
 
 HEADER = "| field | accepts | default | what it does |"
 LONG = 5  # items of a list; a longer one stands in the shipped file only

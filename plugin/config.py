@@ -11,7 +11,7 @@ from ground import paths, unix_sockets
 from ground.errors import FatalError
 from plugin import response
 from plugin.cluster import credentials
-from plugin.cluster.options import ReportChoice, Reports
+from plugin.cluster.report_choice import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
 from scrub_api.request_limits import is_subdomain

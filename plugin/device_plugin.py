@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
-from ground import calls, log
-from ground.calls import CallOutcome, LoggedCall
+from ground import log, logged_calls
 from ground.errors import AutoclaveError, InvalidRequest, Refused
+from ground.logged_calls import CallOutcome, LoggedCall
 from plugin import preferred, response
 from plugin.devices import HEALTHY, UNHEALTHY, Device
 from plugin.gate import Gate
@@ -185,7 +185,10 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             return call.ending
 
         try:
-            with self._in_flight.one(), calls.logged(call, log, count, cancelled="the kubelet gave up", fault=FAULT):
+            with (
+                self._in_flight.one(),
+                logged_calls.logged(call, log, count, cancelled="the kubelet gave up", fault=FAULT),
+            ):
                 yield call
         except AutoclaveError as error:
             await context.abort(_code(error, no), error.for_tenants)

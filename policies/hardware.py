@@ -1,6 +1,6 @@
 """When a device is reset, which settings it has before it is handed out, and what quarantines it.
 
-Operators read the text under a field, as in ``model``.
+Operators read the text under a field, as in ``policy_model``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from ground.documents.faults import ImpossibleError
 from ground.documents.units import format_duration
-from policies.base import Duration, Model, Word
+from policies.base_model import Duration, Model, Word
 from policies.xids import Xids
 
 

@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ground.documents import tree, validation
+from ground.documents import validation, yaml_tree
 from ground.documents.faults import DocumentError, DocumentFault, Loc, quote
 from policies import match
-from policies.model import MOST_RULES, Match, Policy, PolicySet
+from policies.policy_model import MOST_RULES, Match, Policy, PolicySet
 
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 
@@ -51,7 +51,7 @@ def load_bytes(data: bytes, source: str) -> PolicySet:
 
 def load_text(text: str, source: str) -> PolicySet:
     """Read all policies from a text. Raises DocumentError with all faults."""
-    root, faults = tree.parse(text, source)
+    root, faults = yaml_tree.parse(text, source)
     policies = dict(_policies(root.plain()))
     problems = [*_problems(root, policies), *_clashes(root)]
     if faults or problems:
@@ -102,7 +102,7 @@ def _merge(base: object, over: object) -> object:
     return {**base, **{key: _merge(base.get(key), value) for key, value in over.items()}}
 
 
-def _problems(root: tree.YamlNode, policies: Mapping[Loc, object]) -> Iterator[validation.Problem]:
+def _problems(root: yaml_tree.YamlNode, policies: Mapping[Loc, object]) -> Iterator[validation.Problem]:
     """The problems of the file, then of each policy. A rule is not blamed for what it inherits."""
     frame = validation.problems(PolicySet, _with(root, {loc: {} for loc in policies}))
     inside = (problem.under(loc) for loc, policy in policies.items() for problem in validation.problems(Policy, policy))
@@ -112,12 +112,12 @@ def _problems(root: tree.YamlNode, policies: Mapping[Loc, object]) -> Iterator[v
             yield problem
 
 
-def _stands_in(root: tree.YamlNode, problem: validation.Problem) -> bool:
+def _stands_in(root: yaml_tree.YamlNode, problem: validation.Problem) -> bool:
     """Whether a problem is about something that the rule contains, or about a key that the rule lacks."""
     return any(map(root.find, problem.places)) or (problem.missing and root.find(problem.loc[:-1]) is not None)
 
 
-def _clashes(root: tree.YamlNode) -> Iterator[validation.Problem]:
+def _clashes(root: yaml_tree.YamlNode) -> Iterator[validation.Problem]:
     """Conflicts between rules: a duplicate name, or a rule that never applies."""
     rules = list(enumerate(_rules(root.plain())))
     names = {match.DEFAULTS}
@@ -146,7 +146,7 @@ def _rules(document: object) -> Iterator[dict[str, Any]]:
         yield rule if isinstance(rule, dict) else {}
 
 
-def _with(root: tree.YamlNode, policies: Mapping[Loc, object]) -> object:
+def _with(root: yaml_tree.YamlNode, policies: Mapping[Loc, object]) -> object:
     """The document with these policies in place of its own."""
     document: Any = root.plain()
     for (*way, last), policy in policies.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from policies.model import Match, Policy, PolicySet
+from policies.policy_model import Match, Policy, PolicySet
 
 DEFAULTS = "defaults"
 _WILD = frozenset("*?[")

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ground.documents.units import format_duration
-from policies.base import Model, Word
+from policies.base_model import Model, Word
 from policies.values import Xid
 from policies.xidtable import DATE, RECOVERY, ROWS, RequiredAction, XidRow, XidScope
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ground.quantities import quantity
-from policies.model import Policy
-from remnant.gpu import listed, whole
+from policies.policy_model import Policy
+from remnant.gpu_identity import listed, whole
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import holders as users

@@ -13,7 +13,7 @@ from enum import Enum
 
 from ground.documents import units
 from ground.quantities import quantity
-from remnant.model import Ending, Look, Medium, Planted, Result, Round
+from remnant.round_result import Ending, Look, Medium, Planted, Result, Round
 
 _CONTEXTS_DIFFER = 64 * 2**20  # bytes, or one part in sixteen: so much less may be had where nobody holds any
 ALL = frozenset({Medium.MEMORY, Medium.HOST})  # media of which the positive control must recognise every byte

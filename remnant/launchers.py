@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from remnant.model import Ending
+from remnant.round_result import Ending
 
 PROGRAM = ("-P", "-m", "remnant.tenant")
 _CHECKOUT = str(Path(__file__).parents[1])  # where this package lies, also if it was not installed

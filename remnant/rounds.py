@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ground.errors import AutoclaveError, Reason, plain
-from remnant import answers, tenant
-from remnant.answers import Answer, Filled, Looked, NoAnswer, Ready, Refused
+from remnant import container_answers, tenant
+from remnant.container_answers import Answer, Filled, Looked, NoAnswer, Ready, Refused
 from remnant.launchers import Launcher
-from remnant.model import Ending, GpuAndDriver, Medium, Round
 from remnant.output import LONGEST, Output
+from remnant.round_result import Ending, GpuAndDriver, Medium, Round
 from remnant.tenant import ContainerOrder
 
 ANSWERS_WITHIN = 120.0  # seconds
@@ -124,7 +124,7 @@ class _Container:
             if not self._output.read(min(left, SAYS_AFTER)) and (waits := self._waits_for()) not in ("", last):
                 self._say(last := waits)
         try:
-            return answers.parse(kind, line, self._media)
+            return container_answers.parse(kind, line, self._media)
         except NoAnswer as error:
             raise ContainerFailed(str(error)) from error
 

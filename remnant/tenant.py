@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from ground.documents import strict_json
-from remnant import gpu
-from remnant.answers import Filled, Looked, Ready, Refused
-from remnant.model import Ending, GpuAndDriver, Look, Medium, Planted
+from remnant import gpu_identity
+from remnant.container_answers import Filled, Looked, Ready, Refused
+from remnant.round_result import Ending, GpuAndDriver, Look, Medium, Planted
 from scrubber.cuda import device, memory
 from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
 from scrubber.cuda.device import CudaCard
@@ -291,7 +291,7 @@ def main(lines: Iterable[str]) -> NoReturn:
     about: GpuAndDriver | None = None
     if not order.uuid:
         try:
-            board, about = gpu.of_container(Path(order.host_root), order.count, order.wanted)
+            board, about = gpu_identity.of_container(Path(order.host_root), order.count, order.wanted)
         except DeviceError as error:
             sys.exit(str(error))
         order = dataclasses.replace(order, uuid=board.uuid, pci_address=board.pci_address)

@@ -18,7 +18,7 @@ import scrubber
 from ground import boot, log, paths
 from ground.aio import Changed
 from ground.errors import FatalError, LedgerUnavailable
-from policies.model import Evict, Policy
+from policies.policy_model import Evict, Policy
 from scrub_api import views
 from scrubber import assembly_fence
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
@@ -28,9 +28,9 @@ from scrubber.core.model import DeviceInfo, Holder
 from scrubber.create_gate import installation
 from scrubber.create_gate.installation import CreateGate
 from scrubber.devices.base import Address, Backend, DeviceHandling
-from scrubber.devices.calls import Caller
+from scrubber.devices.blocking_calls import Caller
 from scrubber.devices.simulated import layout
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.fence import fence
 from scrubber.fence.fence import FenceError
 from scrubber.jobs.jobs import Jobs
@@ -39,8 +39,8 @@ from scrubber.ledger.database import Loaded
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.sqlite_store import SqliteStore
-from scrubber.metrics.collector import BoardSampler, ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.metrics.gauges import BoardSampler, ServiceCollector
 from scrubber.node import clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.ends import Ends

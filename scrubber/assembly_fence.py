@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ground import log
-from policies.model import FenceMode, Policy
+from policies.policy_model import FenceMode, Policy
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Holder
 from scrubber.fence import fence

@@ -10,7 +10,7 @@ from ground import log
 from policies import xids
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.devices.base import DeviceError
-from scrubber.devices.calls import Caller
+from scrubber.devices.blocking_calls import Caller
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host

@@ -22,13 +22,13 @@ from scrubber import __version__, assembly, systemd
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.core import events as ev
-from scrubber.create_gate.server import GateServer
+from scrubber.create_gate.gate_server import GateServer
 from scrubber.devices.base import Backend, DeviceError
 from scrubber.ledger import stored
 from scrubber.ledger.history_window import Window
 from scrubber.ledger.ledger import Ledger
-from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.metrics.gauges import ServiceCollector
 from scrubber.node import clock
 from scrubber.policy import ActivePolicy
 from scrubber.service.readiness import Readiness

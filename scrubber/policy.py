@@ -15,7 +15,7 @@ from pathlib import Path
 from ground import calendar_time, paths, private_files
 from ground.documents.faults import DocumentError
 from policies import load, match
-from policies.model import FenceMode, Policy, PolicySet
+from policies.policy_model import FenceMode, Policy, PolicySet
 from scrubber.core.model import DeviceInfo
 
 DevicePolicy = match.Matched

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrubber import assembly_fence
 from scrubber.config import ScrubberConfig
 from scrubber.fence import fence

@@ -9,7 +9,7 @@ import pytest
 
 from ground import private_files
 from ground.documents.faults import DocumentError
-from policies.model import Mode
+from policies.policy_model import Mode
 from scrubber.policy import ActivePolicy
 
 OBSERVES, BROKEN = "name: mine\ndefaults: {mode: observe}\n", "name: mine\ndefaults: {mode: obsrve}\n"

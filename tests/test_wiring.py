@@ -21,7 +21,7 @@ from tests.patience import WITHIN
 
 ROUNDLESS = """
 from autoclave import cli
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 Simulated.pace = 3600.0
 cli.main()
 """

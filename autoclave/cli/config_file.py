@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from ground.documents import tree
+from ground.documents import yaml_tree
 from ground.documents.faults import DocumentError, DocumentFault, describe
-from ground.documents.tree import YamlNode
+from ground.documents.yaml_tree import YamlNode
 from ground.errors import FatalError
 
 
@@ -34,7 +34,7 @@ def load(file: Path, ctx: click.Context) -> dict[str, object]:
 def _values(file: Path, options: Mapping[str, click.Option], ctx: click.Context) -> Mapping[str, YamlNode]:
     """The values by the name of their flag, with underscores. DocumentError with all faults."""
     source = str(file)
-    root, faults = tree.parse(_text(file), source)
+    root, faults = yaml_tree.parse(_text(file), source)
     if not isinstance(root.value, dict):
         found, expected = describe(root.plain()), "a mapping of keys and values"
         raise DocumentError(DocumentFault(source, root.place.line, root.place.column, "", found, expected))

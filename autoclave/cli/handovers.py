@@ -9,7 +9,7 @@ from typing import Any
 
 from autoclave.cli import service_call
 from autoclave.cli.offline import Offline
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.errors import Unreachable
 from scrub_api import admin_client, views
@@ -115,7 +115,7 @@ def _cells(row: TenancyRow, gpu: str) -> list[str]:
     residue = _residue(row.wipe)
     shown = "unknown" if residue is None else human.size(residue)
     done = human.local(row.wipe.finished.wall)
-    return [*cells, done, row.wipe.id, table.coverage(row.wipe), shown, _signer(row.wipe)]
+    return [*cells, done, row.wipe.id, text_tables.coverage(row.wipe), shown, _signer(row.wipe)]
 
 
 def _result(row: TenancyRow) -> str:

@@ -11,7 +11,7 @@ from typing import Unpack
 
 from autoclave.cli.output import human
 from ground.errors import AutoclaveError, FatalError, Unreachable
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrub_api import admin_client, views
 from scrubber.core import presence
 from scrubber.core.answers import Offer

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from autoclave.cli import Parsed
 from ground import paths
 from ground.errors import AutoclaveError
-from plugin.cluster.options import NvsentinelAction
+from plugin.cluster.report_choice import NvsentinelAction
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,10 +18,10 @@ from ground import paths, unix_sockets
 from ground.errors import AutoclaveError, Unreachable, joined
 from plugin.cluster import credentials, reporter
 from plugin.cluster.credentials import Unusable
-from plugin.cluster.options import ReportChoice, Reports
+from plugin.cluster.report_choice import ReportChoice, Reports
 from plugin.cluster.retry_loop import Failure
-from plugin.dra import slices
-from plugin.dra.slices import Pool
+from plugin.dra import resource_slices
+from plugin.dra.resource_slices import Pool
 from plugin.registration import sockets
 from scrub_api import views
 from scrubber.cuda import cupy_loading, images
@@ -114,9 +114,9 @@ def _missing_gates(driver: str) -> frozenset[str] | CheckFault:
     async def ask() -> frozenset[str]:
         server = reporter.connect(file, node, API_WITHIN)
         try:
-            tried = slices.with_a_taint(Pool(driver, node, (await server.read()).uid))
-            kept = slices.has_taint(await server.apply_slice(tried, dry_run=True))
-            return frozenset() if kept else frozenset({slices.TAINTS_GATE})
+            tried = resource_slices.with_a_taint(Pool(driver, node, (await server.read()).uid))
+            kept = resource_slices.has_taint(await server.apply_slice(tried, dry_run=True))
+            return frozenset() if kept else frozenset({resource_slices.TAINTS_GATE})
         finally:
             await server.close()
 

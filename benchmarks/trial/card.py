@@ -23,7 +23,7 @@ from scrubber.cuda.driver import Word
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, keyed
 from scrubber.devices.nvidia.address import WorkerTarget
-from scrubber.devices.nvidia.memory import HeldMemory, OpenCard
+from scrubber.devices.nvidia.held_memory import HeldMemory, OpenCard
 from scrubber.devices.nvidia.nvml import Library
 
 

@@ -22,7 +22,7 @@ from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address
 from scrubber.devices.nvidia.host import NAME
 from scrubber.node import proc
-from scrubber.steps.base import Order
+from scrubber.steps.orders import Order
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment
 

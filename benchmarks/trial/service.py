@@ -28,7 +28,7 @@ from benchmarks.trial.groups import Groups
 from benchmarks.trial.imports import pidfd_refused
 from benchmarks.trial.programs import last_line, output_of
 from policies.hardware import Setting
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrubber.devices.nvidia.nvml import Library
 
 SCRUBS = 5  # on request, after the first look

@@ -22,14 +22,14 @@ from benchmarks.trial.card import MeasuredCard, Where, fresh, opened, opened_as,
 from benchmarks.trial.figures import Measured, Question, Unproven, one, remark
 from benchmarks.trial.forks import Fork, in_a_fork, say
 from policies import xids
-from policies.model import Policy
+from policies.policy_model import Policy
 from policies.xids import Treatment
 from scrubber.cuda import memory, selftest
 from scrubber.cuda.card import CudaError, KernelFailedError, KernelProgram, Span, Sweep
 from scrubber.cuda.device import THREADS
 from scrubber.cuda.driver import Word, status_of
 from scrubber.cuda.patterns import Pattern, PatternKind
-from scrubber.devices.nvidia.health.xids import GpuError, read
+from scrubber.devices.nvidia.health.xid_messages import GpuError, read
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.kernellog import KernelLog
 

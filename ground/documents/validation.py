@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ground.documents.faults import DocumentFault, ImpossibleError, Loc, describe, path
-from ground.documents.tree import YamlNode
 from ground.documents.units import format_duration
+from ground.documents.yaml_tree import YamlNode
 
 M = TypeVar("M", bound=BaseModel)
 

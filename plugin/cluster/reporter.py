@@ -24,7 +24,7 @@ from ground.errors import FatalError
 from plugin.cluster import credentials, node_report
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.node_report import Condition, ConditionContent, DeviceReports, Outbox
-from plugin.cluster.options import NvsentinelAction, ReportChoice, Reports
+from plugin.cluster.report_choice import NvsentinelAction, ReportChoice, Reports
 from plugin.cluster.retry_loop import NEVER, Action, Failure, FailureKind, Pace, RetryLoop, guarded
 from plugin.listing import Listing, Shown
 

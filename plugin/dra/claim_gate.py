@@ -15,7 +15,7 @@ from contextlib import suppress
 from ground import log
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Unreachable
 from plugin.devices import Device
-from plugin.dra.slices import device_name
+from plugin.dra.resource_slices import device_name
 from plugin.listing import Listing
 from scrub_api import client
 from scrub_api.device_messages import GrantedDevice

@@ -11,7 +11,7 @@ from ground.errors import FatalError
 from plugin import config as plugin_config
 from plugin import response
 from plugin.cluster import credentials
-from plugin.cluster.options import ReportChoice
+from plugin.cluster.report_choice import ReportChoice
 from scrub_api.request_limits import is_subdomain
 
 DRIVER = public_names.DRIVER

@@ -19,19 +19,19 @@ from plugin import stopping
 from plugin.cluster.credentials import Unusable
 from plugin.cluster.reporter import connect, make_health_events
 from plugin.devices import MigStrategy, own_devices
-from plugin.dra import config, driver, registration
+from plugin.dra import config, dra_driver, registration
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
-from plugin.dra.driver import DraDriver, OwnDevices
+from plugin.dra.dra_driver import DraDriver, OwnDevices
 from plugin.dra.metrics import DraCollector, DraCounters
 from plugin.dra.publisher import SlicePublisher
-from plugin.dra.vendor import devices as vendor
+from plugin.dra.vendor import vendor_devices as vendor
 from plugin.dra.vendor.registry import VendorRegistry
 from plugin.dra.vendor.taint_rules import TaintRules
 from plugin.listing import Listing
 from plugin.registration import endpoint, sockets
-from plugin.registration.events import NotRegistered
+from plugin.registration.registration_state import NotRegistered
 from plugin.stopping import InFlight
 from scrub_api import client
 
@@ -85,7 +85,7 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             registered = asyncio.Event()
             publisher = SlicePublisher(server, listing, chosen.driver, node, counters)
             tasks.create_task(_publish_once(registered, publisher), name="slice")
-            add = partial(_add, driver.handlers(answer(devices=OwnDevices(chosen))))
+            add = partial(_add, dra_driver.handlers(answer(devices=OwnDevices(chosen))))
             places = chosen.service_socket, chosen.registry_socket
             work = registration.stay_registered(chosen.driver, add, *places, partial(_note, registered, counters))
         else:
@@ -97,7 +97,7 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
                 service = vendor.VendorService(channel, chosen.driver, versions)
                 devices = vendor.VendorDevices(service, server, listing, chosen.driver, chosen.cdi_dirs)
                 health = vendor.health_handler(channel, versions)
-                return partial(_add, driver.handlers(answer(devices=devices), health))
+                return partial(_add, dra_driver.handlers(answer(devices=devices), health))
 
             work = VendorRegistry(chosen, chosen.vendor_registry_dir, gate, counters).run()
         async with asyncio.TaskGroup() as registrations:
@@ -105,7 +105,7 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             try:
                 await asyncio.Event().wait()
             finally:  # the kubelet is still served: its calls are answered last
-                await asyncio.create_task(stopping.drain(in_flight, driver.CALL_WITHIN))
+                await asyncio.create_task(stopping.drain(in_flight, dra_driver.CALL_WITHIN))
 
 
 def _add(handlers: tuple[grpc.GenericRpcHandler, ...], server: grpc.aio.Server) -> None:

@@ -11,12 +11,12 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry
 
-from ground.calls import CallOutcome
 from ground.errors import Reason
+from ground.logged_calls import CallOutcome
 from ground.metric_table import Instruments, Sample
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
-from plugin.metrics import table
+from plugin.metrics import plugin_metrics
 from plugin.metrics.collector import RegistrationCounters, StateCollector
 from plugin.readiness import Readiness
 
@@ -39,15 +39,15 @@ class DraCounters(RegistrationCounters):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
-        super().__init__(Instruments(table.DRA_TABLE, registry), NOT_FOUND_YET)
+        super().__init__(Instruments(plugin_metrics.DRA_TABLE, registry), NOT_FOUND_YET)
         self.waiting = dict.fromkeys(Call, 0)
         self.bypass = ""  # the socket by which the kubelet calls another vendor's driver without the gate
         self.slice_obstacle = NOT_WRITTEN_YET  # empty: the last attempt to write the slice succeeded
         for call in Call:
             for reason in (API_SERVER, VENDOR, *(reason.value for reason in Reason)):
-                self._instruments.export_zero(table.CLAIM_REFUSALS, call.value, reason)
+                self._instruments.export_zero(plugin_metrics.CLAIM_REFUSALS, call.value, reason)
         for outcome in (WRITTEN, *(kind.value for kind in FailureKind)):
-            self._instruments.export_zero(table.SLICE_WRITES, outcome)
+            self._instruments.export_zero(plugin_metrics.SLICE_WRITES, outcome)
 
     @contextmanager
     def waits(self, call: Call) -> Iterator[None]:
@@ -60,13 +60,13 @@ class DraCounters(RegistrationCounters):
 
     def answer(self, call: Call, outcome: CallOutcome, seconds: float, reason: str) -> None:
         """A call for one claim was answered or cancelled. ``reason``: of a refusal or a fault."""
-        self._instruments.observe(table.CLAIM_TIME, call.value, outcome.value, value=seconds)
+        self._instruments.observe(plugin_metrics.CLAIM_TIME, call.value, outcome.value, value=seconds)
         if reason:
-            self._instruments.count(table.CLAIM_REFUSALS, call.value, reason)
+            self._instruments.count(plugin_metrics.CLAIM_REFUSALS, call.value, reason)
 
     def slice_written(self, failure: Failure | None) -> None:
         """An attempt to write the slice has ended."""
-        self._instruments.count(table.SLICE_WRITES, WRITTEN if failure is None else failure.kind.value)
+        self._instruments.count(plugin_metrics.SLICE_WRITES, WRITTEN if failure is None else failure.kind.value)
         self.slice_obstacle = "" if failure is None else failure.message
 
 
@@ -99,14 +99,14 @@ class DraCollector(StateCollector):
         self._version = version
 
     def _samples(self) -> Iterator[Sample]:
-        yield table.DRA_BUILD, (self._version,), 1.0
-        yield table.DRA_READY, (), float(not self._readiness.obstacles())
-        yield table.SCRUBBER, (), float(not self._listing.silence_reason())
-        yield table.DRA_REGISTERED, (), float(not self._counters.obstacle(self._driver))
+        yield plugin_metrics.DRA_BUILD, (self._version,), 1.0
+        yield plugin_metrics.DRA_READY, (), float(not self._readiness.obstacles())
+        yield plugin_metrics.SCRUBBER, (), float(not self._listing.silence_reason())
+        yield plugin_metrics.DRA_REGISTERED, (), float(not self._counters.obstacle(self._driver))
         for call, waiting in self._counters.waiting.items():
-            yield table.CLAIMS_WAITING, (call.value,), float(waiting)
-        yield table.SLICE_WRITTEN, (), float(not self._counters.slice_obstacle)
+            yield plugin_metrics.CLAIMS_WAITING, (call.value,), float(waiting)
+        yield plugin_metrics.SLICE_WRITTEN, (), float(not self._counters.slice_obstacle)
         shown = self._listing.current() or ()
         healthy = sum(device.healthy for device in shown)
-        yield table.SLICE_DEVICES, ("healthy",), float(healthy)
-        yield table.SLICE_DEVICES, ("unhealthy",), float(len(shown) - healthy)
+        yield plugin_metrics.SLICE_DEVICES, ("healthy",), float(healthy)
+        yield plugin_metrics.SLICE_DEVICES, ("unhealthy",), float(len(shown) - healthy)

@@ -14,9 +14,9 @@ from ground import log
 from ground.aio import Changed
 from plugin.cluster.retry_loop import NEVER, Failure, Pace, RetryLoop
 from plugin.devices import Device
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from plugin.dra.metrics import DraCounters
-from plugin.dra.slices import Pool
+from plugin.dra.resource_slices import Pool
 from plugin.listing import Listing
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ class SlicePublisher:
     def _due(self) -> float:
         if self._devices is None:
             return NEVER  # the service has never answered, so nothing is known of the devices
-        if self._pool is not None and self._read and slices.covers(self._found, self._wanted(self._pool)):
+        if self._pool is not None and self._read and resource_slices.covers(self._found, self._wanted(self._pool)):
             return NEVER
         return 0.0
 
     def _wanted(self, pool: Pool) -> dict[str, Any]:
-        return slices.resource_slice(pool, self._devices or (), taints=self._taints)
+        return resource_slices.resource_slice(pool, self._devices or (), taints=self._taints)
 
     async def _write(self) -> None:
         try:
@@ -80,10 +80,11 @@ class SlicePublisher:
         except Failure as failure:
             self._counters.slice_written(failure)
             raise
-        if slices.has_taint(wanted) and not slices.has_taint(applied):
+        if resource_slices.has_taint(wanted) and not resource_slices.has_taint(applied):
             self._taints = False
             logger.warning(
-                "the API server keeps no device taints: unhealthy devices are left out", gate=slices.TAINTS_GATE
+                "the API server keeps no device taints: unhealthy devices are left out",
+                gate=resource_slices.TAINTS_GATE,
             )
         self._found, self._read = applied, True
         logger.info("slice", devices=len(wanted["spec"].get("devices", ())))
@@ -96,7 +97,7 @@ class SlicePublisher:
             if shown is not None:
                 self._devices = shown
             else:  # nothing is proven: no new claim gets a device of this node
-                self._devices = tuple(slices.withdrawn(device) for device in self._devices or ())
+                self._devices = tuple(resource_slices.withdrawn(device) for device in self._devices or ())
             self._changed.notify()
             await self._listing.until_differs(shown)
 
@@ -104,7 +105,7 @@ class SlicePublisher:
         warned = ""
         while True:
             try:
-                async for current in self._server.slices(slices.slice_name(self._driver, self._node)):
+                async for current in self._server.slices(resource_slices.slice_name(self._driver, self._node)):
                     self._found, self._read, warned = current, True, ""
                     self._changed.notify()
             except Failure as failure:

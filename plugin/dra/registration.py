@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 
-from plugin.dra.driver import HEALTHS
+from plugin.dra.dra_driver import HEALTHS
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, sockets
-from plugin.registration.events import Cause, Listener, NotRegistered, RegistrationState
+from plugin.registration.registration_state import Cause, Listener, NotRegistered, RegistrationState
 from plugin.registration.sockets import FileWatch
 
 KIND = "DRAPlugin"

@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ground.calls import CallOutcome
 from ground.errors import Reason
 from ground.http_server import HttpServer
+from ground.logged_calls import CallOutcome
 from ground.metric_table import Instruments, Sample, families
 from plugin.listing import Listing
-from plugin.metrics import table
+from plugin.metrics import plugin_metrics
 from plugin.readiness import PluginReadiness, Readiness, Vendors
-from plugin.registration.events import Cause, NotRegistered
+from plugin.registration.registration_state import Cause, NotRegistered
 
 REGISTERED = "registered"
 NOT_YET = "the plugin has not registered yet"
@@ -52,13 +52,13 @@ class RegistrationCounters:
     def expect(self, resource: str) -> None:
         """This resource is about to be registered. Export its counters as 0."""
         for outcome in (REGISTERED, *(cause.value for cause in Cause)):
-            self._instruments.export_zero(table.REGISTRATIONS, resource, outcome)
+            self._instruments.export_zero(plugin_metrics.REGISTRATIONS, resource, outcome)
 
     def record(self, resource: str, failure: NotRegistered | None) -> None:
         """Count a registration, or its failure."""
         self._obstacles[resource] = failure.detail if failure is not None else ""
         outcome = failure.cause.value if failure is not None else REGISTERED
-        self._instruments.count(table.REGISTRATIONS, resource, outcome)
+        self._instruments.count(plugin_metrics.REGISTRATIONS, resource, outcome)
 
     def obstacle(self, resource: str) -> str:
         """Why a resource is not registered; empty if it is."""
@@ -70,12 +70,12 @@ class PluginCounters(RegistrationCounters):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
-        super().__init__(Instruments(table.TABLE, registry), NOT_YET)
+        super().__init__(Instruments(plugin_metrics.TABLE, registry), NOT_YET)
         self.standby = False  # another plugin of this node is registered, and this one waits for its end
         self.rival = ""  # the socket of another plugin in the kubelet's directory
         for hook in GATES:
             for reason in Reason:
-                self._instruments.export_zero(table.HOOK_REFUSALS, hook.value, reason.value)
+                self._instruments.export_zero(plugin_metrics.HOOK_REFUSALS, hook.value, reason.value)
 
     def another_plugin(self, socket: str) -> None:
         """Another plugin serves at this socket; empty: none does."""
@@ -88,22 +88,22 @@ class PluginCounters(RegistrationCounters):
     def answer(self, hook: Hook, outcome: CallOutcome, seconds: float, *, reason: str = "", receipt: str = "") -> None:
         """A call of the kubelet was answered or cancelled. ``reason``: of a refusal or a fault."""
         shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
-        self._instruments.observe(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
+        self._instruments.observe(plugin_metrics.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
         if reason and hook in GATES:
-            self._instruments.count(table.HOOK_REFUSALS, hook.value, reason)
+            self._instruments.count(plugin_metrics.HOOK_REFUSALS, hook.value, reason)
 
     def unknown_variable(self, resource: str) -> None:
         """An answer of the vendor's plugin had a variable that is unknown here, and passed."""
-        self._instruments.count(table.UNKNOWN_VARIABLES, resource)
+        self._instruments.count(plugin_metrics.UNKNOWN_VARIABLES, resource)
 
     def list_sent(self, resource: str) -> None:
         """A list was sent to the kubelet."""
-        self._instruments.count(table.LISTS, resource)
+        self._instruments.count(plugin_metrics.LISTS, resource)
 
     def expect(self, resource: str) -> None:
         """The plugin is about to register this resource."""
         super().expect(resource)
-        self._instruments.export_zero(table.LISTS, resource)
+        self._instruments.export_zero(plugin_metrics.LISTS, resource)
 
 
 class StateCollector(Collector):
@@ -149,16 +149,16 @@ class PluginCollector(StateCollector):
         self._vendors = vendors
 
     def _samples(self) -> Iterator[Sample]:
-        yield table.BUILD, (self._version,), 1.0
-        yield table.SCRUBBER, (), float(not self._listing.silence_reason())
+        yield plugin_metrics.BUILD, (self._version,), 1.0
+        yield plugin_metrics.SCRUBBER, (), float(not self._listing.silence_reason())
         if self._counters.standby:  # the other plugin says what the kubelet knows
             return
-        yield table.READY, (), float(not self._readiness.obstacles())
+        yield plugin_metrics.READY, (), float(not self._readiness.obstacles())
         for resource in sorted(self._listing.resources()):
             shown = self._listing.shown(resource)
             healthy = sum(device.healthy for device in shown)
-            yield table.CONNECTED, (resource,), float(self._listing.is_followed(resource))
-            yield table.LISTED, (resource, "healthy"), float(healthy)
-            yield table.LISTED, (resource, "unhealthy"), float(len(shown) - healthy)
+            yield plugin_metrics.CONNECTED, (resource,), float(self._listing.is_followed(resource))
+            yield plugin_metrics.LISTED, (resource, "healthy"), float(healthy)
+            yield plugin_metrics.LISTED, (resource, "unhealthy"), float(len(shown) - healthy)
             if self._vendors is not None:
-                yield table.VENDOR, (resource,), float(self._vendors.connected(resource))
+                yield plugin_metrics.VENDOR, (resource,), float(self._vendors.connected(resource))

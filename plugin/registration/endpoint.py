@@ -16,7 +16,7 @@ from ground.aio import Changed
 from ground.errors import FatalError
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import sockets
-from plugin.registration.events import Cause, NotRegistered
+from plugin.registration.registration_state import Cause, NotRegistered
 
 Add = Callable[[grpc.aio.Server], None]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

@@ -19,8 +19,8 @@ import grpc
 
 from ground import log, unix_sockets
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
-from plugin.registration import endpoint, events, sockets
-from plugin.registration.events import Cause, NotRegistered, RegistrationState
+from plugin.registration import endpoint, registration_state, sockets
+from plugin.registration.registration_state import Cause, NotRegistered, RegistrationState
 from plugin.registration.sockets import FileWatch
 
 logger = log.get("registration")
@@ -35,7 +35,11 @@ class KubeletRegistration:
     """One resource, served and registered."""
 
     def __init__(
-        self, resource: str, add: endpoint.Add, kubelet_dir: Path, on_event: events.Listener = events.ignore
+        self,
+        resource: str,
+        add: endpoint.Add,
+        kubelet_dir: Path,
+        on_event: registration_state.Listener = registration_state.ignore,
     ) -> None:
         """Serve nothing before ``run``; ``add`` is called for every new server."""
         self._resource = resource

@@ -20,9 +20,9 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from ground import calls, log, operation_id
-from ground.calls import LoggedCall
+from ground import log, logged_calls, operation_id
 from ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused
+from ground.logged_calls import LoggedCall
 from scrub_api import scrub_pb2
 from scrubber.devices import shortage
 
@@ -64,7 +64,7 @@ def logged(asked: LoggedRequest, count: Count | None = None) -> AbstractContextM
         job = {"job": asked.job} if asked.job else {}
         return {"request": asked.request, "devices": list(asked.devices), **job, **asked.ending}
 
-    return calls.logged(asked, logger, counted, cancelled="the caller cancelled the request", fault=FAULT)
+    return logged_calls.logged(asked, logger, counted, cancelled="the caller cancelled the request", fault=FAULT)
 
 
 @asynccontextmanager

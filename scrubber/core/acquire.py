@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ground.errors import Reason
-from policies.model import Mode, Policy
-from scrubber.core import answers, burn_in, in_force, ownership, proof
+from policies.policy_model import Mode, Policy
+from scrubber.core import answers, burn_in, gate_in_force, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
@@ -61,7 +61,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    if announced and gated and in_force.past_gate(record, facts) is None:
+    if announced and gated and gate_in_force.past_gate(record, facts) is None:
         return _deferred(answer)
     return answer
 

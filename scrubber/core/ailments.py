@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ground.quantities import quantity
 from policies import xids
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrubber.core.ailment_traits import AFTER_XID, AILMENTS, Course, Lasts, Remedy
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Facts, ScrubPath, Vitals, Xid
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
-from policies.model import Mode, Policy
+from policies.policy_model import Mode, Policy
 from scrubber.core import presence, proof
 from scrubber.core.model import Moment, ScrubPath, State, Trigger
 from scrubber.core.record import Record

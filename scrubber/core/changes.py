@@ -18,7 +18,7 @@ Beside the state, which ``states`` has, the record has small machines of its own
 * ``scrubs.undecided``, ``scrubs.node_or_device``: failures whose blame is open. They count whatever has ended their
   job. A proof ends these two, ``setback`` and ``stuck``. So do a person's word, and another boot or driver instance,
   which no process outlives.
-* ``health.ailment``: set while the device is granted or in use. After the release, ``upkeep`` turns it into a
+* ``health.ailment``: set while the device is granted or in use. After the release, ``next_action`` turns it into a
   quarantine; until then the device is not offered, and no scrub may start on it. ``QuarantineWithdrawn`` ends an
   ailment that an operator has named, no other one.
 * ``health.quarantine.probes``: how often a probation has failed. It sets the next pause.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.model import Mode, Policy
+from policies.policy_model import Mode, Policy
 from scrubber.core import answers, burn_in, pauses, proof
 from scrubber.core.model import Availability, Moment, ScrubPath, State, Trigger
 from scrubber.core.record import Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from policies.model import OnChip, Policy
+from policies.policy_model import OnChip, Policy
 from scrubber.core.model import ScrubPath, Step
 
 
@@ -20,7 +20,7 @@ class Driver(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the other rooms must know of a step. How long it may take is the policy's (``policies/model``)."""
+    """What the other rooms must know of a step. How long it may take is the policy's (``policies/policy_model``)."""
 
     driver: Driver
     only_reads: bool = False  # it changes nothing on the device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ground.quantities import quantity
 from policies.hardware import WhenReset
-from policies.model import Eviction, Policy
+from policies.policy_model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover
 from scrubber.core.ailment_traits import AILMENTS

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ground.errors import Reason
-from policies.model import Mode, OnSick, Policy, Starts
+from policies.policy_model import Mode, OnSick, Policy, Starts
 from scrubber.core import acquire, ailments, answers, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.answers import Action

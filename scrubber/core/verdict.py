@@ -22,7 +22,7 @@ from typing import Any
 
 from ground.documents.units import format_size
 from ground.quantities import quantity
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import answers, ownership, plans, proof, step_results, stuck
 from scrubber.core.ailment_traits import AILMENTS, Lasts

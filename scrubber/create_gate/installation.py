@@ -11,7 +11,7 @@ Both survive a reboot, because the kubelet keeps the answers of the plugin. A se
 a specification in which the same names do nothing, so that containers of earlier answers start again.
 
 ``CreateGate`` also remembers, over restarts of the service, which containers the gate has let through. Whether the gate
-is in force rests on them: see ``core.in_force``.
+is in force rests on them: see ``core.gate_in_force``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ``Backend`` is used by the service and only reads: the devices, and by a port each, who uses them, how they are, the
 driver that they share, and the containers of the node. Each call may block for ever, because drivers do, so the
-service calls it through ``calls.Caller`` with a deadline. ``Gpu`` exists only in a worker process that can be killed.
-It changes one device that is proven to have no holder.
+service calls it through ``blocking_calls.Caller`` with a deadline. ``Gpu`` exists only in a worker process that can
+be killed. It changes one device that is proven to have no holder.
 """
 
 from __future__ import annotations

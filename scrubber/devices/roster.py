@@ -10,7 +10,7 @@ from types import ModuleType
 from scrubber.devices.base import Address, DeviceError, DeviceNode, Gpu
 from scrubber.devices.nvidia import host
 from scrubber.devices.simulated import containers, layout
-from scrubber.devices.simulated.gpu import SimulatedGpu
+from scrubber.devices.simulated.simulated_gpu import SimulatedGpu
 
 
 def load_nvidia() -> ModuleType:

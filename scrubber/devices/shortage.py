@@ -1,7 +1,7 @@
 """What this process or its node lacks: open files, memory, processes, space. A shortage says nothing about a device.
 
-An error is judged where it leaves the room of the devices: in ``calls.Caller`` for the service, in ``steps.roster`` for
-a worker, and in ``nvidia.nvml``, before a failed call counts as the answer of a device.
+An error is judged where it leaves the room of the devices: in ``blocking_calls.Caller`` for the service, in
+``steps.step_functions`` for a worker, and in ``nvidia.nvml``, before a failed call counts as the answer of a device.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
-from scrubber.steps.base import Order
+from scrubber.steps.orders import Order
 from scrubber.workers.worker import Worker
 
 RESTORES_WITHIN = 60.0  # seconds; the deadline of a worker for a pending restore

@@ -30,9 +30,9 @@ from functools import partial
 from ground import log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
-from policies.model import Eviction, Policy
+from policies.policy_model import Eviction, Policy
 from scrub_api.measurements import Measurements
-from scrubber.core import changes, leftover, plans, presence, proof, step_results, upkeep, verdict
+from scrubber.core import changes, leftover, next_action, plans, presence, proof, step_results, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Veto
 from scrubber.core.model import (
@@ -55,7 +55,7 @@ from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
-from scrubber.steps.base import Order
+from scrubber.steps.orders import Order
 from scrubber.workers.worker import BrokenError, Worker
 
 CENSUS = 16  # on the fast path, one part of the memory in so many is searched for residue
@@ -470,7 +470,7 @@ class ScrubJob:
         event = self._conclusion(record, record.scrubs.job, judged, vitals)
         events: list[ev.Event] = [event]
         if isinstance(event, ev.ScrubFailed) and isinstance(judged, verdict.Failed) and judged.blame is Blame.UNDECIDED:
-            noted = upkeep.errors_to_note(record.health.baseline, vitals)  # the monitor must not count them again
+            noted = next_action.errors_to_note(record.health.baseline, vitals)  # the monitor must not count them again
             events += [noted] if noted is not None else []
         await self._append(*events)
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
@@ -516,11 +516,11 @@ class ScrubJob:
                 return ev.Escalated(job.id, judged.detail, ScrubPath.RESET)
             case verdict.Consequence.ENTER_QUARANTINE:
                 chance = int(self._context.token(2), 16) / 2**16
-                return upkeep.quarantine(record, judged.ailment, "autoclave", vitals, self._policy, now, chance)
+                return next_action.quarantine(record, judged.ailment, "autoclave", vitals, self._policy, now, chance)
             case verdict.Consequence.STAY_IN_QUARANTINE:
-                return upkeep.interruption(record, judged.detail, now)
+                return next_action.interruption(record, judged.detail, now)
             case verdict.Consequence.LEAVE_DIRTY:
-                return upkeep.failure(record, judged.detail, judged.blame, judged.findings)
+                return next_action.failure(record, judged.detail, judged.blame, judged.findings)
 
     async def _give_up(self, why: str) -> None:
         """End the job after a fault of the service.
@@ -532,14 +532,14 @@ class ScrubJob:
         job = record.scrubs.job if record is not None else None
         proven = job is not None and verdict.proven_fault(job) is not None
         if record is not None and record.health.quarantine is None and not proven:
-            await self._close(upkeep.failure(record, why, Blame.SERVICE, Findings()), why)
+            await self._close(next_action.failure(record, why, Blame.SERVICE, Findings()), why)
         else:
             await self._interrupt(why)
 
     async def _interrupt(self, why: str) -> None:
         record = self._own_record()
         if record is not None:
-            await self._close(upkeep.interruption(record, why, self._context.now()), why)
+            await self._close(next_action.interruption(record, why, self._context.now()), why)
 
     async def _close(self, event: ev.Event, why: str) -> None:
         self.why = why

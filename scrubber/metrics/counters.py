@@ -18,13 +18,13 @@ from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Step, StepResult, Vitals
 from scrubber.core.record import Record
-from scrubber.metrics import table
+from scrubber.metrics import service_metrics
 from scrubber.receipts.state import SigningState
 
 RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt
 EVIDENCE, PERSON = "evidence", "person"  # what ended a quarantine
 KINDS = ("container", "host", "stuck")
-FINDINGS = (table.RESIDUE, table.UNAUTHORISED)  # per device: an alert fires on the first one
+FINDINGS = (service_metrics.RESIDUE, service_metrics.UNAUTHORISED)  # per device: an alert fires on the first one
 OTHER = "other"  # an unknown code: a driver must not be able to create endless series
 
 
@@ -33,17 +33,17 @@ class ServiceCounters:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Counters with few label values start at zero; the others appear with their first event."""
-        self._instruments = Instruments(table.TABLE, registry)
+        self._instruments = Instruments(service_metrics.TABLE, registry)
         self._dirty_since: dict[str, float] = {}  # uptime at which the proof of each device ended
         self._newest_xid: dict[str, int] = {}  # number of the newest counted XID of each device
         self.proven: dict[str, Receipt] = {}  # the last receipt of each device since the start
         self.signing: SigningState | None = None  # None: the service has no key
         for word in (RECEIPT, NONE):
-            self._instruments.export_zero(table.GRANTS, word)
+            self._instruments.export_zero(service_metrics.GRANTS, word)
         for word in (EVIDENCE, PERSON):
-            self._instruments.export_zero(table.RETURNS, word)
+            self._instruments.export_zero(service_metrics.RETURNS, word)
         for word in KINDS:
-            self._instruments.export_zero(table.PROCESSES, word)
+            self._instruments.export_zero(service_metrics.PROCESSES, word)
 
     def watch(self, devices: Iterable[DeviceInfo]) -> None:
         """Start the findings of these devices at zero, so that an alert sees the first one as an increase."""
@@ -53,13 +53,13 @@ class ServiceCounters:
 
     def process_pass(self) -> None:
         """Count a pass over all processes of the node."""
-        self._instruments.count(table.PASSES)
+        self._instruments.count(service_metrics.PASSES)
 
     # -- the ledger
 
     def recorded(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:
         """Count a write to the ledger and its rows; ``before`` has the record before each row."""
-        self._instruments.observe(table.LEDGER_APPEND, value=seconds)
+        self._instruments.observe(service_metrics.LEDGER_APPEND, value=seconds)
         for entry, record in zip(entries, before, strict=True):
             self.row(entry, record)
 
@@ -74,18 +74,18 @@ class ServiceCounters:
             case ev.Soiled(holders=holders):
                 self._ended(entry, before)
                 if holders and before is not None:
-                    self._instruments.count(table.UNAUTHORISED, before.device.name, entry.device)
+                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
             case ev.PastGate(unproven=unproven) if unproven and before is not None:
-                self._instruments.count(table.PAST_GATE, before.device.name, entry.device)
+                self._instruments.count(service_metrics.PAST_GATE, before.device.name, entry.device)
             case ev.Granted():
-                self._instruments.count(table.GRANTS, RECEIPT)
+                self._instruments.count(service_metrics.GRANTS, RECEIPT)
             case ev.GrantedUnproven():
-                self._instruments.count(table.GRANTS, NONE)
+                self._instruments.count(service_metrics.GRANTS, NONE)
             case ev.StepsRecorded(results=results) if before is not None:
                 for result in results:
                     self._step(result, before)
             case ev.Escalated():
-                self._instruments.count(table.ESCALATIONS)
+                self._instruments.count(service_metrics.ESCALATIONS)
             case ev.ScrubPassed(receipt=receipt) if before is not None:
                 self._passed(entry, receipt, before)
             case ev.ScrubFailed():
@@ -96,11 +96,11 @@ class ServiceCounters:
                 self._scrub_ended(before, "quarantined")
                 self._dirty_since.pop(entry.device, None)
                 if before is None or before.health.quarantine is None:
-                    self._instruments.count(table.QUARANTINES, quarantine.ailment.kind.value)
+                    self._instruments.count(service_metrics.QUARANTINES, quarantine.ailment.kind.value)
                 if AILMENTS[quarantine.ailment.kind].taken_away:
                     self._forget(entry.device)
             case ev.Reinstated():
-                self._instruments.count(table.RETURNS, PERSON)
+                self._instruments.count(service_metrics.RETURNS, PERSON)
 
     def _forget(self, uuid: str) -> None:
         """Drop the series of a device that was removed on purpose, as slices often are."""
@@ -115,40 +115,40 @@ class ServiceCounters:
     def _scrub_ended(self, before: Record | None, outcome: str) -> None:
         job = before.scrubs.job if before is not None else None
         if job is not None:
-            self._instruments.count(table.SCRUB_ENDS, job.path.value, job.trigger.value, outcome)
+            self._instruments.count(service_metrics.SCRUB_ENDS, job.path.value, job.trigger.value, outcome)
 
     def _passed(self, entry: LedgerEntry, receipt: Receipt, before: Record) -> None:
         self._scrub_ended(before, "passed")
         self.proven[entry.device] = receipt
         if self.signing is not None and not receipt.envelope:
-            self._instruments.count(table.UNSIGNED)
+            self._instruments.count(service_metrics.UNSIGNED)
         if before.scrubs.job is not None:
             took = entry.at.uptime - before.scrubs.job.started.uptime
-            self._instruments.observe(table.SCRUB_TIME, receipt.path.value, value=took, receipt=receipt.id)
+            self._instruments.observe(service_metrics.SCRUB_TIME, receipt.path.value, value=took, receipt=receipt.id)
         if before.health.quarantine is not None:
-            self._instruments.count(table.RETURNS, EVIDENCE)
+            self._instruments.count(service_metrics.RETURNS, EVIDENCE)
         since = self._dirty_since.pop(entry.device, None)
         if since is not None:
-            self._instruments.observe(table.TIME_TO_CLEAN, value=entry.at.uptime - since, receipt=receipt.id)
+            self._instruments.observe(service_metrics.TIME_TO_CLEAN, value=entry.at.uptime - since, receipt=receipt.id)
 
     def _step(self, result: StepResult, before: Record) -> None:
         step, findings = result.step, result.findings
-        self._instruments.observe(table.STEP_TIME, step.value, value=result.seconds)
+        self._instruments.observe(service_metrics.STEP_TIME, step.value, value=result.seconds)
         if result.outcome is not Outcome.PASSED:
-            self._instruments.count(table.STEP_FAILURES, step.value, result.outcome.value, result.blame.value)
+            self._instruments.count(service_metrics.STEP_FAILURES, step.value, result.outcome.value, result.blame.value)
         if step is Step.RESET:
-            self._instruments.count(table.RESETS, result.outcome.value)
+            self._instruments.count(service_metrics.RESETS, result.outcome.value)
         if step is Step.CLEAR and result.outcome is Outcome.PASSED:
-            self._instruments.count(table.SCRUBBED, by=findings.covered_bytes or 0)
+            self._instruments.count(service_metrics.SCRUBBED, by=findings.covered_bytes or 0)
         if findings.residue_bytes:
-            self._instruments.count(table.RESIDUE, before.device.name, before.device.uuid)
+            self._instruments.count(service_metrics.RESIDUE, before.device.name, before.device.uuid)
             self._instruments.count(
-                table.RESIDUE_BYTES, before.device.name, before.device.uuid, by=findings.residue_bytes
+                service_metrics.RESIDUE_BYTES, before.device.name, before.device.uuid, by=findings.residue_bytes
             )
         for holder in findings.holders:
-            self._instruments.count(table.PROCESSES, _kind(holder))
+            self._instruments.count(service_metrics.PROCESSES, _kind(holder))
         if findings.terminated:
-            self._instruments.count(table.TERMINATED, by=len(findings.terminated))
+            self._instruments.count(service_metrics.TERMINATED, by=len(findings.terminated))
 
     # -- what the ledger does not hold, or not at once
 
@@ -160,18 +160,18 @@ class ServiceCounters:
         for xid in vitals.xids:
             if xid.number > last and not gone:
                 code = str(xid.code) if xids.ROWS.get(xid.code) is not None else OTHER
-                self._instruments.count(table.XIDS, record.device.name, uuid, code)
+                self._instruments.count(service_metrics.XIDS, record.device.name, uuid, code)
         self._newest_xid[uuid] = max((last, *(xid.number for xid in vitals.xids)))
 
     def answered(self, request: str, outcome: str, reason: str, seconds: float) -> None:
         """Count an answered request of the plugin; ``reason`` is empty for a yes."""
-        self._instruments.observe(table.REQUESTS, request, outcome, value=seconds)
+        self._instruments.observe(service_metrics.REQUESTS, request, outcome, value=seconds)
         if reason:
-            self._instruments.count(table.REQUEST_REFUSALS, request, reason)
+            self._instruments.count(service_metrics.REQUEST_REFUSALS, request, reason)
 
     def failed(self) -> None:
         """Count an observation of a device or of the node that failed."""
-        self._instruments.count(table.ROUND_FAILURES)
+        self._instruments.count(service_metrics.ROUND_FAILURES)
 
 
 def _kind(holder: Holder) -> str:

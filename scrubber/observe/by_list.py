@@ -17,11 +17,11 @@ from scrubber.core.model import Facts, Holder, Incarnation, State
 from scrubber.core.record import Record
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError
-from scrubber.devices.calls import in_turn
+from scrubber.devices.blocking_calls import in_turn
 from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls, DriverList
-from scrubber.observe.health import HealthReports
-from scrubber.observe.holders import HolderSearch
+from scrubber.observe.health_reports import HealthReports
+from scrubber.observe.holder_search import HolderSearch
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_containers import OwnerContainers
 

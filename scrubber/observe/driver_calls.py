@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from scrubber.core.model import DeviceInfo, DeviceNumber, Incarnation
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import Address, Backend, DeviceError, DriverClosedError, DriverOpeningError, ShortageError
-from scrubber.devices.calls import Caller
+from scrubber.devices.blocking_calls import Caller
 from scrubber.observe.guard import Guard
 
 T = TypeVar("T")

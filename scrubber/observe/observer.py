@@ -24,8 +24,8 @@ from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.alone import Alone
 from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.health import HealthReports
-from scrubber.observe.holders import Holders, HolderSearch, IsBystander, SearchResult
+from scrubber.observe.health_reports import HealthReports
+from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander, SearchResult
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_containers import OwnerContainers
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
-from policies.model import GateMode, Policy, Receipts
-from scrubber.core import in_force, ownership, presence, proof, upkeep
+from policies.policy_model import GateMode, Policy, Receipts
+from scrubber.core import gate_in_force, next_action, ownership, presence, proof
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, State, Vitals
 from scrubber.core.offering import OfferFacts
@@ -100,13 +100,13 @@ class ServiceContext:
         """Whether no container is created with a device before the service says yes."""
         if not self.covered(device):
             return False
-        return in_force.in_force(device, self.passages(), self.ledger.records.values(), now.uptime)
+        return gate_in_force.in_force(device, self.passages(), self.ledger.records.values(), now.uptime)
 
     def with_node(self, record: Record, facts: Facts) -> Facts:
         """The facts, whether a reset of a sibling is under way, and which users the create gate did not let through."""
         if record.device.reset_domain is not None and presence.resetting(record, self.ledger.records.values()):
             facts = replace(facts, domain_resetting=True)
-        unasked = in_force.unasked(record, facts, self.passages()) if facts.holders else ()
+        unasked = gate_in_force.unasked(record, facts, self.passages()) if facts.holders else ()
         return replace(facts, unasked=unasked) if unasked else facts
 
     def receipts(self, record: Record, policy: Policy, *, granted: bool = False) -> str:
@@ -139,7 +139,7 @@ class ServiceContext:
             facts = replace(facts, epoch=self.observer.epoch())
         of_owner = ownership.needs_assignment(owner, facts) and not ownership.about_to_start(owner, facts.at)
         of_job = to_take_back and record.tenancy.until_release
-        if not of_owner and not of_job and not (facts.unasked and in_force.needs_assignment(record, facts)):
+        if not of_owner and not of_job and not (facts.unasked and gate_in_force.needs_assignment(record, facts)):
             return facts
         device = record.device.uuid
         try:
@@ -186,6 +186,6 @@ class ServiceContext:
         record = self.record(device)
         if record.scrubs.job is None or self.jobs.of(device) is not None:
             return False
-        event = upkeep.interruption(record, "the end of the job could not be recorded", self.now())
+        event = next_action.interruption(record, "the end of the job could not be recorded", self.now())
         await self.ledger.append(op, (device, event))
         return True

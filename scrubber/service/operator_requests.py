@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partialmethod
 
 from ground.errors import NotReady, Reason, Refused
-from policies.model import Policy
-from scrubber.core import ailments, answers, proof, upkeep
+from policies.policy_model import Policy
+from scrubber.core import ailments, answers, next_action, proof
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Facts, ScrubPath, State, Trigger, holder_names, most_thorough
 from scrubber.core.record import Record
@@ -70,11 +70,11 @@ class OperatorRequests:
             op = context.operation(op)
             record = context.record(device)
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
-            event: ev.Event = ev.AilmentFound(upkeep.operator_ailment(record, f"{reason} (asked by {by})"))
+            event: ev.Event = ev.AilmentFound(next_action.operator_ailment(record, f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.IN_USE):
                 vitals = await context.observer.health.vitals(device)
                 policy = context.device_policy(device).policy
-                event = upkeep.quarantine(record, ailment, by, vitals, policy, context.now(), context.chance())
+                event = next_action.quarantine(record, ailment, by, vitals, policy, context.now(), context.chance())
             await context.ledger.append(op, (device, event))
             await context.jobs.cancel(device)
 
@@ -115,7 +115,7 @@ class OperatorRequests:
             _require_free(*await context.observe(device, op), device_policy.policy)
             # The errors that the device reported before the person decided are noted: only newer ones count.
             vitals = await context.observer.health.vitals(device)
-            earlier = upkeep.earlier_errors(context.record(device).health.baseline, vitals, device_policy.policy)
+            earlier = next_action.earlier_errors(context.record(device).health.baseline, vitals, device_policy.policy)
             if earlier is not None:
                 await context.ledger.append(op, (device, earlier))
             if without_proof:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ground.errors import joined
-from policies.model import FenceMode, Policy, concessions
+from policies.policy_model import FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.core import answers, offering, presence, proof, repeated_uses

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from ground import aio, log
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrub_api.device_messages import GrantedDevice, GrantProof
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev

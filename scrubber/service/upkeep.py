@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ground import log
-from scrubber.core import answers, burn_in, in_force, ownership, presence, proof, stuck, upkeep
+from scrubber.core import answers, burn_in, gate_in_force, next_action, ownership, presence, proof, stuck
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, ScrubPath, State, Stuck, Trigger, Vitals
 from scrubber.core.record import Record
@@ -43,7 +43,7 @@ class Upkeep:
         op = context.operation()
         why = "the service was stopped or killed during the job"
         events = [
-            (device, upkeep.interruption(record, why, context.now()))
+            (device, next_action.interruption(record, why, context.now()))
             for device, record in context.ledger.records.items()
             if record.scrubs.job is not None
         ]
@@ -75,7 +75,9 @@ class Upkeep:
         async with context.jobs.locks.of([device.uuid]):
             if record is None:
                 policy = context.active_policy.device_policy(device).policy
-                before = upkeep.earlier_errors(Baseline(), await context.observer.health.vitals(device.uuid), policy)
+                before = next_action.earlier_errors(
+                    Baseline(), await context.observer.health.vitals(device.uuid), policy
+                )
                 found: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
                 await context.ledger.append(context.operation(), *((device.uuid, event) for event in found))
                 return
@@ -121,9 +123,9 @@ class Upkeep:
             return False
         device_policy = context.active_policy.device_policy(record.device)
         facts = self._with_other_devices(record, context.with_node(record, facts))
-        if in_force.needs_assignment(record, facts):
+        if gate_in_force.needs_assignment(record, facts):
             return False
-        answer = upkeep.tend(record, facts, device_policy.policy, facts.at, chance=0.0)
+        answer = next_action.tend(record, facts, device_policy.policy, facts.at, chance=0.0)
         return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)
 
     async def reconcile(self, device: str, op: str = "") -> Record | None:
@@ -145,7 +147,7 @@ class Upkeep:
                 seen = replace(seen, vitals=vitals, hung=self._follow_hanging(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)
-                answer = upkeep.tend(record, facts, device_policy.policy, facts.at, context.chance())
+                answer = next_action.tend(record, facts, device_policy.policy, facts.at, context.chance())
                 context.blocked.pop(device, None)
                 match answer:
                     case answers.RecordFirst(event):

@@ -19,7 +19,7 @@ from ground import process_names
 from scrubber.core import leftover
 from scrubber.core.model import Blame, Findings, Holder, Outcome
 from scrubber.node.proc import DEAD
-from scrubber.steps.base import Order, Report, StepContext
+from scrubber.steps.orders import Order, Report, StepContext
 
 _KILLED_WITHIN = 2.0  # seconds after SIGKILL; a process that runs longer is stuck in the kernel
 _OBSERVE_EVERY = 0.2  # seconds; a process may also close the device without ending

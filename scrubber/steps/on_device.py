@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.core.model import Findings, Outcome
-from scrubber.steps.base import Order, Report, StepContext
+from scrubber.steps.orders import Order, Report, StepContext
 
 
 def reset(_order: Order, context: StepContext) -> Report:

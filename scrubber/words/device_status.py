@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ground import process_names
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrub_api import views
 from scrubber.core import ailments, answers, ownership, presence, proof, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts

@@ -23,8 +23,8 @@ from scrubber.devices.base import DeviceNode
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
-from scrubber.steps import roster
-from scrubber.steps.base import StepContext
+from scrubber.steps import step_functions
+from scrubber.steps.orders import StepContext
 from scrubber.workers import wire
 
 _BETWEEN_PROGRESS = 0.05
@@ -68,10 +68,10 @@ def main() -> None:
         if isinstance(request, wire.Prepare):
             gpu = devices.open_gpu(request.address, replace(node, memory=request.memory))
             context = replace(context, gpu=gpu)
-            roster.prepare(context)
+            step_functions.prepare(context)
             continue
         busy.set()
-        report = roster.perform(request.step, request.order, context)
+        report = step_functions.perform(request.step, request.order, context)
         busy.clear()
         _send(answers, wire.Answer(report=report))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ground.documents import strict_json
 from scrubber.core.model import Step
 from scrubber.devices.base import Address, Counts
-from scrubber.steps.base import Order, Report
+from scrubber.steps.orders import Order, Report
 
 FORK = b"fork"  # the only request to the zygote; stdin, stdout and stderr of the child come with it
 

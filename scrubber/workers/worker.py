@@ -15,7 +15,7 @@ from ground import process_status
 from ground.documents import strict_json
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
-from scrubber.steps.base import Order, Report
+from scrubber.steps.orders import Order, Report
 from scrubber.workers import wire
 
 _LONGEST_LINE = 2**20

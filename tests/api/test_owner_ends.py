@@ -13,7 +13,7 @@ import pytest
 
 from scrubber.core.model import State
 from scrubber.devices.simulated import layout
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from tests.patience import WITHIN
 from tests.pod_groups import roots
 

@@ -19,17 +19,17 @@ import pytest
 from ruamel.yaml import YAML
 
 from autoclave.cli import INTERRUPTED, NOT_CLEAN
-from autoclave.cli.output import table
+from autoclave.cli.output import text_tables
 from autoclave.cli.verbs import doctor
 from autoclave.doctor import finding, gathering
 from autoclave.doctor.facts import process_facts
-from autoclave.doctor.findings import roster
+from autoclave.doctor.findings import all_checks
 from demo import stage
 from demo.standins import checkpoint
 from demo.standins.api_server import ApiServer
 from demo.standins.holdings import DeviceHolding
 from ground import unix_sockets
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from scrubber.cuda import cupy_loading
 from tests.live import Service
 from tests.patience import WITHIN
@@ -41,7 +41,7 @@ NVIDIA = {
     "kernel-log", "fence",
 }  # fmt: skip
 SOMETIMES = {"feature-gates"}  # only with --driver-name
-EVERYTHING = {*roster.NAMES} - NVIDIA - SOMETIMES
+EVERYTHING = {*all_checks.NAMES} - NVIDIA - SOMETIMES
 ALONE = {"run-dir", "clock", "file-watches"}  # neither of the service nor of the kubelet
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
 SEEN_WITHOUT_SERVICE = KUBELET | (NVIDIA - {"privileges", "mig-driver", "reset", "ecc", "fence"}) | ALONE | {"service"}
@@ -405,7 +405,7 @@ def test_the_table_lists_findings_and_stderr_counts_them(node):
 
 def test_each_line_of_a_finding_is_a_row():
     found = [finding.broken("policy", "a:1: x\na:2: y", "correct it")]
-    lines = table.plain(doctor.HEADERS, doctor.rows(found)).splitlines()
+    lines = text_tables.plain(doctor.HEADERS, doctor.rows(found)).splitlines()
     assert [line[lines[0].index("FINDING") :] for line in lines[1:]] == ["a:1: x", "a:2: y; correct it"]
 
 
@@ -501,13 +501,13 @@ async def api(short_tmp, monkeypatch):
 async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
     def gates() -> dict[str, str]:
         facts = gathering.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.internal", ask=doctor._status)
-        return {it.text: it.level.value for it in roster.judge(facts) if it.name == "feature-gates"}
+        return {it.text: it.level.value for it in all_checks.judge(facts) if it.name == "feature-gates"}
 
     assert list((await asyncio.to_thread(gates)).values()) == ["ok"]
     api.keeps_taints = False
     found = await asyncio.to_thread(gates)
     assert list(found.values()) == ["warning"]
-    assert slices.TAINTS_GATE in next(iter(found))
+    assert resource_slices.TAINTS_GATE in next(iter(found))
     assert api.objects("resourceslices") == []  # a dry run
     await api.close()
     [text] = await asyncio.to_thread(gates)
@@ -516,4 +516,4 @@ async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
 
 def test_every_check_stands_in_its_page():
     page = PAGE.read_text()
-    assert sorted(name for name in roster.NAMES if f"| `{name}` |" not in page) == []
+    assert sorted(name for name in all_checks.NAMES if f"| `{name}` |" not in page) == []

@@ -71,7 +71,7 @@ def test_a_service_with_simulated_gpus_loads_no_nvidia_modules():
 
 def test_a_zygote_for_simulated_gpus_loads_no_nvidia_modules():
     loaded = loaded_by("scrubber.workers.zygote")
-    assert "scrubber.devices.simulated.gpu" in loaded
+    assert "scrubber.devices.simulated.simulated_gpu" in loaded
     assert not loaded & {"asyncio", "grpc", "pydantic", "pynvml", "scrubber.devices.nvidia.gpu"}
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from ruamel.yaml import YAML
 
 from autoclave.cli import service_call, worst
-from autoclave.cli.output import coloured_table, document, human, table
+from autoclave.cli.output import coloured_table, document, human, text_tables
 from autoclave.cli.verbs import explain, history, scrub, status
 from scrub_api import views
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
@@ -34,16 +34,16 @@ def test_the_start_of_a_container_is_one_row():
     again = [used(6, name="ns/pod/main", seen=False), used(7, name="ns/pod/main", seen=True)]
     crowded = used(8, name="ns/pod/main", seen=True, crowded=True)
     rows = [*start[:2], other, *start[2:], *again, crowded]
-    assert [entry.seq for entry in table.one_for_each_start(rows)] == [3, 5, 7, 8]
+    assert [entry.seq for entry in text_tables.one_for_each_start(rows)] == [3, 5, 7, 8]
     released = replace(ENTRY, seq=2, device="GPU-a")
-    assert [entry.seq for entry in table.one_for_each_start([used(1), released, used(3)])] == [1, 2, 3]
+    assert [entry.seq for entry in text_tables.one_for_each_start([used(1), released, used(3)])] == [1, 2, 3]
 
 
 ENTRY = views.HistoryEntry(7, CLEAN.device, 0, NOW, "op1", "released", "released: gone", '{"why": "gone"}')
 
 
 def test_the_status_table_has_one_note_for_each_device():
-    rows = table.status([CLEAN, SICK, BUSY], NOW)
+    rows = text_tables.status([CLEAN, SICK, BUSY], NOW)
     assert rows == [
         ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
         ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; next probation in 45s"],
@@ -64,12 +64,12 @@ def test_an_explanation_names_who_asked_for_a_gpu_of_others():
 
 
 def test_a_status_says_what_the_fence_does_in_one_line():
-    assert table.fence([CLEAN]) == ""
-    assert table.fence([ASKING, replace(BUSY, fence="watch")]) == (
+    assert text_tables.fence([CLEAN]) == ""
+    assert text_tables.fence([ASKING, replace(BUSY, fence="watch")]) == (
         "fence: refuse on 1 GPU, watch on 1 GPU; 2 programs asked for GPUs of others: `autoclave explain 0` names them"
     )
-    assert table.fence([replace(CLEAN, fence="watch")]) == "fence: watch on 1 GPU"
-    assert table.fence([replace(CLEAN, fence=views.WATCHES_ONLY)]) == "fence: watch instead of refuse on 1 GPU"
+    assert text_tables.fence([replace(CLEAN, fence="watch")]) == "fence: watch on 1 GPU"
+    assert text_tables.fence([replace(CLEAN, fence=views.WATCHES_ONLY)]) == "fence: watch instead of refuse on 1 GPU"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_status_says_what_the_fence_does_in_one_line():
     ],
 )
 def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
-    assert table.note(replace(CLEAN, **change)) == shown
+    assert text_tables.note(replace(CLEAN, **change)) == shown
 
 
 FULL = replace(
@@ -103,8 +103,8 @@ FULL = replace(
 
 def test_wide_has_these_columns_and_the_page_describes_each():
     """A new column turns this test red: it needs an expected cell here, and a row in docs/how-to.md."""
-    [row] = table.wide([FULL], NOW)
-    assert dict(zip(table.WIDE, row, strict=True)) == {
+    [row] = text_tables.wide([FULL], NOW)
+    assert dict(zip(text_tables.WIDE, row, strict=True)) == {
         "GPU": "0", "UUID": "GPU-aaaaaaaa-0000", "STATE": "in_use", "FOR": "5m", "HEALTHY": "no", "MEMORY": "64MiB",
         "PCI": "0000:3b:00.0", "NUMA": "1", "DRIVER": "simulated 1.0", "POLICY": "defaults",
         "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%", "USES": "fence",
@@ -113,11 +113,11 @@ def test_wide_has_these_columns_and_the_page_describes_each():
     page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
     table_of_columns = page.split("### The columns of `status -o wide`")[1].split("\n## ")[0]
     named = [name for line in table_of_columns.splitlines() for name in re.findall(r"`([A-Z]+)`", line.split(" | ")[0])]
-    assert sorted(named) == sorted(table.WIDE)
+    assert sorted(named) == sorted(text_tables.WIDE)
 
 
 def test_a_plain_table_has_no_colours_lines_or_trailing_spaces():
-    text = table.plain(table.STATUS, table.status([CLEAN, SICK], NOW))
+    text = text_tables.plain(text_tables.STATUS, text_tables.status([CLEAN, SICK], NOW))
     assert text == (
         "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
         "0    GPU-aaaaaaaa  clean        5m   yes      -\n"
@@ -126,22 +126,22 @@ def test_a_plain_table_has_no_colours_lines_or_trailing_spaces():
 
 
 def test_a_plain_table_truncates_no_cell():
-    assert "x" * 500 in table.plain(["A", "B"], [["1", "x" * 500]])
+    assert "x" * 500 in text_tables.plain(["A", "B"], [["1", "x" * 500]])
 
 
 def test_a_slice_is_named_by_gpu_and_number():
-    assert table.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
+    assert text_tables.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
 
 
 def test_a_cell_cannot_break_out_of_its_line():
-    assert table.plain(["A"], [["x\ny\x1b[2J"]]) == "A\nx\\ny\\x1b[2J"
+    assert text_tables.plain(["A"], [["x\ny\x1b[2J"]]) == "A\nx\\ny\\x1b[2J"
 
 
 def drawn(width):
     paper = io.StringIO()
     console = Console(width=width, force_terminal=True, file=paper)
-    rows = table.status([CLEAN, replace(SICK, quarantine=replace(QUARANTINE, detail="[bold]x[/bold] " * 9))], NOW)
-    console.print(coloured_table.drawn(table.STATUS, rows))
+    rows = text_tables.status([CLEAN, replace(SICK, quarantine=replace(QUARANTINE, detail="[bold]x[/bold] " * 9))], NOW)
+    console.print(coloured_table.drawn(text_tables.STATUS, rows))
     return paper.getvalue()
 
 
@@ -156,12 +156,12 @@ def table_of(output, gpus):
     devices = [replace(SICK if number % 2 else CLEAN, index=number) for number in range(gpus)]
     match output:
         case "history":
-            return table.HISTORY, table.history(
+            return text_tables.HISTORY, text_tables.history(
                 [replace(ENTRY, index=number, text="x " * 90) for number in range(gpus)]
             )
         case "wide":
-            return table.WIDE, table.wide(devices, NOW)
-    return table.STATUS, table.status(devices, NOW)
+            return text_tables.WIDE, text_tables.wide(devices, NOW)
+    return text_tables.STATUS, text_tables.status(devices, NOW)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200, 300])
@@ -196,7 +196,10 @@ def test_common_tables_have_one_line_for_each_gpu(monkeypatch, capsys):
         job=views.JobStatus("j", "fast", "retry", "clear", NOW, 10, 100),
     )  # fmt: skip
     done = views.ScrubProgress(gpu.device, "", result=views.ScrubResult(clean=True, state="clean", receipt=DEEP))
-    tables = {80: (table.RESULTS, table.results([done], {gpu.device: gpu})), 200: (table.WIDE, table.wide([gpu], NOW))}
+    tables = {
+        80: (text_tables.RESULTS, text_tables.results([done], {gpu.device: gpu})),
+        200: (text_tables.WIDE, text_tables.wide([gpu], NOW)),
+    }
     for width, (headers, rows) in tables.items():
         monkeypatch.setenv("COLUMNS", str(width))
         coloured_table.show(headers, rows)
@@ -281,9 +284,9 @@ def test_a_scrub_without_progress_says_for_how_long():
     job = views.JobStatus("j1", "fast", "request", "clear", NOW, 17, 100, None, None, 45.0, 60.0, still_seconds=41.0)
     device = replace(BUSY, job=job)
     stalled = "fast path: clear 17%, no progress for 41s"
-    assert table.note(device) == stalled
+    assert text_tables.note(device) == stalled
     assert f"a scrub runs: {stalled}, for 45s of at most 1m" in [line.strip() for line in story(device)]
-    assert "progress" not in table.note(replace(device, job=replace(job, still_seconds=14.0)))
+    assert "progress" not in text_tables.note(replace(device, job=replace(job, still_seconds=14.0)))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +303,7 @@ def test_a_scrub_that_runs_shows_its_step_and_limit(device, work, before):
     lines = [line.strip() for line in story(device)]
     assert f"{work}: slow path: clear 75%, for 12s of at most 2m" in lines
     assert before in lines
-    assert "next probation" not in "\n".join((*lines, table.note(device)))
+    assert "next probation" not in "\n".join((*lines, text_tables.note(device)))
 
 
 def test_the_advice_during_a_ledger_fault_is_the_doctor():
@@ -347,7 +350,7 @@ def test_residue_is_unknown_after_a_clear_that_did_not_end():
     receipt = replace(RECEIPT, residue_bytes=0, searched_bytes=0)
     lines = [line.strip() for line in story(replace(CLEAN, receipt=receipt)) if line.startswith(" " * 10)]
     assert lines[1:] == [UNSEARCHED]
-    [row] = table.results([progress(CLEAN, result=replace(PASSED, receipt=receipt))], {CLEAN.device: CLEAN})
+    [row] = text_tables.results([progress(CLEAN, result=replace(PASSED, receipt=receipt))], {CLEAN.device: CLEAN})
     assert row[2:4] == ["yes", "unknown"]
 
 
@@ -476,8 +479,8 @@ def test_results_are_on_stdout_and_reasons_on_stderr(capsys):
 
 def test_a_slow_result_shows_the_number_of_tests():
     passed = replace(PASSED, receipt=DEEP)
-    [row] = table.results([progress(CLEAN, result=passed)], BOTH)
-    assert dict(zip(table.RESULTS, row, strict=True)) == {
+    [row] = text_tables.results([progress(CLEAN, result=passed)], BOTH)
+    assert dict(zip(text_tables.RESULTS, row, strict=True)) == {
         "GPU": "0", "UUID": "GPU-aaaaaaaa", "CLEAN": "yes", "RESIDUE": "1MiB", "COVERAGE": "99.50%",
         "TESTS": "2", "TIME": "0.75s", "RECEIPT": "3dac54cd6a98ac39",
     }  # fmt: skip
@@ -485,7 +488,9 @@ def test_a_slow_result_shows_the_number_of_tests():
 
 def test_every_result_has_a_cell_in_every_column():
     for result in (PASSED, FAILED, GRANTED, views.ScrubResult(clean=False, state="scrubbing", running=True)):
-        assert [len(row) for row in table.results([progress(CLEAN, result=result)], BOTH)] == [len(table.RESULTS)]
+        assert [len(row) for row in text_tables.results([progress(CLEAN, result=result)], BOTH)] == [
+            len(text_tables.RESULTS)
+        ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoclave.cli.output import live_view, progress_bars, table
+from autoclave.cli.output import live_view, progress_bars, text_tables
 from autoclave.cli.verbs import status
 from autoclave.cli.verbs.status import Selection
 from scrub_api import admin_client, views
@@ -34,7 +34,7 @@ def test_filters_hold_together():
 
 
 def test_every_state_can_be_named_and_is_counted():
-    assert sorted(table.STATES) == sorted(state.value for state in State)
+    assert sorted(text_tables.STATES) == sorted(state.value for state in State)
 
 
 def test_failed_gpus_come_first_and_scrubbing_ones_do_not():
@@ -65,11 +65,11 @@ def test_equal_gpus_keep_the_order_of_their_index():
 
 def test_the_line_of_totals_counts_states_and_unhealthy_gpus():
     use = replace(CLEAN, state="in_use")
-    assert table.summary([CLEAN, use, use, SICK], 4) == "4 GPUs: 1 clean, 2 in use, 1 quarantined"
-    assert table.summary([CLEAN, replace(use, healthy=False)], 2) == "2 GPUs: 1 clean, 1 in use; 1 not healthy"
-    assert table.summary([SICK], 4) == "1 of 4 GPUs: 1 quarantined"
-    assert table.summary([CLEAN], 1) == "1 GPU: 1 clean"
-    assert table.summary([], 4) == "0 of 4 GPUs"
+    assert text_tables.summary([CLEAN, use, use, SICK], 4) == "4 GPUs: 1 clean, 2 in use, 1 quarantined"
+    assert text_tables.summary([CLEAN, replace(use, healthy=False)], 2) == "2 GPUs: 1 clean, 1 in use; 1 not healthy"
+    assert text_tables.summary([SICK], 4) == "1 of 4 GPUs: 1 quarantined"
+    assert text_tables.summary([CLEAN], 1) == "1 GPU: 1 clean"
+    assert text_tables.summary([], 4) == "0 of 4 GPUs"
 
 
 def shown(capsys, devices, **form):

@@ -23,7 +23,7 @@ NO_ROUND, LONG_BEFORE = 3600, 60.0  # seconds: only the alarm calls for one, and
 PATIENTLY = f"""
 from autoclave import cli
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 Nvidia.pace = Simulated.pace = {NO_ROUND}
 cli.main()
 """

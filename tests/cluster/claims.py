@@ -12,15 +12,16 @@ from typing import Any
 from lightkube.resources.core_v1 import Event, Node, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 
-from plugin.dra import driver, registration, slices
+from plugin.dra import registration, resource_slices
 from plugin.dra.config import DRIVER, PLUGINS_DIR, REGISTRY_DIR
+from plugin.dra.dra_driver import handlers
 from plugin.kubelet_api import dra_pb2 as wire
-from plugin.registration.events import NotRegistered
+from plugin.registration.registration_state import NotRegistered
 from tests.cluster.cluster import Cluster, container
 from tests.cluster.programs import KUBECONFIG, NODE, Program
 from tests.patience import WITHIN
 
-SLICE = slices.slice_name(DRIVER, NODE)
+SLICE = resource_slices.slice_name(DRIVER, NODE)
 EXTENDED = "claims.example/gpu"  # the resource by which pods get claims of our class
 FAILED_PREPARE = "FailedPrepareDynamicResources"  # the kubelet's Event
 
@@ -201,20 +202,20 @@ class OtherDriver:
         sockets = folder / "dra.sock", Path(REGISTRY_DIR) / f"{self.NAME}-reg.sock"
         whole: Any = self
         work = registration.stay_registered(
-            self.NAME, lambda server: server.add_generic_rpc_handlers(tuple(driver.handlers(whole))), *sockets, note
+            self.NAME, lambda server: server.add_generic_rpc_handlers(tuple(handlers(whole))), *sockets, note
         )
         task = asyncio.create_task(work)
         async with asyncio.timeout(WITHIN):
             await registered.wait()
         node = await cluster.client.get(Node, NODE)
-        pool = slices.Pool(self.NAME, NODE, str(node.to_dict()["metadata"]["uid"]))
-        its = slices.resource_slice(pool, (), taints=False)
+        pool = resource_slices.Pool(self.NAME, NODE, str(node.to_dict()["metadata"]["uid"]))
+        its = resource_slices.resource_slice(pool, (), taints=False)
         its["spec"]["devices"] = [{"name": "thing"}]
         created: Any = ResourceSlice.from_dict(its)
         await cluster.client.create(created)
         await cluster.client.create(device_class(self.NAME))
         yield
         await cluster.client.delete(DeviceClass, self.NAME)
-        await cluster.client.delete(ResourceSlice, slices.slice_name(self.NAME, NODE))
+        await cluster.client.delete(ResourceSlice, resource_slices.slice_name(self.NAME, NODE))
         task.cancel()
         await asyncio.wait({task})

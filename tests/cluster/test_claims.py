@@ -11,7 +11,7 @@ from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Namespace, Pod
 from lightkube.resources.resource_v1 import ResourceClaim, ResourceSlice
 
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from plugin.dra.config import DRIVER
 from scrubber.devices.simulated import drills
 from tests.cluster import files
@@ -97,7 +97,7 @@ async def test_the_doctor_names_the_feature_gates_that_are_off(claims, gate):  #
     )  # fmt: skip
     output, _ = await doctor.communicate()
     found = [it["text"] for it in json.loads(output)["findings"] if it["level"] == "warning"]
-    off = [name for name in (slices.TAINTS_GATE,) if not gate(name)]
+    off = [name for name in (resource_slices.TAINTS_GATE,) if not gate(name)]
     assert len(found) == len(off)
     assert all(name in text for name, text in zip(off, found, strict=True))
 

@@ -8,7 +8,7 @@ import pytest
 from lightkube.resources.resource_v1 import DeviceClass, ResourceSlice
 
 from deploy import generate
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from plugin.dra.config import PLUGINS_DIR
 from tests.cluster.claims import Claims, device_class, request
 from tests.cluster.conftest import LOGS
@@ -22,7 +22,7 @@ VALUES = {
     "policy": {"afterObserve": True},  # nothing uses the GPUs before the other one is here
     "dra": {"enabled": True, "inFrontOf": {"registrarDirectory": str(REGISTRAR), "driverName": VENDOR}},
 }
-SLICE = slices.slice_name(VENDOR, NODE)
+SLICE = resource_slices.slice_name(VENDOR, NODE)
 
 
 @pytest.fixture(scope="module")

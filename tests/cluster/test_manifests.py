@@ -18,7 +18,7 @@ from lightkube.resources.resource_v1 import ResourceSlice
 from lightkube.types import PatchType
 
 from deploy import generate
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from tests.cluster import programs
 from tests.cluster.cluster import container
 from tests.cluster.installed import SPACE, apply
@@ -87,7 +87,7 @@ async def driver_of(cluster, node):
 
 async def write_slice(client, node, **spec):
     """As a dry run, the slice that the driver of a node writes, with other fields in its specification."""
-    wanted = slices.resource_slice(slices.Pool(DRIVER, node, "uid"), (), taints=True)
+    wanted = resource_slices.resource_slice(resource_slices.Pool(DRIVER, node, "uid"), (), taints=True)
     wanted["spec"] |= spec
     name = wanted["metadata"]["name"]
     await client.patch(ResourceSlice, name, wanted, patch_type=PatchType.APPLY, field_manager="tests", dry_run=True)

@@ -11,7 +11,7 @@ import pytest
 from lightkube.resources.core_v1 import Node
 from lightkube.resources.resource_v1 import DeviceClass, DeviceTaintRule, ResourceSlice
 
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from plugin.dra.config import VENDOR_DRIVER as DRIVER
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS
@@ -186,8 +186,10 @@ async def test_the_scheduler_does_not_choose_a_quarantined_gpu(claims, autoclave
 @pytest.mark.gate(RULES_GATE)
 async def test_a_taint_rule_goes_with_its_node(bare):
     node = await bare.client.create(Node.from_dict({"metadata": {"name": "gone"}}))
-    pool = slices.Pool(DRIVER, "gone", node.metadata.uid)
-    rule = slices.taint_rule(pool, "gpu-0", {"key": "gpu.autoclave.internal/unhealthy", "effect": "NoSchedule"})
+    pool = resource_slices.Pool(DRIVER, "gone", node.metadata.uid)
+    rule = resource_slices.taint_rule(
+        pool, "gpu-0", {"key": "gpu.autoclave.internal/unhealthy", "effect": "NoSchedule"}
+    )
     created = await bare.client.create(DeviceTaintRule.from_dict(rule))
     await bare.client.delete(Node, "gone")
     await bare.until(DeviceTaintRule, created.metadata.name, lambda found: found is None)

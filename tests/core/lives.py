@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import strategies as st
 
-from policies.model import Evict, Eviction, Mode, Paths, Policy
+from policies.policy_model import Evict, Eviction, Mode, Paths, Policy
 from scrub_api.measurements import Measurements
 from scrubber.core import events as ev
 from scrubber.core import plans, states, step_results, verdict

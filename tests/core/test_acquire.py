@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import Reason
-from policies.model import Clear, Passes, Paths, Proof
-from scrubber.core import acquire, ownership, proof, start, upkeep, verdict
+from policies.policy_model import Clear, Passes, Paths, Proof
+from scrubber.core import acquire, next_action, ownership, proof, start, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import (
     AcquireAnswer,
@@ -72,7 +72,7 @@ def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
     assert refused == Wait(Reason.SHORTAGE, NO_FILES.format("hand out"))
     assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(Reason.SHORTAGE, NO_FILES.format("start on"))
     assert acquire.take_back(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
-    assert upkeep.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
+    assert next_action.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
     veto = verdict.veto(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
     assert veto == Veto(Blame.SERVICE, "the node has too many files open")
 
@@ -87,7 +87,7 @@ def test_only_operators_read_which_process_was_too_slow():
     waits = start.decide(lives.GRANTED, held_up, ENFORCE, A, NOW)
     assert waits == Wait(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
     for waiting in (lives.CLEAN, lives.DIRTY):
-        assert upkeep.tend(waiting, held_up, ENFORCE, NOW, 0.0) == Blocked(f"{NO_PROOF}: {HELD_UP_BY}")
+        assert next_action.tend(waiting, held_up, ENFORCE, NOW, 0.0) == Blocked(f"{NO_PROOF}: {HELD_UP_BY}")
     veto = verdict.veto(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
     assert veto == Veto(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
 

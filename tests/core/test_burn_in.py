@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies.hardware import Periodic
-from policies.model import Mode, Policy
+from policies.policy_model import Mode, Policy
 from scrubber.core import burn_in
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS

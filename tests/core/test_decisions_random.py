@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.model import Mode
-from scrubber.core import acquire, answers, offering, pauses, proof, start, upkeep, verdict
+from policies.policy_model import Mode
+from scrubber.core import acquire, answers, next_action, offering, pauses, proof, start, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import State, Step
 from tests.core import lives
@@ -44,7 +44,7 @@ def everything_asked(record, seen, policy, now, chance=0.0):
     return {
         "acquire": acquire.decide(record, seen, policy, now),
         "start": start.decide(record, seen, policy, A, now),
-        "tend": upkeep.tend(record, seen, policy, now, chance),
+        "tend": next_action.tend(record, seen, policy, now, chance),
         "release": acquire.take_back(record, seen, now),
     }
 
@@ -164,7 +164,7 @@ def test_every_decision_ends(record, seen, policy, now, chance):
     settle(lambda it: acquire.decide(it, seen, policy, now), record, now)
     settle(lambda it: start.decide(it, seen, policy, A, now), record, now)
     settle(lambda it: acquire.take_back(it, seen, now), record, now)
-    settle(lambda it: upkeep.tend(it, seen, policy, now, chance), record, now)
+    settle(lambda it: next_action.tend(it, seen, policy, now, chance), record, now)
 
 
 @given(st.sampled_from(GRANTED), lives.observations(st.just(())), MOMENT)
@@ -195,7 +195,7 @@ def test_i2_a_step_runs_only_without_other_jobs_or_holders(record, seen, step):
 
 @given(st.sampled_from(RUNNING), MOMENT)
 def test_i5_i6_an_interrupted_job_leaves_no_clean_device(record, now):
-    after = live(record, upkeep.interruption(record, "killed", now), at=now)
+    after = live(record, next_action.interruption(record, "killed", now), at=now)
     assert after.state is (State.DIRTY if record.health.quarantine is None else State.QUARANTINED)
     assert (after.scrubs.job, after.scrubs.receipt) == (None, None)
 
@@ -248,7 +248,7 @@ def years_later(record, policy=ENFORCE):
     for day in range(1, 8):
         now = later(86_400.0 * day)
         seen = replace(seen, incarnation=record.incarnation, observed_since=0.0)
-        record, answer = settle(lambda it: upkeep.tend(it, seen, policy, now, 0.5), record, now)  # noqa: B023 - used now
+        record, answer = settle(lambda it: next_action.tend(it, seen, policy, now, 0.5), record, now)  # noqa: B023 - used now
         if record.scrubs.job is not None:
             return live(record, lives.passed(record, now), at=now)
         record = live(record, *events_of(record, answer), at=now)
@@ -269,9 +269,9 @@ def test_the_clock_of_another_boot_delays_no_device(name, incarnation):
     record = LIVES[name]
     early = replace(NOW, uptime=60.0)
     if record.scrubs.job is not None:
-        record = live(record, upkeep.interruption(record, "killed", early), at=early)
+        record = live(record, next_action.interruption(record, "killed", early), at=early)
     seen = facts(incarnation=incarnation, since=50.0)
-    record, answer = settle(lambda it: upkeep.tend(it, seen, ENFORCE, early, 0.5), record, early)
+    record, answer = settle(lambda it: next_action.tend(it, seen, ENFORCE, early, 0.5), record, early)
     if name not in STUCK_BY_INTENT and record.health.quarantine is None:
         assert isinstance(answer, answers.Scrub)
     elif name not in STUCK_BY_INTENT:

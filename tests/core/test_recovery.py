@@ -6,9 +6,9 @@ import pytest
 
 from ground.errors import Reason
 from policies.hardware import Periodic
-from policies.model import Paths
+from policies.policy_model import Paths
 from policies.xids import RequiredAction, required_action
-from scrubber.core import acquire, ailments, burn_in, offering, presence, proof, start, upkeep
+from scrubber.core import acquire, ailments, burn_in, next_action, offering, presence, proof, start
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
@@ -23,12 +23,12 @@ COUNTED = Vitals(xids=(Xid(1, 13), Xid(2, 43), Xid(3, 13)))
 
 def out(kind, **more):
     """A device in quarantine for this, as the service takes it out."""
-    taken = upkeep.quarantine(lives.DIRTY, Ailment(kind, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
+    taken = next_action.quarantine(lives.DIRTY, Ailment(kind, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
     return lives.but(live(lives.DIRTY, taken), **more)
 
 
 def tend(record, vitals=lives.WELL, at=LATE):
-    return upkeep.tend(record, facts(vitals=vitals), ENFORCE, at, 0.0)
+    return next_action.tend(record, facts(vitals=vitals), ENFORCE, at, 0.0)
 
 
 FIRST = {AilmentKind.RELAID: StartProbation(ScrubPath.SLOW)}  # as of one that was never seen
@@ -108,7 +108,7 @@ def test_the_successor_is_the_healthy_gpu_in_the_same_slot(record, others, wante
 
 def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
     seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
-    gone = noted(LOST_THERE, upkeep.tend(LOST_THERE, seen, ENFORCE, LATE, 0.0))
+    gone = noted(LOST_THERE, next_action.tend(LOST_THERE, seen, ENFORCE, LATE, 0.0))
     assert gone.health.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
     assert tend(gone, at=later(100_000)) == StartProbation(ScrubPath.RESET)
@@ -123,7 +123,7 @@ def test_harmless_errors_are_recorded_once_by_code_and_count(record):
 
 def test_harmless_errors_are_recorded_at_most_once_a_minute():
     record = live(lives.CLEAN, ev.ErrorsNoted(((13, 1),), 1), at=lives.NOW)
-    soon, late = later(upkeep.NOTE_EVERY - 1), later(upkeep.NOTE_EVERY)
+    soon, late = later(next_action.NOTE_EVERY - 1), later(next_action.NOTE_EVERY)
     assert tend(record, COUNTED, soon) == Proceed()
     assert tend(record, COUNTED, late) == RecordFirst(ev.ErrorsNoted(((13, 1), (43, 1)), 3))
 
@@ -188,7 +188,7 @@ def test_a_lost_slice_in_quarantine_keeps_its_reason():
 def test_a_quarantined_gpu_becomes_replaced_when_it_has_a_successor(kind):
     record = out(kind)
     seen = replace(facts(vitals=Vitals(lost=True)), successor="GPU-2")
-    after = noted(record, upkeep.tend(record, seen, ENFORCE, LATE, 0.0)).health.quarantine
+    after = noted(record, next_action.tend(record, seen, ENFORCE, LATE, 0.0)).health.quarantine
     assert after.ailment.kind is AilmentKind.REPLACED
     assert (after.next_probe is None) == (record.health.quarantine.next_probe is None), (
         "what waited for a person still does"
@@ -216,7 +216,7 @@ CUT = rows(
 def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, step, findings, kind):
     result = lives.result(step, outcome=Outcome.FAILED, **findings)
     record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepsRecorded("job-1", (result,)))
-    after = live(record, upkeep.interruption(record, "killed", LATE))
+    after = live(record, next_action.interruption(record, "killed", LATE))
     assert after.health.quarantine is not None
     assert (after.health.quarantine.ailment.kind, after.health.quarantine.next_probe) == (kind, None)
 
@@ -225,30 +225,30 @@ def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
     proven = out(AilmentKind.MEMORY_FAULT)
     trial = live(proven, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.REINSTATE), "ann"))
     for ailment in (Ailment(AilmentKind.RESET_FAILED, "refused"), PERSONS):
-        after = upkeep.quarantine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
+        after = next_action.quarantine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
         assert (after.ailment, after.last_try) == (proven.health.quarantine.ailment, ailment.detail)
 
 
 def test_a_quarantine_says_which_errors_were_judged_with_it():
     shown = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
-    found = upkeep.quarantine(lives.CLEAN, lives.LOST, "autoclave", shown, ENFORCE, lives.NOW, 0.0)
+    found = next_action.quarantine(lives.CLEAN, lives.LOST, "autoclave", shown, ENFORCE, lives.NOW, 0.0)
     assert found.quarantine.errors == ((13, 2), (79, 1))
-    again = upkeep.quarantine(live(lives.CLEAN, found), lives.LOST, "me", shown, ENFORCE, LATE, 0.0)
+    again = next_action.quarantine(live(lives.CLEAN, found), lives.LOST, "me", shown, ENFORCE, LATE, 0.0)
     assert again.quarantine.errors == ()
 
 
 def test_an_operators_quarantine_judges_no_errors():
     shown = Vitals(xids=(Xid(9, 79),))
-    word = upkeep.quarantine(lives.CLEAN, PERSONS, "ann", shown, ENFORCE, LATE, 0.0)
+    word = next_action.quarantine(lives.CLEAN, PERSONS, "ann", shown, ENFORCE, LATE, 0.0)
     assert word.quarantine.baseline == lives.CLEAN.health.baseline
 
 
 def test_a_worse_ailment_of_a_used_device_is_recorded_once():
     hot = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
     seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
-    worse = noted(hot, upkeep.tend(hot, seen, ENFORCE, LATE, 0.0))
+    worse = noted(hot, next_action.tend(hot, seen, ENFORCE, LATE, 0.0))
     assert worse.health.ailment.kind is AilmentKind.XID
-    assert upkeep.tend(worse, seen, ENFORCE, LATE, 0.0) == Proceed()
+    assert next_action.tend(worse, seen, ENFORCE, LATE, 0.0) == Proceed()
 
 
 FLAPS = rows(
@@ -325,11 +325,11 @@ def test_the_next_burn_in_is_timed_despite_clock_changes():
 
 def test_a_grave_error_without_a_verdict_needs_a_reset():
     new, fell_off = Baseline(), Vitals(xids=(Xid(7, 79),))
-    assert upkeep.earlier_errors(new, None, ENFORCE) is None
-    assert upkeep.earlier_errors(new, lives.WELL, ENFORCE) is None
-    assert upkeep.earlier_errors(new, COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
-    assert upkeep.earlier_errors(new, fell_off, ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)
-    assert upkeep.earlier_errors(Baseline(last_xid=7), fell_off, ENFORCE) is None
+    assert next_action.earlier_errors(new, None, ENFORCE) is None
+    assert next_action.earlier_errors(new, lives.WELL, ENFORCE) is None
+    assert next_action.earlier_errors(new, COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
+    assert next_action.earlier_errors(new, fell_off, ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)
+    assert next_action.earlier_errors(Baseline(last_xid=7), fell_off, ENFORCE) is None
 
 
 ROW = Ailment(AilmentKind.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
@@ -339,20 +339,20 @@ PERSONS = Ailment(AilmentKind.OPERATOR, "it hums (asked by ann)", sticky=True)
 
 def entered(record, ailment):
     """The quarantine for this ailment a minute later."""
-    return upkeep.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
+    return next_action.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
 
 
 def test_an_operators_quarantine_does_not_replace_an_ailment():
     words = "it hums (asked by ann)"
-    assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
-    hot = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=HOT), words)
+    assert next_action.operator_ailment(lives.IN_USE, words) == PERSONS
+    hot = next_action.operator_ailment(lives.but(lives.IN_USE, ailment=HOT), words)
     asked = f"hot; an operator has asked for its quarantine: {words}"
     assert hot == Ailment(AilmentKind.HEAT, asked, sticky=True, before_asked="hot")
     assert entered(lives.but(lives.SICK_DIRTY, ailment=hot), hot).next_probe is None  # a person decides
     assert ailments.remedy(hot).doubtful  # no container may start again on it, as after any operator's quarantine
-    assert upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=PERSONS), words) == PERSONS
-    reported = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
-    again = upkeep.operator_ailment(lives.but(lives.IN_USE, ailment=reported), words)
+    assert next_action.operator_ailment(lives.but(lives.IN_USE, ailment=PERSONS), words) == PERSONS
+    reported = next_action.operator_ailment(lives.but(lives.IN_USE, ailment=ROW), "it smells (asked by bob)")
+    again = next_action.operator_ailment(lives.but(lives.IN_USE, ailment=reported), words)
     asked = f"{ROW.detail}; an operator has asked for its quarantine: {words}"
     assert again == replace(ROW, detail=asked, before_asked=ROW.detail)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from policies.model import Paths
-from scrubber.core import answers, offering, presence, states, upkeep
+from policies.policy_model import Paths
+from scrubber.core import answers, next_action, offering, presence, states
 from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Trigger, Vitals
@@ -26,7 +26,7 @@ def slice_of(record):
 
 
 def tend(record, vitals, at=LATE, policy=ENFORCE):
-    return upkeep.tend(record, facts(vitals=vitals), policy, at, 0.0)
+    return next_action.tend(record, facts(vitals=vitals), policy, at, 0.0)
 
 
 def after(record, vitals, at=LATE):
@@ -84,7 +84,9 @@ def test_a_lost_slice_counts_as_replaced_after_its_release():
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.RELAID])
 def test_relaid_replaces_every_other_reason_of_a_quarantine(kind):
     first = Ailment(kind, "so it is")
-    record = slice_of(live(lives.CLEAN, upkeep.quarantine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
+    record = slice_of(
+        live(lives.CLEAN, next_action.quarantine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0))
+    )
     out = after(record, RELAID).health.quarantine
     assert out.ailment.kind is AilmentKind.RELAID
     assert record.health.quarantine is not None
@@ -97,7 +99,7 @@ def test_relaid_replaces_every_other_reason_of_a_quarantine(kind):
 def test_a_missing_slice_means_nothing_during_a_reset():
     record = slice_of(lives.QUARANTINED)
     away = replace(facts(vitals=RELAID), domain_resetting=True)
-    assert upkeep.tend(record, away, ENFORCE, LATE, 0.0) == Proceed()
+    assert next_action.tend(record, away, ENFORCE, LATE, 0.0) == Proceed()
 
 
 def test_a_loss_changes_relaid_gpus_but_not_relaid_slices():

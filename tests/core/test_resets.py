@@ -5,8 +5,8 @@ from hypothesis import given
 
 from ground.errors import Reason
 from policies.hardware import Reset, WhenReset
-from policies.model import Policy
-from scrubber.core import acquire, answers, plans, proof, upkeep
+from policies.policy_model import Policy
+from scrubber.core import acquire, answers, next_action, plans, proof
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
@@ -78,16 +78,16 @@ NEEDS_ONE = live(lives.UNKNOWN, ev.ErrorsNoted(((48, 1),), 1, grave=True))
                                                     ev.ScrubFailed("job-1", "x"))])  # fmt: skip
 def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
     seen, late = lives.facts(), lives.later(lives.NOW.uptime)
-    answer = upkeep.tend(record, seen, NO_RESETS, late, 0.0)
+    answer = next_action.tend(record, seen, NO_RESETS, late, 0.0)
     out = lives.noted(record, answer)
     assert out.health.quarantine.ailment == Ailment(AilmentKind.RESET_REQUIRED, proof.RESET_FORBIDDEN)
-    assert upkeep.tend(out, seen, NO_RESETS, late, 0.0) == answers.Proceed()
-    assert upkeep.tend(out, seen, ENFORCE, lives.later(1e6), 0.0) == answers.StartProbation(ScrubPath.RESET)
+    assert next_action.tend(out, seen, NO_RESETS, late, 0.0) == answers.Proceed()
+    assert next_action.tend(out, seen, ENFORCE, lives.later(1e6), 0.0) == answers.StartProbation(ScrubPath.RESET)
     shown = device_status.quarantine_status(out.health.quarantine, None, late)
     assert (shown.next_path, shown.sticky, shown.next_probe_seconds) == ("", True, None)
     assert "reboot the node" in device_status.advice(out, reset_forbidden=True)[0]
     rebooted = live(out, ev.Distrusted("x", lives.REBOOTED))
-    assert upkeep.probation(rebooted, NO_RESETS, lives.later(1e6)) == answers.StartProbation(ScrubPath.SLOW)
+    assert next_action.probation(rebooted, NO_RESETS, lives.later(1e6)) == answers.StartProbation(ScrubPath.SLOW)
     by_person = live(out, ev.Reinstated("ann: reset by hand"))
     assert not proof.reset_forbidden(by_person, NO_RESETS)
 

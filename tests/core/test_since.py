@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import ownership, proof, states, stuck, upkeep
+from scrubber.core import next_action, ownership, proof, states, stuck
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.changes import MANY_ALLOCATIONS
 from scrubber.core.model import (
@@ -135,9 +135,9 @@ def ended_as(step: Step, chance: random.Random) -> StepResult:
 
 def quarantined(record: Record, at: Moment, chance: random.Random) -> ev.Event:
     if record.scrubs.job is not None and record.health.quarantine is not None and chance.random() < 0.5:
-        return upkeep.interruption(record, "killed", at)
+        return next_action.interruption(record, "killed", at)
     ailment = Ailment(chance.choice(SICK), "x", sticky=chance.random() < 0.2)
-    return upkeep.quarantine(record, ailment, "autoclave", lives.WELL, ENFORCE, at, 0.0)
+    return next_action.quarantine(record, ailment, "autoclave", lives.WELL, ENFORCE, at, 0.0)
 
 
 def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import Reason
-from policies.model import Evict, Eviction, OnSick, Starts
+from policies.policy_model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
 from scrubber.core import ownership, start
 from scrubber.core.ailment_traits import AILMENTS

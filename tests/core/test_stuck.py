@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Evict, Policy
+from policies.policy_model import Evict, Policy
 from scrubber.core import events as ev
-from scrubber.core import upkeep, verdict
+from scrubber.core import next_action, verdict
 from scrubber.core.answers import Blocked, Proceed, RecordFirst, StartProbation
 from scrubber.core.model import (
     Ailment,
@@ -87,7 +87,7 @@ def test_the_ailment_repeats_what_evict_says_about_the_process():
 
 
 def out(record: Record = lives.DIRTY, vitals: Vitals | None = None) -> Record:
-    event = upkeep.quarantine(record, SICK, "autoclave", vitals, ENFORCE, NOW, 0.0)
+    event = next_action.quarantine(record, SICK, "autoclave", vitals, ENFORCE, NOW, 0.0)
     return live(record, ev.ScrubStarted(lives.job()), event)
 
 
@@ -101,7 +101,7 @@ BACK = rows(
 
 @pytest.mark.parametrize(("holders", "policy", "answer"), BACK)
 def test_probation_starts_once_the_device_has_no_holder(holders, policy, answer):
-    assert upkeep.tend(out(), facts(holders), policy, later(90_000), 0.0) == answer
+    assert next_action.tend(out(), facts(holders), policy, later(90_000), 0.0) == answer
 
 
 # -- while its pod counts as alive: a killed container's process stays in its control group
@@ -130,7 +130,7 @@ HELD = rows(
 
 @pytest.mark.parametrize(("record", "seen", "answer"), HELD)
 def test_a_hung_process_of_a_lost_device_becomes_an_ailment(record, seen, answer):
-    assert upkeep.tend(record, seen, ENFORCE, later(1e4), 0.0) == answer
+    assert next_action.tend(record, seen, ENFORCE, later(1e4), 0.0) == answer
 
 
 def test_a_return_after_a_stuck_process_is_no_flapping():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import Reason
-from scrubber.core import acquire, start, upkeep
+from scrubber.core import acquire, next_action, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Admit, Proceed, RecordFirst, Refuse, Wait
 from scrubber.core.model import Facts, Owner
@@ -61,7 +61,7 @@ TEND = rows(
 
 @pytest.mark.parametrize(("record", "seen", "answer"), TEND)
 def test_upkeep_chooses_the_action_for_each_state(record: Record, seen: Facts, answer: object) -> None:
-    assert upkeep.tend(record, seen, ENFORCE, LATE, 0.0) == answer
+    assert next_action.tend(record, seen, ENFORCE, LATE, 0.0) == answer
 
 
 IN_USE = rows(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.hardware import DeviceSign, QuarantinePolicy
-from policies.model import STEP_SECONDS, Clear, OnChip, Policy
+from policies.policy_model import STEP_SECONDS, Clear, OnChip, Policy
 from policies.xids import PROGRAM_FAULTS, Treatment, Xids
 from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import ailments, plans, step_results, verdict

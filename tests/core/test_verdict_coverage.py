@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.model import Clear, Passes
+from policies.policy_model import Clear, Passes
 from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import plans, verdict
 from scrubber.core.measured import OWN_CONTEXT, OWN_LISTED

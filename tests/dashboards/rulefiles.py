@@ -9,9 +9,9 @@ from typing import Any
 import promql_parser as promql
 from ruamel.yaml import YAML
 
-import plugin.metrics.table
-import scrubber.metrics.table
 from dashboards import query
+from plugin.metrics import plugin_metrics
+from scrubber.metrics import service_metrics
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dashboards"
@@ -29,10 +29,7 @@ FOREIGN = {
     "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu", *query.ALERT_DETAILS}),
     "ALERTS_FOR_STATE": frozenset({"alertname", "severity", "gpu", *query.ALERT_DETAILS}),
 }
-TABLE = {
-    row.name: row
-    for row in (*scrubber.metrics.table.TABLE, *plugin.metrics.table.TABLE, *plugin.metrics.table.DRA_TABLE)
-}
+TABLE = {row.name: row for row in (*service_metrics.TABLE, *plugin_metrics.TABLE, *plugin_metrics.DRA_TABLE)}
 SERIES = {series: row for row in TABLE.values() for series in row.series}
 
 

@@ -20,10 +20,10 @@ from demo.bad_day import day
 from demo.bad_day.node import CLUSTER, GPUS, NAME, TrialNode
 from demo.bad_day.prometheus import Prometheus
 from demo.containers import mark
-from plugin.metrics import table as plugin_table
+from plugin.metrics import plugin_metrics as plugin_table
 from scrubber.core.model import Availability
 from scrubber.ledger import reading
-from scrubber.metrics import table
+from scrubber.metrics import service_metrics
 from tests.dashboards import rulefiles
 from tests.dashboards.panel_queries import PanelQuery, panel_queries
 from tests.dashboards.ports import free_ports
@@ -151,7 +151,7 @@ def every_gpu_was_in_one_group_all_day_and_every_group_was_seen(seen: Seen) -> l
 
 
 def a_metric_leads_to_its_receipt(seen: Seen) -> list[str]:
-    series = f"{table.TIME_TO_CLEAN.name}_bucket"
+    series = f"{service_metrics.TIME_TO_CLEAN.name}_bucket"
     found = seen.ask("query_exemplars", query=series, start=seen.began, end=seen.now)
     by_check = {it["labels"]["receipt"] for one in found for it in one["exemplars"]}
     lines = str(list(reading.export(seen.node.stage.ledger)))

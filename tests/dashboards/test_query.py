@@ -3,9 +3,9 @@
 import pytest
 
 from dashboards import outages, query, shipped, style
-from plugin.metrics import table as plugin
+from plugin.metrics import plugin_metrics as plugin
 from scrubber.core.model import State
-from scrubber.metrics import table
+from scrubber.metrics import service_metrics
 from tests.dashboards import promtool
 from tests.dashboards.panel_queries import panel_queries
 
@@ -35,11 +35,11 @@ def answers(tmp_path, expression, series, expected):
 
 CASES = {
     "a counter that grew counts what it grew by": (
-        SCOPE.increase(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
+        SCOPE.increase(service_metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count and has ended since counts it": (
-        SCOPE.increase(table.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"},
-        {"{}": 1},
+        SCOPE.increase(service_metrics.ESCALATIONS),
+        ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"}, {"{}": 1},
     ),
     "a counter of the plugin is born in a plugin": (
         SCOPE.increase(plugin.HOOK_REFUSALS),
@@ -50,7 +50,7 @@ CASES = {
         {"{}": 1},
     ),
     "all that a process has counted that began in the time shown is of that time": (
-        SCOPE.increase(table.ESCALATIONS),
+        SCOPE.increase(service_metrics.ESCALATIONS),
         {
             'autoclave_escalations_total{node="n1"}': "_x50 1x20",
             'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "_x50 1480x20",
@@ -58,7 +58,7 @@ CASES = {
         {"{}": 1},
     ),
     "a counter that is heard after a gap is not born then": (
-        SCOPE.increase(table.ESCALATIONS),
+        SCOPE.increase(service_metrics.ESCALATIONS),
         {
             BUILD: "1x5 stale _x43 1x20",
             'autoclave_escalations_total{node="n1"}': "3x5 stale _x43 3x20",
@@ -67,7 +67,7 @@ CASES = {
         {"{}": 0},
     ),
     "to a Prometheus that is new no counter is": (
-        SCOPE.increase(table.ESCALATIONS),
+        SCOPE.increase(service_metrics.ESCALATIONS),
         {
             BUILD: "_x50 1x20",
             'autoclave_escalations_total{node="n1"}': "_x50 3x20",
@@ -76,26 +76,27 @@ CASES = {
         {"{}": 0},
     ),
     "a counter that was not heard for one scrape was not born then": (
-        SCOPE.increase(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
+        SCOPE.increase(service_metrics.ESCALATIONS),
+        {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
     ),
     "nothing to count is a zero while the service is heard": (
-        SCOPE.or_zero(SCOPE.increase(table.RESIDUE)), ALIVE, {"{}": 0},
+        SCOPE.or_zero(SCOPE.increase(service_metrics.RESIDUE)), ALIVE, {"{}": 0},
     ),
     "nothing to count is nothing when the service is silent": (
-        SCOPE.or_zero(SCOPE.increase(table.RESIDUE)), DEAD, {},
+        SCOPE.or_zero(SCOPE.increase(service_metrics.RESIDUE)), DEAD, {},
     ),
     "what there is to count is not joined by a zero": (
-        SCOPE.or_zero(SCOPE.increase(table.XIDS, "xid"), "xid"),
+        SCOPE.or_zero(SCOPE.increase(service_metrics.XIDS, "xid"), "xid"),
         {**ALIVE, f'autoclave_xids_total{{{GPU}, xid="79"}}': "_x50 1x20"}, {'{xid="79"}': 1},
     ),
     "the zero bears a name where others do": (
-        SCOPE.or_zero(SCOPE.increase(table.XIDS, "xid"), "xid"), ALIVE, {'{xid="none"}': 0},
+        SCOPE.or_zero(SCOPE.increase(service_metrics.XIDS, "xid"), "xid"), ALIVE, {'{xid="none"}': 0},
     ),
     "a table is empty while the service is heard": (
-        SCOPE.or_not_scraped(query.largest(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), ALIVE, {},
+        SCOPE.or_not_scraped(query.largest(SCOPE.of(service_metrics.QUARANTINED), "reason"), "reason", -1), ALIVE, {},
     ),
     "a table has a row when nothing is heard": (
-        SCOPE.or_not_scraped(query.largest(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), DEAD,
+        SCOPE.or_not_scraped(query.largest(SCOPE.of(service_metrics.QUARANTINED), "reason"), "reason", -1), DEAD,
         {'{reason="nothing is scraped"}': -1},
     ),
     "a node that is heard is not silent": (SCOPE.silent(), ALIVE, {}),
@@ -131,7 +132,7 @@ CASES = {
         {'{availability="available"}': 9, '{availability="blocked"}': 1},
     ),
     "only a device that was proven and not soiled since shows its proof": (
-        SCOPE.of_proven(table.COVERAGE),
+        SCOPE.of_proven(service_metrics.COVERAGE),
         {
             f'autoclave_scrub_coverage_ratio{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}"}}': "0.5x60" for gpu in range(7)
         } | {
@@ -141,7 +142,7 @@ CASES = {
         {f'{{node="n1", gpu="{gpu}", uuid="GPU-{gpu}"}}': 0.5 for gpu in (3, 4, 5)},
     ),
     "a figure of a process is its own also while an update shows two versions of it": (
-        query.largest(SCOPE.of_processes(SCOPE.of(query.RESIDENT), table.BUILD)),
+        query.largest(SCOPE.of_processes(SCOPE.of(query.RESIDENT), service_metrics.BUILD)),
         {
             'process_resident_memory_bytes{node="n1", instance="i"}': "7x60",
             'autoclave_build_info{node="n1", instance="i", version="1"}': "1x60",
@@ -150,7 +151,7 @@ CASES = {
         {"{}": 7},
     ),
     "what happened once is in one bar, whenever it was": (
-        f"sum_over_time(({SCOPE.increase(table.XIDS, 'xid', within=query.RECENT)})[25m:90s])",
+        f"sum_over_time(({SCOPE.increase(service_metrics.XIDS, 'xid', within=query.RECENT)})[25m:90s])",
         ALIVE | {f'autoclave_xids_total{{{GPU}, xid="{it}"}}': f"0x{it} 1x30" for it in (40, 42, 43)},
         {f'{{xid="{it}"}}': 1 for it in (40, 42, 43)},
     ),
@@ -163,11 +164,11 @@ CASES = {
         {f"{{{GPU}}}": 1},
     ),
     "a device without a sensor has a row": (
-        SCOPE.or_missing(SCOPE.of(table.TEMPERATURE)),
+        SCOPE.or_missing(SCOPE.of(service_metrics.TEMPERATURE)),
         {f'autoclave_device_info{{{GPU}, model="x"}}': "1x60"}, {f"{{{GPU}}}": style.NO_ROW},
     ),
     "a device with a sensor has its figure only": (
-        SCOPE.or_missing(SCOPE.of(table.TEMPERATURE)),
+        SCOPE.or_missing(SCOPE.of(service_metrics.TEMPERATURE)),
         {
             f'autoclave_device_info{{{GPU}, model="x"}}': "1x60",
             f"autoclave_device_temperature_celsius{{{GPU}}}": "55x60",
@@ -175,7 +176,7 @@ CASES = {
         {f"{{{GPU}}}": 55},
     ),
     "a mean is of what was done in the time shown": (
-        SCOPE.mean(table.TIME_TO_CLEAN, *query.PLACE),
+        SCOPE.mean(service_metrics.TIME_TO_CLEAN, *query.PLACE),
         {
             'autoclave_time_to_clean_seconds_sum{node="n1"}': "100x45 104x20",
             'autoclave_time_to_clean_seconds_count{node="n1"}': "1x45 3x20",
@@ -183,7 +184,7 @@ CASES = {
         {'{node="n1"}': 2},
     ),
     "a quantile of nothing is not there": (
-        SCOPE.quantile(0.95, table.TIME_TO_CLEAN),
+        SCOPE.quantile(0.95, service_metrics.TIME_TO_CLEAN),
         {
             'autoclave_time_to_clean_seconds_bucket{node="n1", le="1.0"}': "1x70",
             'autoclave_time_to_clean_seconds_bucket{node="n1", le="+Inf"}': "1x70",
@@ -191,7 +192,7 @@ CASES = {
         {},
     ),
     "a mean of nothing is not there": (
-        SCOPE.mean(table.TIME_TO_CLEAN, *query.PLACE),
+        SCOPE.mean(service_metrics.TIME_TO_CLEAN, *query.PLACE),
         {
             'autoclave_time_to_clean_seconds_sum{node="n1"}': "100x70",
             'autoclave_time_to_clean_seconds_count{node="n1"}': "1x70",
@@ -219,7 +220,7 @@ SAID = {
 def one_of_each(values):
     """A series of every metric of both tables, for one node with one GPU."""
     made = {}
-    for row in (*table.TABLE, *plugin.TABLE):
+    for row in (*service_metrics.TABLE, *plugin.TABLE):
         for name in row.series:
             has = [label for label in row.all_labels if label != "le" or name.endswith("_bucket")]
             labels = {label: SAID.get(label, "x") for label in has} | {"cluster": "c", "node": "n1"}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dashboards import reference
-from plugin.metrics import table as of_the_plugin
-from scrubber.metrics import table as of_the_service
+from plugin.metrics import plugin_metrics as of_the_plugin
+from scrubber.metrics import service_metrics as of_the_service
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

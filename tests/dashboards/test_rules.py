@@ -6,11 +6,10 @@ import promql_parser as promql
 import pytest
 from prometheus_client.utils import floatToGoString
 
-from ground.calls import CallOutcome
+from ground.logged_calls import CallOutcome
 from plugin.dra.metrics import Call
-from plugin.metrics import collector
-from plugin.metrics import table as plugin_metrics
-from plugin.registration.events import Cause
+from plugin.metrics import collector, plugin_metrics
+from plugin.registration.registration_state import Cause
 from policies import load, xids
 from policies.xidtable import RequiredAction
 from scrubber.core.model import AilmentKind, Availability, State

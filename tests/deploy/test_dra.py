@@ -10,16 +10,16 @@ import pytest
 from deploy import generate
 from plugin import config as plugin_config
 from plugin.devices import Device
-from plugin.dra import config, driver, slices
+from plugin.dra import config, dra_driver, resource_slices
 from plugin.dra.config import DraConfig
-from plugin.dra.slices import Pool
+from plugin.dra.resource_slices import Pool
 from tests.deploy import kubernetes_versions, manifests
 from tests.deploy.admission import refusals, value
 
 PAGE = (generate.ROOT / "docs/dra.md").read_text()
 INSTANCE = "0a1b2c3d"  # of one process
 NODE_NAME = "authentication.kubernetes.io/node-name"
-SLICE = slices.resource_slice(Pool(config.DRIVER, "a", "uid"), (), taints=True)
+SLICE = resource_slices.resource_slice(Pool(config.DRIVER, "a", "uid"), (), taints=True)
 
 
 IN_FRONT = "dra in front"
@@ -160,7 +160,7 @@ def test_two_drivers_serve_beside_each_other_during_an_update(case):
 
 def test_a_stop_may_take_as_long_as_a_call():
     pod = dict(manifests.pods("dra"))["dra"]
-    assert pod["terminationGracePeriodSeconds"] > driver.CALL_WITHIN
+    assert pod["terminationGracePeriodSeconds"] > dra_driver.CALL_WITHIN
 
 
 def test_the_longest_driver_name_fits_into_socket_paths():
@@ -312,7 +312,9 @@ def test_quarantined_devices_of_another_driver_are_tainted_by_choice():
 
 
 DEVICE = Device("gpu-0", healthy=False, clean=False, numa_node=None, resource="", reason="ecc")
-RULE = slices.taint_rule(Pool(config.VENDOR_DRIVER, "a", "uid"), "gpu-0", slices.taint(config.DRIVER, DEVICE))
+RULE = resource_slices.taint_rule(
+    Pool(config.VENDOR_DRIVER, "a", "uid"), "gpu-0", resource_slices.taint(config.DRIVER, DEVICE)
+)
 ELSEWHERE = "autoclave's DRA driver taints devices of its own node only"
 BROAD = "autoclave's DRA driver taints single devices of gpu.nvidia.com only"
 EVICTS = "autoclave's DRA driver ends no pod by a taint"

@@ -15,9 +15,9 @@ import pytest
 
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import layout, open_check
-from scrubber.devices.simulated.backend import Simulated
-from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.devices.simulated.simulated_backend import Simulated
+from scrubber.devices.simulated.simulated_gpu import SimulatedGpu
 from scrubber.node.processes import Processes
 
 MEMORY_BYTES = 3 * 2**20 + 4096  # three whole chunks and a part of one

@@ -15,7 +15,7 @@ import pytest
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices import roster
 from scrubber.devices.base import Backend, DeviceError, DeviceHandling, DeviceLostError, DeviceNode, DriverClosedError
-from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.blocking_calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import drills, layout
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
 from tests.devices.nvidia.health.events_seen import await_call

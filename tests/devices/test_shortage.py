@@ -22,16 +22,16 @@ from scrubber import devices
 from scrubber.core.model import Blame, Outcome, Step
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, ShortageError
-from scrubber.devices.calls import Caller, in_turn
+from scrubber.devices.blocking_calls import Caller, in_turn
 from scrubber.devices.nvidia import locks, reset, settings, slices
 from scrubber.devices.nvidia.health.watch import BestSeenFile
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.nvidia.pending_restore import PendingRestore, PendingRestoreFiles
-from scrubber.devices.simulated import containers, gpu, layout, open_check
+from scrubber.devices.simulated import containers, layout, open_check, simulated_gpu
 from scrubber.devices.simulated.layout import Faults
-from scrubber.steps import roster
-from scrubber.steps.base import Order, StepContext
+from scrubber.steps import step_functions
+from scrubber.steps.orders import Order, StepContext
 from tests.devices.conftest import Bank
 
 LONG = 60.0  # seconds, more than a test waits for anything
@@ -56,7 +56,7 @@ class Ground:
         self.file.touch()
 
     def opened_memory(self) -> None:
-        with gpu.opened_memory(self.gpu, ()):
+        with simulated_gpu.opened_memory(self.gpu, ()):
             pass
 
     def claimed_lock(self) -> None:
@@ -78,8 +78,8 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "simulated.layout.places": ((os, "scandir"), lambda it: layout.places(it.root)),
     "simulated.open_check._is_open": (
         (private_files, "locked"), lambda it: open_check.is_open([str(it.gpu.memory)])),
-    "simulated.gpu.opened_memory": ((os, "open"), Ground.opened_memory),
-    "simulated.gpu.scrub_chip": ((os, "open"), lambda it: gpu.scrub_chip(it.gpu, b"key")),
+    "simulated.simulated_gpu.opened_memory": ((os, "open"), Ground.opened_memory),
+    "simulated.simulated_gpu.scrub_chip": ((os, "open"), lambda it: simulated_gpu.scrub_chip(it.gpu, b"key")),
     "simulated.containers._environment": ((Path, "read_bytes"), lambda _it: list(containers.members())),
     "nvidia.host._says_of_itself": ((Path, "read_text"), lambda it: it.host.driver_version()),
     "nvidia.host.driver_instance": ((Path, "stat"), lambda it: it.host.driver_instance()),
@@ -229,7 +229,7 @@ def test_no_step_blames_the_device_for_a_shortage(bank: Bank, step: Step, error:
 
     context = StepContext(bank.gpu(bank.first), holders, lambda _done, _total: None)
     with nullcontext() if step is Step.EVICT else failing((os, "open"), error):
-        report = roster.perform(step, Order(key="00ff" * 8), context)
+        report = step_functions.perform(step, Order(key="00ff" * 8), context)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.SERVICE)
     assert (shortage.of(error) or "?") in report.detail
 

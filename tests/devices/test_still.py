@@ -15,7 +15,7 @@ from scrubber.core.model import Holder, Incarnation, Moment, Owner, State
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.devices.simulated import drills
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince

@@ -1,7 +1,7 @@
 """A node with a GPU of NVIDIA on which all is well, to be spoilt in one place by each test."""
 
 from autoclave.doctor.finding import Level
-from autoclave.doctor.findings import roster
+from autoclave.doctor.findings import all_checks
 from autoclave.doctor.node_facts import (
     Capability,
     CdiSpec,
@@ -71,6 +71,6 @@ FACTS = NodeFacts(
 
 def finding_of(facts, name):
     """The findings of one check. Each finding that is not OK names a remedy."""
-    found = [it for it in roster.judge(facts) if it.name == name]
+    found = [it for it in all_checks.judge(facts) if it.name == name]
     assert [it for it in found if bool(it.remedy) is (it.level is Level.OK)] == []
     return found

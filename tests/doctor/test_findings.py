@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autoclave.doctor.finding import OTHER_USER, Level
-from autoclave.doctor.findings import node, roster
+from autoclave.doctor.findings import all_checks, node_checks
 from autoclave.doctor.node_facts import (
     Capability,
     CdiSpec,
@@ -277,11 +277,11 @@ NODES = [
     ("processes", stands(unreadable=HIDDEN), BROKEN, "so nothing is handed out: process 1 cannot be read"),
     ("cgroups", stands(cgroups="version 1"), OK, "version 1"),
     ("cgroups", stands(cgroups=ABSENT), BROKEN, "cannot tell"),
-    ("clock", clock(node.YEAR_2024 - 0.1, 0.0), WARNING, "was never set"),
+    ("clock", clock(node_checks.YEAR_2024 - 0.1, 0.0), WARNING, "was never set"),
     ("clock", clock(NOW - 0.1), WARNING, "was set back"),
     ("clock", clock(NOW), OK, "is set"),
-    ("clock", alone(now=node.YEAR_2024 - 0.1), WARNING, "was never set"),
-    ("clock", alone(now=node.YEAR_2024), OK, "is set"),
+    ("clock", alone(now=node_checks.YEAR_2024 - 0.1), WARNING, "was never set"),
+    ("clock", alone(now=node_checks.YEAR_2024), OK, "is set"),
     ("disk", room(100, 1000), OK, "100 MiB and 1000 files"),
     ("disk", room(100, None), OK, "100 MiB"),
     ("disk", room(100, None, 1), WARNING, "only"),
@@ -325,11 +325,11 @@ def test_each_state_of_the_node_has_its_finding(name, facts, level, words):
 
 
 def test_a_healthy_node_gets_one_ok_finding_of_each_check():
-    found = roster.judge(FACTS)
+    found = all_checks.judge(FACTS)
     assert sorted(it.name for it in found) == sorted({it.name for it in found})
-    assert len(found) == len(roster.CHECKS)
-    assert roster.worst(found) is OK
-    assert roster.worst([]) is BROKEN
+    assert len(found) == len(all_checks.CHECKS)
+    assert all_checks.worst(found) is OK
+    assert all_checks.worst([]) is BROKEN
 
 
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
@@ -338,8 +338,8 @@ def test_a_node_with_other_gpus_skips_the_nvidia_checks():
         "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges",
         "cgroups", "kernel-log", "fence",
     }  # fmt: skip
-    everything = {it.name for it in roster.judge(FACTS)}
-    assert everything - {it.name for it in roster.judge(of_others(kernel_log=ABSENT))} == nvidias
+    everything = {it.name for it in all_checks.judge(FACTS)}
+    assert everything - {it.name for it in all_checks.judge(of_others(kernel_log=ABSENT))} == nvidias
 
 
 def test_the_daemon_is_asked_through_its_socket_or_stopped():
@@ -350,7 +350,9 @@ def test_the_daemon_is_asked_through_its_socket_or_stopped():
 
 def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
     unguarded = stands(answer=said(backend="simulated"))
-    assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
+    assert {it.name for it in all_checks.judge(unguarded)} - {it.name for it in all_checks.judge(of_others())} == {
+        "driver"
+    }
     [found] = finding_of(unguarded, "driver")
     assert (found.level, found.text.endswith("(580.142), but the scrub service uses another backend")) == (
         WARNING,
@@ -381,7 +383,7 @@ def test_what_another_finding_explains_is_not_judged(facts, names):
 
 @pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True)])
 def test_without_a_service_nvidia_checks_need_a_loaded_driver(driver, judged):
-    names = {it.name for it in roster.judge(alone(driver=driver))}
+    names = {it.name for it in all_checks.judge(alone(driver=driver))}
     assert ("mps" in names, "driver" in names) == (judged, judged)
 
 
@@ -411,7 +413,7 @@ def test_a_remedy_names_what_to_do_here(name, facts, remedy):
 
 @pytest.mark.parametrize("name", ["unreadable", "mps"])
 def test_root_gets_another_remedy_than_root(name):
-    [found] = [it for it in roster.judge(stands(**{name: HIDDEN})) if it.level is not OK]
+    [found] = [it for it in all_checks.judge(stands(**{name: HIDDEN})) if it.level is not OK]
     assert "become" not in found.remedy
     assert "SELinux" in found.remedy
 
@@ -426,7 +428,7 @@ DENIABLE = (
 def test_if_access_is_denied_the_remedy_is_another_user(name):
     fact = getattr(FACTS, name)
     spoilt = stands(**{name: replace(fact, fault=DENIED) if hasattr(fact, "fault") else DENIED})
-    assert {it.remedy for it in roster.judge(spoilt) if it.level is not OK} == {OTHER_USER}
+    assert {it.remedy for it in all_checks.judge(spoilt) if it.level is not OK} == {OTHER_USER}
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from ground.metric_table import Instruments, Kind, Row, families
-from plugin.metrics import table as plugin_metrics
-from scrubber.metrics import table
+from plugin.metrics import plugin_metrics
+from scrubber.metrics import service_metrics
 
-TABLES = (*table.TABLE, *plugin_metrics.TABLE)
+TABLES = (*service_metrics.TABLE, *plugin_metrics.TABLE)
 COUNTER = Row("autoclave_bytes_total", Kind.COUNTER, "Bytes.", ("gpu",), "bytes")
 PLAIN = Row("autoclave_times_total", Kind.COUNTER, "Times.")
 TIME = Row("autoclave_time_seconds", Kind.HISTOGRAM, "Time.", ("hook",), "seconds", (0.1, 1.0))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ground import calls
+from ground import logged_calls
 from tests.house.sources import modules, place
 
 PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
@@ -21,7 +21,7 @@ CHOSEN = "…"  # a level that is not known beforehand
 DOOR_LEVELS = {"granted": "info", "refused": "warning", "cancelled": "warning", "fault": "error"}
 SAID_BY_DOORS = {  # where a door has no words of its own
     name: ast.Constant(word.default)
-    for name, word in inspect.signature(calls.logged).parameters.items()
+    for name, word in inspect.signature(logged_calls.logged).parameters.items()
     if name in DOOR_LEVELS and word.default is not word.empty
 }
 NORMAL = {"debug", "info"}  # normal operation: the page leaves these lines out
@@ -85,7 +85,7 @@ def said() -> Iterator[tuple[str, Line]]:
 def lines(call: ast.Call, names: dict[str, str], scope: ast.AST, where: str) -> Iterator[Line]:
     """What one call writes, if it writes; handed to somebody who is to call it later counts as well."""
     arguments, spoken = call.args, call.func
-    if ast.unparse(spoken) == "calls.logged":
+    if ast.unparse(spoken) == "logged_calls.logged":
         words = {**SAID_BY_DOORS, **{str(word.arg): word.value for word in call.keywords}}
         yield from (
             Line(where, text, DOOR_LEVELS[outcome])

@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from ground import errors
-from policies import model as policy_words
+from policies import policy_model as policy_words
 from scrubber.core import model as words
 from scrubber.core import owners
 from tests.cli.on_machine import ENTERS
@@ -36,7 +36,7 @@ from tests.fakes.cuda.fixtures import FORM
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "presence",
-    "leftover", "stuck", "upkeep", "offering", "burn_in", "ailment_traits", "ailments", "answers", "in_force",
+    "leftover", "stuck", "next_action", "offering", "burn_in", "ailment_traits", "ailments", "answers", "gate_in_force",
     "short_uses", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
@@ -118,9 +118,9 @@ READ_BACK = "tests/cuda/test_clearing.py::test_the_verify_finds_a_flipped_bit_of
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
-UPKEEP, IN_FORCE = "scrubber/core/upkeep.py", "scrubber/core/in_force.py"
+UPKEEP, IN_FORCE = "scrubber/core/next_action.py", "scrubber/core/gate_in_force.py"
 ON_DEVICE = "scrubber/steps/on_device.py"
-ROSTER, JOBS = "tests/steps/test_roster.py", "tests/jobs/test_jobs.py"
+ROSTER, JOBS = "tests/steps/test_step_functions.py", "tests/jobs/test_jobs.py"
 IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_RESULTS, IN_VERDICT, IN_RESETS = (
     f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "step_results", "verdict", "resets")
 )
@@ -128,7 +128,7 @@ IN_USES = "tests/service/test_uses.py"
 TENANT_REQUESTS, IN_OFFERS = "scrubber/service/tenant_requests.py", "tests/service/test_offers.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
 STUCK, IN_SINCE = "scrubber/core/stuck.py", "tests/core/test_since.py"
-GATE = "tests/core/test_in_force.py"
+GATE = "tests/core/test_gate_in_force.py"
 TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
 STANDSTILLS = "scrubber/core/standstills.py"
 IN_LEDGER = "tests/ledger/test_ledger.py::test_a_write_that_took_seconds_is_recorded"
@@ -257,11 +257,16 @@ PLANTED = [
     Mutant(IN_FORCE, "> LASTS", "< 0", tests=GATE),
     Mutant(IN_FORCE, "or facts.assigned_pods is None ", "", tests=GATE),
     Mutant(IN_FORCE, "or record.tenancy.until_release", "", tests=GATE),
-    Mutant(ACQUIRE, " and in_force.past_gate(record, facts) is None", "", tests=GATE),
+    Mutant(ACQUIRE, " and gate_in_force.past_gate(record, facts) is None", "", tests=GATE),
     Mutant(UPKEEP, "if passed is not None:", "if False:", tests=GATE),
     Mutant(OFFERING, "if not facts.covered and", "if False and", tests=IN_OFFERING),
-    Mutant("scrubber/devices/simulated/gpu.py", "writes=not self._answer().skip_scratch", "writes=True", tests=ROSTER),
-    Mutant("scrubber/devices/simulated/gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
+    Mutant(
+        "scrubber/devices/simulated/simulated_gpu.py",
+        "writes=not self._answer().skip_scratch",
+        "writes=True",
+        tests=ROSTER,
+    ),
+    Mutant("scrubber/devices/simulated/simulated_gpu.py", "writes=not faults.skip_clears", "writes=True", tests=ROSTER),
     Mutant(ON_DEVICE, "cleared.mismatch is None", "True", tests=ROSTER),
     Mutant("scrubber/jobs/scrub_job.py", "return step_results.judged(", "return (lambda it, _: it)(", tests=JOBS),
     Mutant(CHANGES, "number=tenancy.number + left", "number=tenancy.number", tests=IN_STATES),

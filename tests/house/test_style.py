@@ -18,6 +18,8 @@ EXTRAS = (
     "plugin/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
 )
 
+SHARED = {"config", "readiness"}  # basenames of several files: what a reader looks for in each of the programs
+
 REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|pypi/+simple|file:///\w")
 UNOWNED = re.compile(r"(?:github\.com|ghcr\.io|docker\.io|quay\.io)/autoclave")  # anybody may register it
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|farm)/")
@@ -61,6 +63,13 @@ def test_a_package_has_a_docstring_and_no_code():
 def test_no_module_is_called_utils():
     drawers = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
     assert [place(path) for path in WRITTEN if {path.stem, *path.parent.relative_to(ROOT).parts} & drawers] == []
+
+
+def test_one_basename_stands_on_one_file():
+    """A verb's file has the name of the verb, whatever else has that name."""
+    products = tuple(f"{it}/" for it in HOUSES if it not in ("demo", "dashboards"))
+    stems = [path.stem for path in WRITTEN if place(path).startswith(products) and "verbs" not in path.parts]
+    assert {it for it in stems if stems.count(it) > 1 and not it.startswith("__")} == SHARED
 
 
 def test_every_exemption_in_pyproject_has_its_reason():

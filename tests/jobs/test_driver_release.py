@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.devices import calls
+from scrubber.devices import blocking_calls
 from scrubber.devices.base import ShortageError
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.jobs import driver_release
 from scrubber.jobs.driver_release import DriverRelease
 from scrubber.observe.driver_calls import DriverCalls
@@ -56,7 +56,7 @@ async def test_a_caller_that_gives_up_leaves_no_release_behind(release, backend,
     await asyncio.to_thread(backend.asked.wait, 5)
     if impatience == "cancelled":
         asking.cancel()
-    with pytest.raises((asyncio.CancelledError, calls.UnresponsiveError)):
+    with pytest.raises((asyncio.CancelledError, blocking_calls.UnresponsiveError)):
         await asking
     backend.may.set()
     assert await asyncio.to_thread(backend.back.wait, 5)

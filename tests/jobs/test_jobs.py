@@ -12,7 +12,7 @@ import pytest
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResult
-from scrubber.steps.base import Report
+from scrubber.steps.orders import Report
 from scrubber.workers.worker import BrokenError
 from tests.service import pretend_worker
 from tests.service.node import Kind

@@ -11,8 +11,8 @@ import pytest
 
 from scrubber.devices.base import Readings
 from scrubber.devices.simulated import drills, layout
-from scrubber.devices.simulated.backend import Simulated
-from scrubber.metrics.collector import BoardSampler
+from scrubber.devices.simulated.simulated_backend import Simulated
+from scrubber.metrics.gauges import BoardSampler
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince

@@ -26,7 +26,7 @@ from scrubber.core.model import (
     Xid,
 )
 from scrubber.ledger.ledger import Ledger
-from scrubber.metrics import table
+from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.receipts.state import SigningState
 from tests.core import lives
@@ -78,18 +78,18 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
             at=later(1),
         )
     clean = book.tell(running, done, at=later(3))
-    assert book.of(table.SCRUB_ENDS, path="reset", trigger="first-look", outcome="passed") == 1
-    assert book.of(table.SCRUB_TIME, "_sum", path="reset") == 3
-    assert book.of(table.TIME_TO_CLEAN, "_sum") == 3
-    assert book.of(table.STEP_TIME, "_count", step="clear") == 1
-    assert book.of(table.RESETS, outcome="passed") == 1
-    assert book.of(table.SCRUBBED) == 1000
-    assert book.of(table.RESIDUE, **DEVICE_LABELS) == 1
-    assert book.of(table.RESIDUE_BYTES, **DEVICE_LABELS) == 7
+    assert book.of(service_metrics.SCRUB_ENDS, path="reset", trigger="first-look", outcome="passed") == 1
+    assert book.of(service_metrics.SCRUB_TIME, "_sum", path="reset") == 3
+    assert book.of(service_metrics.TIME_TO_CLEAN, "_sum") == 3
+    assert book.of(service_metrics.STEP_TIME, "_count", step="clear") == 1
+    assert book.of(service_metrics.RESETS, outcome="passed") == 1
+    assert book.of(service_metrics.SCRUBBED) == 1000
+    assert book.of(service_metrics.RESIDUE, **DEVICE_LABELS) == 1
+    assert book.of(service_metrics.RESIDUE_BYTES, **DEVICE_LABELS) == 7
     assert book.counters.proven[DEVICE.uuid] == done.receipt
     book.tell(clean, ev.Granted(lives.grant(clean)))
-    assert book.of(table.GRANTS, proof="receipt") == 1
-    assert book.of(table.GRANTS, proof="none") == 0
+    assert book.of(service_metrics.GRANTS, proof="receipt") == 1
+    assert book.of(service_metrics.GRANTS, proof="none") == 0
 
 
 def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
@@ -99,19 +99,19 @@ def test_patterns_of_an_interrupted_scrub_are_no_residue(book):
     running = book.tell(running, ev.ScrubStarted(lives.job(name="job-2")))
     found = step_results.judged(lives.result(Step.CLEAR, residue_bytes=7), running)
     book.tell(running, ev.StepsRecorded("job-2", (found,)))
-    assert book.of(table.RESIDUE, **DEVICE_LABELS) == 0
+    assert book.of(service_metrics.RESIDUE, **DEVICE_LABELS) == 0
 
 
 def test_unsigned_receipts_count_where_the_service_has_a_key(book):
     unsigned = lives.passed(lives.FIRST_LOOK)
     signed = ev.ScrubPassed("job-1", replace(unsigned.receipt, envelope=lives.ENVELOPE))
     book.tell(lives.FIRST_LOOK, unsigned)
-    assert book.of(table.UNSIGNED) == 0
+    assert book.of(service_metrics.UNSIGNED) == 0
     book.counters.signing = SigningState()
     book.tell(lives.FIRST_LOOK, signed)
-    assert book.of(table.UNSIGNED) == 0
+    assert book.of(service_metrics.UNSIGNED) == 0
     book.tell(lives.FIRST_LOOK, unsigned)
-    assert book.of(table.UNSIGNED) == 1
+    assert book.of(service_metrics.UNSIGNED) == 1
 
 
 def test_the_time_to_clean_starts_at_the_first_cause(book):
@@ -119,8 +119,8 @@ def test_the_time_to_clean_starts_at_the_first_cause(book):
     unknown = book.tell(dirty, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(4))
     running = book.tell(unknown, ev.ScrubStarted(lives.job()), at=later(5))
     book.tell(running, lives.passed(running, later(9)), at=later(9))
-    assert book.of(table.TIME_TO_CLEAN, "_sum") == 9
-    assert book.of(table.TIME_TO_CLEAN, "_count") == 1
+    assert book.of(service_metrics.TIME_TO_CLEAN, "_sum") == 9
+    assert book.of(service_metrics.TIME_TO_CLEAN, "_count") == 1
 
 
 def test_the_time_in_quarantine_is_no_time_to_clean(book):
@@ -132,8 +132,8 @@ def test_the_time_in_quarantine_is_no_time_to_clean(book):
         out, ev.ProbationStarted(lives.job(ScrubPath.RESET, Trigger.PROBATION), "autoclave"), at=later(7000)
     )
     book.tell(tried, lives.passed(tried, later(7009)), at=later(7009))
-    assert book.of(table.RETURNS, by="evidence") == 1
-    assert book.of(table.TIME_TO_CLEAN, "_count") == 0
+    assert book.of(service_metrics.RETURNS, by="evidence") == 1
+    assert book.of(service_metrics.TIME_TO_CLEAN, "_count") == 0
 
 
 def test_a_scrub_that_fails_is_counted_by_its_end(book):
@@ -141,68 +141,68 @@ def test_a_scrub_that_fails_is_counted_by_its_end(book):
     book.tell(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "the service was stopped"))
     book.tell(lives.SCRUBBING, ev.Quarantined(lives.quarantine()))
     for outcome in ("failed", "interrupted", "quarantined"):
-        assert book.of(table.SCRUB_ENDS, path="fast", trigger="release", outcome=outcome) == 1
-    assert book.of(table.TIME_TO_CLEAN, "_count") == 0
+        assert book.of(service_metrics.SCRUB_ENDS, path="fast", trigger="release", outcome=outcome) == 1
+    assert book.of(service_metrics.TIME_TO_CLEAN, "_count") == 0
 
 
 def test_a_failed_step_is_counted_under_its_fault(book):
     result = StepResult(Step.RESET, ScrubPath.FAST, Outcome.TIMED_OUT, 60.0, blame=Blame.DEVICE)
     book.tell(lives.SCRUBBING, ev.StepsRecorded("job-1", (result,)))
-    assert book.of(table.STEP_FAILURES, step="reset", outcome="timed-out", blame="device") == 1
-    assert book.of(table.RESETS, outcome="timed-out") == 1
-    assert book.of(table.SCRUBBED) == 0
+    assert book.of(service_metrics.STEP_FAILURES, step="reset", outcome="timed-out", blame="device") == 1
+    assert book.of(service_metrics.RESETS, outcome="timed-out") == 1
+    assert book.of(service_metrics.SCRUBBED) == 0
 
 
 def test_processes_are_counted_by_kind_and_those_that_were_ended(book):
     stuck = Holder(9, 1.0, "stuck", None, state="D")
     found = lives.result(Step.EVICT, holders=(lives.OF_A, lives.LEFTOVER, stuck), terminated=(41, 43))
     book.tell(lives.SCRUBBING, ev.StepsRecorded("job-1", (found,)))
-    kinds = {kind: book.of(table.PROCESSES, kind=kind) for kind in ("container", "host", "stuck")}
+    kinds = {kind: book.of(service_metrics.PROCESSES, kind=kind) for kind in ("container", "host", "stuck")}
     assert kinds == {"container": 1, "host": 1, "stuck": 1}
-    assert book.of(table.TERMINATED) == 2
+    assert book.of(service_metrics.TERMINATED) == 2
 
 
 def test_escalations_quarantines_and_their_ends_are_counted(book):
     book.tell(lives.SCRUBBING, ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
-    assert book.of(table.ESCALATIONS) == 1
+    assert book.of(service_metrics.ESCALATIONS) == 1
     book.tell(lives.PROBED, lives.passed(lives.PROBED))
-    assert book.of(table.RETURNS, by="evidence") == 1
+    assert book.of(service_metrics.RETURNS, by="evidence") == 1
     book.tell(lives.STICKY, ev.Reinstated("ann"))
-    assert book.of(table.RETURNS, by="person") == 1
+    assert book.of(service_metrics.RETURNS, by="person") == 1
 
 
 def test_only_what_was_in_is_taken_out(book):
     out = book.tell(lives.CLEAN, ev.Quarantined(lives.quarantine()))
-    assert book.of(table.QUARANTINES, reason="lost") == 1
+    assert book.of(service_metrics.QUARANTINES, reason="lost") == 1
     book.tell(out, ev.Quarantined(lives.quarantine()))  # told in other words
     book.tell(lives.PROBED, ev.Quarantined(lives.quarantine()))  # a trial that failed
-    assert book.of(table.QUARANTINES, reason="lost") == 1
+    assert book.of(service_metrics.QUARANTINES, reason="lost") == 1
 
 
 def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     book.tell(lives.CLEAN, ev.Soiled("it was used without a grant", (lives.FOREIGN,)))
     book.tell(lives.CLEAN, ev.Soiled("its proof is too old"))
-    assert book.of(table.UNAUTHORISED, **DEVICE_LABELS) == 1
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
 
 
 def test_an_unproven_start_past_the_gate_is_counted(book):
     book.tell(lives.SCRUBBING, ev.PastGate(lives.B, "it was scrubbing"))
     book.tell(lives.IN_USE_BY_B, ev.PastGate(lives.B))
-    assert book.of(table.PAST_GATE, **DEVICE_LABELS) == 1
+    assert book.of(service_metrics.PAST_GATE, **DEVICE_LABELS) == 1
 
 
 def test_an_error_is_counted_once(book):
     vitals = Vitals(xids=(Xid(1, 79), Xid(2, 13), Xid(3, 13)))
     book.counters.vitals(lives.CLEAN, vitals)
     book.counters.vitals(lives.CLEAN, vitals)
-    assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 2
-    assert book.of(table.XIDS, **DEVICE_LABELS, xid="79") == 1
+    assert book.of(service_metrics.XIDS, **DEVICE_LABELS, xid="13") == 2
+    assert book.of(service_metrics.XIDS, **DEVICE_LABELS, xid="79") == 1
 
 
 def test_errors_recorded_before_the_start_are_not_counted(book):
     known = lives.live(lives.CLEAN, ev.ErrorsNoted(((13, 2),), 2))
     book.counters.vitals(known, Vitals(xids=(Xid(1, 13), Xid(2, 13), Xid(3, 13))))
-    assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 1
+    assert book.of(service_metrics.XIDS, **DEVICE_LABELS, xid="13") == 1
 
 
 def test_only_a_lost_device_keeps_its_series(book):
@@ -211,22 +211,22 @@ def test_only_a_lost_device_keeps_its_series(book):
         record = book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
         book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
         out = book.tell(record, ev.Quarantined(lives.quarantine(Ailment(kind, "x"))))
-        assert book.of(table.UNAUTHORISED, **DEVICE_LABELS) == left
+        assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == left
         book.counters.vitals(out, Vitals(lost=True, xids=(Xid(number, 13),)))  # of what is in its place
-        assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == (None if left is None else 1.0)
+        assert book.of(service_metrics.XIDS, **DEVICE_LABELS, xid="13") == (None if left is None else 1.0)
 
 
 def test_an_unknown_xid_adds_no_series(book):
     unknown = [code for code in range(100_000, 100_050) if xids.ROWS.get(code) is None]
     book.counters.vitals(lives.CLEAN, Vitals(xids=tuple(Xid(number, code) for number, code in enumerate(unknown, 1))))
-    assert book.of(table.XIDS, **DEVICE_LABELS, xid="other") == len(unknown) == 50
+    assert book.of(service_metrics.XIDS, **DEVICE_LABELS, xid="other") == len(unknown) == 50
 
 
 def test_answers_are_timed_and_refusals_are_counted_by_reason(book):
     book.counters.answered("acquire", "ok", "", 0.002)
     book.counters.answered("acquire", "refused", "in-use", 2.0)
-    assert book.of(table.REQUESTS, "_count", request="acquire", outcome="ok") == 1
-    assert book.of(table.REQUEST_REFUSALS, request="acquire", reason="in-use") == 1
+    assert book.of(service_metrics.REQUESTS, "_count", request="acquire", outcome="ok") == 1
+    assert book.of(service_metrics.REQUEST_REFUSALS, request="acquire", reason="in-use") == 1
 
 
 @given(lives.walks())
@@ -245,11 +245,11 @@ async def test_the_ledger_counts_only_recorded_events(book):
     await ledger.append(
         "op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)), (DEVICE.uuid, ev.ErrorsNoted(((13, 1),), 1))
     )
-    assert book.of(table.LEDGER_APPEND, "_count") == 1
+    assert book.of(service_metrics.LEDGER_APPEND, "_count") == 1
     with pytest.raises(ev.IllegalEventError):
         await ledger.append("op", (DEVICE.uuid, ev.Granted(lives.grant(lives.CLEAN))))
-    assert book.of(table.GRANTS, proof="receipt") == 0
-    assert book.of(table.LEDGER_APPEND, "_count") == 1
+    assert book.of(service_metrics.GRANTS, proof="receipt") == 0
+    assert book.of(service_metrics.LEDGER_APPEND, "_count") == 1
     await ledger.close()
 
 

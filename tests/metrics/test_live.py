@@ -10,7 +10,7 @@ import pytest
 from ground.errors import AutoclaveError
 from scrub_api import client
 from scrubber.devices.simulated import drills
-from scrubber.metrics import table
+from scrubber.metrics import service_metrics
 from tests.fetching import Scraped, fetch, lint, metrics
 from tests.live import Service
 
@@ -22,7 +22,7 @@ def address_of(service: Service) -> str:
 
 
 def scrape(service: Service) -> Scraped:
-    return Scraped(metrics(address_of(service)), table.TABLE)
+    return Scraped(metrics(address_of(service)), service_metrics.TABLE)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_metrics_of_a_whole_story(service):
     assert first.one("autoclave_build_info", backend="simulated") == 1
     assert first.one("process_resident_memory_bytes") > 0
     receipts = {clean.receipt.id, service.settled(1, "clean").receipt.id}
-    led = first.receipts(table.SCRUB_TIME)
+    led = first.receipts(service_metrics.SCRUB_TIME)
     assert led  # of each bucket the last one
     assert led <= receipts
 
@@ -78,5 +78,5 @@ def test_the_metrics_of_a_whole_story(service):
     drills.release(service.simulated_dir, clean.device)
 
     assert later.unknown() == []
-    assert len({it.name for it in later.samples if it.name.startswith("autoclave_")}) > len(table.TABLE) / 2
+    assert len({it.name for it in later.samples if it.name.startswith("autoclave_")}) > len(service_metrics.TABLE) / 2
     lint(fetch(address_of(service), "/metrics")[1])

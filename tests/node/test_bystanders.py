@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policies.model import Evict
+from policies.policy_model import Evict
 from scrubber.core.model import Holder
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander, Bystanders

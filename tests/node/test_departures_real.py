@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrubber.core import events as ev
-from scrubber.core import upkeep
+from scrubber.core import next_action
 from scrubber.core.answers import Proceed, RecordFirst, TendAnswer
 from scrubber.core.model import Owner
 from scrubber.core.record import Record
 from scrubber.devices.simulated import layout
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
@@ -50,7 +50,7 @@ class Watched:
         """What is to be done now."""
         facts = await self.observer.full(self.record)
         here = replace(self.record, incarnation=facts.incarnation)
-        return upkeep.tend(here, facts, Policy(), lives.later(1e6), 0.0)
+        return next_action.tend(here, facts, Policy(), lives.later(1e6), 0.0)
 
     async def left(self) -> frozenset[str]:
         async with asyncio.timeout(WITHIN):

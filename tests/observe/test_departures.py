@@ -16,7 +16,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Moment, Owner
 from scrubber.core.record import Record
 from scrubber.devices.simulated import drills, layout
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls

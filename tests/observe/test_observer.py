@@ -20,7 +20,7 @@ from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.core.witness import NoWitness, Testimony
 from scrubber.devices.base import DriverClosedError
-from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.blocking_calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.containers import MARK
 from scrubber.node import clock

@@ -11,7 +11,7 @@ from demo.standins.do_nothing_plugin import DoNothingPlugin
 from ground.aio import Changed
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
-from plugin.registration.events import Cause, NotRegistered
+from plugin.registration.registration_state import Cause, NotRegistered
 from tests.patience import WITHIN
 
 RESOURCE = "example.com/gpu"

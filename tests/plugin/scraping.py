@@ -2,7 +2,7 @@
 
 import asyncio
 
-from plugin.metrics import table
+from plugin.metrics import plugin_metrics
 from tests.fetching import Scraped, fetch, metrics
 
 
@@ -13,4 +13,4 @@ async def get(address: str, path: str, accept: str = "") -> tuple[int, str]:
 
 async def scrape(address: str) -> Scraped:
     """All metrics."""
-    return Scraped(await asyncio.to_thread(metrics, address), (*table.TABLE, *table.DRA_TABLE))
+    return Scraped(await asyncio.to_thread(metrics, address), (*plugin_metrics.TABLE, *plugin_metrics.DRA_TABLE))

@@ -8,7 +8,7 @@ import pytest
 from ground import paths
 from ground.errors import FatalError
 from plugin import config
-from plugin.cluster.options import ReportChoice, Reports
+from plugin.cluster.report_choice import ReportChoice, Reports
 from plugin.config import Config
 from plugin.devices import MigStrategy
 from plugin.response import Style

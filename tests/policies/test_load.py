@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ground.documents.faults import DocumentError, quote
 from policies import load
 from policies.hardware import WhenReset
-from policies.model import Mode, PolicySet
+from policies.policy_model import Mode, PolicySet
 from policies.values import ScrubPath
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import match
-from policies.model import Match, Mode, Policy, PolicySet, Rule
+from policies.policy_model import Match, Mode, Policy, PolicySet, Rule
 
 H100 = match.Subject("GPU-8f2c01", 0, "NVIDIA H100 80GB HBM3", mig=False, resource="nvidia.com/gpu")
 OBSERVED = Policy(mode=Mode.OBSERVE)

@@ -10,7 +10,7 @@ import pytest
 from deploy import policy_schema as schema
 from ground.documents.faults import DocumentError
 from policies import load
-from policies.model import Match, Policy
+from policies.policy_model import Match, Policy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 SCHEMA = json.loads(schema.render())

@@ -7,7 +7,19 @@ from ruamel.yaml import YAML
 
 from policies import load
 from policies.hardware import Clocks, SettingsPolicy
-from policies.model import Clear, Eviction, Mode, OnChip, OnSick, Passes, Paths, Policy, Proof, Selftest, concessions
+from policies.policy_model import (
+    Clear,
+    Eviction,
+    Mode,
+    OnChip,
+    OnSick,
+    Passes,
+    Paths,
+    Policy,
+    Proof,
+    Selftest,
+    concessions,
+)
 from policies.values import ScrubPath
 
 NAMES = ("default", "fast", "observe", "strict")

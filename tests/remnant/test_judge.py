@@ -6,7 +6,7 @@ import pytest
 
 from remnant import judge
 from remnant.judge import Verdict
-from remnant.model import Ending, Look, Medium, Planted, Round
+from remnant.round_result import Ending, Look, Medium, Planted, Round
 from remnant.tenant import recognised, words
 
 GIB = 2**30

@@ -20,10 +20,10 @@ import pytest
 
 from autoclave.cli.verbs import remnant
 from ground.errors import FatalError
-from remnant import judge, launchers, report, rounds, tenant
+from remnant import judge, launchers, result_files, rounds, tenant
 from remnant.judge import Verdict
 from remnant.launchers import Launcher
-from remnant.model import Ending, GpuAndDriver, Medium, Planted, Result, Round
+from remnant.round_result import Ending, GpuAndDriver, Medium, Planted, Result, Round
 from remnant.rounds import Subject
 from remnant.tenant import ContainerOrder
 from scrubber.cuda import device
@@ -333,7 +333,7 @@ def test_a_gpu_without_room_for_the_next_one_is_held(monkeypatch, bench) -> None
     assert judge.cell(Medium.MEMORY, [one]).verdict is Verdict.HELD
     bench.to.mkdir()
     about = GpuAndDriver(gpu.uuid, "H200", "580", SIZE, ecc=True, persistence=None)
-    for file in report.write(bench.to, Result("local", "now", about, (one,), 1)):
+    for file in result_files.write(bench.to, Result("local", "now", about, (one,), 1)):
         assert gpu.uuid not in file.read_text(), file
 
 
@@ -341,7 +341,7 @@ def test_a_report_keeps_no_markup_of_others(tmp_path) -> None:
     foreign = "<script>alert(1)</script> ![x](https://example.com/) | `x`"
     one = Round(Ending.EXIT, 1.0, 1, {Medium.MEMORY: Planted(1, 1)}, refused=foreign)
     about = GpuAndDriver("GPU-1", foreign, foreign, 1, ecc=True, persistence=None)
-    report.write(tmp_path, Result("local", "now", about, (one,), 1, (foreign,)))
+    result_files.write(tmp_path, Result("local", "now", about, (one,), 1, (foreign,)))
     page = (tmp_path / "report.md").read_text()
     assert page.count("alert") == 5
     assert "<script" not in page

@@ -19,7 +19,7 @@ from typing import TypeVar
 from scrubber.core.model import AilmentKind, DeviceInfo, DeviceNumber, Holder, Moment, NodeKind, Sign, Step, Vitals, Xid
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
-from scrubber.devices.calls import UnresponsiveError
+from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import no_bystander
 from tests.service.kernel import SERVICE, Kernel
 from tests.service.virtual import VirtualLoop
@@ -452,7 +452,7 @@ def number_of(gpu: Gpu) -> DeviceNumber:
 
 
 class PretendCaller:
-    """Asks the simulated driver on the event loop, with the deadlines of ``scrubber.devices.calls.Caller``.
+    """Asks the simulated driver on the event loop, with the deadlines of ``scrubber.devices.blocking_calls.Caller``.
 
     One call a key at a time. Answers take some turns of the loop, never the same number, so that things cross.
     """

@@ -14,7 +14,7 @@ from scrubber.core import plans
 from scrubber.core.measured import Mismatch
 from scrubber.core.model import Blame, Findings, Holder, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
-from scrubber.steps.base import Order, Report
+from scrubber.steps.orders import Order, Report
 from tests.service.node import BLOCK, BLOCKS, Gpu, Kind, Node, Process
 from tests.service.truth import Truth
 

@@ -13,7 +13,7 @@ from scrubber.core.model import Blame, Outcome, ScrubPath, State, Step, StepResu
 from scrubber.core.plans import STEPS, Driver
 from scrubber.devices.base import DeviceError
 from scrubber.jobs.jobs import RETRY_AFTER
-from scrubber.steps.base import Report
+from scrubber.steps.orders import Report
 from tests.service import pretend_worker
 from tests.service.asking import at_step, results, rows
 from tests.service.node import Node

@@ -15,7 +15,7 @@ from scrubber.core import verdict
 from scrubber.core.events import Event
 from scrubber.core.model import Findings, Outcome, State, Step, Vitals
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.steps.base import Report
+from scrubber.steps.orders import Report
 from tests.service.node import Kind
 from tests.service.pretend_worker import ALL, UNITS, PretendWorker
 

@@ -11,8 +11,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, State
-from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.metrics.gauges import ServiceCollector
 from scrubber.service.readiness import Readiness
 from scrubber.words import device_status
 from tests.service.asking import rows

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scrubber.devices.simulated import drills, layout
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.service import monitor
 from scrubber.service.monitor import Monitor
 from tests.core import lives

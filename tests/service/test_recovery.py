@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Refused
-from policies.model import Policy
+from policies.policy_model import Policy
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Ailment, AilmentKind, Facts, ScrubPath, Sign, State, Step, Trigger, Xid
@@ -18,7 +18,7 @@ from scrubber.core.record import Record
 from scrubber.devices.base import Progress
 from scrubber.ledger import stored
 from scrubber.ledger.database import Loaded
-from scrubber.steps.base import Order, Report
+from scrubber.steps.orders import Order, Report
 from scrubber.workers.worker import BrokenError
 from tests.ledger import memory_store
 from tests.service.asking import at_step, let_on, rows, written_down

@@ -11,7 +11,7 @@ import pytest
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import ownership, presence
 from scrubber.core.model import ScrubPath
-from scrubber.devices.calls import UnresponsiveError
+from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.ledger.history_window import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from policies import load
 from scrubber.core.model import ScrubPath, State, Step, StepResult
-from scrubber.steps.base import Report
+from scrubber.steps.orders import Report
 from tests.service.pretend_worker import PretendWorker
 
 

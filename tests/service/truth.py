@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from policies.model import Eviction, Mode, OnChip, Policy
+from policies.policy_model import Eviction, Mode, OnChip, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.model import Grant, ScrubPath, State, Step

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from ground.errors import AutoclaveError, LedgerUnavailable
-from policies.model import FenceMode, Policy
+from policies.policy_model import FenceMode, Policy
 from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
 from scrubber.core.model import Passage, State
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
-from scrubber.devices.calls import Caller
+from scrubber.devices.blocking_calls import Caller
 from scrubber.fence.fence import Fence
 from scrubber.jobs.jobs import Jobs
 from scrubber.jobs.scrub_job import ScrubJob

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from demo.standins.pods import Pod
+from scrubber.create_gate.gate_server import CONTAINERD
 from scrubber.create_gate.installation import OF_CLAIM, VERSION
-from scrubber.create_gate.server import CONTAINERD
 
 SECONDS = 20  # for which the runtime waits
 

@@ -18,7 +18,7 @@ from scrubber.devices.simulated import drills
 from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.steps import evict
-from scrubber.steps.base import Order, Report, StepContext
+from scrubber.steps.orders import Order, Report, StepContext
 from tests import descriptors
 from tests.hanging import hanging
 from tests.patience import WITHIN

@@ -15,7 +15,7 @@ import pytest
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step
 from scrubber.devices.simulated import drills
 from scrubber.node import proc
-from scrubber.steps.base import Order
+from scrubber.steps.orders import Order
 from scrubber.workers import pool as pools
 from scrubber.workers.pool import WorkerPool, ZygoteLostError
 from scrubber.workers.worker import BrokenError, Child, ChildEnding

@@ -8,7 +8,7 @@ from ground.documents import strict_json
 from scrubber.core.measured import Mismatch
 from scrubber.core.model import Blame, Findings, Holder, Outcome, Step, Vitals, Xid
 from scrubber.devices.base import Address
-from scrubber.steps.base import Order, Report
+from scrubber.steps.orders import Order, Report
 from scrubber.workers import wire
 from scrubber.workers.wire import Answer, Assignment, Packet, Prepare, Ready, StepRequest
 

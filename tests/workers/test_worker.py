@@ -18,7 +18,7 @@ from ground.documents import strict_json
 from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import drills
-from scrubber.steps.base import Order, Report
+from scrubber.steps.orders import Order, Report
 from scrubber.workers import wire
 from scrubber.workers import worker as workers
 from scrubber.workers.worker import Worker

@@ -16,7 +16,7 @@ import pytest
 from ground.documents import strict_json
 from scrubber.core.model import Outcome, ScrubPath, Step
 from scrubber.cuda import cupy_loading
-from scrubber.steps.base import Order
+from scrubber.steps.orders import Order
 from scrubber.workers import wire
 from scrubber.workers.worker import BrokenError
 from tests.patience import WITHIN

@@ -16,7 +16,7 @@ import pytest
 from scrubber.core.model import Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import drills
-from scrubber.steps.base import Order
+from scrubber.steps.orders import Order
 from scrubber.workers import pool as pools
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoclave.cli.output import human, table
+from autoclave.cli.output import human, text_tables
 from scrub_api import views
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _cell(value: object) -> object:
     return human.printable(value) if isinstance(value, str) else value
 
 
-def show_table(headers: Sequence[str], rows: table.Rows, output: str = "table") -> None:
+def show_table(headers: Sequence[str], rows: text_tables.Rows, output: str = "table") -> None:
     """Print a table on stdout: drawn on a terminal, as text elsewhere, or as csv. Without headers, only its rows."""
     if output == "csv":
         emit_csv([name.lower() for name in headers], rows)
@@ -98,7 +98,7 @@ def show_table(headers: Sequence[str], rows: table.Rows, output: str = "table") 
     if sys.stdout.isatty():
         importlib.import_module("autoclave.cli.output.coloured_table").show(headers, rows)
     else:
-        click.echo(table.plain(headers, rows))
+        click.echo(text_tables.plain(headers, rows))
 
 
 def _plain(name: str, value: object) -> object:

@@ -13,22 +13,22 @@ from rich import live
 from rich.console import Console, Group
 from rich.text import Text
 
-from autoclave.cli.output import table
+from autoclave.cli.output import text_tables
 from autoclave.cli.output.coloured_table import drawn, narrowest
 
 
 @contextmanager
-def view() -> Iterator[Callable[[table.Page], None]]:
+def view() -> Iterator[Callable[[text_tables.Page], None]]:
     """Shows a page in place of the page before."""
 
-    def update(page: table.Page) -> None:
+    def update(page: text_tables.Page) -> None:
         screen.update(screenful(screen.console, page), refresh=True)
 
     with live.Live(auto_refresh=False) as screen:
         yield update
 
 
-def screenful(terminal: Console, page: table.Page) -> Group:
+def screenful(terminal: Console, page: text_tables.Page) -> Group:
     """As many rows as the terminal has room for, the lines below them, and the notes.
 
     All rows are whole if there is room for that. Otherwise the urgent rows are whole, or none: cut rows show more GPUs.

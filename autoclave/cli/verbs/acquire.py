@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, options, service_call
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground.errors import NotReady, Reason, Refused
 from scrub_api import views
 
@@ -53,7 +53,7 @@ def acquire(gpus: tuple[str, ...], owner: str | None, cgroup: int, output: str, 
         if in_the_way is None or (isinstance(error, Refused) and error.reason is Reason.IN_USE):
             raise
         device = in_the_way.device
-        why = f" ({note})" if (note := table.note(device)) else ""
+        why = f" ({note})" if (note := text_tables.note(device)) else ""
         advice = *error.remedies, f"`autoclave explain {device.argument}` says what to do"
         raise type(error)(error.reason, f"{error.message}{why}", *advice) from None
     if output != "text":

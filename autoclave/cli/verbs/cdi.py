@@ -24,7 +24,7 @@ import click
 from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, options
 from autoclave.cli.output import human
 from autoclave.doctor.facts import container_toolkit, safe_read
-from autoclave.doctor.findings import hardware
+from autoclave.doctor.findings import driver_checks
 from autoclave.doctor.node_facts import CdiSpec
 from ground import paths, private_files, process_status
 from ground.documents.faults import safe
@@ -163,7 +163,7 @@ def _command(kind: str, driver_root: Path) -> list[str]:
     words = ["nvidia-ctk", "cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
     if driver_root != Path("/"):
         words.append(f"--driver-root={driver_root}")
-    if kind != hardware.KIND:
+    if kind != driver_checks.KIND:
         vendor, _, name = kind.partition("/")
         words += [f"--vendor={vendor}", f"--class={name}"]
     return words

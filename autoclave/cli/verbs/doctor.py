@@ -14,7 +14,7 @@ from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, options, service_cal
 from autoclave.cli.output import document, human
 from autoclave.doctor import gathering
 from autoclave.doctor.finding import Finding, Level
-from autoclave.doctor.findings.roster import NAMES, OF_KUBERNETES, judge, worst
+from autoclave.doctor.findings.all_checks import NAMES, OF_KUBERNETES, judge, worst
 from ground import paths
 from ground.documents import units
 from ground.quantities import quantity

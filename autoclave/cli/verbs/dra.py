@@ -10,7 +10,7 @@ import click
 
 from autoclave.cli import ENVIRONMENT, options
 from ground import log
-from plugin.cluster.options import NvsentinelAction, ReportChoice, Reports
+from plugin.cluster.report_choice import NvsentinelAction, ReportChoice, Reports
 from plugin.dra import config, driver_process
 from scrubber import __version__
 

@@ -1,7 +1,7 @@
 """``autoclave explain``: what is wrong with a GPU, what to do, and how it came into its state.
 
 The service makes the sentences about events (``words/event_text``), about the offer (``core/offering``) and the advice
-(``words/device_status``). This module and ``table`` make the lines about the present state.
+(``words/device_status``). This module and ``text_tables`` make the lines about the present state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import ENVIRONMENT, options, service_call
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.errors import Unreachable
 from ground.quantities import quantity
@@ -75,7 +75,7 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
         yield f"witness {device.witness} (of short uses)"
     yield from _fence(device, now)
     yield ""
-    events = [entry for entry in table.one_for_each_start(explanation.entries) if _tells(entry)]
+    events = [entry for entry in text_tables.one_for_each_start(explanation.entries) if _tells(entry)]
     if len(events) > SHOWN:
         yield f"last {SHOWN} of {len(events)} events; all: `autoclave history {device.argument} --steps`"
     for entry in events[-SHOWN:]:
@@ -111,7 +111,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     elif device.quarantine is not None:
         if device.policy_rule:  # there is none in a ledger's file, and no service that would try anything
             yield _way_back(device.quarantine, device.argument)
-    elif note := table.note(device):
+    elif note := text_tables.note(device):
         yield note
     if device.setback and device.quarantine is None and device.job is not None:
         yield f"the scrub before it failed: {device.setback}"
@@ -122,10 +122,10 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     if device.receipt is not None:
         signed = f"signed by {device.receipt.signed_by}" if device.receipt.signed_by else "not signed"
         yield f"proven by receipt {device.receipt.id}, {signed}"
-        yield from (f"  {line}" for line in table.proof(device.receipt))
+        yield from (f"  {line}" for line in text_tables.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
     # The reason of a quarantine has a line above, as the state has.
-    known = (device.quarantine and device.policy_rule) or device.why in {device.state, table.note(device)}
+    known = (device.quarantine and device.policy_rule) or device.why in {device.state, text_tables.note(device)}
     why = "" if known else f": {device.why}"
     yield f"{'' if device.healthy else 'not '}{about}{why}"
 
@@ -135,7 +135,7 @@ def _running(job: views.JobStatus, quarantine: views.QuarantineStatus | None) ->
     spent = ""
     if job.step_seconds is not None and job.step_limit is not None:
         spent = f", for {human.span(job.step_seconds)} of at most {human.span(job.step_limit)}"
-    yield f"a {'scrub' if quarantine is None else 'probation'} runs: {table.job(job)}{spent}"
+    yield f"a {'scrub' if quarantine is None else 'probation'} runs: {text_tables.job(job)}{spent}"
     if quarantine is not None and quarantine.last_try:
         yield f"the probation before it ended with: {quarantine.last_try}"
 

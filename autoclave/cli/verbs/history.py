@@ -12,13 +12,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, Parsed, options, service_call
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.errors import NotReady, Unreachable
 from scrub_api import admin_client, views
 
 EVERY = 2**31  # rows: more than a ledger has
-START_ROWS = 4  # of one start of a container, at most: see ``table.one_for_each_start``
+START_ROWS = 4  # of one start of a container, at most: see ``text_tables.one_for_each_start``
 
 
 def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -101,7 +101,7 @@ def history(  # noqa: PLR0913, PLR0917 - its flags
         await _follow(admin, gpu, max(seen, entries[-1].seq if entries else 0), lines, which)
 
     def newest(entries: Sequence[views.HistoryEntry], kept: tuple[float, float]) -> Sequence[views.HistoryEntry]:
-        events = table.one_for_each_start(entries) if merged else entries
+        events = text_tables.one_for_each_start(entries) if merged else entries
         more = len(entries) == rows or len(events) > limit
         if hint := left_out(kept, since, limit if more else None, steps=steps):
             human.warn(hint)
@@ -130,7 +130,7 @@ def left_out(kept: tuple[float, float], since: float, limit: int | None, *, step
 
 def _show(entries: Sequence[views.HistoryEntry], output: str, **about: str) -> None:
     if output in {"table", "csv"}:
-        document.show_table(table.HISTORY, table.history(entries), output)
+        document.show_table(text_tables.HISTORY, text_tables.history(entries), output)
         if not entries:
             human.warn("the ledger has no such event")
     elif output == "jsonl":
@@ -169,14 +169,14 @@ class _Lines:
 
     def __init__(self, entries: Sequence[views.HistoryEntry], output: str) -> None:
         self._output = output
-        rows = [table.HISTORY, *table.history(entries)]
-        self._widths = [max(len(row[column]) for row in rows) for column in range(len(table.HISTORY) - 1)]
+        rows = [text_tables.HISTORY, *text_tables.history(entries)]
+        self._widths = [max(len(row[column]) for row in rows) for column in range(len(text_tables.HISTORY) - 1)]
         if output == "table":
-            click.echo(self._line(table.HISTORY))
+            click.echo(self._line(text_tables.HISTORY))
 
     def __call__(self, entries: Sequence[views.HistoryEntry]) -> None:
         if self._output == "table":
-            for row in table.history(entries):
+            for row in text_tables.history(entries):
                 click.echo(self._line([human.printable(cell) for cell in row]))
         else:
             _show(entries, self._output)

@@ -14,7 +14,7 @@ import click
 from autoclave.cli import ENVIRONMENT, Parsed, options
 from ground import log, paths
 from plugin import config, plugin_process, response
-from plugin.cluster.options import ReportChoice, Reports
+from plugin.cluster.report_choice import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from scrubber import __version__
 

@@ -17,7 +17,7 @@ from ground import paths
 from ground.documents.faults import DocumentError
 from ground.errors import FatalError
 from ground.quantities import quantity
-from policies import load, match, model
+from policies import load, match, policy_model
 
 
 @click.group()
@@ -46,7 +46,7 @@ def check(files: tuple[str, ...], output: str) -> int:
     return WRONG_USAGE if any(isinstance(result, DocumentError) for result in checked.values()) else DONE
 
 
-def _check(file: str) -> model.PolicySet | DocumentError:
+def _check(file: str) -> policy_model.PolicySet | DocumentError:
     try:
         if file == "-":
             return load.load_bytes(sys.stdin.buffer.read(load.LARGEST + 1), "stdin")
@@ -55,7 +55,7 @@ def _check(file: str) -> model.PolicySet | DocumentError:
         return error
 
 
-def _item(file: str, result: model.PolicySet | DocumentError) -> dict[str, object]:
+def _item(file: str, result: policy_model.PolicySet | DocumentError) -> dict[str, object]:
     if isinstance(result, DocumentError):
         return {"file": file, "valid": False, "name": "", "rules": None, "faults": list(map(asdict, result.faults))}
     return {"file": file, "valid": True, "name": result.name, "rules": len(result.rules), "faults": []}
@@ -106,7 +106,7 @@ def _settings(digest: str, state_dir: Path) -> str:
     except OSError as error:
         why = f"no shipped policy has it, and {error.filename}: {error.strerror}"
         raise FatalError(f"cannot show the settings of {digest}: {why}") from error
-    if model.digest(kept) != digest:
+    if policy_model.digest(kept) != digest:
         raise FatalError(f"cannot show the settings of {digest}: the kept ones were changed")
     return json.dumps(json.loads(kept), indent=2)
 

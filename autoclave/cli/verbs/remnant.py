@@ -18,12 +18,12 @@ from autoclave.cli import DONE, ENVIRONMENT, INTERRUPTED, NOT_CLEAN, WRONG_USAGE
 from autoclave.cli.output import human
 from ground import calendar_time, private_files
 from ground.errors import FatalError
-from remnant import judge, launchers, report
-from remnant.gpu import about
+from remnant import judge, launchers, result_files
+from remnant.gpu_identity import about
 from remnant.idle import IdleObserver, InUse
 from remnant.judge import Verdict
 from remnant.launchers import Place
-from remnant.model import Ending, GpuAndDriver, Medium, Result, Round
+from remnant.round_result import Ending, GpuAndDriver, Medium, Result, Round
 from remnant.rounds import AnotherGpu, ContainerFailed, Subject, expect_rights, in_turn, run_round
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
@@ -186,9 +186,9 @@ def run(
 def _written(place: Path, result: Result, done: _Done) -> int:
     """Write the result; the exit code."""
     cells = judge.cells(result)
-    files = report.write(place, result)
+    files = result_files.write(place, result)
     try:
-        human.say(*report.summary(result, cells), *map(str, files))
+        human.say(*result_files.summary(result, cells), *map(str, files))
     except OSError as error:  # the files have it, and the exit code says what was found
         failure.report(error)
     verdicts = {cell.verdict for cell in cells}

@@ -27,7 +27,7 @@ from autoclave.cli import (
     service_call,
     worst,
 )
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable, joined
 from scrub_api import admin_client, views
 from scrub_api.device_messages import state_words
@@ -99,7 +99,9 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
             document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
         else:
             for device in done:
-                human.say(f"GPU {device.name} ({device.device}) is {state_words(device.state)}: {table.note(device)}")
+                human.say(
+                    f"GPU {device.name} ({device.device}) is {state_words(device.state)}: {text_tables.note(device)}"
+                )
         return worst(codes)
 
     return service_call.ask(run_dir, quarantine)
@@ -198,7 +200,9 @@ def report(results: Results, devices: Devices, output: str, verb: str) -> int:
     """Print the results and return the exit code."""
     ordered = [(results[uuid], results[uuid].result or MISSING) for uuid in devices if uuid in results]
     if output in {"table", "csv"}:
-        document.show_table(table.RESULTS, table.results([progress for progress, _ in ordered], devices), output)
+        document.show_table(
+            text_tables.RESULTS, text_tables.results([progress for progress, _ in ordered], devices), output
+        )
     else:
         items = (
             {**document.gpu(devices[progress.device]), "job": progress.job, **document.fields(result)}

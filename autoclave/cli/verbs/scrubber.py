@@ -11,7 +11,7 @@ from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
 from ground import paths, unix_sockets
 from ground.documents import units
 from ground.quantities import quantity
-from policies.model import check_namespace
+from policies.policy_model import check_namespace
 from scrub_api import request_limits
 from scrubber import config, daemon
 

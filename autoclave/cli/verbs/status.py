@@ -20,7 +20,7 @@ from typing import Any, TypedDict, Unpack
 import click
 
 from autoclave.cli import ENVIRONMENT, options, service_call
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground.errors import NotReady, Unreachable, joined
 from ground.quantities import LITTLE_ROOM
 from scrub_api import admin_client, views
@@ -94,30 +94,30 @@ def show(status: views.Status, form: Form) -> None:
         return
     document.show_table(*cells(devices, form), form.output)
     if for_people(form.output) and form.headers:
-        click.echo(table.summary(devices, len(status.devices)))
-        if fence := table.fence(devices):
+        click.echo(text_tables.summary(devices, len(status.devices)))
+        if fence := text_tables.fence(devices):
             click.echo(fence)
 
 
 def cells(devices: Sequence[views.DeviceStatus], form: Form) -> tuple[tuple[str, ...], list[list[str]]]:
     """Headers and rows. Without headers, the first are empty."""
     if form.output in {"wide", "csv"}:
-        return table.WIDE if form.headers else (), table.wide(devices, time.time())
-    return table.STATUS if form.headers else (), table.status(devices, time.time())
+        return text_tables.WIDE if form.headers else (), text_tables.wide(devices, time.time())
+    return text_tables.STATUS if form.headers else (), text_tables.status(devices, time.time())
 
 
-def page(devices: Sequence[views.DeviceStatus], total: int, form: Form, notes: Sequence[str]) -> table.Page:
+def page(devices: Sequence[views.DeviceStatus], total: int, form: Form, notes: Sequence[str]) -> text_tables.Page:
     """What a screen shows of these devices, of ``total`` ones."""
 
     def below(shown: int) -> Iterator[str]:
-        yield table.summary(devices, total)
-        if fence := table.fence(devices):
+        yield text_tables.summary(devices, total)
+        if fence := text_tables.fence(devices):
             yield fence
         if shown < len(devices):
-            yield f"below the end of the screen: {table.summary(devices[shown:], len(devices) - shown)}"
+            yield f"below the end of the screen: {text_tables.summary(devices[shown:], len(devices) - shown)}"
 
     urgent = sum(1 for _ in takewhile(in_trouble, devices))
-    return table.Page(*cells(devices, form), urgent, below, notes)
+    return text_tables.Page(*cells(devices, form), urgent, below, notes)
 
 
 def as_document(status: views.Status) -> dict[str, object]:
@@ -233,7 +233,7 @@ class Filters(TypedDict):
 @options.gpus
 @click.option(
     "--state",
-    type=click.Choice(table.STATES),
+    type=click.Choice(text_tables.STATES),
     multiple=True,
     help="Only GPUs in this state; may be repeated.",
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from autoclave.cli import DONE, DURATION, ENVIRONMENT, LATE, options, service_call
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.documents import units
 from ground.errors import NotReady, Reason, Unreachable
@@ -48,7 +48,7 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
         items = []
         for device in devices:
             late = missing.get(device.device)
-            why = "" if late is None else table.note(late) or late.why
+            why = "" if late is None else text_tables.note(late) or late.why
             reached = {"reached": late is None, "state": late.state if late else "", "why": why}
             items.append(document.gpu(device) | reached)
         document.emit(document.listing("WaitResult", items), output)
@@ -110,4 +110,4 @@ def _is(device: views.DeviceStatus, goal: str) -> bool:
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
-    return f"{device.name} is not {goal}; it is {state_words(device.state)}: {table.note(device) or device.why}"
+    return f"{device.name} is not {goal}; it is {state_words(device.state)}: {text_tables.note(device) or device.why}"

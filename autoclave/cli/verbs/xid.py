@@ -10,12 +10,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from autoclave.cli import ENVIRONMENT, options, service_call
-from autoclave.cli.output import document, human, table
+from autoclave.cli.output import document, human, text_tables
 from ground.documents import units
 from ground.documents.faults import DocumentError
 from ground.errors import AutoclaveError, Unreachable
 from policies import load, match, xids
-from policies.model import PolicySet
+from policies.policy_model import PolicySet
 from policies.xids import Preset, Treatment, Xids
 
 PATIENCE = 2.0  # seconds: the meaning of a code is known without the service
@@ -76,7 +76,7 @@ def xid(code: int | None, policy: str | None, output: str, run_dir: Path) -> Non
     else:
         row = xids.ROWS.get(code)
         human.say(f"xid {code}  {row.mnemonic if row else 'unknown'}")
-        human.say(*table.plain((), list(_pairs(code, chosen))).splitlines())
+        human.say(*text_tables.plain((), list(_pairs(code, chosen))).splitlines())
 
 
 def _in_force(run_dir: Path) -> XidPolicy:

@@ -4,6 +4,6 @@ Rule 1: a finding is OK only when the facts show it. A fact that could not be re
         another broken finding already says why it could not be read.
 Rule 2: each check that was made has a finding, also when all is well: a report shows what was checked.
 
-A new check is a function in one of these files and a name in ``roster.CHECKS``. The caller gathers what it needs, as a
+A new check is a function in one of these files and a name in ``all_checks``. The caller gathers what it needs, as a
 field of ``NodeFacts``; checks read nothing themselves.
 """

@@ -18,15 +18,15 @@ import grpc.aio
 
 from ground import log, unix_sockets
 from plugin.dra.config import DraConfig
-from plugin.dra.driver import HEALTHS
+from plugin.dra.dra_driver import HEALTHS
 from plugin.dra.metrics import DraCounters
 from plugin.dra.registration import ANSWERS_WITHIN, KIND, Registrar
-from plugin.dra.vendor.devices import SERVED
+from plugin.dra.vendor.vendor_devices import SERVED
 from plugin.kubelet_api import pluginregistration_pb2 as wire
 from plugin.kubelet_api import pluginregistration_pb2_grpc
-from plugin.registration import endpoint, events, sockets
+from plugin.registration import endpoint, registration_state, sockets
 from plugin.registration.endpoint import PluginServer
-from plugin.registration.events import Cause, RegistrationState
+from plugin.registration.registration_state import Cause, RegistrationState
 from plugin.registration.sockets import FileWatch
 
 logger = log.get("vendor")
@@ -110,7 +110,7 @@ class VendorRegistry:
         service = Path(info.endpoint or path)  # without one, the kubelet calls the registration socket
         name = socket_name(self._chosen, path)
         ours = self._chosen.gate_dir / f"{name}.sock" if gated else service
-        state = RegistrationState(info.name, self._counters.record if gated else events.ignore)
+        state = RegistrationState(info.name, self._counters.record if gated else registration_state.ignore)
         state.restart()
         lost = "its socket was removed or replaced"
         try:

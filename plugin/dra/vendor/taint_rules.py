@@ -15,9 +15,9 @@ from ground import log
 from ground.aio import Changed
 from plugin.cluster.retry_loop import NEVER, Failure, FailureKind, Pace, RetryLoop
 from plugin.devices import Device
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from plugin.dra.config import DRIVER
-from plugin.dra.slices import Pool
+from plugin.dra.resource_slices import Pool
 from plugin.listing import Listing
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def taints(devices: Iterable[Device]) -> Taints:
     A device that the service no longer lists keeps its taint: nothing says that it is well.
     """
     return {
-        slices.device_name(device.uuid): slices.taint(DRIVER, device)
+        resource_slices.device_name(device.uuid): resource_slices.taint(DRIVER, device)
         for device in devices
         if (device.quarantined or device.sick) and not device.replaced
     }
@@ -87,12 +87,16 @@ class TaintRules:
         taints = self._taints or {}
         listed = await self._listed() if taints else {}
         pool = Pool(self._driver, self._node, (await self._server.read()).uid if taints else "")
-        wanted = {name: slices.taint_rule(pool, name, taints[uuid]) for name, uuid in listed.items() if uuid in taints}
-        rules = await self._server.taint_rules(slices.rule_labels(self._node))
+        wanted = {
+            name: resource_slices.taint_rule(pool, name, taints[uuid])
+            for name, uuid in listed.items()
+            if uuid in taints
+        }
+        rules = await self._server.taint_rules(resource_slices.rule_labels(self._node))
         present = {rule["spec"]["deviceSelector"]["device"]: rule for rule in rules if self._is_own(rule)}
         refused, self._refused = self._refused, {}
         for device, rule in wanted.items():
-            applied = not slices.covers(present.get(device), rule)
+            applied = not resource_slices.covers(present.get(device), rule)
             if applied and await self._change(device, self._server.apply_taint_rule(rule), refused):
                 logger.info("device tainted", device=device, reason=rule["spec"]["taint"]["value"])
         for device, existing in present.items():
@@ -124,8 +128,12 @@ class TaintRules:
 
     async def _listed(self) -> dict[str, str]:
         """The UUIDs of the devices that the vendor's driver lists in the pool of the node, by name."""
-        listed = slices.listed(await self._server.slices_of(self._driver))
-        return {entry.name: slices.device_name(entry.uuid) for (pool, _), entry in listed.items() if pool == self._node}
+        listed = resource_slices.listed(await self._server.slices_of(self._driver))
+        return {
+            entry.name: resource_slices.device_name(entry.uuid)
+            for (pool, _), entry in listed.items()
+            if pool == self._node
+        }
 
     def _is_own(self, rule: Mapping[str, Any]) -> bool:
         selector = rule["spec"].get("deviceSelector") or {}

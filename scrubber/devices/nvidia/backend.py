@@ -17,7 +17,7 @@ from scrubber.cuda.images import image_for
 from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
 from scrubber.devices.nvidia import boards, holders, locks, pending_restore
 from scrubber.devices.nvidia.address import WorkerTarget
-from scrubber.devices.nvidia.health import vitals, xids
+from scrubber.devices.nvidia.health import vitals, xid_messages
 from scrubber.devices.nvidia.health.listener import Listener
 from scrubber.devices.nvidia.health.watch import BestSeenFile, SignWatch
 from scrubber.devices.nvidia.holders import Idle, Usage
@@ -42,7 +42,7 @@ class Nvidia:
         settings: Path,
         library: Library,
         kernel: KernelLog | None = None,
-        whole: Callable[[int], bool] = xids.always,
+        whole: Callable[[int], bool] = xid_messages.always,
     ) -> None:
         """Open nothing yet. The caller provides the lookup of containers and the kernel log.
 

@@ -16,7 +16,7 @@ from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Progress
 from scrubber.devices.nvidia import holders, locks, pending_restore, preconditions, reset, settings, slices
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.health import vitals
-from scrubber.devices.nvidia.memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
+from scrubber.devices.nvidia.held_memory import CLOCK, HeldMemory, OpenCard, cuda_errors_translated, once_freed
 from scrubber.devices.nvidia.nvml import Library, Session, unless_silent
 from scrubber.devices.nvidia.preconditions import ResetTarget
 from scrubber.devices.nvidia.restore import Restorer

@@ -9,7 +9,7 @@ Rule 3: without persistence mode, the driver sets up a GPU when a process asks f
 Rule 4: every NVML error becomes one of the errors below. None of them is an answer, except "not supported" in
         ``ask_optional``, from a device that has not answered the question before (``about``).
 
-A call may hang for ever, so the service calls through ``calls.Caller``.
+A call may hang for ever, so the service calls through ``blocking_calls.Caller``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from scrubber.node.proc import ENDED
 T = TypeVar("T", Counters, Faults, Measured, SimulatedSettings)
 _BITS = 8
 
-_PROGRAM = "scrubber.devices.simulated.tenant"
+_PROGRAM = "scrubber.devices.simulated.holder_process"
 _START_SECONDS = 10.0
 _END_SECONDS = 5.0
 

@@ -189,8 +189,8 @@ def opened(path: Path) -> Iterator[int]:
 
     The lock lets nobody ask the kernel who has the file open (``open_check``) while a worker opens or closes it.
 
-    The close is counted, so that it is told from that of another process (``backend.Writers``). The counter is closed
-    before and after it: so the kernel does not join its report with that of another close.
+    The close is counted, so that it is told from that of another process (``simulated_backend.Writers``). The counter
+    is closed before and after it: so the kernel does not join its report with that of another close.
     """
     with private_files.locked(path.parent):
         handle = _opened(path)

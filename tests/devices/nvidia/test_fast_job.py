@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import fast_job
-from policies.model import Clear, Passes, Policy
+from policies.policy_model import Clear, Passes, Policy
 from tests.devices.nvidia.bench import place
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import SIZE, equip

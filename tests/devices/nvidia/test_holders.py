@@ -17,7 +17,7 @@ from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usag
 from scrubber.node import clock
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
-from scrubber.observe.holders import HolderSearch
+from scrubber.observe.holder_search import HolderSearch
 from tests.devices.nvidia.conftest import namespace
 from tests.fakes.nvml.machine import Process, Slice
 

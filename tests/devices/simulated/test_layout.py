@@ -19,8 +19,8 @@ from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import drills, layout
-from scrubber.devices.simulated.backend import Simulated
 from scrubber.devices.simulated.layout import Counters, Faults, Measured, Resetting, SimulatedSettings, StuckBit
+from scrubber.devices.simulated.simulated_backend import Simulated
 
 
 @pytest.mark.parametrize(

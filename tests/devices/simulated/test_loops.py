@@ -15,7 +15,7 @@ import pytest
 from scrubber.core.model import NodeKind
 from scrubber.core.witness import NoWitness
 from scrubber.devices.simulated import drills, layout, loops
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.node.processes import Processes
 from tests.devices.conftest import MEMORY_BYTES, Bank
 

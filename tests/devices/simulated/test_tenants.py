@@ -13,7 +13,7 @@ import pytest
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, drills
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.node.proc import BlindError
 from tests.node.conftest import DEAD_LEADER
 from tests.pod_groups import roots

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from ground.documents import units
-from policies import base
+from policies import base_model
 
 
 class Timed(BaseModel):
     """A model with a duration."""
 
-    pause: base.Duration
+    pause: base_model.Duration
 
 
 @given(st.floats(min_value=0, allow_nan=False, allow_infinity=False))

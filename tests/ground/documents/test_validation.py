@@ -7,9 +7,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from ground.documents import validation
 from ground.documents.faults import ImpossibleError
-from policies.base import Model
+from policies.base_model import Model
 from policies.hardware import WhenReset
-from policies.model import Policy
+from policies.policy_model import Policy
 
 
 class Span(Model):

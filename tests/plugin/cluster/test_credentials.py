@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plugin.cluster import credentials
-from plugin.cluster.options import ReportChoice, Reports
+from plugin.cluster.report_choice import ReportChoice, Reports
 from scrub_api.request_limits import is_subdomain
 
 SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}

@@ -151,9 +151,9 @@ async def test_a_hanging_handshake_delays_neither_kubelet_nor_stop(door, kubelet
             node, "--run-dir", short_tmp, NODE_NAME=NODE, KUBERNETES_SERVICE_HOST="127.0.0.1",
             KUBERNETES_SERVICE_PORT=str(port), NO_PROXY="*",
         )  # fmt: skip
-        mounted = f"partial(options.ReportChoice, service_account=Path({str(account)!r}))"
-        imports = "from functools import partial; from pathlib import Path; from plugin.cluster import options"
-        quick_plugin(it, f"{imports}; options.ReportChoice = {mounted};")
+        mounted = f"partial(report_choice.ReportChoice, service_account=Path({str(account)!r}))"
+        imports = "from functools import partial; from pathlib import Path; from plugin.cluster import report_choice"
+        quick_plugin(it, f"{imports}; report_choice.ReportChoice = {mounted};")
         await it.start()
         try:
             connected, _ = await asyncio.get_running_loop().run_in_executor(None, server.accept)

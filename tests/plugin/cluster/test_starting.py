@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from ground.errors import FatalError
 from plugin import config
 from plugin.cluster import reporter
-from plugin.cluster.options import ReportChoice, Reports
+from plugin.cluster.report_choice import ReportChoice, Reports
 
 NOWHERE = Path("/", "x" * 300)  # a name that no directory has: looking there fails
 

@@ -7,7 +7,7 @@ import grpc.aio
 
 from demo.standins.api_server import CLAIMS, ApiServer
 from plugin.dra.config import DRIVER
-from plugin.dra.driver import MARGIN
+from plugin.dra.dra_driver import MARGIN
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
 from tests.patience import WITHIN

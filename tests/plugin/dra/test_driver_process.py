@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from plugin.cluster.options import ReportChoice
-from plugin.dra import driver, driver_process
+from plugin.cluster.report_choice import ReportChoice
+from plugin.dra import dra_driver, driver_process
 from plugin.dra.config import DraConfig
 from plugin.stopping import InFlight
 from tests.plugin.cluster.devices import out
@@ -39,7 +39,7 @@ async def test_a_stop_waits_as_long_as_the_kubelet(service, short_tmp, monkeypat
     await until_files(chosen.registry_socket.exists, short_tmp)
     program.cancel()
     await asyncio.wait({program})
-    assert calls.within == [driver.CALL_WITHIN]
+    assert calls.within == [dra_driver.CALL_WITHIN]
 
 
 @pytest.mark.usefixtures("scrub_server")

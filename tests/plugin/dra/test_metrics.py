@@ -6,7 +6,7 @@ import pytest
 
 from demo.standins.http_api import on, status
 from plugin.dra.config import DRIVER
-from plugin.metrics import table
+from plugin.metrics import plugin_metrics
 from scrubber import __version__
 from tests.plugin.dra.live_driver import SOON, allocate
 
@@ -25,18 +25,18 @@ async def test_the_driver_says_what_it_waits_for(api, live_driver):
     await driver.register()
     await driver.hear("cannot send")
     scraped = await driver.scrape()
-    assert scraped.of(table.REGISTRATIONS, resource=DRIVER, outcome="registered") == 1
-    assert scraped.of(table.DRA_REGISTERED) == 1
-    assert (scraped.of(table.DRA_READY), scraped.of(table.SLICE_WRITTEN)) == (0, 0)
-    assert scraped.of(table.SLICE_WRITES, outcome="away") >= 1
+    assert scraped.of(plugin_metrics.REGISTRATIONS, resource=DRIVER, outcome="registered") == 1
+    assert scraped.of(plugin_metrics.DRA_REGISTERED) == 1
+    assert (scraped.of(plugin_metrics.DRA_READY), scraped.of(plugin_metrics.SLICE_WRITTEN)) == (0, 0)
+    assert scraped.of(plugin_metrics.SLICE_WRITES, outcome="away") >= 1
     code, why = await driver.ready()
     assert (code, why.count("\n"), "ResourceSlice" in why, "503" in why) == (503, 1, True, True)
     api.fault = lambda _: None
     await driver.hear("slice")
     scraped = await driver.scrape()
     assert await driver.ready() == (200, "ready\n")
-    assert (scraped.of(table.DRA_READY), scraped.of(table.SLICE_WRITES, outcome="written")) == (1, 1)
-    assert scraped.of(table.SLICE_DEVICES, health="healthy") == 2
+    assert (scraped.of(plugin_metrics.DRA_READY), scraped.of(plugin_metrics.SLICE_WRITES, outcome="written")) == (1, 1)
+    assert scraped.of(plugin_metrics.SLICE_DEVICES, health="healthy") == 2
 
 
 async def test_the_claims_of_a_day_are_counted(service, api, live_driver):
@@ -50,12 +50,12 @@ async def test_the_claims_of_a_day_are_counted(service, api, live_driver):
     assert "does not exist" in await driver.call("prepare", "missing", SOON)
     assert await driver.call("unprepare", "first") == ""
     scraped = await driver.scrape()
-    assert scraped.of(table.CLAIM_TIME, "_count", call="prepare", outcome="ok") == 1
-    assert scraped.of(table.CLAIM_TIME, "_count", call="prepare", outcome="refused") == 2
-    assert scraped.of(table.CLAIM_TIME, "_count", call="unprepare", outcome="ok") == 1
-    assert scraped.of(table.CLAIM_REFUSALS, call="prepare", reason="in-use") == 1
-    assert scraped.of(table.CLAIM_REFUSALS, call="prepare", reason="api-server") == 1
-    assert scraped.of(table.CLAIM_REFUSALS, call="unprepare", reason="in-use") == 0
-    assert scraped.of(table.CLAIMS_WAITING, call="prepare") == 0
-    assert scraped.of(table.DRA_BUILD, version=__version__) == 1
+    assert scraped.of(plugin_metrics.CLAIM_TIME, "_count", call="prepare", outcome="ok") == 1
+    assert scraped.of(plugin_metrics.CLAIM_TIME, "_count", call="prepare", outcome="refused") == 2
+    assert scraped.of(plugin_metrics.CLAIM_TIME, "_count", call="unprepare", outcome="ok") == 1
+    assert scraped.of(plugin_metrics.CLAIM_REFUSALS, call="prepare", reason="in-use") == 1
+    assert scraped.of(plugin_metrics.CLAIM_REFUSALS, call="prepare", reason="api-server") == 1
+    assert scraped.of(plugin_metrics.CLAIM_REFUSALS, call="unprepare", reason="in-use") == 0
+    assert scraped.of(plugin_metrics.CLAIMS_WAITING, call="prepare") == 0
+    assert scraped.of(plugin_metrics.DRA_BUILD, version=__version__) == 1
     assert scraped.unknown() == []

@@ -8,10 +8,10 @@ import grpc.aio
 import pytest
 
 from plugin.dra import registration
-from plugin.dra.driver import HEALTHS
+from plugin.dra.dra_driver import HEALTHS
 from plugin.kubelet_api import pluginregistration_pb2 as wire
 from plugin.kubelet_api import pluginregistration_pb2_grpc
-from plugin.registration.events import Cause, NotRegistered
+from plugin.registration.registration_state import Cause, NotRegistered
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import until_files
 

@@ -9,7 +9,7 @@ import pytest
 from demo.standins.kubelet import Kubelet
 from demo.standins.pods import Phase, Pod
 from ground.errors import Reason, Refused
-from plugin.metrics import table
+from plugin.metrics import plugin_metrics
 from scrub_api import admin_client
 from scrubber import __version__
 from tests.fetching import lint
@@ -49,15 +49,15 @@ def shown(plugin):
 
 
 def registered(scraped, outcome):
-    return scraped.of(table.REGISTRATIONS, resource=GPU, outcome=outcome)
+    return scraped.of(plugin_metrics.REGISTRATIONS, resource=GPU, outcome=outcome)
 
 
 def hooks(scraped, hook, outcome):
-    return scraped.of(table.HOOK_TIME, "_count", hook=hook, outcome=outcome)
+    return scraped.of(plugin_metrics.HOOK_TIME, "_count", hook=hook, outcome=outcome)
 
 
 def listed(scraped):
-    return tuple(scraped.of(table.LISTED, resource=GPU, health=health) for health in ("healthy", "unhealthy"))
+    return tuple(scraped.of(plugin_metrics.LISTED, resource=GPU, health=health) for health in ("healthy", "unhealthy"))
 
 
 async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, short_tmp):
@@ -66,11 +66,14 @@ async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, 
     await it.plugin.hear("registered")
     scraped = await it.scrape()
     assert await it.ready() == (200, "ready\n")
-    assert (scraped.of(table.READY), scraped.of(table.SCRUBBER)) == (1, 1)
+    assert (scraped.of(plugin_metrics.READY), scraped.of(plugin_metrics.SCRUBBER)) == (1, 1)
     assert (registered(scraped, "registered"), listed(scraped)) == (1, (2, 0))
-    assert (scraped.of(table.CONNECTED, resource=GPU), scraped.of(table.LISTS, resource=GPU)) == (1, 1)
-    assert scraped.of(table.BUILD, version=__version__) == 1
-    assert scraped.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 0
+    assert (scraped.of(plugin_metrics.CONNECTED, resource=GPU), scraped.of(plugin_metrics.LISTS, resource=GPU)) == (
+        1,
+        1,
+    )
+    assert scraped.of(plugin_metrics.BUILD, version=__version__) == 1
+    assert scraped.of(plugin_metrics.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 0
 
     used, other = [await asyncio.to_thread(service.settled, index, "clean") for index in range(2)]
     pod = Pod.of("train", {GPU: 1})
@@ -82,14 +85,14 @@ async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, 
         1,
         1,
     ]
-    assert scraped.receipts(table.HOOK_TIME) == {used.receipt.id}
+    assert scraped.receipts(plugin_metrics.HOOK_TIME) == {used.receipt.id}
 
     async with admin_client.AdminClient(service.run_dir / "admin.sock") as admin:
         await admin.quarantine(other.device, "a drill", "a test")
     with pytest.raises(grpc.aio.AioRpcError):
         await allocate(short_tmp, other.device)
     scraped = await it.scrape()
-    assert scraped.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 1
+    assert scraped.of(plugin_metrics.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 1
     assert (hooks(scraped, "Allocate", "refused"), listed(scraped)) == (1, (1, 1))
     assert scraped.unknown() == []
     lint((await get(it.address, "/metrics"))[1])
@@ -116,7 +119,7 @@ async def test_a_silent_service_is_reported_until_it_answers(scrub_server, kubel
     await scrub_server.close()
     await it.plugin.hear(SILENT)
     scraped = await it.scrape()
-    assert (scraped.of(table.SCRUBBER), scraped.of(table.READY), listed(scraped)) == (0, 0, (0, 2))
+    assert (scraped.of(plugin_metrics.SCRUBBER), scraped.of(plugin_metrics.READY), listed(scraped)) == (0, 0, (0, 2))
     status, why = await it.ready()
     assert status == 503
     assert why.startswith("not ready: the scrub service does not answer: cannot reach the scrub service at /")
@@ -124,7 +127,7 @@ async def test_a_silent_service_is_reported_until_it_answers(scrub_server, kubel
     await scrub_server.open()
     await it.plugin.hear("the scrub service answers again")
     scraped = await it.scrape()
-    assert (scraped.of(table.SCRUBBER), scraped.of(table.READY), listed(scraped)) == (1, 1, (2, 0))
+    assert (scraped.of(plugin_metrics.SCRUBBER), scraped.of(plugin_metrics.READY), listed(scraped)) == (1, 1, (2, 0))
     assert await it.ready() == (200, "ready\n")
 
 
@@ -143,8 +146,8 @@ async def test_probes_learn_what_the_start_waits_for(scrub_server, shown, short_
     await it.plugin.hear("waiting for the kubelet")
     assert await it.ready() == (503, f"not ready: {GPU} is not registered: the plugin has not registered yet\n")
     scraped = await it.scrape()
-    assert (scraped.of(table.READY), scraped.of(table.SCRUBBER)) == (0, 1)
-    assert (registered(scraped, "registered"), scraped.of(table.CONNECTED, resource=GPU)) == (0, 0)
+    assert (scraped.of(plugin_metrics.READY), scraped.of(plugin_metrics.SCRUBBER)) == (0, 1)
+    assert (registered(scraped, "registered"), scraped.of(plugin_metrics.CONNECTED, resource=GPU)) == (0, 0)
     kubelet = Kubelet(short_tmp)
     await kubelet.start()
     await it.plugin.hear("registered")
@@ -177,9 +180,9 @@ async def test_many_pods_add_no_series(scrub_server, kubelet, shown):
     assert last.unknown() == []
     assert last.series == first.series
     assert hooks(last, "Allocate", "ok") == 200
-    assert last.of(table.HOOK_REFUSALS, hook="Allocate", reason="in-use") == 2
-    rows = {*table.TABLE} - {table.VENDOR, table.UNKNOWN_VARIABLES}  # without --vendor-dir
-    assert {row for row in table.TABLE if {name for name, _ in last.series} & set(row.series)} == rows
+    assert last.of(plugin_metrics.HOOK_REFUSALS, hook="Allocate", reason="in-use") == 2
+    rows = {*plugin_metrics.TABLE} - {plugin_metrics.VENDOR, plugin_metrics.UNKNOWN_VARIABLES}  # without --vendor-dir
+    assert {row for row in plugin_metrics.TABLE if {name for name, _ in last.series} & set(row.series)} == rows
     assert all(last.families[row.stem].documentation == row.help for row in rows)
     assert all(last.families[row.stem].type == row.kind.value for row in rows)
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= {name for name, _ in last.series}

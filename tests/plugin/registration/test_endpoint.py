@@ -14,7 +14,7 @@ from ground.errors import FatalError
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, sockets
-from plugin.registration.events import Cause, NotRegistered
+from plugin.registration.registration_state import Cause, NotRegistered
 from tests.patience import WITHIN
 from tests.plugin.kubelet_server import Plugin
 

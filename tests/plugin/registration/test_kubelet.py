@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from ground import unix_sockets
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
-from plugin.registration import endpoint, events, kubelet, sockets
-from plugin.registration.events import Cause
+from plugin.registration import endpoint, kubelet, registration_state, sockets
 from plugin.registration.kubelet import KubeletRegistration
+from plugin.registration.registration_state import Cause
 from tests.patience import WITHIN
 from tests.plugin.kubelet_server import RESOURCE, Kubelet, Plugin, SeenEvents, hears, running
 
@@ -217,7 +217,7 @@ async def test_a_new_kubelet_logs_each_cause_again(registration, door, seen_even
 
 
 async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, seen_events, monkeypatch):
-    monkeypatch.setattr(events, "PAUSES", tenacity.wait_fixed(6 * WITHIN))
+    monkeypatch.setattr(registration_state, "PAUSES", tenacity.wait_fixed(6 * WITHIN))
     door.refusal = "not today"
     await door.start()
     async with running(registration):

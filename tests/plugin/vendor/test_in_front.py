@@ -13,7 +13,7 @@ from ground.errors import Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.metrics import table
+from plugin.metrics import plugin_metrics
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import MOST, VendorList, VendorOffer
 from tests.plugin.live_plugin import Plugin, allocate, own_socket
@@ -196,7 +196,7 @@ async def test_an_unknown_variable_of_the_vendor_stops_no_pod(kubelet, front, ve
     [line] = it.lines("the vendor's plugin sets an unknown variable: it passes")
     assert (line["resource"], line["variable"]) == (GPU, "FROM_VENDOR")
     scraped = await scrape((await it.hear("showing metrics"))["address"])
-    assert scraped.of(table.UNKNOWN_VARIABLES, resource=GPU) == 2
+    assert scraped.of(plugin_metrics.UNKNOWN_VARIABLES, resource=GPU) == 2
 
 
 async def test_a_variable_passes_once_the_operator_allows_it(kubelet, front, vendor):

@@ -28,8 +28,8 @@ import pynvml
 from ground import log
 from scrubber.core.model import AilmentKind, Sign, Xid
 from scrubber.devices.base import DeviceError, DriverClosedError
-from scrubber.devices.nvidia.health import xids
-from scrubber.devices.nvidia.health.xids import GpuError, SwitchError, XidLog
+from scrubber.devices.nvidia.health import xid_messages
+from scrubber.devices.nvidia.health.xid_messages import GpuError, SwitchError, XidLog
 from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, Library, NotSupportedError, Session
 from scrubber.node.kernellog import KernelLog
 
@@ -62,7 +62,9 @@ _NO_INSTANCE = 2**32 - 1
 class Listener:
     """The errors of every GPU. ``whole`` says which XIDs concern every slice of a GPU, even if they name one slice."""
 
-    def __init__(self, library: Library, kernel: KernelLog | None, whole: Callable[[int], bool] = xids.always) -> None:
+    def __init__(
+        self, library: Library, kernel: KernelLog | None, whole: Callable[[int], bool] = xid_messages.always
+    ) -> None:
         self._nvml_events = NvmlEvents(library)
         self._kernel = kernel
         self._lock = threading.Lock()  # guards the next seven, and the alarm
@@ -160,7 +162,7 @@ class Listener:
             self._kernel.close()
 
     def _read(self, microseconds: int, text: str, *, live: bool) -> None:
-        error = xids.read(text)
+        error = xid_messages.read(text)
         now = _steady()
         behind = now - microseconds / 1e6
         with self._lock:
@@ -345,7 +347,7 @@ def _event(events: Handle) -> pynvml.c_nvmlEventData_t | None:
 
 def _place(nvml: Session, handle: Handle) -> str:
     info = nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle)
-    return xids.place(info.domain, info.bus, info.device)
+    return xid_messages.place(info.domain, info.bus, info.device)
 
 
 def _pointer(handle: Handle) -> int:

@@ -20,7 +20,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import nvml
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.health import listener
-from scrubber.devices.nvidia.health.xids import GpuError
+from scrubber.devices.nvidia.health.xid_messages import GpuError
 from scrubber.node.kernellog import KernelLog
 from tests.devices.nvidia.health.events_seen import (
     FATAL,

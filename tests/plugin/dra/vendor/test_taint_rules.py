@@ -14,7 +14,7 @@ from demo.standins.api_server import NODES, RULES, SLICES, ApiServer
 from demo.standins.http_api import status
 from plugin.cluster import apiserver
 from plugin.cluster.retry_loop import Pace
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from plugin.dra.vendor import taint_rules
 from plugin.dra.vendor.taint_rules import TaintRules
 from tests.patience import WITHIN
@@ -106,7 +106,7 @@ async def test_a_device_that_waits_for_its_scrub_has_no_taint(api, door, taintin
 async def test_old_rules_go_and_those_of_others_stay(api, door, tainting):
     def rule(device, driver=DRIVER, node=NODE, **labels) -> None:
         selector = {"driver": driver, "pool": node, "device": device}
-        labels = labels or slices.rule_labels(node)
+        labels = labels or resource_slices.rule_labels(node)
         name = f"{len(api.objects(RULES))}"
         api.create(RULES, {"metadata": {"name": name, "labels": labels}, "spec": {
             "deviceSelector": selector, "taint": {"key": "a", "value": name, "effect": "NoSchedule"}}})  # fmt: skip
@@ -125,11 +125,13 @@ async def test_old_rules_go_and_those_of_others_stay(api, door, tainting):
 async def test_a_node_lists_only_its_own_rules(api, node):
     """Otherwise each of N nodes would read the rules of all N, each minute."""
     for pool in (node, f"{node}-2"):
-        rule = slices.taint_rule(slices.Pool(DRIVER, pool, "uid"), "gpu-0", {"key": "a", "value": "b"})
+        rule = resource_slices.taint_rule(
+            resource_slices.Pool(DRIVER, pool, "uid"), "gpu-0", {"key": "a", "value": "b"}
+        )
         assert all(len(value) <= 63 for value in rule["metadata"]["labels"].values())
         api.create(RULES, rule)
     server = apiserver.ApiServer(api.kubeconfig, node, 5.0)
-    [only] = await server.taint_rules(slices.rule_labels(node))
+    [only] = await server.taint_rules(resource_slices.rule_labels(node))
     assert only["spec"]["deviceSelector"]["pool"] == node
     await server.close()
 

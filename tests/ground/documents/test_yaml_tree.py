@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ground.documents import tree
+from ground.documents import yaml_tree
 from ground.documents.faults import DocumentError
 
 PARTS = [": ", "\n", "- ", "[", "]", "{", "}", ", ", "&a ", "*a", "!t ", "---\n", "...\n", "%YAML 1.1\n", "? ", "| \n"]
@@ -16,12 +16,12 @@ YAMLISH = st.lists(st.sampled_from(PARTS + ODDITIES) | st.text(max_size=2), max_
 
 def refused(text):
     with pytest.raises(DocumentError) as caught:
-        tree.parse(text, "t.yaml")
+        yaml_tree.parse(text, "t.yaml")
     return [str(fault) for fault in caught.value.faults]
 
 
 def plain(text):
-    root, faults = tree.parse(text, "t.yaml")
+    root, faults = yaml_tree.parse(text, "t.yaml")
     assert faults == ()
     return root.plain()
 
@@ -42,11 +42,11 @@ def test_a_number_that_is_no_plain_decimal_stays_text(text):
 
 
 def test_every_value_has_its_position_and_its_keys():
-    root, _ = tree.parse("# hello\na:\n  b: [1,\n      22]\n", "t.yaml")
+    root, _ = yaml_tree.parse("# hello\na:\n  b: [1,\n      22]\n", "t.yaml")
     found = root.find(("a", "b", 1))
     assert found is not None
-    assert (found.value, found.place) == (22, tree.SourcePosition(4, 7))
-    assert root.nearest(("a", "b", 7, "c")).key == tree.SourcePosition(3, 3)
+    assert (found.value, found.place) == (22, yaml_tree.SourcePosition(4, 7))
+    assert root.nearest(("a", "b", 7, "c")).key == yaml_tree.SourcePosition(3, 3)
     assert root.find(("a", "x")) is root.find(("a", 0)) is root.find(("a", "b", "c")) is None
 
 
@@ -90,7 +90,7 @@ def test_broken_yaml_is_one_fault_with_its_place(text, place, problem):
 
 
 def test_all_faults_of_a_structure_are_reported():
-    root, faults = tree.parse("a: 1\na: 2\nb:\nc: {d: ~}\n[x]: 1\n", "t.yaml")
+    root, faults = yaml_tree.parse("a: 1\na: 2\nb:\nc: {d: ~}\n[x]: 1\n", "t.yaml")
     assert [str(fault) for fault in faults] == [
         "t.yaml:2:1: a: found a duplicate key (first on line 1), expected each key once",
         "t.yaml:3:1: b: found nothing, expected a value; leave the key out to keep the default",
@@ -110,7 +110,7 @@ def test_an_alias_bomb_is_refused_before_it_unfolds():
 @given(YAMLISH)
 def test_any_text_is_a_tree_or_faults_with_places(text):
     try:
-        root, faults = tree.parse(text, "t.yaml")
+        root, faults = yaml_tree.parse(text, "t.yaml")
         root.plain()
     except DocumentError as error:
         faults = error.faults

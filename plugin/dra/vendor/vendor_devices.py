@@ -18,10 +18,10 @@ from ground import log
 from ground.errors import InvalidRequest, NotReady, Reason
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
-from plugin.dra import slices
+from plugin.dra import resource_slices
 from plugin.dra.claims import AllocatedDevice, NamedDevice
-from plugin.dra.driver import HEALTHS
-from plugin.dra.slices import Key, ListedDevice
+from plugin.dra.dra_driver import HEALTHS
+from plugin.dra.resource_slices import Key, ListedDevice
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.listing import Listing
 from plugin.vendor import cdi as vendor_cdi
@@ -75,7 +75,7 @@ class VendorService:
 
 
 class VendorDevices:
-    """Implements ``driver.Devices``."""
+    """Implements ``dra_driver.Devices``."""
 
     seconds = 5.0  # a vendor's driver whose call is cut off may prepare the claim after its Unprepare
 
@@ -103,9 +103,9 @@ class VendorDevices:
                 raise InvalidRequest(f"{text} of the pool {missing[0].pool}")
             await asyncio.sleep(min(PAUSE, last - clock()))
         for device in allocated:
-            if why := slices.refusal(listed[device.pool, device.name]):
+            if why := resource_slices.refusal(listed[device.pool, device.name]):
                 raise InvalidRequest(why)
-        return {device: slices.device_name(listed[device.pool, device.name].uuid) for device in allocated}
+        return {device: resource_slices.device_name(listed[device.pool, device.name].uuid) for device in allocated}
 
     async def prepare(
         self, claim: wire.Claim, devices: Mapping[AllocatedDevice, Device], until: float
@@ -113,7 +113,7 @@ class VendorDevices:
         """The vendor's answer as it is, if it gives away no other device."""
         for allocated, device in devices.items():
             listed = self._listed.get((allocated.pool, allocated.name))
-            if listed is None or (why := slices.disagreement(listed, device)):
+            if listed is None or (why := resource_slices.disagreement(listed, device)):
                 raise InvalidRequest(why if listed else f"no ResourceSlice has {allocated.name} any more")
         answer = await self._service.prepare(claim, until)
         known = self._listing.current()
@@ -135,14 +135,15 @@ class VendorDevices:
                 await self._read()
             except Failure as failure:
                 logger.warning("cannot read the slices of the vendor's driver", error=failure.message)
-        devices = {slices.device_name(device.uuid): device for device in shown}
+        devices = {resource_slices.device_name(device.uuid): device for device in shown}
         named = (
-            (pool, entry.name, devices.get(slices.device_name(entry.uuid))) for (pool, _), entry in self._listed.items()
+            (pool, entry.name, devices.get(resource_slices.device_name(entry.uuid)))
+            for (pool, _), entry in self._listed.items()
         )
         return [NamedDevice(pool, name, device) for pool, name, device in named if device is not None]
 
     async def _read(self) -> Mapping[Key, ListedDevice]:
-        self._listed = slices.listed(await self._source.slices_of(self._driver))
+        self._listed = resource_slices.listed(await self._source.slices_of(self._driver))
         return self._listed
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
+from scrubber.devices.blocking_calls import Caller, UnresponsiveError, in_turn
 from tests.patience import WITHIN
 
 SOON = 0.02
@@ -120,7 +120,7 @@ async def test_threads_are_used_again() -> None:
 def test_the_exit_does_not_wait_for_a_stuck_call() -> None:
     code = """
 import asyncio, threading
-from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
+from scrubber.devices.blocking_calls import Caller, UnresponsiveError, in_turn
 
 async def main():
     try:

@@ -8,7 +8,7 @@ from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.steps import evict, on_device
-from scrubber.steps.base import Order, Report, StepContext
+from scrubber.steps.orders import Order, Report, StepContext
 
 STEPS: dict[Step, Callable[[Order, StepContext], Report]] = {
     Step.EVICT: evict.run,

@@ -14,8 +14,8 @@ from scrubber.core.model import Blame, Findings, Outcome, ScrubPath, Step, StepR
 from scrubber.devices.base import Gpu, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.layout import Resetting
-from scrubber.steps import roster
-from scrubber.steps.base import Order, Report, StepContext
+from scrubber.steps import step_functions
+from scrubber.steps.orders import Order, Report, StepContext
 from tests.core import lives
 
 ORDER = Order(patterns=("random", "zero"), key="00ff" * 8)
@@ -32,7 +32,7 @@ def bench(gpu: Gpu) -> StepContext:
 
 
 def perform(step: Step, bank) -> Report:
-    return roster.perform(step, ORDER, bench(bank.gpu(bank.first)))
+    return step_functions.perform(step, ORDER, bench(bank.gpu(bank.first)))
 
 
 def judged(step: Step, report: Report) -> StepResult:
@@ -44,8 +44,8 @@ def judged(step: Step, report: Report) -> StepResult:
 def test_every_step_passes_on_a_good_device_and_passes_again(bank, step: Step) -> None:
     gpu = bench(bank.gpu(bank.first))
     if step is Step.VERIFY:
-        roster.perform(Step.CLEAR, ORDER, gpu)  # a worker reads back what it has written
-    assert [roster.perform(step, ORDER, gpu).outcome for _ in range(2)] == [Outcome.PASSED, Outcome.PASSED]
+        step_functions.perform(Step.CLEAR, ORDER, gpu)  # a worker reads back what it has written
+    assert [step_functions.perform(step, ORDER, gpu).outcome for _ in range(2)] == [Outcome.PASSED, Outcome.PASSED]
 
 
 @pytest.mark.parametrize("step", [step for step in Step if step is not Step.EVICT])
@@ -62,7 +62,7 @@ def test_clear_and_verify_remove_a_secret(bank) -> None:
     drills.release(bank.root, bank.first)
     assert drills.scan(bank.root, bank.first, SECRET) == 3
     gpu = bench(bank.gpu(bank.first))
-    cleared, verified = (roster.perform(step, ORDER, gpu) for step in (Step.CLEAR, Step.VERIFY))
+    cleared, verified = (step_functions.perform(step, ORDER, gpu) for step in (Step.CLEAR, Step.VERIFY))
     assert drills.scan(bank.root, bank.first, SECRET) == 0
     size = bank.place(bank.first).memory.stat().st_size
     places = (0, size // 2, size - len(SECRET))
@@ -76,15 +76,15 @@ def test_verify_fails_on_a_skipped_clear(bank) -> None:
     drills.release(bank.root, bank.first)
     drills.skip_clears(bank.root, bank.first)
     gpu, zeros = bench(bank.gpu(bank.first)), Order(patterns=("zero",))
-    assert roster.perform(Step.CLEAR, zeros, gpu).outcome is Outcome.PASSED
-    verified = roster.perform(Step.VERIFY, zeros, gpu)
+    assert step_functions.perform(Step.CLEAR, zeros, gpu).outcome is Outcome.PASSED
+    verified = step_functions.perform(Step.VERIFY, zeros, gpu)
     assert verified.findings.mismatch == Mismatch(0, 0, SECRET[0], 3 * len(SECRET))
     assert judged(Step.VERIFY, verified).outcome is Outcome.FAILED
 
 
 def test_bad_memory_fails_the_clear_and_says_where(bank) -> None:
     drills.bad_memory(bank.root, bank.first, offset=0x1234, bit=7)
-    report = roster.perform(Step.CLEAR, Order(patterns=("zero", "zero")), bench(bank.gpu(bank.first)))
+    report = step_functions.perform(Step.CLEAR, Order(patterns=("zero", "zero")), bench(bank.gpu(bank.first)))
     assert report.findings.mismatch == Mismatch(0x1234, 0, 0x80, 1)
     assert "offset 0x1234 (wrote 0x00, read 0x80)" in judged(Step.CLEAR, report).detail
 
@@ -120,7 +120,7 @@ def test_a_skipped_scratch_fails(bank) -> None:
 
 
 def report_of(step: Step, said: Scratched | measured.Tested) -> Report:
-    return roster.perform(step, ORDER, bench(saying(scratch=said, selftest=said)))
+    return step_functions.perform(step, ORDER, bench(saying(scratch=said, selftest=said)))
 
 
 def test_a_scratch_reports_all_that_it_counted() -> None:
@@ -140,7 +140,7 @@ def test_each_step_derives_a_key_of_its_own(bank) -> None:
     gpu = Mock(wraps=bank.gpu(bank.first))
     order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5, census=16)
     for step in (Step.CLEAR, Step.SCRATCH, Step.SELFTEST):
-        roster.perform(step, order, bench(gpu))
+        step_functions.perform(step, order, bench(gpu))
     key, _, _, census = gpu.clear.call_args.args
     (of_test, seconds, _), (of_scratch,) = gpu.selftest.call_args.args, gpu.scratch.call_args.args
     assert (len({key, of_test, of_scratch}), {len(it) for it in (key, of_test, of_scratch)}) == (3, {16})
@@ -151,7 +151,7 @@ def test_each_step_derives_a_key_of_its_own(bank) -> None:
 @pytest.mark.parametrize("step", [Step.SCRATCH, Step.SELFTEST])
 def test_without_a_key_no_step_touches_the_device(bank, step: Step) -> None:
     with pytest.raises(ValueError, match="the order has none"):
-        roster.perform(step, Order(), bench(bank.gpu(bank.first)))
+        step_functions.perform(step, Order(), bench(bank.gpu(bank.first)))
 
 
 def test_a_refused_reset_fails_with_the_words_of_the_driver(bank) -> None:
@@ -166,7 +166,7 @@ def test_settings_tell_what_had_drifted(bank) -> None:
 
 def test_settings_pass_and_name_what_the_device_does_not_support() -> None:
     found = Findings(unsupported=("one lock", "another"))
-    report = roster.perform(Step.SETTINGS, ORDER, bench(saying(restore_settings=found)))
+    report = step_functions.perform(Step.SETTINGS, ORDER, bench(saying(restore_settings=found)))
     assert report == Report(Outcome.PASSED, "one lock; another", findings=found)
 
 
@@ -178,14 +178,14 @@ def test_health_tells_what_it_saw_and_does_not_judge(bank) -> None:
 def test_health_that_cannot_be_read_fails(bank) -> None:
     gpu = bank.gpu(bank.first)
     bank.place(bank.first).counters.write_text("{")
-    report = roster.perform(Step.HEALTH, ORDER, bench(gpu))
+    report = step_functions.perform(Step.HEALTH, ORDER, bench(gpu))
     assert report.outcome is Outcome.FAILED
     assert "counters.json" in report.detail
 
 
 def test_an_obstacle_of_a_step_is_no_device_fault() -> None:
     gpu = Mock(**{"reset.side_effect": NotNowError("cannot reset: it is open")})
-    assert roster.perform(Step.RESET, ORDER, bench(gpu)) == Report(
+    assert step_functions.perform(Step.RESET, ORDER, bench(gpu)) == Report(
         Outcome.FAILED, "cannot reset: it is open", Blame.SERVICE
     )
 
@@ -193,17 +193,19 @@ def test_an_obstacle_of_a_step_is_no_device_fault() -> None:
 def test_a_program_that_failed_blames_no_device_yet() -> None:
     gpu = Mock(**{"verify.side_effect": NodeOrDeviceError("CUDA does not start")})
     report = Report(Outcome.FAILED, "CUDA does not start", Blame.NODE_OR_DEVICE)
-    assert roster.perform(Step.VERIFY, ORDER, bench(gpu)) == report
+    assert step_functions.perform(Step.VERIFY, ORDER, bench(gpu)) == report
     gpu = Mock(**{"verify.side_effect": ProgramFailedError("a kernel failed")})
-    assert roster.perform(Step.VERIFY, ORDER, bench(gpu)) == Report(Outcome.FAILED, "a kernel failed", Blame.UNDECIDED)
+    assert step_functions.perform(Step.VERIFY, ORDER, bench(gpu)) == Report(
+        Outcome.FAILED, "a kernel failed", Blame.UNDECIDED
+    )
 
 
 def test_a_bug_is_not_a_report(bank) -> None:
     with pytest.raises(ValueError, match="cannot write pattern"):
-        roster.perform(Step.CLEAR, Order(patterns=("noise",)), bench(bank.gpu(bank.first)))
+        step_functions.perform(Step.CLEAR, Order(patterns=("noise",)), bench(bank.gpu(bank.first)))
 
 
 def test_what_prevents_a_preparation_is_left_to_the_step() -> None:
-    roster.prepare(bench(Mock(**{"prepare.side_effect": NotNowError("busy")})))
+    step_functions.prepare(bench(Mock(**{"prepare.side_effect": NotNowError("busy")})))
     with pytest.raises(ValueError, match="a bug"):
-        roster.prepare(bench(Mock(**{"prepare.side_effect": ValueError("a bug")})))
+        step_functions.prepare(bench(Mock(**{"prepare.side_effect": ValueError("a bug")})))

@@ -99,7 +99,7 @@ def test_pages_that_a_tenant_kept_hold_nothing_of_the_next(bank) -> None:
 CLEAR = """
 import sys
 from pathlib import Path
-from scrubber.devices.simulated.gpu import SimulatedGpu
+from scrubber.devices.simulated.simulated_gpu import SimulatedGpu
 gpu = SimulatedGpu(Path(sys.argv[1]))
 print(gpu.clear(b"", ("zero",), print).covered_bytes, gpu.scratch(b"key").reached)
 """

@@ -13,7 +13,7 @@ from ground import log
 from scrubber.core.model import Holder, Incarnation
 from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError, ShortageError
-from scrubber.devices.calls import UnresponsiveError
+from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Listed, Shared
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ground.aio import Changed
 from ground.errors import InvalidRequest
-from scrubber.create_gate import server
+from scrubber.create_gate import gate_server
 from scrubber.service.tenant_requests import TenantRequests
 from tests.create_gate.programs import CONTAINERD, CRIO, LABELS, UID, state
 from tests.live import Service
@@ -36,7 +36,7 @@ LOOK_ALIKE = {
     ids=["containerd", "CRI-O", "annotations that a pod can add"],
 )
 def test_the_container_is_named_by_its_runtime(annotations):
-    assert server.names(state(annotations)) == NAMES
+    assert gate_server.names(state(annotations)) == NAMES
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_container_is_named_by_its_runtime(annotations):
 )  # fmt: skip
 def test_a_state_without_one_pod_creates_no_container(given, sentence):
     with pytest.raises(InvalidRequest) as refused:
-        server.names(given)
+        gate_server.names(given)
     assert refused.value.message == sentence
 
 
@@ -77,11 +77,11 @@ DOCUMENTS = st.recursive(st.none() | st.text() | st.just(7), lambda it: st.lists
 @given(st.binary(max_size=80) | DOCUMENTS.map(lambda it: json.dumps(it).encode()))
 def test_any_state_of_the_runtime_gives_names_or_is_refused(text):
     try:
-        found = server.names(text)
+        found = gate_server.names(text)
     except InvalidRequest:
         return
     assert len(found) == 5
-    assert all(map(server.NAME.fullmatch, found))
+    assert all(map(gate_server.NAME.fullmatch, found))
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +139,9 @@ class Busy:
 @pytest.fixture
 async def busy(short_tmp, monkeypatch):
     """The gate of that service, with places for four questions."""
-    monkeypatch.setattr(server, "MOST_WAITING", 4)
+    monkeypatch.setattr(gate_server, "MOST_WAITING", 4)
     handover = Busy()
-    it = server.GateServer(cast("TenantRequests", handover), lambda *_: None, None)
+    it = gate_server.GateServer(cast("TenantRequests", handover), lambda *_: None, None)
     await it.open(short_tmp / "gate.sock")
     yield short_tmp / "gate.sock", handover
     await it.close()

@@ -15,7 +15,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Trigger, Vitals, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
-from scrubber.metrics import table
+from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.policy import ActivePolicy
 from scrubber.receipts import key
@@ -160,7 +160,9 @@ async def test_a_replayed_ledger_starts_findings_at_zero(tmp_path):
     registry = CollectorRegistry()
     after = assembly.open_ledger(config, ServiceCounters(registry))
     labels = {"gpu": DEVICE.name, "uuid": DEVICE.uuid}
-    shown = [registry.get_sample_value(row.name, labels) for row in (table.RESIDUE, table.UNAUTHORISED)]
+    shown = [
+        registry.get_sample_value(row.name, labels) for row in (service_metrics.RESIDUE, service_metrics.UNAUTHORISED)
+    ]
     await after.close()
     assert shown == [0, 0]
 
@@ -191,9 +193,9 @@ async def test_repeated_new_layouts_add_no_series(node):
 
 
 async def test_the_newest_signed_checkpoint_is_shown_where_there_is_one(node):
-    assert table.SIGNED_CHECKPOINT.name not in node.scrape()
+    assert service_metrics.SIGNED_CHECKPOINT.name not in node.scrape()
     node.counters.signing.last_checkpoint = 1_750_000_000.0
-    assert f"{table.SIGNED_CHECKPOINT.name} 1.75e+09" in node.scrape()
+    assert f"{service_metrics.SIGNED_CHECKPOINT.name} 1.75e+09" in node.scrape()
 
 
 async def test_receipts_of_a_service_whose_key_is_unusable_count(tmp_path):

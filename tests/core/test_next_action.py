@@ -6,7 +6,7 @@ import pytest
 
 from policies.hardware import Probation, QuarantinePolicy
 from scrubber.core import events as ev
-from scrubber.core import ownership, upkeep
+from scrubber.core import next_action, ownership
 from scrubber.core.answers import Blocked, Proceed, RecordFirst, Scrub, StartProbation
 from scrubber.core.model import (
     Ailment,
@@ -155,19 +155,19 @@ TEND_DUE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), TEND)
 def test_upkeep_chooses_the_action_for_each_state(record, seen, policy, answer):
-    assert upkeep.tend(record, seen, policy, AT, 0.0) == answer
+    assert next_action.tend(record, seen, policy, AT, 0.0) == answer
 
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), TEND_DUE)
 def test_tend_when_probation_is_due(record, seen, policy, answer):
-    assert upkeep.tend(record, seen, policy, DUE, 0.0) == answer
+    assert next_action.tend(record, seen, policy, DUE, 0.0) == answer
 
 
 @pytest.mark.parametrize(("count", "pause"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (8, 60), (5000, 60)], ids=str)
 def test_the_pause_after_failed_scrubs_doubles_up_to_a_minute(count, pause):
-    assert upkeep.tend(waiting(count), facts(), ENFORCE, later(pause - 0.001), 0.0) == Proceed()
+    assert next_action.tend(waiting(count), facts(), ENFORCE, later(pause - 0.001), 0.0) == Proceed()
     again = Scrub(ScrubPath.FAST, Trigger.RETRY)
-    assert upkeep.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0) == again
+    assert next_action.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0) == again
 
 
 # -- quarantine
@@ -177,7 +177,7 @@ PROBATION = ENFORCE.model_copy(update={"quarantine": QuarantinePolicy(probation=
 
 
 def confine(record, ailment=LOST, *, vitals=None, chance=1.0, policy=PROBATION):
-    return upkeep.quarantine(record, ailment, "autoclave", vitals, policy, AT, chance).quarantine
+    return next_action.quarantine(record, ailment, "autoclave", vitals, policy, AT, chance).quarantine
 
 
 def tried(probes):
@@ -219,7 +219,7 @@ def test_a_flapping_ailment_keeps_the_detail_of_the_cause():
 
 
 def test_an_interrupted_job_is_interrupted():
-    assert upkeep.interruption(lives.SCRUBBING, "killed", AT) == ev.ScrubInterrupted("job-1", "killed")
+    assert next_action.interruption(lives.SCRUBBING, "killed", AT) == ev.ScrubInterrupted("job-1", "killed")
 
 
 @pytest.mark.parametrize(
@@ -229,12 +229,12 @@ def test_an_interrupted_job_is_interrupted():
 def test_an_interrupted_probation_rests_for_a_growing_time(record, probes, pause):
     before = replace(record.health.quarantine, probes=probes)
     expected = replace(before, next_probe=pause and AT.uptime + pause, last_try="killed")
-    assert upkeep.interruption(lives.but(record, quarantine=before), "killed", AT) == ev.Quarantined(expected)
+    assert next_action.interruption(lives.but(record, quarantine=before), "killed", AT) == ev.Quarantined(expected)
 
 
 def test_nothing_is_interrupted_without_a_job():
     with pytest.raises(ValueError, match="no job"):
-        upkeep.interruption(lives.CLEAN, "killed", AT)
+        next_action.interruption(lives.CLEAN, "killed", AT)
 
 
 def test_a_sick_device_without_a_seen_owner_is_released():
@@ -242,16 +242,16 @@ def test_a_sick_device_without_a_seen_owner_is_released():
     unseen = lives.but(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
     late = later(1 + ownership.STARTS_WITHIN)
     deserted = RecordFirst(ev.Released("it is sick and no process uses it"))
-    assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
-    assert upkeep.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted
-    assert upkeep.tend(unseen, facts(alive=False), ENFORCE, AT, 0.0) == Proceed()
+    assert next_action.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
+    assert next_action.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted
+    assert next_action.tend(unseen, facts(alive=False), ENFORCE, AT, 0.0) == Proceed()
     held = lives.but(unseen, owner=Owner("pod-a", AT, seen=True))
-    assert upkeep.tend(held, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
+    assert next_action.tend(held, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
 
 
 def test_a_quarantine_requested_during_use_names_an_operator():
     record = lives.but(lives.DIRTY, ailment=Ailment(AilmentKind.OPERATOR, "hums (asked by user ann)", sticky=True))
-    answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
+    answer = next_action.tend(record, facts(), ENFORCE, AT, 0.0)
     assert lives.noted(record, answer).health.quarantine.by == "an operator"
 
 
@@ -261,14 +261,14 @@ def test_a_sick_unannounced_grant_keeps_its_start_budget():
     record = lives.but(lives.SICK_GRANTED, grant=grant)
     budget = ENFORCE.budgets.start
     back = RecordFirst(ev.Released("it became sick before a container started on it"))
-    assert upkeep.tend(record, facts(), ENFORCE, later(1 + budget), 0.0) == Proceed()
-    assert upkeep.tend(record, facts(), ENFORCE, later(1.1 + budget), 0.0) == back
+    assert next_action.tend(record, facts(), ENFORCE, later(1 + budget), 0.0) == Proceed()
+    assert next_action.tend(record, facts(), ENFORCE, later(1.1 + budget), 0.0) == back
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.UNKNOWN, lives.CLEAN])
 def test_no_scrub_begins_during_a_reset_of_a_sibling(record):
     seen = replace(facts(since=AWAY), domain_resetting=True)
-    assert upkeep.tend(record, seen, ENFORCE, AT, 0.0) == Proceed()
+    assert next_action.tend(record, seen, ENFORCE, AT, 0.0) == Proceed()
 
 
 WAITS = later(ownership.STARTS_WITHIN + 1)
@@ -287,4 +287,4 @@ ASSIGNED = rows(
 
 @pytest.mark.parametrize(("record", "seen", "at", "answer"), ASSIGNED)
 def test_an_unseen_owner_is_released_when_the_kubelet_says_so(record, seen, at, answer):
-    assert upkeep.tend(record, seen, ENFORCE, at, 0.0) == answer
+    assert next_action.tend(record, seen, ENFORCE, at, 0.0) == answer

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from autoclave.doctor.finding import Finding, Level
-from autoclave.doctor.findings import hardware, kubelet, node, service
+from autoclave.doctor.findings import driver_checks, kubelet_checks, node_checks, service_checks
 from autoclave.doctor.node_facts import NodeFacts
 
 CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
-    service.service, service.scrubber_socket, service.run_dir, service.ledger, service.set_aside, service.receipts,
-    service.policy, service.concessions, service.unlisted, service.fence,
-    service.devices,
-    hardware.driver, hardware.cupy, hardware.kernels, hardware.scrub_on_free, hardware.coherent, hardware.guests,
-    hardware.mps, hardware.persistence, hardware.toolkit, hardware.cdi, hardware.slices, hardware.resets,
-    hardware.memory,
-    node.pid_namespace, node.processes, node.privileges, node.cgroups, node.kernel_log, node.file_watches, node.clock,
-    node.disk, node.plugin_dir, node.rivals,
-    kubelet.create_gate, kubelet.kubelet_dir, kubelet.kubelet, kubelet.checkpoint, kubelet.double_allocation,
-    kubelet.plugin, kubelet.feature_gates,
+    service_checks.service, service_checks.scrubber_socket, service_checks.run_dir, service_checks.ledger,
+    service_checks.set_aside, service_checks.receipts, service_checks.policy, service_checks.concessions,
+    service_checks.unlisted, service_checks.fence, service_checks.devices,
+    driver_checks.driver, driver_checks.cupy, driver_checks.kernels, driver_checks.scrub_on_free,
+    driver_checks.coherent, driver_checks.guests, driver_checks.mps, driver_checks.persistence, driver_checks.toolkit,
+    driver_checks.cdi, driver_checks.slices, driver_checks.resets, driver_checks.memory,
+    node_checks.pid_namespace, node_checks.processes, node_checks.privileges, node_checks.cgroups,
+    node_checks.kernel_log, node_checks.file_watches, node_checks.clock, node_checks.disk, node_checks.plugin_dir,
+    node_checks.rivals,
+    kubelet_checks.create_gate, kubelet_checks.kubelet_dir, kubelet_checks.kubelet, kubelet_checks.checkpoint,
+    kubelet_checks.double_allocation, kubelet_checks.plugin, kubelet_checks.feature_gates,
 )  # fmt: skip
 
 NAMES = (

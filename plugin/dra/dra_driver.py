@@ -19,12 +19,12 @@ import grpc
 import grpc.aio
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
-from ground import calls, log
-from ground.calls import CallOutcome, LoggedCall
+from ground import log, logged_calls
 from ground.errors import AutoclaveError, InvalidRequest, plain
+from ground.logged_calls import CallOutcome, LoggedCall
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
-from plugin.dra import claims, slices
+from plugin.dra import claims, resource_slices
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.claims import AllocatedDevice, NamedDevice
@@ -197,7 +197,7 @@ class DraDriver:
             self._counters.answer(call, asked.outcome, asked.seconds, asked.reason)
             return {} if asked.outcome is CallOutcome.FAULT else {"seconds": asked.ending["seconds"]}
 
-        logged = calls.logged(asked, log, count, granted="claim done", refused="claim refused", fault=FAULT)
+        logged = logged_calls.logged(asked, log, count, granted="claim done", refused="claim refused", fault=FAULT)
         try:
             with self._in_flight.one(), self._counters.waits(call), logged:
                 try:
@@ -315,4 +315,6 @@ class OwnDevices:
 
     async def named(self, shown: Sequence[Device]) -> Iterable[NamedDevice]:
         """All devices. The pool has the name of the node."""
-        return [NamedDevice(self._chosen.cluster.node, slices.device_name(device.uuid), device) for device in shown]
+        return [
+            NamedDevice(self._chosen.cluster.node, resource_slices.device_name(device.uuid), device) for device in shown
+        ]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core.model import Xid
-from scrubber.devices.nvidia.health import xids
-from scrubber.devices.nvidia.health.xids import LONGEST, GpuError, SwitchError, XidLog, read
+from scrubber.devices.nvidia.health import xid_messages
+from scrubber.devices.nvidia.health.xid_messages import LONGEST, GpuError, SwitchError, XidLog, read
 
 HERE, THERE = "0000:3b:00", "0000:3c:00"
 
@@ -142,13 +142,13 @@ def test_a_storm_displaces_neither_another_code_nor_another_instance():
     for number in range(10_000):
         log.add(GpuError(HERE, 94, 5), number + 3)
     assert codes(log, instance=6) == [94, 79]
-    assert len(log.of(HERE)) == 2 + xids.KEPT
+    assert len(log.of(HERE)) == 2 + xid_messages.KEPT
 
 
 EVENTS = st.builds(GpuError, st.sampled_from([HERE, THERE]), st.sampled_from([13, 79]), st.sampled_from([None, 5]))
 
 
-@given(st.lists(st.tuples(EVENTS, st.integers(0, 9)), max_size=xids.KEPT))
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 9)), max_size=xid_messages.KEPT))
 def test_each_event_counts_once_under_a_rising_number(events):
     log = XidLog()
     for event, microseconds in events:

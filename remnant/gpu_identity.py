@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pynvml
 
-from remnant.model import GpuAndDriver
+from remnant.round_result import GpuAndDriver
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.boards import Board

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import acquire, answers, in_force, upkeep
+from scrubber.core import acquire, answers, gate_in_force, next_action
 from scrubber.core import events as ev
 from scrubber.core.model import Owner, Passage
 from tests.core import lives
@@ -26,8 +26,8 @@ AGAIN = live(lives.SCRUBBING, lives.passed(lives.SCRUBBING))  # its last owner i
         ({GPU: Passage(A, NOW.uptime, counts=False)}, None, LATE, False),
         (LET_A, Passage(B, NOW.uptime - 1), LATE, True),
         (LET_A, Passage(B, NOW.uptime), LATE, False),
-        (LET_A, None, NOW.uptime + in_force.LASTS + 1, False),
-        (LET_A | {"GPU-2": Passage(B, LATE)}, None, NOW.uptime + in_force.LASTS + 1, True),
+        (LET_A, None, NOW.uptime + gate_in_force.LASTS + 1, False),
+        (LET_A | {"GPU-2": Passage(B, LATE)}, None, NOW.uptime + gate_in_force.LASTS + 1, True),
     ],
     ids=["none was let through", "one was", "on another device", "on another device, after one came past",
          "before a change", "after one came past",
@@ -35,7 +35,7 @@ AGAIN = live(lives.SCRUBBING, lives.passed(lives.SCRUBBING))  # its last owner i
 )  # fmt: skip
 def test_the_gate_is_in_force_where_the_runtime_asked(passages, past, now, holds):
     others = [lives.DIRTY, lives.but(lives.CLEAN, last=past)]
-    assert in_force.in_force(GPU, passages, others, now) is holds
+    assert gate_in_force.in_force(GPU, passages, others, now) is holds
 
 
 BYPASS = [
@@ -75,11 +75,11 @@ BYPASS = [
 )
 def test_only_the_devices_own_pod_can_come_past_the_gate(record, holders, passages, assigned, event):
     seen = facts(holders, alive=True, assigned_pods=assigned)
-    seen = replace(seen, unasked=in_force.unasked(record, seen, passages))
-    assert in_force.past_gate(record, seen) == event
-    tended = upkeep.tend(record, seen, lives.ENFORCE, later(1), 0.0)
+    seen = replace(seen, unasked=gate_in_force.unasked(record, seen, passages))
+    assert gate_in_force.past_gate(record, seen) == event
+    tended = next_action.tend(record, seen, lives.ENFORCE, later(1), 0.0)
     assert (tended == answers.RecordFirst(event)) is (event is not None)
-    lenient = upkeep.tend(record, seen, lives.OBSERVE, later(1), 0.0)  # it lets two pods share a device
+    lenient = next_action.tend(record, seen, lives.OBSERVE, later(1), 0.0)  # it lets two pods share a device
     assert not (isinstance(lenient, answers.RecordFirst) and isinstance(lenient.event, ev.PastGate))
     if event is not None:  # who asks for it at this moment waits for its proof
         answer = acquire.decide(record, seen, lives.ENFORCE, later(1), announced=True, gated=True)
@@ -90,8 +90,8 @@ def test_each_pod_past_the_gate_is_recorded_once_per_proof():
     record, events = lives.CLEAN, []
     for _ in range(3):
         seen = facts((OF_A, OF_B), assigned_pods={A, B})
-        seen = replace(seen, unasked=in_force.unasked(record, seen, {GPU: Passage("pod-c", NOW.uptime)}))
-        answer = upkeep.tend(record, seen, lives.ENFORCE, later(1), 0.0)
+        seen = replace(seen, unasked=gate_in_force.unasked(record, seen, {GPU: Passage("pod-c", NOW.uptime)}))
+        answer = next_action.tend(record, seen, lives.ENFORCE, later(1), 0.0)
         assert isinstance(answer, answers.RecordFirst)
         events.append(answer.event)
         record = lives.noted(record, answer)

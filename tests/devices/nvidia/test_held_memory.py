@@ -22,12 +22,12 @@ from scrubber.cuda.driver import CudaDriver, Kernel
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import ZERO
 from scrubber.devices.base import DeviceError, DeviceHandling, NodeOrDeviceError, NotNowError, ProgramFailedError
-from scrubber.devices.nvidia import memory as nvidia_memory
+from scrubber.devices.nvidia import held_memory as nvidia_memory
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.memory import FREED_WITHIN
+from scrubber.devices.nvidia.held_memory import FREED_WITHIN
 from scrubber.devices.nvidia.settings import of_policy
-from scrubber.steps import roster
-from scrubber.steps.base import Order, StepContext
+from scrubber.steps import step_functions
+from scrubber.steps.orders import Order, StepContext
 from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, SIZE, UNITS, CudaMachine, equip
@@ -258,7 +258,9 @@ def test_an_error_counted_during_the_self_test_fails_it(one, counted):
 
 def test_a_repair_during_the_self_test_is_only_reported(one, counted):
     counted |= {"ecc.total.0.0": 3, "remap.corrected": 1, "remap.uncorrected": 1}
-    report = roster.perform(Step.SELFTEST, Order(key="00" * 16, seconds=6.0), StepContext(one, lambda: (), nothing))
+    report = step_functions.perform(
+        Step.SELFTEST, Order(key="00" * 16, seconds=6.0), StepContext(one, lambda: (), nothing)
+    )
     assert report.outcome is Outcome.PASSED
     assert report.detail.endswith("3 memory errors corrected; 2 memory rows remapped")
 

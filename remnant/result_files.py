@@ -17,7 +17,7 @@ from ground import private_files
 from ground.errors import plain
 from ground.quantities import quantity
 from remnant.judge import Cell, Verdict, cells, size
-from remnant.model import Ending, Medium, Result
+from remnant.round_result import Ending, Medium, Result
 from scrubber import __version__
 
 FORMAT = "autoclave-remnant/1"

@@ -9,7 +9,7 @@ from autoclave.doctor.node_facts import CheckFault, NodeFacts
 from ground import calendar_time, errors
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
-from policies.model import Clear
+from policies.policy_model import Clear
 from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrubber.core.measured import forgiven_memory

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from ground.documents.faults import ImpossibleError
 from ground.documents.units import format_duration
-from policies.base import Duration, Model, Word
+from policies.base_model import Duration, Model, Word
 from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
 from policies.values import ScrubPath
 

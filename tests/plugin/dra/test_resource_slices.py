@@ -3,9 +3,9 @@
 import pytest
 
 from plugin.devices import Device, MigStrategy, own_devices
-from plugin.dra import claims, slices
+from plugin.dra import claims, resource_slices
 from plugin.dra.claims import AllocatedDevice
-from plugin.dra.slices import ListedDevice, Pool
+from plugin.dra.resource_slices import ListedDevice, Pool
 from tests.plugin.scrub_server import gpu
 
 POOL = Pool("gpu.autoclave.internal", "node-1", "uid-1")
@@ -14,7 +14,7 @@ POOL = Pool("gpu.autoclave.internal", "node-1", "uid-1")
 def listed(*reported, taints=True):
     """The devices of the slice."""
     devices = own_devices("nvidia.com", MigStrategy.MIXED)(reported)
-    return slices.resource_slice(POOL, devices, taints=taints)["spec"].get("devices")
+    return resource_slices.resource_slice(POOL, devices, taints=taints)["spec"].get("devices")
 
 
 def names(*reported, taints=True):
@@ -80,7 +80,7 @@ def test_the_attributes_say_what_the_device_is():
 )
 def test_a_slice_is_written_again_if_a_field_differs(found, same):
     """Fields that the API server has added do not count, but those that the driver leaves out now do."""
-    assert slices.covers(found, {"a": [{"b": 1}]}) is same
+    assert resource_slices.covers(found, {"a": [{"b": 1}]}) is same
 
 
 def test_a_claim_names_the_devices_of_its_driver():
@@ -113,18 +113,18 @@ def entry(name="gpu-0", uuid=UUID, prefix=""):
 
 @pytest.mark.parametrize("prefix", ["", "gpu.nvidia.com/"])
 def test_a_device_has_the_attributes_of_its_driver(prefix):
-    listed = slices.listed([vendor_slice(entry(prefix=prefix))])
+    listed = resource_slices.listed([vendor_slice(entry(prefix=prefix))])
     assert listed == {("node-1", "gpu-0"): ListedDevice("gpu-0", UUID, "gpu", PCI)}
 
 
 def test_an_older_generation_of_a_pool_does_not_count():
     older, newer = vendor_slice(entry("gpu-1")), vendor_slice(entry("gpu-0"), generation=2)
     other = vendor_slice(entry("gpu-1"), pool="other")
-    assert set(slices.listed([newer, older, other])) == {("node-1", "gpu-0"), ("other", "gpu-1")}
+    assert set(resource_slices.listed([newer, older, other])) == {("node-1", "gpu-0"), ("other", "gpu-1")}
 
 
 def test_a_device_that_is_two_gpus_has_no_uuid():
-    listed = slices.listed([vendor_slice(entry()), vendor_slice(entry(uuid="GPU-0001"))])
+    listed = resource_slices.listed([vendor_slice(entry()), vendor_slice(entry(uuid="GPU-0001"))])
     assert listed["node-1", "gpu-0"].uuid == ""
 
 
@@ -139,7 +139,7 @@ def test_a_device_that_is_two_gpus_has_no_uuid():
 )
 def test_slice_and_service_must_mean_the_same_gpu(uuid, address, why):
     device = Device(uuid, healthy=True, clean=True, numa_node=0, resource="nvidia.com/gpu", pci_address=address)
-    found = slices.disagreement(ListedDevice("gpu-0", UUID, "gpu", PCI), device)
+    found = resource_slices.disagreement(ListedDevice("gpu-0", UUID, "gpu", PCI), device)
     assert found.startswith(why)
     assert bool(found) is bool(why)
 
@@ -147,7 +147,10 @@ def test_slice_and_service_must_mean_the_same_gpu(uuid, address, why):
 def test_a_long_node_name_gives_a_rule_its_own_name():
     """Kubernetes takes 253 characters, which the name of a node alone may have."""
     nodes = [f"{'a.' * 125}a-{end}" for end in "bc"]
-    made = [slices.taint_rule(Pool("gpu.nvidia.com", node, "uid"), "gpu-0", {})["metadata"]["name"] for node in nodes]
+    made = [
+        resource_slices.taint_rule(Pool("gpu.nvidia.com", node, "uid"), "gpu-0", {})["metadata"]["name"]
+        for node in nodes
+    ]
     assert len(nodes[0]) == 253
     assert max(map(len, made)) <= 253
     assert len(set(made)) == 2

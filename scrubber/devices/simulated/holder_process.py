@@ -1,8 +1,8 @@
 """A process that holds a simulated GPU.
 
-``python -m scrubber.devices.simulated.tenant MEMORY CHIP stay|linger OFFSET...`` writes its stdin to each offset of the
-memory, and to both ends of the on-chip memory as far as there is room. It prints its pid and keeps both open until it
-is killed. ``linger`` ignores SIGTERM. The module imports little, so that many processes start quickly.
+``python -m scrubber.devices.simulated.holder_process MEMORY CHIP stay|linger OFFSET...`` writes its stdin to each
+offset of the memory, and to both ends of the on-chip memory as far as there is room. It prints its pid and keeps both
+open until it is killed. ``linger`` ignores SIGTERM. The module imports little, so that many processes start quickly.
 """
 
 from __future__ import annotations

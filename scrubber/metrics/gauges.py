@@ -16,7 +16,7 @@ from scrubber.core import offering, presence
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Vitals
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
-from scrubber.metrics import table
+from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.observe.askers import Asked
 from scrubber.observe.observer import Observer
@@ -77,29 +77,29 @@ class ServiceCollector(Collector):
     def _of_the_service(self) -> Iterator[Sample]:
         about, ended = self._reporter.about(), self._readiness.round_ended()
         active_policy = self._context.active_policy
-        yield table.BUILD, (about.version, about.backend), 1.0
-        yield table.READY, (), float(not self._readiness.obstacles())
-        yield table.POLICY, (active_policy.name, active_policy.digest), 1.0
-        yield table.POLICY_FAULT, (), float(bool(about.policy_fault))
-        yield table.CONCESSIONS, (), float(len(about.concessions))
-        yield table.LEDGER_ROWS, (), float(about.ledger_rows)
-        yield table.LEDGER_FAULT, (), float(bool(about.ledger_fault))
-        yield table.LEDGER_VERIFIED, (), self._verified
-        yield table.LEDGERS_SET_ASIDE, (), float(len(about.set_aside))
+        yield service_metrics.BUILD, (about.version, about.backend), 1.0
+        yield service_metrics.READY, (), float(not self._readiness.obstacles())
+        yield service_metrics.POLICY, (active_policy.name, active_policy.digest), 1.0
+        yield service_metrics.POLICY_FAULT, (), float(bool(about.policy_fault))
+        yield service_metrics.CONCESSIONS, (), float(len(about.concessions))
+        yield service_metrics.LEDGER_ROWS, (), float(about.ledger_rows)
+        yield service_metrics.LEDGER_FAULT, (), float(bool(about.ledger_fault))
+        yield service_metrics.LEDGER_VERIFIED, (), self._verified
+        yield service_metrics.LEDGERS_SET_ASIDE, (), float(len(about.set_aside))
         signing = self._counters.signing
         if signing is not None and signing.last_checkpoint is not None:
-            yield table.SIGNED_CHECKPOINT, (), signing.last_checkpoint
+            yield service_metrics.SIGNED_CHECKPOINT, (), signing.last_checkpoint
         proofs = [
             receipt for receipt in map(self._last_receipt, self._context.ledger.records.values()) if receipt is not None
         ]
         if proofs:
             yield (
-                table.UNCOVERED,
+                service_metrics.UNCOVERED,
                 (),
                 float(max(receipt.allocatable_bytes - receipt.covered_bytes for receipt in proofs)),
             )
         if ended is not None:
-            yield table.ROUND, (), ended.wall
+            yield service_metrics.ROUND, (), ended.wall
 
     def _of_the_devices(self) -> Iterator[Sample]:
         records = self._context.ledger.records
@@ -111,12 +111,12 @@ class ServiceCollector(Collector):
                 continue
             for row, more, value in self._of(record, now):
                 yield row, (record.device.name, uuid, *more), value
-            yield table.HEALTHY, (record.device.name, uuid), float(healthy[uuid])
+            yield service_metrics.HEALTHY, (record.device.name, uuid), float(healthy[uuid])
             if not presence.taken_away(record):
                 facts = self._context.offer_facts(record)
                 groups[offering.availability(record, facts, offered=healthy[uuid])] += 1
         for group, number in groups.items():
-            yield table.DEVICES, (group.value,), float(number)
+            yield service_metrics.DEVICES, (group.value,), float(number)
 
     def _of(self, record: Record, now: Moment) -> Iterator[Sample]:
         """The samples of one device, without its labels gpu and uuid."""
@@ -128,29 +128,29 @@ class ServiceCollector(Collector):
             device.resource,
             device.parent or "",
         )
-        yield table.DEVICE, about, 1.0
-        yield table.STATE, (record.state.value,), 1.0
-        yield table.STATE_SINCE, (), record.since.wall
+        yield service_metrics.DEVICE, about, 1.0
+        yield service_metrics.STATE, (record.state.value,), 1.0
+        yield service_metrics.STATE_SINCE, (), record.since.wall
         if uuid in self._context.blocked:
-            yield table.BLOCKED, (), 1.0
+            yield service_metrics.BLOCKED, (), 1.0
         if record.health.ailment is not None:
-            yield table.SICK, (record.health.ailment.kind.value,), 1.0
+            yield service_metrics.SICK, (record.health.ailment.kind.value,), 1.0
         if record.health.quarantine is not None:
             yield from _quarantine(record.health.quarantine, now)
         running = self._context.jobs.of(uuid)
         if running is not None and running.step is not None:
-            yield table.SCRUB_STEP, (running.step.value,), 1.0
+            yield service_metrics.SCRUB_STEP, (running.step.value,), 1.0
         receipt = self._last_receipt(record)
         if receipt is not None:
-            yield table.LAST_SCRUB, (), receipt.finished.wall
+            yield service_metrics.LAST_SCRUB, (), receipt.finished.wall
             if receipt.allocatable_bytes:
-                yield table.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
+                yield service_metrics.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
         yield from _health(self._context.vitals.get(uuid))
         guard = self._context.observer.driver.guard
         asked = guard.askers.asked(uuid) if guard is not None else Asked()
         for answer, times in (("refused", asked.refused), ("counted", asked.times - asked.refused)):
             if times:
-                yield table.FENCE_QUESTIONS, (answer,), float(times)
+                yield service_metrics.FENCE_QUESTIONS, (answer,), float(times)
 
     def _last_receipt(self, record: Record) -> Receipt | None:
         return record.scrubs.receipt or self._counters.proven.get(record.device.uuid)
@@ -158,9 +158,9 @@ class ServiceCollector(Collector):
     def _of_the_boards(self) -> Iterator[Sample]:
         for uuid, reading in sorted(self._readings().items()):
             values = (
-                (table.TEMPERATURE, reading.celsius),
-                (table.SLOWDOWN, reading.slowdown_celsius),
-                (table.POWER, reading.watts),
+                (service_metrics.TEMPERATURE, reading.celsius),
+                (service_metrics.SLOWDOWN, reading.slowdown_celsius),
+                (service_metrics.POWER, reading.watts),
             )
             for row, value in values:
                 if value is not None:
@@ -168,17 +168,17 @@ class ServiceCollector(Collector):
 
 
 def _quarantine(out: Quarantine, now: Moment) -> Iterator[Sample]:
-    yield table.QUARANTINED, (out.ailment.kind.value,), 1.0
-    yield table.QUARANTINE_SINCE, (), out.since.wall
-    yield table.QUARANTINE_PROBES, (), float(out.probes)
+    yield service_metrics.QUARANTINED, (out.ailment.kind.value,), 1.0
+    yield service_metrics.QUARANTINE_SINCE, (), out.since.wall
+    yield service_metrics.QUARANTINE_PROBES, (), float(out.probes)
     if out.next_probe is not None:
-        yield table.QUARANTINE_NEXT, (), now.wall + out.next_probe - now.uptime
+        yield service_metrics.QUARANTINE_NEXT, (), now.wall + out.next_probe - now.uptime
 
 
 def _health(vitals: Vitals | None) -> Iterator[Sample]:
     """The samples of the last full observation. A lost or unresponsive device has none."""
     if vitals is None or vitals.lost or vitals.unresponsive:
         return
-    yield table.LEAKED, (), float(vitals.leaked_bytes)
+    yield service_metrics.LEAKED, (), float(vitals.leaked_bytes)
     for kind in {sign.kind for sign in vitals.signs}:
-        yield table.SIGN, (kind.value,), 1.0
+        yield service_metrics.SIGN, (kind.value,), 1.0

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ground.documents import strict_json
 from ground.errors import plain
-from remnant.model import GpuAndDriver, Look, Planted
+from remnant.round_result import GpuAndDriver, Look, Planted
 from scrubber import __version__
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

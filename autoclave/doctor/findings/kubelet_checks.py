@@ -9,7 +9,7 @@ from autoclave.doctor.node_facts import CheckFault, CreateGateFacts, NodeFacts
 from ground import errors
 from ground.quantities import quantity
 from scrub_api import views
-from scrubber.core import in_force
+from scrubber.core import gate_in_force
 from scrubber.core.model import State
 
 GATE = "create-gate"
@@ -75,7 +75,7 @@ def _in_force(status: views.Status, now: float) -> Finding:
 
     A restart of the runtime ends what is known, also while containers run that have passed the gate.
     """
-    here, since = set(status.service.gate_in_force), max(status.service.started, now - in_force.LASTS)
+    here, since = set(status.service.gate_in_force), max(status.service.started, now - gate_in_force.LASTS)
     used = [device.name for device in status.devices if device.state == State.IN_USE.value and device.since > since]
     unasked = [device.name for device in status.devices if device.name in used and device.device not in here]
     if unasked:

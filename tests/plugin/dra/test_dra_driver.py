@@ -10,13 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ground import paths
-from plugin.cluster.options import ReportChoice
+from plugin.cluster.report_choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
-from plugin.dra import driver as dra
+from plugin.dra import dra_driver as dra
 from plugin.dra.claim_gate import ClaimGate
 from plugin.dra.config import DraConfig
-from plugin.dra.driver import DraDriver, OwnDevices
+from plugin.dra.dra_driver import DraDriver, OwnDevices
 from plugin.dra.metrics import DraCounters
 from plugin.kubelet_api import dra_pb2 as wire
 from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2

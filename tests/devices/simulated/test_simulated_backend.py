@@ -11,7 +11,7 @@ from scrubber.core.model import Vitals, Xid
 from scrubber.core.witness import Missed
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import layout
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.simulated_backend import Simulated
 
 
 def test_a_removed_or_unreadable_gpu_stays_listed_without_answers(bank) -> None:

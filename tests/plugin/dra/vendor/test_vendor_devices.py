@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.cluster.options import ReportChoice
+from plugin.cluster.report_choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
-from plugin.dra import driver, driver_process
+from plugin.dra import dra_driver, driver_process
 from plugin.dra.config import VENDOR_DRIVER, DraConfig
-from plugin.dra.vendor import devices as vendor
+from plugin.dra.vendor import vendor_devices as vendor
 from plugin.kubelet_api import drahealth_pb2, drahealth_pb2_grpc, pluginregistration_pb2_grpc
 from plugin.kubelet_api import pluginregistration_pb2 as registration
 from plugin.registration import sockets
@@ -24,7 +24,7 @@ from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import allocated, prepare, unprepare
 from tests.plugin.dra.vendor_driver import UNKNOWN_FIELD, VendorDriver
 
-SOON = driver.MARGIN + vendor.VendorDevices.seconds + 0.2  # seconds of a call that has no time to wait
+SOON = dra_driver.MARGIN + vendor.VendorDevices.seconds + 0.2  # seconds of a call that has no time to wait
 
 
 GPU_0 = drahealth_pb2.DeviceIdentifier(pool_name="node-1", device_name="gpu-0")
@@ -264,7 +264,7 @@ async def test_the_kubelet_registers_the_gate_as_the_vendor(cluster):
         info = await registrar.GetInfo(registration.InfoRequest(), timeout=WITHIN)
         assert (info.type, info.name) == ("DRAPlugin", VENDOR_DRIVER)
         assert info.endpoint != str(cluster.vendor.service)
-        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", *driver.HEALTHS]
+        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin", *dra_driver.HEALTHS]
         status = registration.RegistrationStatus(plugin_registered=True)
         await registrar.NotifyRegistrationStatus(status, timeout=WITHIN)
         refused = registration.RegistrationStatus(error="the versions differ")
