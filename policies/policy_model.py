@@ -1,7 +1,8 @@
-"""The policy model. Pure values, checked when they are built.
+"""Every field of a policy and of a set of policies, with its default and its bounds.
 
-Every default is the one in ``default.yaml``. The model has no field that the code does not read. Operators read the
-text under a field: in their editor, through ``schema.json``, and in ``docs/policies.md``.
+They are values, checked when they are built. Every default is the one in ``default.yaml``. The model has no field that
+the code does not read. Operators read the text under a field: in their editor, through ``schema.json``, and in
+``docs/policies.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policy in force, and what it says about a device.
+"""The policy file that is in force: loaded, loaded anew, faulty; and the rules that it gives one device.
 
 A policy file that cannot be read or has faults changes nothing: the old policy stays in force, and ``fault`` says why.
 This holds for a start, too: a node must not go out of service because of a typing error that nobody has noticed. At

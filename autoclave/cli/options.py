@@ -1,4 +1,4 @@
-"""Flags and value types that several verbs share."""
+"""Flags of several verbs (GPU, output, owner, policy) and how their words are read and completed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The calls of the kubelet for claims. An error of one claim is in the answer of that claim; the others go on.
+"""``NodePrepareResources`` and ``NodeUnprepareResources``: the kubelet's calls for claims.
+
+An error of one claim is in the answer of that claim; the others go on.
 
 The kubelet shows the text of an error in an event of the pod. It repeats a failed Prepare after 60 to 90 seconds, so it
 is better to wait than to fail. A failed Unprepare keeps the devices of the claim for it, in the whole cluster.

@@ -1,4 +1,4 @@
-"""The values that decisions are made from, frozen and compared by value.
+"""The values of a device that many decisions share: its state, ailments, step results, receipt, grant, owner, job.
 
 ``None`` means that a value could not be read or is not known. It never counts as a yes.
 """

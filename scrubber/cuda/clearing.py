@@ -1,4 +1,4 @@
-"""Overwrite a memory and prove it.
+"""The passes that clear, verify and scratch make over the memory of a card: patterns written, read back, and judged.
 
 Look for old data, write each pattern, and read each but the last back: the step verify reads the last one back. So two
 patterns take four passes.

@@ -1,4 +1,4 @@
-"""Allocate all free memory of a GPU, and run passes over it.
+"""Take all free memory of a GPU by the driver's allocator, in blocks, and run one pass over them.
 
 Not as one large block: the driver's own scrubber is known to fail on such blocks. Passes go up or down in the order of
 the addresses, so that data is read long after it was written, when it has left the caches. Memory counts as compared

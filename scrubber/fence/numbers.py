@@ -1,4 +1,7 @@
-"""The numbers of device nodes. Workers load this module, and nothing else of the fence."""
+"""The major and minor number of a device node, by which the fence knows it.
+
+Workers load this module, and nothing else of the fence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of all devices. Readers see a state only after it is on the disk.
+"""The records of all devices: events appended, written by one thread, and seen only when they are on the disk.
 
 Rule 1: ``append`` checks, then writes, then shows: the transition table accepts the event, the store writes it to
         the disk, and only then do readers see the new record.

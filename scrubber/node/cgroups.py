@@ -1,4 +1,4 @@
-"""Find the pod or container of a process by its control groups.
+"""Whose a process is, by its control groups of either version under /proc; and which containers still live.
 
 The name of a pod is its UID, as the kubelet writes it. The name of a container outside any pod is ``container:`` and
 the first characters of its id. None is a process outside both, which the service may end. So an unknown answer raises

@@ -1,4 +1,4 @@
-"""What signs, whatever holds the key. Today that is a file (``key``); a TPM or a signing service would be another."""
+"""The port to a key that signs receipts: a file (``key``) today; a TPM or a signing service would be another."""
 
 from __future__ import annotations
 

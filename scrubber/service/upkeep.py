@@ -1,4 +1,4 @@
-"""What the monitor asks for: recovery after a start, the inventory, and the next action on each device."""
+"""What the service does unasked: recover after a start, follow the inventory, and the next action on each device."""
 
 from __future__ import annotations
 

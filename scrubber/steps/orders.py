@@ -1,4 +1,4 @@
-"""What a step is given and what it gives back."""
+"""What a step is given (its order, policy and device) and what it reports."""
 
 from __future__ import annotations
 

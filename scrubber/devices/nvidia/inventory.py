@@ -1,4 +1,4 @@
-"""The GPUs and slices of a node.
+"""Which GPUs and MIG slices a node has, by NVML: names, numbers, slots, and what has gone.
 
 Every reading lists the present devices and their positions. Their properties are read once while NVML stays open. The
 inventory keeps every device that it has seen; the vitals say that a device is lost.

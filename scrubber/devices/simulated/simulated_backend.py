@@ -1,4 +1,4 @@
-"""The backend of simulated GPUs."""
+"""The node of simulated GPUs: lists them, reads their health, and says who holds their files open."""
 
 from __future__ import annotations
 
