@@ -1,8 +1,8 @@
 """What in here is made of something else: ``python -m deploy.generate`` (``make deploy``).
 
-The table of values in the chart's README, and all of kustomize, which is the chart rendered: the base as it is, and
-each overlay as the difference between the base and the chart with other values. Dashboards and alerts are links in the
-chart, which Helm follows.
+The table of values in the chart's README, the names of findings in the schema of the values, and all of kustomize,
+which is the chart rendered: the base as it is, and each overlay as the difference between the base and the chart with
+other values. Dashboards and alerts are links in the chart, which Helm follows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from typing import Any
 import helm_python
 from ruamel.yaml import YAML
 
+from autoclave.doctor.findings import all_checks
+
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy/helm/autoclave"
 KUSTOMIZE = ROOT / "deploy/kustomize"
-README = "README.md"
+README, SCHEMA = "README.md", "values.schema.json"
 NAME = NAMESPACE = "autoclave"
 # The image in the manifests of kustomize, which an overlay of the user replaces. No registry has a name below invalid.
 IMAGE = {"repository": "name-your-registry.invalid/autoclave"}
@@ -47,6 +49,7 @@ PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}  # directories
 
 _COMMENT = re.compile(r"( *)# -- (.*)")
 _KEY = re.compile(r"( *)([A-Za-z]+):")
+_FINDINGS = re.compile(r'("findings": \{[^]]*"enum": \[\n)[^]]*(\n        \])')
 _TABLE = re.compile(r"(<!-- values: begin -->\n).*(<!-- values: end -->)", re.DOTALL)
 
 Object = dict[str, Any]
@@ -186,9 +189,17 @@ def readme() -> str:
     return _TABLE.sub(lambda found: f"{found[1]}{table}{found[2]}", text)
 
 
+def schema() -> str:
+    """The schema of the values, with the findings that the doctor has."""
+    names = ",\n".join(f'          "{name}"' for name in all_checks.NAMES)
+    text = (CHART / SCHEMA).read_text(encoding="utf-8")
+    return _FINDINGS.sub(lambda found: f"{found[1]}{names}{found[2]}", text)
+
+
 def everything() -> dict[Path, bytes]:
     """All files that are made."""
-    return {CHART / README: readme().encode()} | {KUSTOMIZE / path: text.encode() for path, text in kustomize()}
+    ours = {CHART / README: readme().encode(), CHART / SCHEMA: schema().encode()}
+    return ours | {KUSTOMIZE / path: text.encode() for path, text in kustomize()}
 
 
 def write() -> None:
