@@ -1,4 +1,4 @@
-"""Can this node keep the promise? ``gathering`` reads the facts of the node, ``findings`` judges them.
+"""Can this node keep the promise? ``findings`` judges a node by its ``facts``, each looked up once and when asked.
 
-Gathering changes nothing: it reads files and connects to sockets.
+Looking changes nothing: it reads files and connects to sockets.
 """

@@ -1,11 +1,14 @@
-"""A finding of the doctor: what a check says about the facts, how bad that is, and the remedy."""
+"""A check of the doctor, and its findings: what it says about the node, how bad that is, and the remedy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from autoclave.doctor.node_facts import CheckFault
+from autoclave.doctor.facts import service_facts
+from autoclave.doctor.node_facts import CheckFault, Node
+from scrub_api import views
 
 OTHER_USER = "become the user that runs the service (root, usually)"
 HIDDEN_FROM_ROOT = (
@@ -25,27 +28,27 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. The remedy is empty when there is nothing to do."""
+    """A result of a check, which gives it its name. The remedy is empty when there is nothing to do."""
 
-    name: str
     level: Level
     text: str
     remedy: str = ""
+    name: str = ""
 
 
-def ok(name: str, text: str) -> Finding:
+def ok(text: str) -> Finding:
     """A finding without a problem."""
-    return Finding(name, Level.OK, text)
+    return Finding(Level.OK, text)
 
 
-def warning(name: str, text: str, remedy: str) -> Finding:
+def warning(text: str, remedy: str) -> Finding:
     """A finding that a person should know; the promise is kept."""
-    return Finding(name, Level.WARNING, text, remedy)
+    return Finding(Level.WARNING, text, remedy)
 
 
-def broken(name: str, text: str, remedy: str) -> Finding:
+def broken(text: str, remedy: str) -> Finding:
     """A finding that breaks the promise, or stops the node from handing out devices."""
-    return Finding(name, Level.BROKEN, text, remedy)
+    return Finding(Level.BROKEN, text, remedy)
 
 
 def as_root(fault: CheckFault, remedy: str) -> str:
@@ -55,6 +58,45 @@ def as_root(fault: CheckFault, remedy: str) -> str:
     return remedy
 
 
-def unseen(name: str, text: str, fault: CheckFault, remedy: str, level: Level = Level.BROKEN) -> Finding:
+def unseen(text: str, fault: CheckFault, remedy: str, level: Level = Level.BROKEN) -> Finding:
     """A finding about something that could not be read: it counts as the worst that it may be."""
-    return Finding(name, level, f"{text}: {fault.text}", as_root(fault, remedy))
+    return Finding(level, f"{text}: {fault.text}", as_root(fault, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check: the name of its findings, whether they concern the kubelet, our plugin or pods, and what makes them."""
+
+    name: str
+    of_kubernetes: bool
+    findings: Callable[[Node], Iterator[Finding]]
+
+
+def check(
+    name: str, *when: Callable[[Node], bool], of_kubernetes: bool = False
+) -> Callable[[Callable[[Node], Iterator[Finding]]], Check]:
+    """Make a check of a function. Where one of ``when`` does not hold, another finding says why, and this has none."""
+
+    def made(judge: Callable[[Node], Iterator[Finding]]) -> Check:
+        def findings(node: Node) -> Iterator[Finding]:
+            if all(holds(node) for holds in when):
+                yield from (replace(finding, name=name) for finding in judge(node))
+
+        return Check(name, of_kubernetes, findings)
+
+    return made
+
+
+def check_of_service(
+    name: str, *when: Callable[[Node], bool], of_kubernetes: bool = False
+) -> Callable[[Callable[[Node, views.Status], Iterator[Finding]]], Check]:
+    """The same of a function that also takes the status of the service; without a status it has no finding."""
+
+    def made(judge: Callable[[Node, views.Status], Iterator[Finding]]) -> Check:
+        def with_status(node: Node) -> Iterator[Finding]:
+            status = service_facts.status(node)
+            yield from judge(node, status) if status is not None else ()
+
+        return check(name, *when, of_kubernetes=of_kubernetes)(with_status)
+
+    return made

@@ -1,16 +1,49 @@
-"""The facts about a node that the doctor gathers, and why one could not be read."""
+"""A node as the doctor asks it, the forms of its answers, and why there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ground.errors import AutoclaveError
 from scrub_api import views
-from scrubber.core.model import Holder
 
-NVIDIA = "nvidia"  # the backend
+PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where the doctor looks on a node, how it asks the service for its status, and the answers so far."""
+
+    run_dir: Path
+    kubelet_dir: Path
+    host_root: Path
+    ask: Callable[[Path], views.Status]
+    cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
+    driver_name: str = ""  # of the DRA driver; empty without one
+    proc: Path = field(default_factory=lambda: PROC)
+    answers: dict[Callable[..., Any], Any] = field(default_factory=dict)  # by the facts that were asked for
+
+
+def fact(look: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Node, P], T]:
+    """Look once: a second check gets the answer of the first one, and a test of a check says it beforehand.
+
+    What the function takes beside the node follows from the node, such as a path that the service names.
+    """
+
+    @wraps(look)
+    def once(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if once not in node.answers:
+            node.answers[once] = look(node, *args, **kwargs)
+        answer: T = node.answers[once]
+        return answer
+
+    return once
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,64 +168,3 @@ class LastError:
     text: str
     at: float
     remedy: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """All facts about a node, its driver and its service."""
-
-    now: float
-    answer: views.Status | AutoclaveError  # the status of the service, or why there is none
-    last_error: LastError | None = None  # that ended the service
-    scrubber_socket: Socket
-    run_dir: Directory
-    process: Process | CheckFault  # that serves the operators' socket
-    receipt_key: str | CheckFault | None  # the id of the key that signs receipts; None: ``cryptography`` is missing
-    room: Room | CheckFault | None  # at the ledger; None when its place is not known
-    create_gate: CreateGateFacts | None = None  # None: it is off, or the service does not answer
-
-    driver: str | CheckFault  # the loaded version
-    libraries: tuple[str, ...]  # the installed versions of the driver's library, as far as found
-    options: Mapping[str, str] | CheckFault  # the options with which the driver says it was loaded
-    shared_with_guests: tuple[str, ...] | CheckFault  # the signs that virtual machines share GPUs
-    cupy: Python  # whether CuPy is installed for the Python of the doctor
-    kernels: bool = True  # whether the installation of the doctor has compiled kernels
-    mps: tuple[str, ...] | CheckFault  # the processes of CUDA's multi-process service
-    persistenced: bool | CheckFault
-    persistence_kept: bool = False  # each scrub keeps the persistence mode on, also without that daemon
-    toolkit: Toolkit
-    cdi: tuple[CdiSpec, ...]
-    cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
-    numa_gpus: tuple[str, ...] | CheckFault = ()  # PCI addresses of GPUs whose memory is a NUMA node of the host
-    on_bus: tuple[str, ...] = ()  # PCI addresses of NVIDIA's GPUs
-    on_ec2: bool = False
-    on_kubernetes: bool = True  # where it is not, no advice names a pod
-    openers: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)  # of GPUs, by UUID: they prevent a reset
-
-    cgroups: str | CheckFault  # the versions in use, in words
-    sees_all: bool | CheckFault  # whether the doctor sees every process of the node
-    unreadable: CheckFault | None = None  # the first process that the doctor cannot read, and why
-    kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
-    file_watches: CheckFault | None = None  # why this user cannot watch files
-
-    kubelet_dir: Directory
-    kubelet_dir_writable: bool
-    kubelet: Socket
-    plugin: Sockets
-    rivals: Sockets  # sockets of other plugins for NVIDIA GPUs
-    in_front: str = ""  # where a vendor's plugin registers with ours, instead of with the kubelet
-    checkpoint: Mapping[str, frozenset[str]] | CheckFault  # the pods of each device, as the kubelet knows them
-    registered: Mapping[str, frozenset[str]] | CheckFault  # the healthy devices of each resource, as it knows them
-    missing_gates: frozenset[str] | CheckFault | None = None  # of the API server; None: without a DRA driver
-
-    @property
-    def status(self) -> views.Status | None:
-        """The service's answer, if it gave one."""
-        return self.answer if isinstance(self.answer, views.Status) else None
-
-    @property
-    def guards_nvidia(self) -> bool:
-        """Whether the service guards NVIDIA GPUs. Without an answer: whether there is a driver or a GPU of NVIDIA."""
-        if self.status is not None:
-            return self.status.service.backend == NVIDIA
-        return isinstance(self.driver, str) or not self.driver.absent or bool(self.on_bus)

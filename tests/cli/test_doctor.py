@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,9 @@ from ruamel.yaml import YAML
 from autoclave.cli import INTERRUPTED, NOT_CLEAN
 from autoclave.cli.output import text_tables
 from autoclave.cli.verbs import doctor
-from autoclave.doctor import finding, gathering
-from autoclave.doctor.facts import process_facts
+from autoclave.doctor import node_facts
+from autoclave.doctor.facts import process_facts, service_facts
+from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings import all_checks
 from demo import stage
 from demo.standins import checkpoint
@@ -31,15 +34,11 @@ from demo.standins.holdings import DeviceHolding
 from ground import unix_sockets
 from plugin.dra import resource_slices
 from scrubber.cuda import cupy_loading
+from tests.doctor.nodes import NVIDIA, at
 from tests.live import Service
 from tests.patience import WITHIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
-NVIDIA = {
-    "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-    "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges", "cgroups",
-    "kernel-log", "fence",
-}  # fmt: skip
 SOMETIMES = {"feature-gates"}  # only with --driver-name
 EVERYTHING = {*all_checks.NAMES} - NVIDIA - SOMETIMES
 ALONE = {"run-dir", "clock", "file-watches"}  # neither of the service nor of the kubelet
@@ -122,7 +121,7 @@ def driven(node, monkeypatch):
     (node.root / "proc").mkdir()
     (node.root / "proc/self").symlink_to("/proc/self")
     (node.root / "proc" / str(os.getpid())).symlink_to("/proc/self")
-    monkeypatch.setattr(gathering, "PROC", node.root / "proc")
+    monkeypatch.setattr(node_facts, "PROC", node.root / "proc")
     monkeypatch.setattr(cupy_loading, "missing", lambda: None)
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
     for name, text in FILES.items():
@@ -345,7 +344,7 @@ def test_a_service_that_is_slow_to_answer_is_asked_again(node, start):
 
 
 def test_a_service_that_listens_and_never_answers_is_broken(node, monkeypatch):
-    monkeypatch.setattr(gathering, "PATIENCE", 0.2)
+    monkeypatch.setattr(service_facts, "PATIENCE", 0.2)
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(node.run_dir / "admin.sock"))
         deaf.listen()
@@ -404,7 +403,7 @@ def test_the_table_lists_findings_and_stderr_counts_them(node):
 
 
 def test_each_line_of_a_finding_is_a_row():
-    found = [finding.broken("policy", "a:1: x\na:2: y", "correct it")]
+    found = [Finding(Level.BROKEN, "a:1: x\na:2: y", "correct it", "policy")]
     lines = text_tables.plain(doctor.HEADERS, doctor.rows(found)).splitlines()
     assert [line[lines[0].index("FINDING") :] for line in lines[1:]] == ["a:1: x", "a:2: y; correct it"]
 
@@ -500,8 +499,8 @@ async def api(short_tmp, monkeypatch):
 
 async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
     def gates() -> dict[str, str]:
-        facts = gathering.gather(short_tmp, short_tmp, short_tmp, driver="gpu.autoclave.internal", ask=doctor._status)
-        return {it.text: it.level.value for it in all_checks.judge(facts) if it.name == "feature-gates"}
+        asked = replace(at(short_tmp), driver_name="gpu.autoclave.internal")
+        return {it.text: it.level.value for it in all_checks.judge(asked, {"feature-gates"})}
 
     assert list((await asyncio.to_thread(gates)).values()) == ["ok"]
     api.keeps_taints = False
@@ -517,3 +516,5 @@ async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
 def test_every_check_stands_in_its_page():
     page = PAGE.read_text()
     assert sorted(name for name in all_checks.NAMES if f"| `{name}` |" not in page) == []
+    [flag] = re.findall(r"\| `--without-kubernetes` \| (.*?), for a node", page)
+    assert sorted(re.findall(r"`([a-z-]+)`", flag)) == sorted(all_checks.OF_KUBERNETES)

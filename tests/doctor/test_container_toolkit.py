@@ -6,6 +6,7 @@ import pytest
 
 from autoclave.doctor.facts import container_toolkit
 from autoclave.doctor.node_facts import Toolkit
+from tests.doctor.nodes import at
 
 CONFIG = "etc/nvidia-container-runtime/config.toml"
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
@@ -45,43 +46,43 @@ def write(root, name, text=""):
 )
 def test_missing_settings_have_the_toolkits_defaults(tmp_path, text, by_environment, by_mounts):
     write(tmp_path, CONFIG, text)
-    [found] = container_toolkit.toolkit(tmp_path).configs
+    [found] = container_toolkit.toolkit(at(tmp_path)).configs
     assert (found.by_environment, found.by_mounts, found.fault) == (by_environment, by_mounts, None)
 
 
 @pytest.mark.parametrize("text", ["= =", f'{ENVIRONMENT} = "false"', f"{ENVIRONMENT} = 0", f'{MOUNTS} = "x"', "\x00"])
 def test_a_configuration_that_cannot_be_understood_is_a_fault(tmp_path, text):
     write(tmp_path, CONFIG, text)
-    [found] = container_toolkit.toolkit(tmp_path).configs
+    [found] = container_toolkit.toolkit(at(tmp_path)).configs
     assert found.fault is not None
 
 
 def test_a_directory_instead_of_the_configuration_is_a_fault(tmp_path):
     (tmp_path / CONFIG).mkdir(parents=True)
-    [found] = container_toolkit.toolkit(tmp_path).configs
+    [found] = container_toolkit.toolkit(at(tmp_path)).configs
     assert found.fault is not None
 
 
 def test_the_operators_configuration_is_read_beside_that_of_the_packages(tmp_path):
-    assert container_toolkit.toolkit(tmp_path) == Toolkit(False)
+    assert container_toolkit.toolkit(at(tmp_path)) == Toolkit(False)
     write(tmp_path, CONFIG, f"{ENVIRONMENT} = false")
     write(tmp_path, f"usr/local/nvidia/toolkit/.config/{CONFIG.removeprefix('etc/')}")
-    assert [it.by_environment for it in container_toolkit.toolkit(tmp_path).configs] == [False, True]
+    assert [it.by_environment for it in container_toolkit.toolkit(at(tmp_path)).configs] == [False, True]
 
 
 @pytest.mark.parametrize("program", container_toolkit.PROGRAMS)
 def test_a_toolkit_without_a_configuration_is_recognised_from_its_programs(tmp_path, program):
     write(tmp_path, program)
-    assert container_toolkit.toolkit(tmp_path) == Toolkit(True)
+    assert container_toolkit.toolkit(at(tmp_path)) == Toolkit(True)
 
 
 def test_specifications_are_read_as_yaml_and_json_only(tmp_path):
-    assert container_toolkit.cdi(tmp_path) == ()
+    assert container_toolkit.cdi(at(tmp_path)) == ()
     write(tmp_path, "etc/cdi/nvidia.json", json.dumps(SPEC))
     write(tmp_path, "var/run/cdi/nvidia.yaml", YAML)
     write(tmp_path, "run/cdi/readme.txt", "no")
     write(tmp_path, "run/cdi/nvidia.yaml.tmp", "no")
-    assert [(it.kind, sorted(it.names), it.fault) for it in container_toolkit.cdi(tmp_path)] == [
+    assert [(it.kind, sorted(it.names), it.fault) for it in container_toolkit.cdi(at(tmp_path))] == [
         ("nvidia.com/gpu", ["GPU-1", "all"], None),
         ("nvidia.com/gpu", ["GPU-2"], None),
     ]
@@ -92,7 +93,9 @@ def test_a_linked_var_run_stays_inside_the_host_root(tmp_path):
     write(tmp_path, "host/run/cdi/nvidia.yaml", YAML)
     (tmp_path / "host/var").mkdir()
     (tmp_path / "host/var/run").symlink_to(tmp_path / "elsewhere")
-    assert [it.path for it in container_toolkit.cdi(tmp_path / "host")] == [str(tmp_path / "host/run/cdi/nvidia.yaml")]
+    assert [it.path for it in container_toolkit.cdi(at(tmp_path / "host"))] == [
+        str(tmp_path / "host/run/cdi/nvidia.yaml")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,17 +110,17 @@ def test_a_linked_var_run_stays_inside_the_host_root(tmp_path):
 @pytest.mark.parametrize("form", ["json", "yaml"])
 def test_an_invalid_specification_is_a_finding(tmp_path, text, form):
     write(tmp_path, f"etc/cdi/a.{form}", text)
-    [found] = container_toolkit.cdi(tmp_path)
+    [found] = container_toolkit.cdi(at(tmp_path))
     assert (found.fault is None, found.names) == (False, frozenset())
 
 
 def test_a_specification_without_devices_is_accepted(tmp_path):
     write(tmp_path, "etc/cdi/a.json", '{"kind": "a.b/c", "devices": null}')
-    [found] = container_toolkit.cdi(tmp_path)
+    [found] = container_toolkit.cdi(at(tmp_path))
     assert (found.kind, found.names, found.fault) == ("a.b/c", frozenset(), None)
 
 
 def test_a_file_instead_of_the_directory_is_a_fault(tmp_path):
     write(tmp_path, "etc/cdi")
-    [found] = container_toolkit.cdi(tmp_path)
+    [found] = container_toolkit.cdi(at(tmp_path))
     assert found.fault is not None

@@ -13,7 +13,7 @@ from autoclave.doctor.node_facts import CheckFault, CreateGateFacts
 from ground.errors import Unreachable
 from scrubber.create_gate.installation import SPECIFICATION
 from tests.create_gate.programs import SOURCE, compiled
-from tests.doctor.nodes import FACTS, GPU, STATUS, finding_of
+from tests.doctor.nodes import GPU, STATUS, at, finding_of, stands
 from tests.live import Service
 
 
@@ -33,7 +33,7 @@ def service(short_tmp, program):
 
 
 def looked(service):
-    return create_gate.look(service.root / SPECIFICATION, service.root)
+    return create_gate.gate(at(service.root), str(service.root / SPECIFICATION))
 
 
 def test_a_gate_is_tried_without_a_container(service):
@@ -55,7 +55,7 @@ def test_a_gate_is_tried_without_a_container(service):
 @pytest.mark.parametrize("said", ["", "[]", '{"devices": [{"name": "GPU-1", "containerEdits": {"hooks": [{}]}}]}'])
 def test_a_damaged_specification_is_a_fault(tmp_path, said):
     (tmp_path / SPECIFICATION).write_text(said)
-    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path)
+    found = create_gate.gate(at(tmp_path), str(tmp_path / SPECIFICATION))
     assert found.covered == CheckFault("it is not the specification of a create gate")
 
 
@@ -69,7 +69,7 @@ def test_only_a_plain_word_switches_cdi_off(tmp_path, said, off):
     if said is not None:
         (tmp_path / "etc/containerd").mkdir(parents=True)
         (tmp_path / "etc/containerd/config.toml").write_text(said)
-    found = create_gate.look(tmp_path / SPECIFICATION, tmp_path).without_cdi
+    found = create_gate.gate(at(tmp_path), str(tmp_path / SPECIFICATION)).without_cdi
     assert found == (str(tmp_path / "etc/containerd/config.toml") if off else "")
 
 
@@ -83,7 +83,7 @@ IN_USE = (replace(GPU, state="in_use"),)
 def node(gate=GATE, devices=(GPU,), **service):
     """A node with a create gate."""
     status = replace(STATUS, devices=devices, service=replace(SERVICE, **service))
-    return replace(FACTS, answer=status, create_gate=gate)
+    return stands(answer=status, gate=gate)
 
 
 FINDINGS = [
@@ -118,4 +118,4 @@ def test_each_state_of_the_gate_is_a_finding(facts, level, words):
 
 
 def test_without_a_status_nothing_is_said_of_the_gate():
-    assert finding_of(replace(FACTS, answer=Unreachable("no; start it")), "create-gate") == []
+    assert finding_of(stands(answer=Unreachable("no; start it")), "create-gate") == []

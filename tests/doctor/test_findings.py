@@ -21,8 +21,10 @@ from autoclave.doctor.node_facts import (
 from ground.errors import LedgerUnavailable, Reason, Refused, Unreachable
 from scrub_api import views
 from scrubber.core.model import Holder
+from tests.doctor import nodes
 from tests.doctor.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, NOW, OPTIONS, RECEIPT, SERVICE, STATUS, finding_of
 
+stands = nodes.stands
 OK, WARNING, BROKEN = Level.OK, Level.WARNING, Level.BROKEN
 SILENT = Unreachable("cannot reach the scrub service at /d; start it")
 ALL = sum(1 << it.value for it in Capability)
@@ -33,11 +35,6 @@ TENANT = Holder(7, 1.0, "train", "pod-2")
 DAEMON = Holder(9, 1.0, "nvidia-persiste", None)
 ASKER = views.AskerView("nvtop", 9, "telegraf.service", "", 0.0, NOW, times=4, refused=0)
 PLUGIN, RIVAL = "/d/a.sock", "/d/nvidia-gpu.sock"
-
-
-def stands(**changes):
-    """The node, with these facts changed."""
-    return replace(FACTS, **changes)
 
 
 def alone(**changes):
@@ -59,9 +56,9 @@ def service(**changes):
     return stands(answer=said(**changes))
 
 
-def gpu(later=0.0, **changes):
+def gpu(later=0.0, facts=None, **changes):
     """A node whose GPU is like this, some seconds after it came into its state."""
-    return stands(now=NOW + later, answer=replace(STATUS, devices=(replace(GPU, **changes),)))
+    return stands(now=NOW + later, answer=replace(STATUS, devices=(replace(GPU, **changes),)), **(facts or {}))
 
 
 def two_gpus(openers=(), **changes):
@@ -222,12 +219,12 @@ DRIVERS = [
     ("reset", two_gpus(model="Tesla T4"), WARNING, "of GPU 3 is possible: a Tesla T4 has no function-level reset"),
     ("reset", two_gpus(model="NVIDIA A40-8Q"), WARNING, "no reset of GPU 3 is possible: it is a vGPU"),
     ("reset", stands(openers={}), WARNING, "the processes that have it open cannot be found"),
-    ("reset", replace(gpu(owner="pod-2"), openers={"GPU-1": (TENANT,)}), OK, ""),
+    ("reset", gpu(facts={"openers": {"GPU-1": (TENANT,)}}, owner="pod-2"), OK, ""),
     ("reset", two_gpus((TENANT,), owner="pod-2"), WARNING, "no reset of GPU 4 is"),  # the other one has that owner
     ("reset", two_gpus((DAEMON,)), WARNING, 'of GPU 3, 4 is possible: it is open in "nvidia-persiste" (pid 9)'),
     ("reset", stands(on_ec2=True), WARNING, "no reset of GPU 3 is possible: Amazon EC2 refuses each reset"),
     *(
-        ("mig-driver", replace(gpu(mig=True), driver=driver), level, "CVE-2026-24197")
+        ("mig-driver", gpu(facts={"driver": driver}, mig=True), level, "CVE-2026-24197")
         for driver, level in (
             ("580.142", WARNING), ("580.159.03", OK), ("580.178.04", OK), ("535.309.01", OK), ("535.288.01", WARNING),
             ("595.58.03", WARNING), ("595.71.05", OK), ("610.43", OK), ("570.211.01", WARNING), ("590.48.01", WARNING),
@@ -333,13 +330,8 @@ def test_a_healthy_node_gets_one_ok_finding_of_each_check():
 
 
 def test_a_node_with_other_gpus_skips_the_nvidia_checks():
-    nvidias = {
-        "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
-        "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges",
-        "cgroups", "kernel-log", "fence",
-    }  # fmt: skip
     everything = {it.name for it in all_checks.judge(FACTS)}
-    assert everything - {it.name for it in all_checks.judge(of_others(kernel_log=ABSENT))} == nvidias
+    assert everything - {it.name for it in all_checks.judge(of_others(kernel_log=ABSENT))} == nodes.NVIDIA
 
 
 def test_the_daemon_is_asked_through_its_socket_or_stopped():
@@ -360,7 +352,7 @@ def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
     )
 
 
-WITHOUT_DIRECTORY = stands(kubelet_dir=replace(FACTS.kubelet_dir, fault=ABSENT))
+WITHOUT_DIRECTORY = stands(kubelet_dir=replace(nodes.ANSWERS[nodes.NAMED["kubelet_dir"]], fault=ABSENT))
 OF_AN_ANSWER = ("scrubber-socket", "ledger", "ledger-set-aside", "receipts", "policy", "concession", "device")
 
 
@@ -371,7 +363,7 @@ OF_AN_ANSWER = ("scrubber-socket", "ledger", "ledger-set-aside", "receipts", "po
         (alone(driver=ABSENT), ("driver", "mps")),
         (stands(process=DENIED), ("privileges",)),
         (stands(sees_all=False), ("mps",)),  # of another PID namespace
-        (alone(room=None), ("disk",)),
+        (alone(), ("disk",)),
         (WITHOUT_DIRECTORY, ("plugin-dir", "rival-plugin")),
         (stands(answer=LedgerUnavailable("cannot open x")), ("policy", "device", "concession")),
         (ERROR, OF_AN_ANSWER),
@@ -426,7 +418,7 @@ DENIABLE = (
 
 @pytest.mark.parametrize("name", DENIABLE.split())
 def test_if_access_is_denied_the_remedy_is_another_user(name):
-    fact = getattr(FACTS, name)
+    fact = nodes.ANSWERS[nodes.NAMED[name]]
     spoilt = stands(**{name: replace(fact, fault=DENIED) if hasattr(fact, "fault") else DENIED})
     assert {it.remedy for it in all_checks.judge(spoilt) if it.level is not OK} == {OTHER_USER}
 
@@ -471,8 +463,8 @@ def test_an_unreadable_specification_does_not_hide_a_missing_one():
 
 
 def test_only_slices_of_a_sliced_gpu_need_cdi_names():
-    cut = stands(answer=replace(STATUS, devices=(GPU, replace(GPU, device="MIG-1", mig=True))))
-    [found] = finding_of(cut, "cdi")
+    cut = replace(STATUS, devices=(GPU, replace(GPU, device="MIG-1", mig=True)))
+    [found] = finding_of(stands(answer=cut), "cdi")
     assert "names MIG-1" in found.text
-    [found] = finding_of(replace(cut, cdi=(spec("MIG-1"),)), "cdi")
+    [found] = finding_of(stands(answer=cut, cdi=(spec("MIG-1"),)), "cdi")
     assert found.level is OK

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from autoclave.doctor.facts import posture, safe_read
 from autoclave.doctor.node_facts import CheckFault
 from ground.documents import strict_json
+from scrub_api import views
 from scrubber.devices.nvidia.settings import StoredSettings
 from tests import descriptors
+from tests.doctor.nodes import GPU, SERVICE, at
 
 OPEN = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.142  Release Build  (dvs-builder@U22)\nGCC version:\n"
@@ -101,7 +104,7 @@ def test_each_fact_is_read_from_its_files(tmp_path, look, files, expected):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert kind_of(look(tmp_path)) == expected
+    assert kind_of(look(at(tmp_path))) == expected
 
 
 @pytest.mark.parametrize("inside", ["", "run/nvidia/driver"])
@@ -110,22 +113,30 @@ def test_the_persistence_daemon_may_run_in_a_driver_container(short_tmp, inside)
     place.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as persistenced:
         persistenced.bind(str(place))
-        assert posture.persistenced(short_tmp) is True
+        assert posture.persistenced(at(short_tmp)) is True
 
 
 def test_persistence_is_kept_if_each_gpu_was_seen_with_it(tmp_path):
+    settings = tmp_path / "settings"
+    settings.mkdir()
     for name, persistence in {"GPU-1": True, "GPU-2": False}.items():
-        (tmp_path / f"{name}.json").write_bytes(strict_json.encode(StoredSettings(persistence=persistence)))
-    (tmp_path / "GPU-3.json").write_text("{")
-    (tmp_path / "GPU-4.json").write_text("[1]")
-    kept = {gpu: posture.persistence_kept(tmp_path, ["GPU-1", gpu]) for gpu in map("GPU-{}".format, range(1, 6))}
-    assert kept == {"GPU-1": True, "GPU-2": False, "GPU-3": False, "GPU-4": False, "GPU-5": False}
-    assert not posture.persistence_kept(tmp_path, [])
+        (settings / f"{name}.json").write_bytes(strict_json.encode(StoredSettings(persistence=persistence)))
+    (settings / "GPU-3.json").write_text("{")
+    (settings / "GPU-4.json").write_text("[1]")
+
+    def kept(*gpus, **more) -> bool:
+        devices = tuple(replace(GPU, device=gpu, **more) for gpu in gpus)
+        status = views.Status(devices, replace(SERVICE, state_dir=str(tmp_path)))
+        return posture.persistence_kept(at(tmp_path), status)
+
+    assert [kept("GPU-1", f"GPU-{number}") for number in range(1, 6)] == [True, False, False, False, False]
+    assert not kept()
+    assert not kept("GPU-1", mig=True), "a slice has no persistence mode"
 
 
 def test_this_machine_has_control_groups_and_room():
-    assert isinstance(posture.cgroups(Path("/")), str)
-    room = posture.room(Path("/tmp"))
+    assert isinstance(posture.cgroups(at(Path("/"))), str)
+    room = posture.room(at(Path("/")), "/tmp")
     found = os.statvfs("/tmp")
     assert not isinstance(room, CheckFault)
     assert 0 <= room.free_bytes <= found.f_blocks * found.f_frsize
@@ -134,10 +145,10 @@ def test_this_machine_has_control_groups_and_room():
 
 def test_a_filesystem_without_inodes_has_no_count(tmp_path):
     assert os.statvfs("/proc").f_files == 0  # the kernel counts no files of processes
-    room = posture.room(Path("/proc"))
+    room = posture.room(at(tmp_path), "/proc")
     assert not isinstance(room, CheckFault)
     assert room.free_files is None
-    assert kind_of(posture.room(tmp_path / "none")) == ABSENT
+    assert kind_of(posture.room(at(tmp_path), str(tmp_path / "none"))) == ABSENT
 
 
 def test_a_pipe_or_a_loop_of_links_is_a_fault(tmp_path):

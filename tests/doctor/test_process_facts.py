@@ -12,6 +12,7 @@ import pytest
 
 from autoclave.doctor.facts import process_facts
 from autoclave.doctor.node_facts import Capability, CheckFault, Process
+from tests.doctor.nodes import at
 from tests.node.conftest import NodeProc
 from tests.patience import WITHIN
 
@@ -61,51 +62,51 @@ def test_mps_is_known_by_its_program_even_when_removed(tmp_path, name):
     shutil.copy("/bin/cat", program)
     with running(str(program)) as process:
         proc = view(tmp_path, process.pid, os.getpid())
-        assert process_facts.mps(proc) == (f"process {process.pid}",)
+        assert process_facts.mps(at(tmp_path, proc)) == (f"process {process.pid}",)
         program.unlink()
-        assert process_facts.mps(proc) == (f"process {process.pid}",)
-    assert process_facts.mps(proc) == ()
+        assert process_facts.mps(at(tmp_path, proc)) == (f"process {process.pid}",)
+    assert process_facts.mps(at(tmp_path, proc)) == ()
 
 
 def test_a_process_that_only_has_the_name_is_not_mps(tmp_path):
     program = tmp_path / "nvidia-cuda-mps-server-exporter"
     shutil.copy("/bin/cat", program)
     with running(str(program)) as process:
-        assert process_facts.mps(view(tmp_path, process.pid)) == ()
+        assert process_facts.mps(at(tmp_path, view(tmp_path, process.pid))) == ()
 
 
 def test_a_process_with_a_hidden_program_is_unknown(tmp_path):
     proc = view(tmp_path)
     (proc / "7").mkdir()
     (proc / "7" / "exe").touch()  # no link: whatever cannot be read as one
-    found = process_facts.mps(proc)
+    found = process_facts.mps(at(tmp_path, proc))
     assert isinstance(found, CheckFault)
     assert found.text == "process 7 cannot be read: invalid argument"
     (proc / "8").mkdir()
     (proc / "8" / "exe").symlink_to("/usr/bin/nvidia-cuda-mps-control")
-    assert process_facts.mps(proc) == ("process 8",)
+    assert process_facts.mps(at(tmp_path, proc)) == ("process 8",)
 
 
 def test_the_first_process_that_cannot_be_read_is_named(tmp_path):
     proc = view(tmp_path, os.getpid())
-    assert process_facts.unreadable(proc) is None
+    assert process_facts.unreadable(at(tmp_path, proc)) is None
     NodeProc(proc).add_unreadable(7)
-    found = process_facts.unreadable(proc)
+    found = process_facts.unreadable(at(tmp_path, proc))
     assert found is not None
     assert found.text == '"program" (pid 7, no container) cannot be read: permission denied'
     assert found.to_root is (os.geteuid() == 0)
 
 
 def test_without_proc_no_fact_is_proven(tmp_path):
-    assert isinstance(process_facts.mps(tmp_path / "none"), CheckFault)
-    assert isinstance(process_facts.sees_all(tmp_path / "none"), CheckFault)
+    assert isinstance(process_facts.mps(at(tmp_path, tmp_path / "none")), CheckFault)
+    assert isinstance(process_facts.sees_all(at(PROC, tmp_path / "none")), CheckFault)
 
 
 def test_the_pid_namespace_of_the_node_is_recognised(monkeypatch):
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE)
-    assert process_facts.sees_all(PROC) is True
+    assert process_facts.sees_all(at(PROC, PROC)) is True
     monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", HERE + 1)
-    assert process_facts.sees_all(PROC) is False
+    assert process_facts.sees_all(at(PROC, PROC)) is False
 
 
 def test_the_server_of_a_socket_is_found_with_its_rights(short_tmp, monkeypatch):
@@ -188,5 +189,5 @@ def test_a_daemon_that_the_service_can_ask_prevents_no_reset(short_tmp, place):
     (short_tmp / place).unlink()
     with running(sys.executable, "-c", SERVE, str(short_tmp / place), str(device)) as process:
         proc = view(short_tmp, process.pid)
-        found = process_facts.openers(short_tmp, proc, {"GPU-1": address}, [7])
+        found = process_facts.openers(at(short_tmp, proc, service_pids=(7,)), {"GPU-1": address})
     assert [holder.pid for holder in found["GPU-1"]] == ([process.pid] if place == "here.sock" else [])

@@ -30,7 +30,7 @@ PROTOBUF, WIRE, CYCLE = (
     "only the contract and its server import the generated types",
     "no import cycle",
 )
-REMNANT = "nothing needs remnant"
+REMNANT, FINDINGS = "nothing needs remnant", "findings of the doctor look"
 PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
     "plugin: floors", "registration imports nothing", "the stand-ins import nothing", "the plugin stays small",
 )  # fmt: skip
@@ -80,7 +80,7 @@ PLANTED = [
     ("autoclave/doctor/finding.py", "from autoclave.cli import table", COMMAND),
     ("autoclave/cli/verbs/dra.py", "from autoclave.cli.verbs import plugin", VERBS),
     ("autoclave/helpers.py", "import re", COMMAND),  # an unplanned package
-    ("autoclave/doctor/findings/node_checks.py", "import os", PURE),
+    ("autoclave/doctor/findings/node_checks.py", "import os", FINDINGS),
     ("plugin/__init__.py", "import dashboards", HOUSES),
     ("plugin/__init__.py", "import pynvml", DRIVER),
     ("plugin/preferred.py", "import random", PURE),

@@ -9,7 +9,6 @@ from tests.house.sources import FILES, HOUSES, ROOT, WRITTEN, modules, place
 
 LAZY = "autoclave/cli/"  # the verbs are loaded when they are called
 EXTRAS = (
-    "autoclave/doctor/gathering.py",  # the API server's client, for a check that few ask for
     "scrubber/assembly.py",  # the NVIDIA backend: a service with simulated GPUs does not wait for its modules
     "scrubber/devices/roster.py",  # the same in a worker
     "scrubber/cuda/",  # CuPy, which a node may lack and the service never has, is loaded when a GPU is opened

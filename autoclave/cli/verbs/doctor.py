@@ -12,9 +12,9 @@ import click
 
 from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, options, service_call
 from autoclave.cli.output import document, human
-from autoclave.doctor import gathering
 from autoclave.doctor.finding import Finding, Level
 from autoclave.doctor.findings.all_checks import NAMES, OF_KUBERNETES, judge, worst
+from autoclave.doctor.node_facts import Node
 from ground import paths
 from ground.documents import units
 from ground.quantities import quantity
@@ -106,10 +106,8 @@ def doctor(
     wanted -= OF_KUBERNETES if chosen["without_kubernetes"] else frozenset()
 
     def look() -> tuple[Finding, ...]:
-        facts = gathering.gather(
-            run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind, driver_name, ask=_status
-        )
-        return tuple(finding for finding in judge(facts) if finding.name in wanted)
+        places = (run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute())
+        return judge(Node(*places, _status, cdi_kind, driver_name), wanted)
 
     findings = _until_not_broken(look, output, wait) if wait else look()
     _print(findings, output)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from autoclave.doctor.facts import safe_read
-from autoclave.doctor.node_facts import CdiSpec, CheckFault, Toolkit, ToolkitConfig
+from autoclave.doctor.node_facts import CdiSpec, CheckFault, Node, Toolkit, ToolkitConfig, fact
 
 # Paths of the toolkit's packages, and of the GPU operator.
 CONFIGS = (
@@ -30,10 +30,11 @@ _ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
-def toolkit(root: Path) -> Toolkit:
+@fact
+def toolkit(node: Node) -> Toolkit:
     """The toolkit and each of its configurations. A file that cannot be read counts as present."""
-    configs = (_config(root / place) for place in CONFIGS)
-    installed = any(safe_read.there(root / program) is not False for program in PROGRAMS)
+    configs = (_config(node.host_root / place) for place in CONFIGS)
+    installed = any(safe_read.there(node.host_root / program) is not False for program in PROGRAMS)
     return Toolkit(installed, tuple(config for config in configs if config is not None))
 
 
@@ -51,12 +52,13 @@ def _config(file: Path) -> ToolkitConfig | None:
     return ToolkitConfig(str(file), environment, mounts)
 
 
-def cdi(root: Path) -> tuple[CdiSpec, ...]:
+@fact
+def cdi(node: Node) -> tuple[CdiSpec, ...]:
     """Every specification in the directories that container runtimes read."""
     # Each directory once: /var/run is usually a link to /run, and under another root the link may lead elsewhere.
-    linked = (root / "var/run").is_symlink()
+    linked = (node.host_root / "var/run").is_symlink()
     places = (place for place in CDI if not (linked and place.startswith("var/run/")))
-    return tuple(spec for place in places for spec in specifications(root / place))
+    return tuple(spec for place in places for spec in specifications(node.host_root / place))
 
 
 def specifications(directory: Path) -> Iterator[CdiSpec]:

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 from autoclave.doctor.facts import safe_read
-from autoclave.doctor.node_facts import CheckFault, CreateGateFacts
+from autoclave.doctor.node_facts import CheckFault, CreateGateFacts, Node, fact
 from scrubber.create_gate import installation
 
 RUNTIME = "etc/containerd/config.toml"
@@ -17,15 +17,16 @@ ANSWERS_WITHIN = 5.0  # seconds
 Hook = tuple[str, str, str]  # its device, its program, and where the program asks
 
 
-def look(specification: Path, root: Path) -> CreateGateFacts:
-    """The gate of this specification. ``root``: where the root directory of the host is."""
-    hooks = _hooks(specification)
+@fact
+def gate(node: Node, specification: str) -> CreateGateFacts:
+    """The gate of this specification."""
+    hooks = _hooks(Path(specification))
     readable = () if isinstance(hooks, CheckFault) else hooks
     return CreateGateFacts(
         covered=hooks if isinstance(hooks, CheckFault) else frozenset(device for device, _, _ in hooks),
         programs={program: _program(Path(program)) for program in {program for _, program, _ in readable}},
         sockets={path: _socket(path) for path in {path for _, _, path in readable}},
-        without_cdi=_without_cdi(root / RUNTIME),
+        without_cdi=_without_cdi(node.host_root / RUNTIME),
     )
 
 

@@ -9,16 +9,17 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection
 from pathlib import Path
 
 from asyncinotify import Inotify
 
-from autoclave.doctor.facts import safe_read
-from autoclave.doctor.node_facts import CheckFault, Room
+from autoclave.doctor.facts import safe_read, service_facts
+from autoclave.doctor.node_facts import CheckFault, Node, Room, fact
+from scrub_api import views
 from scrubber.devices.nvidia.host import Host
 from scrubber.node import kernellog
 
+NVIDIA = "nvidia"  # the backend
 VENDOR = "0x10de"  # NVIDIA, on the PCI bus
 DISPLAY = "0x03"  # the class of GPUs there
 _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)*\b")
@@ -27,38 +28,56 @@ _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib6
 _DRIVER_ROOTS = ("", "run/nvidia/driver")  # the node's own, and that of a driver container
 
 
-def driver(root: Path) -> str | CheckFault:
+@fact
+def driver(node: Node) -> str | CheckFault:
     """The version of the loaded driver, from the kernel's file or else from the driver's."""
-    version = safe_read.text(root / "sys/module/nvidia/version")
+    version = safe_read.text(node.host_root / "sys/module/nvidia/version")
     if isinstance(version, str):
         return version.strip()
-    text = safe_read.text(root / "proc/driver/nvidia/version")
+    text = safe_read.text(node.host_root / "proc/driver/nvidia/version")
     if isinstance(text, CheckFault):
         return text if version.absent else version
     match = _VERSION.search(text)
-    return match[0] if match else CheckFault(f"{root / 'proc/driver/nvidia/version'} names no version")
+    return match[0] if match else CheckFault(f"{node.host_root / 'proc/driver/nvidia/version'} names no version")
 
 
-def libraries(root: Path) -> tuple[str, ...]:
+def guards_nvidia(node: Node) -> bool:
+    """Whether the service guards NVIDIA GPUs. Without an answer: whether there is a driver or a GPU of NVIDIA."""
+    status = service_facts.status(node)
+    if status is not None:
+        return status.service.backend == NVIDIA
+    version = driver(node)
+    return isinstance(version, str) or not version.absent or bool(on_bus(node))
+
+
+def driver_is_loaded(node: Node) -> bool:
+    """Whether to check the driver of NVIDIA further: its absence has a finding of its own."""
+    return guards_nvidia(node) and isinstance(driver(node), str)
+
+
+@fact
+def libraries(node: Node) -> tuple[str, ...]:
     """The versions of the driver's library in the usual directories, without duplicates."""
-    directories = [root / driver_root / place for driver_root in _DRIVER_ROOTS for place in _LIBRARIES]
+    directories = [node.host_root / driver_root / place for driver_root in _DRIVER_ROOTS for place in _LIBRARIES]
     listed = [names for names in map(safe_read.names, directories) if not isinstance(names, CheckFault)]
     matches = [_LIBRARY.fullmatch(name) for names in listed for name in names]
     return tuple(sorted({match[1] for match in matches if match}))
 
 
-def options(root: Path) -> dict[str, str] | CheckFault:
+@fact
+def options(node: Node) -> dict[str, str] | CheckFault:
     """The options that the driver was loaded with, without quotation marks."""
-    text = safe_read.text(root / "proc/driver/nvidia/params")
+    text = safe_read.text(node.host_root / "proc/driver/nvidia/params")
     if isinstance(text, CheckFault):
         return text
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name.strip(): value.strip().strip('"') for name, _, value in pairs}
 
 
-def on_bus(root: Path) -> tuple[str, ...]:
+@fact
+def on_bus(node: Node) -> tuple[str, ...]:
     """The PCI addresses of NVIDIA's GPUs, with or without a driver; none where the bus cannot be seen."""
-    devices = root / "sys/bus/pci/devices"
+    devices = node.host_root / "sys/bus/pci/devices"
     addresses = safe_read.names(devices)
     if isinstance(addresses, CheckFault):
         return ()
@@ -71,12 +90,13 @@ def on_bus(root: Path) -> tuple[str, ...]:
     return tuple(gpus)
 
 
-def shared_with_guests(root: Path) -> tuple[str, ...] | CheckFault:
+@fact
+def shared_with_guests(node: Node) -> tuple[str, ...] | CheckFault:
     """Signs that parts of these GPUs are given to virtual machines."""
-    module = safe_read.there(root / "sys/module/nvidia_vgpu_vfio")
+    module = safe_read.there(node.host_root / "sys/module/nvidia_vgpu_vfio")
     if isinstance(module, CheckFault):
         return module
-    devices = root / "sys/bus/pci/devices"
+    devices = node.host_root / "sys/bus/pci/devices"
     addresses = safe_read.names(devices)
     if isinstance(addresses, CheckFault):
         return addresses
@@ -102,9 +122,10 @@ def _virtual_functions(device: Path) -> int | CheckFault:
     return int(count) if count.strip().isdecimal() else CheckFault(f"{device / 'sriov_numvfs'} holds no number")
 
 
-def numa_gpus(root: Path) -> tuple[str, ...] | CheckFault:
+@fact
+def numa_gpus(node: Node) -> tuple[str, ...] | CheckFault:
     """The PCI addresses of GPUs whose memory the driver has given to Linux: only they have this file."""
-    folder = root / "proc/driver/nvidia/gpus"
+    folder = node.host_root / "proc/driver/nvidia/gpus"
     addresses = safe_read.names(folder)
     if isinstance(addresses, CheckFault):
         return () if addresses.absent else addresses
@@ -113,9 +134,10 @@ def numa_gpus(root: Path) -> tuple[str, ...] | CheckFault:
     return faults[0] if faults else tuple(address for address, there in is_node.items() if there)
 
 
-def persistenced(root: Path) -> bool | CheckFault:
+@fact
+def persistenced(node: Node) -> bool | CheckFault:
     """Whether a socket of nvidia-persistenced exists."""
-    for path in Host(root).persistence_sockets:
+    for path in Host(node.host_root).persistence_sockets:
         try:
             if stat.S_ISSOCK(path.stat().st_mode):
                 return True
@@ -126,12 +148,14 @@ def persistenced(root: Path) -> bool | CheckFault:
     return False
 
 
-def persistence_kept(settings: Path, gpus: Collection[str]) -> bool:
+@fact
+def persistence_kept(_node: Node, status: views.Status) -> bool:
     """Whether persistence mode was on, as NVML said, when the service first saw each GPU: each scrub restores it.
 
-    ``settings``: the directory in which the service keeps what it saw. The driver itself is not asked: whoever asks it
-    has the GPUs open.
+    The service keeps what it saw. The driver itself is not asked: whoever asks it has the GPUs open.
     """
+    settings = Path(status.service.state_dir) / "settings"
+    gpus = [device.device for device in status.devices if not device.mig]
     for gpu in gpus:
         text = safe_read.text(settings / f"{gpu}.json")
         try:
@@ -143,15 +167,17 @@ def persistence_kept(settings: Path, gpus: Collection[str]) -> bool:
     return bool(gpus)
 
 
-def on_ec2(root: Path) -> bool:
+@fact
+def on_ec2(node: Node) -> bool:
     """Whether the firmware says that the node is an instance of Amazon EC2."""
-    vendor = safe_read.text(root / "sys/class/dmi/id/sys_vendor")
+    vendor = safe_read.text(node.host_root / "sys/class/dmi/id/sys_vendor")
     return isinstance(vendor, str) and vendor.strip() == "Amazon EC2"
 
 
-def cgroups(root: Path) -> str | CheckFault:
+@fact
+def cgroups(node: Node) -> str | CheckFault:
     """The version of control groups in use, in words; both versions can be in use."""
-    folder = root / "sys/fs/cgroup"
+    folder = node.host_root / "sys/fs/cgroup"
     names = safe_read.names(folder)
     if isinstance(names, CheckFault):
         return names
@@ -166,7 +192,8 @@ def cgroups(root: Path) -> str | CheckFault:
     return "versions 1 and 2 side by side" if beside else "version 1"
 
 
-def room(directory: Path) -> Room | CheckFault:
+@fact
+def room(_node: Node, directory: str) -> Room | CheckFault:
     """The free space and inodes of a file system, without the reserve of root."""
     try:
         system = os.statvfs(directory)
@@ -175,7 +202,8 @@ def room(directory: Path) -> Room | CheckFault:
     return Room(system.f_bavail * system.f_frsize, system.f_favail if system.f_files else None)
 
 
-def file_watches() -> CheckFault | None:
+@fact
+def file_watches(_node: Node) -> CheckFault | None:
     """Why this user cannot watch files; None if it can."""
     try:
         Inotify().close()
@@ -184,10 +212,11 @@ def file_watches() -> CheckFault | None:
     return None
 
 
-def kernel_log(root: Path) -> CheckFault | None:
+@fact
+def kernel_log(node: Node) -> CheckFault | None:
     """Why this process cannot read the kernel log; None if it can."""
     try:
-        kernellog.check_readable(root / "dev/kmsg")
+        kernellog.check_readable(node.host_root / "dev/kmsg")
     except OSError as error:
         return safe_read.fault(error)
     return None

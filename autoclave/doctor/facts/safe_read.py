@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
-from autoclave.doctor.node_facts import CheckFault
+from autoclave.doctor.node_facts import CheckFault, Directory, Socket
+from ground import unix_sockets
 
+# Any other error does not say that no process listens: SELinux, a file mode or a full backlog may refuse us.
+DEAD = (ConnectionRefusedError, FileNotFoundError, NotADirectoryError)
 LARGEST = 16 * 2**20  # bytes: the files that are read here have some kilobytes
 
 
@@ -47,6 +51,26 @@ def there(path: Path) -> bool | CheckFault:
     except OSError as error:
         return fault(error)
     return True
+
+
+def directory(path: Path, *, links: bool) -> Directory:
+    """A directory. ``links``: whether a link to one counts."""
+    try:
+        status = path.stat(follow_symlinks=links)
+    except OSError as error:
+        return Directory(str(path), fault(error))
+    if not stat.S_ISDIR(status.st_mode):
+        return Directory(str(path), CheckFault("it is not a directory"))
+    private = stat.S_IMODE(status.st_mode) & 0o077 == 0
+    return Directory(str(path), private=private, ours=status.st_uid == os.geteuid())
+
+
+def socket(path: Path) -> Socket:
+    """A socket, and whether a process listens there."""
+    refused = unix_sockets.connect_error(path)
+    if refused is None:
+        return Socket(str(path))
+    return Socket(str(path), replace(fault(refused), dead=isinstance(refused, DEAD)))
 
 
 def fault(error: OSError) -> CheckFault:

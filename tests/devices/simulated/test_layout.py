@@ -167,7 +167,7 @@ def test_the_doctor_finds_each_gpu_with_its_memory(bank, tmp_path):
     directory = tmp_path / "var/run/cdi"
     directory.mkdir(parents=True)
     layout.write_cdi(directory, layout.places(bank.root))
-    [specification] = container_toolkit.cdi(tmp_path)
+    [specification] = container_toolkit.specifications(directory)
     assert (specification.kind, specification.fault) == ("nvidia.com/gpu", None)
     assert {bank.first, bank.second} <= set(specification.names)
     devices = json.loads((directory / layout.CDI_NAME).read_text())["devices"]
