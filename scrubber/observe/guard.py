@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ground import log
 from ground.errors import InvalidRequest
@@ -27,6 +27,15 @@ logger = log.get("fence")
 
 _TRIES = 8  # readings of the count, while questions come
 _POLL_MS = 500  # the thread that reads the questions looks this often whether it must end
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What the kernel does with a device."""
+
+    to_all: bool = False  # everybody may open it, as the kernel took it last ...
+    refuses: bool | None = None  # ... and whether others are refused otherwise; None: the kernel was not asked
+    failed: str = ""  # why the kernel has not taken what the record wants
 
 
 class Guard:
@@ -44,10 +53,8 @@ class Guard:
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
         self._open_to: dict[str, OpenTo | Container | Group] = {}  # by device, as its record wants it
-        self._to_all: set[str] = set()  # devices that everybody may open now, as the kernel took it ...
-        self._refuses: dict[str, bool] = {}  # ... and by device, whether others are refused otherwise ...
-        self._lease_ends = 0.0  # ... and until which uptime
-        self._failed: dict[str, str] = {}  # devices whose rule the kernel did not take, and why
+        self._rules: dict[str, _Rule] = {}
+        self._lease_ends = 0.0  # the uptime until which others are refused
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
         self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
@@ -75,13 +82,13 @@ class Guard:
         if self._ending.is_set() or numbers == self._numbers:
             return
         changed = {uuid for uuid, mine in numbers.items() if self._numbers.get(uuid) != mine}
-        known = changed & self._uses.keys()
+        counted = changed & self._uses.keys()
         try:
-            self._forget_proofs(known)
+            self._forget_proofs(counted)
             self._numbers = numbers
-            self._forget_proofs(known)
+            self._forget_proofs(counted)
             self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
-            for uuid in known:
+            for uuid in counted:
                 self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
         except OSError as error:
             self._numbers = {}  # tried again with the next round; until then nothing is guarded
@@ -91,7 +98,7 @@ class Guard:
             return
         self._unguarded = ""
         for uuid in changed:
-            self._refuses.pop(uuid, None)
+            self._rules[uuid] = replace(self._rule(uuid), refuses=None)
             self._open(uuid)
         self._renew_lease()
 
@@ -123,12 +130,12 @@ class Guard:
         Raises nothing: what the kernel does not take is tried again with the next question, and counts as a use.
         """
         with self._turn:
-            widen = self._open_to.get(uuid) != open_to
+            handed_over = self._open_to.get(uuid) != open_to
             self._open_to[uuid] = open_to
-            self._open(uuid, widen=widen)
+            self._open(uuid, handed_over=handed_over)
 
-    def _open(self, uuid: str, *, widen: bool = False) -> None:
-        """``widen``: it goes to another owner, whose control group may not be known."""
+    def _open(self, uuid: str, *, handed_over: bool = False) -> None:
+        """``handed_over``: somebody else may open it now, whose control group may not be there yet."""
         numbers = self._numbers.get(uuid)
         if not numbers or self._ending.is_set():
             return
@@ -136,22 +143,24 @@ class Guard:
         try:
             open_to = self._open_to.get(uuid, OpenTo.SERVICE)
             members = self._members(open_to)
-            was_known = not widen and not any(map(self._fence.opens_to_all, numbers))
-            if members is None and was_known and isinstance(open_to, Container):
+            was_there = not handed_over and not any(map(self._fence.opens_to_all, numbers))
+            if members is None and was_there and isinstance(open_to, Container):
                 members = frozenset({self._service})  # its control group was removed, so it has ended
             groups = None if members is None else members | terms.exempt
             for number in numbers:
                 if groups is not None and any(map(self._sources.runs, self._fence.groups(number) - groups)):
                     self._fence.miss(number)
                 self._fence.set(number, groups, refuse=terms.refuse)
-            if uuid in self._failed:
+            if self._rule(uuid).failed:
                 self._fence.miss(_first(numbers))
         except OSError as error:
-            self._failed[uuid] = f"the kernel does not take the rule of the fence: {error.strerror}"
+            why = f"the kernel does not take the rule of the fence: {error.strerror}"
+            self._rules[uuid] = replace(self._rule(uuid), failed=why)
             return
-        self._refuses[uuid] = terms.refuse
-        (self._to_all.add if groups is None else self._to_all.discard)(uuid)
-        self._failed.pop(uuid, None)
+        self._rules[uuid] = _Rule(to_all=groups is None, refuses=terms.refuse)
+
+    def _rule(self, uuid: str) -> _Rule:
+        return self._rules.get(uuid, _Rule())
 
     def _members(self, open_to: OpenTo | Container | Group) -> frozenset[int] | None:
         match open_to:
@@ -176,22 +185,23 @@ class Guard:
 
     def keeps_out(self, uuid: str) -> bool:
         """Whether nobody can open the device now but the service, its owner, and who is exempt."""
-        known = uuid not in self._failed and uuid not in self._to_all and self.refuses(uuid) is True
-        return known and time.clock_gettime(time.CLOCK_BOOTTIME) < self._lease_ends
+        rule = self._rule(uuid)
+        closed = not rule.failed and not rule.to_all and self.refuses(uuid) is True
+        return closed and time.clock_gettime(time.CLOCK_BOOTTIME) < self._lease_ends
 
     def refuses(self, uuid: str) -> bool | None:
         """Whether others are refused during the lease. None while the kernel is not asked about the device."""
-        return self._refuses.get(uuid) if self._numbers.get(uuid) else None
+        return self._rule(uuid).refuses if self._numbers.get(uuid) else None
 
     def witness(self, uuid: str) -> Testimony | None:
         """How often others have used the device; None if it is not guarded."""
         with self._turn:
             if not self._numbers.get(uuid) or self._ending.is_set():
                 return None
-            if uuid in self._failed:
+            if self._rule(uuid).failed:
                 self._open(uuid)
-            if uuid in self._failed:
-                return Missed(self._failed[uuid])
+            if why := self._rule(uuid).failed:
+                return Missed(why)
             try:
                 uses = 0
                 if not self._fence.stands():
