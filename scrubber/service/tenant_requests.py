@@ -119,14 +119,29 @@ class TenantRequests:
     async def _acquire(
         self, request: Request, *, announced: bool, exclusive: bool, owner: str, group: int
     ) -> dict[str, GrantedDevice]:
-        decision = partial(
-            self._acquire_decision, request, announced=announced, exclusive=exclusive, owner=owner, group=group
-        )
+        context = self._context
+
+        async def answer(device: str) -> answers.AcquireAnswer:
+            for _ in range(MAX_ROUNDS):
+                record = context.ledger.records[device]
+                # To take it from its last owner is a decision, too.
+                to_search = not announced or record.state in (State.GRANTED, State.IN_USE)
+                facts = await context.complete(record, await context.observer.quick(record, before_use=to_search))
+                policy = self._policy_now(request, device)
+                gated = announced and context.gated(device, policy, facts.at)
+                reply = acquire.decide(
+                    record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive,
+                    owner=owner, group=group,
+                )  # fmt: skip
+                if (final := await self._carry_out(request, record, reply)) is not None:
+                    return final
+            return self._no_decision(request, device)
+
         joined: dict[str, ScrubJob] = {}
         while True:
             try:
                 async with self._locked(request):
-                    replies = await self._answer_all(request, partial(self._final_answer, request, decision))
+                    replies = await self._of_all(request, answer)
                     if exclusive and (partly := acquire.partly_held(replies)) is not None:
                         raise _error(partly)
                     _raise_refusals(replies, joined, request.action)
@@ -174,8 +189,8 @@ class TenantRequests:
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                decision = partial(self._start_decision, request, starting_pod, named, creating=creating, claim=claim)
-                replies = await self._answer_all(request, partial(self._final_answer, request, decision))
+                answer = partial(self._start_answer, request, assigned, named, creating=creating, claim=claim)
+                replies = await self._of_all(request, answer)
                 _raise_refusals(replies, joined, request.action)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._admit(request, replies, assigned, creating)
@@ -220,8 +235,14 @@ class TenantRequests:
 
     async def _release(self, request: Request, owner: str) -> tuple[str, ...]:
         context = self._context
+
+        async def answer(device: str) -> answers.ReleaseAnswer:
+            record, facts = await context.observe(device, request.op)
+            facts = await context.complete(record, facts, to_take_back=True)
+            return acquire.take_back(record, facts, facts.at, owner)
+
         async with self._locked(request):
-            replies = await self._answer_all(request, partial(self._release_answer, request.op, owner))
+            replies = await self._of_all(request, answer)
             _raise_refusals(replies, {}, request.action)
             released = [
                 (device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.RecordFirst)
@@ -270,7 +291,7 @@ class TenantRequests:
         async with self._owners.setdefault(owner, asyncio.Lock()):
             yield
 
-    async def _answer_all(self, request: Request, answer: Callable[[str], Coroutine[Any, Any, A]]) -> dict[str, A]:
+    async def _of_all(self, request: Request, answer: Callable[[str], Coroutine[Any, Any, A]]) -> dict[str, A]:
         """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
         names = sorted(request.devices)
         async with _in_time(request):
@@ -281,60 +302,44 @@ class TenantRequests:
         request.replies.update(replies)
         return replies
 
-    async def _acquire_decision(
-        self, request: Request, record: Record, *, announced: bool, exclusive: bool, owner: str, group: int
-    ) -> answers.AcquireAnswer:
-        context, device = self._context, record.device.uuid
-        # To take it from its last owner is a decision, too.
-        to_search = not announced or record.state in (State.GRANTED, State.IN_USE)
-        facts = await context.complete(record, await context.observer.quick(record, before_use=to_search))
-        policy = self._policy_now(request, device)
-        gated = announced and context.gated(device, policy, facts.at)
-        return acquire.decide(
-            record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive, owner=owner,
-            group=group,
-        )  # fmt: skip
-
-    async def _start_decision(
+    async def _start_answer(
         self,
         request: Request,
         pod: str,
         named: Mapping[str, KubeletAssignment],
-        record: Record,
+        device: str,
         *,
         creating: str,
         claim: str,
     ) -> answers.StartAnswer:
-        context, device = self._context, record.device.uuid
-        admitted = creating != "" and _same_start(self._awaited.get(device), record.tenancy.owner)
-        seen = await context.observer.before_start(record, pod, admitted=admitted)
-        facts = await context.complete(record, seen)
-        policy, assignment = self._policy_now(request, device), named.get(device)
-        if claim:
-            return start.in_claim(record, facts, policy, claim, pod, creating, facts.at)
-        return start.decide(record, facts, policy, pod, facts.at, assignment, admitted=admitted)
-
-    async def _release_answer(self, op: str, owner: str, device: str) -> answers.ReleaseAnswer:
         context = self._context
-        record, facts = await context.observe(device, op)
-        facts = await context.complete(record, facts, to_take_back=True)
-        return acquire.take_back(record, facts, facts.at, owner)
-
-    async def _final_answer(
-        self, request: Request, decision: Callable[[Record], Awaitable[A]], device: str
-    ) -> A | answers.Wait | answers.Refuse:
-        """Decide. While the answer is to record an event or cancel a job first, do that and decide again."""
-        record = self._context.ledger.records[device]
         for _ in range(MAX_ROUNDS):
-            record = self._context.ledger.records[device]
-            answer = await decision(record)
-            if isinstance(answer, answers.CancelJob):
-                if not await self._context.jobs.cancel_unless_resetting(device):
-                    return answers.being_reset(request.action, record)
-            elif isinstance(answer, answers.RecordFirst):
-                await self._context.ledger.append(request.op, (device, answer.event))
+            record = context.ledger.records[device]
+            admitted = creating != "" and _same_start(self._awaited.get(device), record.tenancy.owner)
+            facts = await context.observer.before_start(record, pod, admitted=admitted)
+            facts = await context.complete(record, facts)
+            policy, assignment = self._policy_now(request, device), named.get(device)
+            if claim:
+                reply = start.in_claim(record, facts, policy, claim, pod, creating, facts.at)
             else:
-                return answer
+                reply = start.decide(record, facts, policy, pod, facts.at, assignment, admitted=admitted)
+            if (final := await self._carry_out(request, record, reply)) is not None:
+                return final
+        return self._no_decision(request, device)
+
+    async def _carry_out(self, request: Request, record: Record, answer: A) -> A | answers.Wait | None:
+        """The final answer; None if it was to record an event or cancel a job first: that is done, so decide again."""
+        device = record.device.uuid
+        if isinstance(answer, answers.CancelJob):
+            cancelled = await self._context.jobs.cancel_unless_resetting(device)
+            return None if cancelled else answers.being_reset(request.action, record)
+        if isinstance(answer, answers.RecordFirst):
+            await self._context.ledger.append(request.op, (device, answer.event))
+            return None
+        return answer
+
+    def _no_decision(self, request: Request, device: str) -> answers.Refuse:
+        record = self._context.ledger.records[device]
         return answers.Refuse(Reason.INTERNAL, answers.sentence(request.action, record, NO_DECISION))
 
     async def _assignments(self, request: Request) -> dict[str, KubeletAssignment]:
