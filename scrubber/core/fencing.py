@@ -35,16 +35,21 @@ def open_to(record: Record) -> OpenTo | Container | Group:
 
     Another pod that was seen on it, such as an exempt one, changes nothing: it was not given the device.
     """
-    tenant = Group(record.tenancy.group) if record.tenancy.group else OpenTo.ALL
     match record.state:
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.CLEAN | State.QUARANTINED:
             return OpenTo.SERVICE
         case State.GRANTED:
             grant = record.tenancy.grant
             announced = grant is not None and grant.announced and not grant.until_release
-            return OpenTo.SERVICE if announced else tenant
+            return OpenTo.SERVICE if announced else _tenant(record)
         case State.IN_USE:
             owner = record.tenancy.owner
             if owner is None or owner.container is None:
-                return tenant
-            return tenant if record.tenancy.until_release else Container(owner.container)
+                return _tenant(record)
+            return _tenant(record) if record.tenancy.until_release else Container(owner.container)
+
+
+def _tenant(record: Record) -> OpenTo | Group:
+    """The control group that was named when the device was acquired, or else everybody."""
+    group = record.tenancy.group
+    return Group(group) if group else OpenTo.ALL

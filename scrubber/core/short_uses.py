@@ -14,11 +14,15 @@ class Use:
     unsure: str = ""  # why it is not known whether they have; empty: they have
 
 
-def is_older(said: Testimony, before: Testimony | None) -> bool:
-    """Whether an answer was given before another one that came first: the same witness had counted less."""
-    if not isinstance(said, Counted) or not isinstance(before, Counted):
-        return False
-    return said.by == before.by and said.uses < before.uses
+def compared(before: Testimony | None, said: Testimony) -> tuple[Testimony, Use | None]:
+    """The later one of two answers, and what they say of the time between.
+
+    Of two counts of one witness, the smaller one was given before: answers may come in another order.
+    """
+    match before:
+        case Counted(by, uses) if isinstance(said, Counted) and said.by == by and said.uses < uses:
+            return before, None
+    return said, use_between(before, said)
 
 
 def use_between(before: Testimony | None, now: Testimony) -> Use | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ground.quantities import quantity
 from scrubber.core.measured import Mismatch
-from scrubber.core.model import AilmentKind, Blame, Findings, Outcome, Step, StepResult
+from scrubber.core.model import Blame, Findings, Outcome, Step, StepResult
 from scrubber.core.record import Record
 
 
@@ -30,13 +30,6 @@ def judged(result: StepResult, record: Record) -> StepResult:
     if fault is not None:
         result = replace(result, outcome=Outcome.FAILED, detail=fault.detail, blame=fault.blame)
     return _credited(result, record)
-
-
-def hardware_fault(findings: Findings) -> AilmentKind | None:
-    """The hardware fault that these findings show, whatever became of the step."""
-    if findings.mismatch is not None or findings.units_faulty:
-        return AilmentKind.MEMORY_FAULT
-    return AilmentKind.COMPUTE_FAULT if findings.deviating else None
 
 
 def _credited(result: StepResult, record: Record) -> StepResult:

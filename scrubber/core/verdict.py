@@ -24,7 +24,7 @@ from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.policy_model import Policy
 from scrub_api.measurements import Measurements, Uncovered
-from scrubber.core import answers, ownership, plans, proof, step_results, stuck
+from scrubber.core import answers, ownership, plans, proof, stuck
 from scrubber.core.ailment_traits import AILMENTS, Lasts
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
 from scrubber.core.measured import forgiven_memory, own_memory
@@ -260,7 +260,7 @@ def _from_result(result: StepResult) -> Failed:
 
 def _kind_of_failure(result: StepResult) -> Failed:
     detail = f"{result.step.value} {result.outcome.value}" + (f": {result.detail}" if result.detail else "")
-    kind = step_results.hardware_fault(result.findings)
+    kind = _hardware_fault(result.findings)
     if kind is not None:
         return failed(result.step, Blame.DEVICE, detail, Ailment(kind, detail))
     if result.findings.vitals is not None and result.findings.vitals.lost:
@@ -274,9 +274,16 @@ def _kind_of_failure(result: StepResult) -> Failed:
 
 def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
     for result in results:
-        if step_results.hardware_fault(result.findings) is not None:
+        if _hardware_fault(result.findings) is not None:
             return _from_result(result)
     return None
+
+
+def _hardware_fault(findings: Findings) -> AilmentKind | None:
+    """The hardware fault that these findings show, whatever became of the step."""
+    if findings.mismatch is not None or findings.units_faulty:
+        return AilmentKind.MEMORY_FAULT
+    return AilmentKind.COMPUTE_FAULT if findings.deviating else None
 
 
 def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:

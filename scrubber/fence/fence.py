@@ -99,11 +99,11 @@ class Fence:
 
     def groups(self, number: DeviceNumber) -> frozenset[int]:
         """The control groups that may open a device, or could when not everybody might."""
-        return frozenset(self._open_to[program.key(number)])
+        return frozenset(self._open_to[_key(number)])
 
     def opens_to_all(self, number: DeviceNumber) -> bool:
         """Whether everybody may open a device, also by the rule of an earlier life of the service."""
-        rule = self._rules.get(program.key(number))
+        rule = self._rules.get(_key(number))
         return rule is None or bool(program.RULE.unpack(rule)[0])
 
     def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
@@ -111,7 +111,7 @@ class Fence:
 
         Others are counted, and refused if ``refuse``. While everybody may, groups that could before stay uncounted.
         """
-        key, rule = program.key(number), program.RULE.pack(open_to is None, refuse)
+        key, rule = _key(number), program.RULE.pack(open_to is None, refuse)
         now = self._open_to[key]
         wanted = frozenset(now if open_to is None else open_to)
         if now == wanted and self._written.get(key) == rule:
@@ -136,7 +136,7 @@ class Fence:
         """Fence these devices no longer. Their counts stay, and what is not counted from now on is a gap."""
         for number in numbers:
             self.miss(number)
-            key = program.key(number)
+            key = _key(number)
             self._written.pop(key, None)
             self._rules.remove(key)
             for group in self._open_to.pop(key, ()):
@@ -149,7 +149,7 @@ class Fence:
 
     def counts(self, number: DeviceNumber) -> Counts | None:
         """What was counted of a device while it was fenced; None if it never was."""
-        value = self._counters.get(program.key(number))
+        value = self._counters.get(_key(number))
         return None if value is None else _counts(value)
 
     def uses(self, number: DeviceNumber) -> int:
@@ -159,12 +159,12 @@ class Fence:
 
     def kept(self, number: DeviceNumber) -> KeptInKernel:
         """What was kept of a device since the fence was built; nothing if nothing was."""
-        value = self._kept.get(program.key(number))
+        value = self._kept.get(_key(number))
         return KeptInKernel() if value is None else KeptInKernel(*program.PROOF.unpack(value))
 
     def keep(self, number: DeviceNumber, kept: KeptInKernel) -> None:
         """Keep this of a device. It is lost with the fence, so at the latest with a reboot."""
-        self._kept.put(program.key(number), program.PROOF.pack(kept.excused, kept.gaps, kept.proof, kept.uses))
+        self._kept.put(_key(number), program.PROOF.pack(kept.excused, kept.gaps, kept.proof, kept.uses))
 
     def refuse_for(self, seconds: float) -> None:
         """Renew the lease: refuse from now on for so long, unless it is renewed again."""
@@ -238,6 +238,11 @@ def _rule(key: bytes, maps: Mapping[str, Map], groups: Iterable[int]) -> FenceRu
     to_all, refuse = program.RULE.unpack(maps[program.RULES].get(key) or bytes(program.RULE.size))
     counts = _counts(maps[program.COUNTERS].get(key) or bytes(program.COUNTS.size))
     return FenceRule(program.number(key), None if to_all else frozenset(groups), bool(refuse), counts)
+
+
+def _key(number: DeviceNumber) -> bytes:
+    """The key of a device number in the maps; ``program.number`` is the way back."""
+    return struct.pack("<II", number.kind.value << 16 | number.major, number.minor)
 
 
 def _by_device(members: Iterable[bytes]) -> defaultdict[bytes, set[int]]:

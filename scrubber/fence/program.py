@@ -97,11 +97,6 @@ _QUESTION = -24 - QUESTION.size
 _COMMAND_BYTES = 16
 
 
-def key(number: DeviceNumber) -> bytes:
-    """The key of a device number in the maps."""
-    return struct.pack("<II", number.kind.value << 16 | number.major, number.minor)
-
-
 def number(key: bytes) -> DeviceNumber:
     """The device number of a key."""
     first, minor = struct.unpack("<II", key)

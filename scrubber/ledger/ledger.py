@@ -182,8 +182,9 @@ class Ledger:
         self.changed.notify()
 
     async def _record_of_node(self, event: ev.NodeEvent) -> None:
-        drafts = [LedgerEntry(0, ev.NODE, self._now(), "", event)]
-        entries = await self._write(lambda: self._store.append(drafts))
+        at = self._now()
+        drafts = [LedgerEntry(0, ev.NODE, at, "", event)]
+        entries = await self._write(lambda: self._store.append(drafts), at)
         self._has_written(entries)
         self.head = self._store.head
 
@@ -211,7 +212,7 @@ class Ledger:
         Returns the devices of these sightings. The sightings are kept until they are on the disk.
         """
         if self._stale:
-            self._set_records(await self._write(lambda: self._store.load(states.replay)))
+            self._set_records(await self._write(lambda: self._store.load(states.replay), self._now()))
             self._stale = False
         if self._outage is not None:
             outage = self._outage if self.fault is None else replace(self._outage, until=self._now())
@@ -236,7 +237,7 @@ class Ledger:
             after.append(states.apply(record, draft))
             changed[draft.device] = after[-1]
         began = asyncio.get_running_loop().time()
-        entries = await self._write(lambda: self._append_and_sign(drafts, before, after))
+        entries = await self._write(lambda: self._append_and_sign(drafts, before, after), at)
         for record in changed.values():
             self.follow(record)
         self._records.update(changed)
@@ -247,7 +248,10 @@ class Ledger:
             except Exception:  # the events are recorded: an error in the metrics must not undo that
                 logger.exception("cannot count what was recorded")
         if self._rows >= self._most:
-            self._rows -= await self._write(lambda: self._store.compact(states.replay, self._keep, at, self._evidence))
+            folded = await self._write(
+                lambda: self._store.compact(states.replay, self._keep, at, self._evidence), self._now()
+            )
+            self._rows -= folded
         self.head = self._store.head
 
     def _has_written(self, entries: Sequence[LedgerEntry]) -> None:
@@ -279,15 +283,15 @@ class Ledger:
             if notary is None or self._stale:
                 return
             try:
-                await self._write(lambda: notary.checkpoint(self._store.prove(self._store.head.size)[0]))
+                await self._write(lambda: notary.checkpoint(self._store.prove(self._store.head.size)[0]), self._now())
             except LedgerUnavailable:
                 raise
             except Exception:  # whatever the signer raises: the ledger is written all the same
                 logger.exception("cannot sign a checkpoint")
 
-    async def _write(self, work: Callable[[], T]) -> T:
+    async def _write(self, work: Callable[[], T], began: Moment) -> T:
+        """``began``: now, which most callers know."""
         loop = asyncio.get_running_loop()
-        began = self._now()
         alarm = loop.call_later(SLOW, self._stalled, began)
         try:
             done = await loop.run_in_executor(self._writer, work)

@@ -90,7 +90,7 @@ class ByList:
         """None during an orphaned reset: the driver must not be asked then."""
         if self._driver.in_orphaned_reset(uuid):
             return None
-        at, incarnation, held = self._observed_since.uptime(), read_incarnation(), has_holders(uuid)
+        at, incarnation, held = self._observed_since.now().uptime, read_incarnation(), has_holders(uuid)
         pids = None
         if held is not False:
             try:
@@ -105,12 +105,12 @@ class ByList:
         if said is None:
             return None
         uuid, container = record.device.uuid, record.tenancy.container
-        listed = self._holders.named(uuid, said.pids or frozenset())
+        listed = self._holders.named(uuid, said.pids) if said.pids else ()
         if said.held and not said.pids:  # it has left, or holds the memory in a way that no list shows
             listed = None
         alive = None if container is None else self._owners.has_member(container)
         # Last: it counts a use that began and ended meanwhile.
-        self._observed_since.testified(uuid, witness := self._holders.ask_witness(uuid))
+        self._observed_since.testified(uuid, witness := self._driver.witness(uuid))
         if listed is None and said.held and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
         if listed is None or alive is False or not self._is_enough(record, said, listed, witness, alive=alive):
@@ -125,24 +125,28 @@ class ByList:
         Who has the device open and is on no list shows at a search.
         """
         uuid, owner = record.device.uuid, record.tenancy.owner
-        news = fencing.open_to(record) is not OpenTo.ALL and self._alone.has_news(uuid, witness)
-        searched = self._observed_since.uptime() - self._alone.searched_at(uuid)
+        news = self._alone.has_news(uuid, witness) and fencing.open_to(record) is not OpenTo.ALL
         match record.state:
             case State.SCRUBBING:
                 return True
             case State.IN_USE:
-                if news and searched > _NEWS_WITHIN:
+                if news and not self._searched_within(_NEWS_WITHIN, uuid):
                     return False
                 unannounced = owner is not None and owner.unannounced
-                return bool(listed) or (alive is True and not unannounced and searched < _IDLE_WITHIN)
+                return bool(listed) or (alive is True and not unannounced and self._searched_within(_IDLE_WITHIN, uuid))
             case State.DIRTY | State.UNKNOWN:
                 return bool(listed) or (said.held is not None and self._alone.proven(uuid, witness))
             case State.QUARANTINED if _is_stuck(record):
                 return bool(listed)
             case State.GRANTED if record.tenancy.until_release:
-                return not news and (bool(listed) or (said.held is not None and searched < _IDLE_WITHIN))
+                return not news and (
+                    bool(listed) or (said.held is not None and self._searched_within(_IDLE_WITHIN, uuid))
+                )
             case State.CLEAN | State.GRANTED | State.QUARANTINED:
                 return not news and (bool(listed) or said.held is not None)
+
+    def _searched_within(self, seconds: float, uuid: str) -> bool:
+        return self._observed_since.now().uptime - self._alone.searched_at(uuid) < seconds
 
 
 def _is_stuck(record: Record) -> bool:

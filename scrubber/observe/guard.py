@@ -143,9 +143,10 @@ class Guard:
         try:
             open_to = self._open_to.get(uuid, OpenTo.SERVICE)
             members = self._members(open_to)
-            was_there = not handed_over and not any(map(self._fence.opens_to_all, numbers))
-            if members is None and was_there and isinstance(open_to, Container):
-                members = frozenset({self._service})  # its control group was removed, so it has ended
+            # Its control group was removed, so it has ended.
+            left = members is None and not handed_over and isinstance(open_to, Container)
+            if left and not any(map(self._fence.opens_to_all, numbers)):
+                members = frozenset({self._service})
             groups = None if members is None else members | terms.exempt
             for number in numbers:
                 if groups is not None and any(map(self._sources.runs, self._fence.groups(number) - groups)):

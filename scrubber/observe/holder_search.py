@@ -139,15 +139,15 @@ class HolderSearch:
         return await self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, frozenset())
 
     async def _ask_witness(self, uuid: str) -> Testimony | None:
-        """``ask_witness``; None if the device is in a reset of which the service does not know."""
+        """What its witness says; None if the device is in a reset of which the service does not know."""
         # A key of its own: another question about the device may hang, and files alone answer for a simulated one.
-        return await self._ask_driver(f"witness {uuid}", self.ask_witness, uuid, None)
+        return await self._ask_driver(f"witness {uuid}", self._driver.witness, uuid, None)
 
     async def _ask_driver(self, key: str, question: Callable[[str], T], uuid: str, released: R) -> T | R | None:
         """The answer of the driver; None if it does not answer. ``released``: what counts while it is released."""
         driver = self._driver
         try:
-            answer = await driver.caller.ask(key, lambda: driver.answer(question, uuid), driver.patience)
+            answer = await driver.caller.ask(key, partial(driver.answer, question, uuid), driver.patience)
         except ShortageError:
             raise
         except DeviceError as error:
@@ -155,10 +155,6 @@ class HolderSearch:
             return released if driver.caused_by_release(error) else None
         self._unlisted.pop(key, None)
         return answer
-
-    def ask_witness(self, uuid: str) -> Testimony:
-        """``Backend.witness``, asked in the thread of the caller."""
-        return self._driver.witness(uuid)
 
     def named(self, uuid: str, listed: frozenset[int]) -> tuple[Holder, ...] | None:
         """Who is on the driver's list and counts, by /proc. None if one is not found. In a thread."""
@@ -196,8 +192,11 @@ class HolderSearch:
         return self._processes.descends(holder.pid, {*workers, *self._workers}) or is_bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
-        """The files of a device; none if it is gone or in a reset. Then only the holders of this device are unknown."""
+        """The files of a device; none if it is gone. Then only the holders of this device are unknown.
+
+        A reset of which the service does not know was ruled out by the list before, and is by the witness afterwards.
+        """
         try:
-            return () if self._driver.in_orphaned_reset(uuid) else self._driver.backend.files(uuid)
+            return self._driver.backend.files(uuid)
         except DeviceError:
             return ()

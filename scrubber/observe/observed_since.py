@@ -23,16 +23,12 @@ class ObservedSince:
         """No device was observed before ``began``. ``unobserved``: the seconds after which there is a gap."""
         self._unobserved = unobserved
         self._began = began
-        self._now = now
+        self.now = now  # as the times of the facts tell it
         self._last: dict[str, tuple[float, bool]] = {}  # when, and whether the fence counted by then
         self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
         self._used_at: dict[str, tuple[float, str]] = {}  # with the reason if it is not known whether it was used
         self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()
-
-    def uptime(self) -> float:
-        """The time now, as the times of the facts tell it."""
-        return self._now().uptime
 
     def interrupt(self, device: str, why: str) -> None:
         """Something has the device open, and may leave before it can be recorded: no earlier proof is valid.
@@ -40,7 +36,7 @@ class ObservedSince:
         A scrub that has already cleared the memory is not valid either: for the scrub this is a gap. ``why``: what had
         the device open, for operators.
         """
-        now = self._now().uptime
+        now = self.now().uptime
         self.used(device, now)
         self._since[device] = now, why
 
@@ -51,12 +47,9 @@ class ObservedSince:
         """
         with self._turn:
             before = self._testimonies.get(device)
-            if short_uses.is_older(said, before):
-                return
-            self._testimonies[device] = said
-            use = short_uses.use_between(before, said)
+            self._testimonies[device], use = short_uses.compared(before, said)
             if use is not None:
-                self._used(device, self._now().uptime, use.unsure)
+                self._used(device, self.now().uptime, use.unsure)
 
     def testimony(self, device: str) -> Testimony | None:
         """The last answer of the witness of short uses; None before the first one."""
@@ -95,7 +88,7 @@ class ObservedSince:
         said = self._testimonies.get(device)
         if isinstance(said, Missed):
             facts = replace(facts, holders=None, shortage=facts.shortage or said.why)
-        now = self._now()
+        now = self.now()
         if facts.holders is not None:
             last, fenced = self._last.get(device, (now.uptime, False))
             gap, fences = now.uptime - last, isinstance(said, Counted) and said.by == FENCE

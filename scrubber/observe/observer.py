@@ -163,7 +163,7 @@ class Observer:
             blind = Facts(record.incarnation, None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
         self._hear(search)
-        at = self._observed_since.uptime()
+        at = self._observed_since.now().uptime
         for uuid, known in before.items():
             self._alone.end(uuid, known, search.holders[uuid], at=at, settled=search.settled)
         holders = search.holders[record.device.uuid]

@@ -137,7 +137,11 @@ class ServiceContext:
         facts, owner = self.with_node(record, facts), record.tenancy.owner
         if record.tenancy.grant is not None:
             facts = replace(facts, epoch=self.observer.epoch())
-        of_owner = ownership.needs_assignment(owner, facts) and not ownership.about_to_start(owner, facts.at)
+        of_owner = (
+            owner is not None
+            and ownership.needs_assignment(owner, facts)
+            and not ownership.about_to_start(owner, facts.at)
+        )
         of_job = to_take_back and record.tenancy.until_release
         if not of_owner and not of_job and not (facts.unasked and gate_in_force.needs_assignment(record, facts)):
             return facts

@@ -147,9 +147,11 @@ IN_FENCED = "tests/service/test_fenced.py"
 CONTEXT = "scrubber/service/context.py"
 CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known"
 PLANTED = [
-    Mutant(FENCING, "return OpenTo.SERVICE if announced else tenant", "return tenant", tests=IN_FENCING),
+    Mutant(
+        FENCING, "return OpenTo.SERVICE if announced else _tenant(record)", "return _tenant(record)", tests=IN_FENCING
+    ),
     Mutant(FENCING, "State.DIRTY | State.SCRUBBING", "State.SCRUBBING", tests=IN_FENCING),
-    Mutant(FENCING, "tenant if record.tenancy.until_release else", "", tests=IN_FENCING),
+    Mutant(FENCING, "_tenant(record) if record.tenancy.until_release else", "", tests=IN_FENCING),
     Mutant(FENCE, "self._members.remove(key + _TIME.pack(group))", "pass", tests=IN_FENCE),
     Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),
     Mutant(FENCE, "kernel.bind(loaded, descriptors[program.PROOFS])", "pass", tests=IN_GUARD),
@@ -201,9 +203,9 @@ PLANTED = [
     Mutant(CHANGES, "receipt.leaves != ZEROS", "False", tests=IN_STATES),
     Mutant(RESULTS, "or reached != units:", "or reached < units - 1:", tests=IN_RESULTS),
     Mutant(RESULTS, "if not selftest.tests", "if False", tests=IN_RESULTS),
-    Mutant(RESULTS, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
+    Mutant(VERDICT, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
     Mutant(
-        RESULTS,
+        VERDICT,
         "if findings.deviating else None",
         "if findings.deviating and not findings.tests else None",
         tests=IN_VERDICT,

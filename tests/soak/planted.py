@@ -48,7 +48,10 @@ CARELESS = {  # each lets a scrub overwrite memory that a live process uses
 _KEPT_OFF = "which refuses others"
 OPEN = {  # each leaves the fence open, or lets it forget
     "it opens before a start is admitted": Planted(
-        "scrubber/core/fencing.py", "return OpenTo.SERVICE if announced else tenant", "return OpenTo.ALL", _KEPT_OFF
+        "scrubber/core/fencing.py",
+        "return OpenTo.SERVICE if announced else _tenant(record)",
+        "return OpenTo.ALL",
+        _KEPT_OFF,
     ),
     "it closes after the search": Planted(
         "scrubber/observe/observer.py",
