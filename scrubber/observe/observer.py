@@ -115,12 +115,12 @@ class Observer:
         """
         uuid = record.device.uuid
         try:
-            alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
+            alive, starting_pod_alive = await self._are_alive(record, starting_pod)
             # Last, so that the driver also tells of a use during the question before.
             uuids = [uuid, *(sibling.device.uuid for sibling in siblings)]
             listed = await self.holders.none_listed(uuids, idle=starting_pod is not None)
             if alive is False:  # one may have started during the question
-                alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
+                alive, starting_pod_alive = await self._are_alive(record, starting_pod)
         except (DeviceError, BlindError):
             return await self.full(record, siblings, starting_pod)
         if listed is None:
@@ -153,10 +153,10 @@ class Observer:
         before = {uuid: self._alone.begin(uuid, self.witness(uuid)) for uuid in uuids}
         try:
             (incarnation, search), (alive, starting_pod_alive) = await asyncio.gather(
-                self.holders.of(uuids), self._owners.are_alive(record, starting_pod)
+                self.holders.of(uuids), self._are_alive(record, starting_pod)
             )
             if alive is False and search.holders[record.device.uuid] == ():  # one may have started during the search
-                alive, starting_pod_alive = await self._owners.are_alive(record, starting_pod)
+                alive, starting_pod_alive = await self._are_alive(record, starting_pod)
         except (DeviceError, BlindError) as error:
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
@@ -188,6 +188,14 @@ class Observer:
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
         )
         return self._seen(record, unstamped, starting_pod)
+
+    async def _are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
+        """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
+        owner = record.tenancy.container if record.tenancy.owner is not None else None
+        alive = await self._owners.is_alive(owner) if owner is not None else None
+        if starting_pod is None:
+            return alive, None
+        return alive, alive if starting_pod == owner else await self._owners.is_alive(starting_pod)
 
     def _seen(self, record: Record, facts: Facts, starting_pod: str | None = None) -> Facts:
         """The facts with their times. Whom they name is followed from now on."""

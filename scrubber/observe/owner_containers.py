@@ -33,12 +33,6 @@ class OwnerContainers:
         """A process of a container that was found alive."""
         return self._members.get(container or "")
 
-    async def are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
-        """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
-        owner = record.tenancy.container
-        alive = await self.is_alive(owner)
-        return alive, alive if starting_pod == owner else await self.is_alive(starting_pod)
-
     def has_member(self, container: str) -> bool:
         """Whether a process of the container is found alive without a search. In a thread."""
         member = self._find_member(container, self._members.get(container))
