@@ -338,12 +338,10 @@ def build(
     )
     gate = create_gate(config, context.news)
     if gate is not None:
-        context.passages, context.covered = gate.passages, gate.covers
+        context.gate = gate
         gate.receipts = lambda device: context.receipts(
             ledger.records[device], context.device_policy(device).policy, granted=True
         )
-    if notary is not None:
-        context.tenant_files, context.checkpoint = notary.files, lambda: notary.newest
     service = Service.build(context, on_vitals=counters.vitals)
     about = views.ServiceStatus(
         scrubber.__version__,

@@ -104,7 +104,7 @@ class ServiceCollector(Collector):
     def _of_the_devices(self) -> Iterator[Sample]:
         records = self._context.ledger.records
         healthy = {device.uuid: device.healthy for device in self._reporter.reported().devices}
-        now, vitals = self._context.now(), self._context.vitals
+        now, vitals = self._context.now(), self._context.seen.vitals
         groups = dict.fromkeys(Availability, 0)
         for uuid, record in sorted(records.items()):
             if device_status.is_past(record, vitals.get(uuid), now):
@@ -131,7 +131,7 @@ class ServiceCollector(Collector):
         yield service_metrics.DEVICE, about, 1.0
         yield service_metrics.STATE, (record.state.value,), 1.0
         yield service_metrics.STATE_SINCE, (), record.since.wall
-        if uuid in self._context.blocked:
+        if uuid in self._context.seen.blocked:
             yield service_metrics.BLOCKED, (), 1.0
         if record.health.ailment is not None:
             yield service_metrics.SICK, (record.health.ailment.kind.value,), 1.0
@@ -145,7 +145,7 @@ class ServiceCollector(Collector):
             yield service_metrics.LAST_SCRUB, (), receipt.finished.wall
             if receipt.allocatable_bytes:
                 yield service_metrics.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
-        yield from _health(self._context.vitals.get(uuid))
+        yield from _health(self._context.seen.vitals.get(uuid))
         guard = self._context.observer.driver.guard
         asked = guard.askers.asked(uuid) if guard is not None else Asked()
         for answer, times in (("refused", asked.refused), ("counted", asked.times - asked.refused)):

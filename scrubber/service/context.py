@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Protocol
 
 from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
@@ -21,7 +22,6 @@ from scrubber.node.assignments import AssignmentsError
 from scrubber.node.pods import Tenants
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy, DevicePolicy
-from scrubber.receipts.tenant_files import TenantFiles
 
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
@@ -30,6 +30,37 @@ MAX_ROUNDS = 16  # events that one decision may record before it is final; more 
 async def no_tenants() -> Tenants:
     """No pods: the node has no kubelet."""
     return Tenants()
+
+
+class Gate(Protocol):
+    """The create gate, as far as decisions rest on it."""
+
+    def passages(self) -> Mapping[str, Passage]:
+        """By device: the last container that it let through since the boot."""
+
+    def covers(self, device: str) -> bool:
+        """Whether the container runtime knows the gate of a device."""
+
+
+class NoGate:
+    """The create gate is off: nothing passes it, and no device is kept from the kubelet for the want of it."""
+
+    def passages(self) -> Mapping[str, Passage]:
+        """Nobody was asked for."""
+        return MappingProxyType({})
+
+    def covers(self, _device: str) -> bool:
+        """Nothing is missing."""
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class LastSeen:
+    """What the last observation of each device has shown."""
+
+    blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start
+    holders: dict[str, tuple[Holder, ...]] = field(default_factory=dict)
+    vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report
 
 
 @dataclass(slots=True, eq=False)
@@ -44,15 +75,9 @@ class ServiceContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     chance: Callable[[], float]  # returns a random number in [0, 1)
     clear_obstacle: Callable[[DeviceInfo], str | None]  # what prevents us from clearing the memory, and the remedy
-    # By device: the last container that the create gate let through since the boot. Empty where the gate is off.
-    passages: Callable[[], Mapping[str, Passage]] = lambda: MappingProxyType({})
-    covered: Callable[[str], bool] = lambda _device: True  # whether the container runtime knows the gate of a device
+    gate: Gate = field(default_factory=NoGate)
     tenants: Callable[[], Awaitable[Tenants]] = no_tenants  # the pods that own devices, and their names; DeviceError
-    tenant_files: TenantFiles | None = None  # None: no receipt is signed
-    checkpoint: Callable[[], str] = lambda: ""  # the newest signed checkpoint of the ledger
-    blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
-    holders: dict[str, tuple[Holder, ...]] = field(default_factory=dict)  # of each device, by the last observation
-    vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
+    seen: LastSeen = field(default_factory=LastSeen)
     news: Changed = field(init=False)  # what the service shows has changed: a row, or something that is in no row
     # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.
     _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)
@@ -98,15 +123,15 @@ class ServiceContext:
 
     def create_gate_in_force(self, device: str, now: Moment) -> bool:
         """Whether no container is created with a device before the service says yes."""
-        if not self.covered(device):
+        if not self.gate.covers(device):
             return False
-        return gate_in_force.in_force(device, self.passages(), self.ledger.records.values(), now.uptime)
+        return gate_in_force.in_force(device, self.gate.passages(), self.ledger.records.values(), now.uptime)
 
     def with_node(self, record: Record, facts: Facts) -> Facts:
         """The facts, whether a reset of a sibling is under way, and which users the create gate did not let through."""
         if record.device.reset_domain is not None and presence.resetting(record, self.ledger.records.values()):
             facts = replace(facts, domain_resetting=True)
-        unasked = gate_in_force.unasked(record, facts, self.passages()) if facts.holders else ()
+        unasked = gate_in_force.unasked(record, facts, self.gate.passages()) if facts.holders else ()
         return replace(facts, unasked=unasked) if unasked else facts
 
     def receipts(self, record: Record, policy: Policy, *, granted: bool = False) -> str:
@@ -114,9 +139,10 @@ class ServiceContext:
 
         For the pod that the device is granted to, or else for a pod that gets it before the service can say more.
         """
-        files = self.tenant_files
-        if files is None or policy.receipts is Receipts.KEEP:
+        notary = self.ledger.notary
+        if notary is None or policy.receipts is Receipts.KEEP:
             return ""
+        files = notary.files
         return str(files.path(record) if granted else files.path_if_requested(record))
 
     async def observe(self, device: str, op: str) -> tuple[Record, Facts]:
@@ -164,14 +190,17 @@ class ServiceContext:
             ledger_fault=fault,
             unrecorded=self._unrecorded(record) if fault else "",
             withheld=self.is_withheld(record),
-            covered=self.covered(record.device.uuid),
+            covered=self.gate.covers(record.device.uuid),
             gated=self.gated(record.device.uuid, self.active_policy.device_policy(record.device).policy, self.now()),
-            blocked=self.blocked.get(record.device.uuid, ""),
+            blocked=self.seen.blocked.get(record.device.uuid, ""),
         )
 
     def _unrecorded(self, record: Record) -> str:
         """The ailment that the device shows, while none can be written into the ledger."""
-        vitals, policy = self.vitals.get(record.device.uuid), self.active_policy.device_policy(record.device).policy
+        vitals, policy = (
+            self.seen.vitals.get(record.device.uuid),
+            self.active_policy.device_policy(record.device).policy,
+        )
         ailment = diagnose(vitals, record.health.baseline, policy)
         return ailment.detail if ailment is not None else ""
 

@@ -65,7 +65,7 @@ class StatusReporter:
 
     def listed(self) -> list[str]:
         """All devices except those that were taken away on purpose some time ago."""
-        vitals, now = self._context.vitals, self._context.now()
+        vitals, now = self._context.seen.vitals, self._context.now()
         records = self._context.ledger.records.items()
         return [uuid for uuid, record in records if not device_status.is_past(record, vitals.get(uuid), now)]
 
@@ -82,11 +82,11 @@ class StatusReporter:
         now = self._context.now()
         offer = self._with_signs(record, self._offer(record, device_policy.policy, now))
         status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
-        holders = tuple(map(_holder_view, self._context.holders.get(uuid, ())))
+        holders = tuple(map(_holder_view, self._context.seen.holders.get(uuid, ())))
         said, guard = self._context.observer.witness(uuid), self._context.observer.driver.guard
         return replace(
             status,
-            setback=self._context.blocked.get(uuid) or status.setback,
+            setback=self._context.seen.blocked.get(uuid) or status.setback,
             holders=holders,
             witness=said.words if said is not None else "",
             fence=_fence(device_policy.policy.fence.mode, refuses=guard.refuses(uuid) if guard is not None else None),
@@ -102,7 +102,8 @@ class StatusReporter:
             max(policy.budgets.silence, offering.WAITED_FOR if device.waits else 0.0)
             for device, (_, policy) in zip(devices, policies, strict=True)
         )
-        return ReportedDevices(devices, min(silences, default=0.0), self._context.checkpoint())
+        notary = self._context.ledger.notary
+        return ReportedDevices(devices, min(silences, default=0.0), notary.newest if notary is not None else "")
 
     def _reported(self, record: Record, policy: Policy, now: Moment) -> ReportedDevice:
         quarantine, bypassed = record.health.quarantine, record.bypasses.unproven
@@ -139,8 +140,8 @@ class StatusReporter:
         record = self._context.ledger.records[uuid]
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
-        blocked, vitals = self._context.blocked.get(uuid, ""), self._context.vitals.get(uuid)
-        holders, unseen = self._context.holders.get(uuid, ()), tuple[str, ...]()
+        blocked, vitals = self._context.seen.blocked.get(uuid, ""), self._context.seen.vitals.get(uuid)
+        holders, unseen = self._context.seen.holders.get(uuid, ()), tuple[str, ...]()
         if record.state in (State.GRANTED, State.IN_USE, State.QUARANTINED):
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
@@ -214,7 +215,7 @@ class StatusReporter:
 
     def _with_signs(self, record: Record, offer: answers.Offer) -> answers.Offer:
         """The reason of the offer, and all signs that the device reports, also those without a consequence."""
-        vitals, kind = self._context.vitals.get(record.device.uuid), _ailment(record)
+        vitals, kind = self._context.seen.vitals.get(record.device.uuid), _ailment(record)
         signs = vitals.signs if vitals is not None else ()
         also = [f"{sign.kind.value}: {sign.detail}" for sign in signs if sign.kind.value != kind]
         said = [] if also and offer.why == record.state.value else [offer.why]  # the state has a field of its own

@@ -423,7 +423,7 @@ class TenantRequests:
         grant, receipt = record.tenancy.grant, record.scrubs.receipt
         if grant is None or isinstance(answer, answers.Defer):
             return GrantedDevice(device, "", "", receipts=self._context.receipts(record, policy))
-        receipts, files = self._context.receipts(record, policy, granted=True), self._context.tenant_files
+        receipts, notary = self._context.receipts(record, policy, granted=True), self._context.ledger.notary
         if receipt is None:  # granted without a proof, or in use already
             return GrantedDevice(device, grant.id, grant.receipt or "", receipts=receipts)
         proof = GrantProof(
@@ -433,7 +433,7 @@ class TenantRequests:
             allocatable_bytes=receipt.allocatable_bytes,
             policy=receipt.policy,
             envelope=receipt.envelope,
-            handover=files.handover(record) if receipt.envelope and files is not None else "",
+            handover=notary.files.handover(record) if receipt.envelope and notary is not None else "",
         )
         return GrantedDevice(device, grant.id, receipt.id, proof, receipts)
 

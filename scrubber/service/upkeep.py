@@ -113,13 +113,13 @@ class Upkeep:
         """Whether these facts call for no action, so that ``reconcile`` need not observe the device again."""
         context = self._context
         device, vitals = record.device.uuid, facts.vitals
-        context.holders[device] = facts.holders or ()
+        context.seen.holders[device] = facts.holders or ()
         hung = self._follow_hanging(device, facts)
         if context.jobs.stopping or record.scrubs.job is not None or context.ledger.records.get(device) is not record:
             return False
         if ownership.needs_assignment(record.tenancy.owner, facts) or hung is not None:
             return False
-        if vitals is None or vitals != context.vitals.get(device) or device in context.blocked:
+        if vitals is None or vitals != context.seen.vitals.get(device) or device in context.seen.blocked:
             return False
         device_policy = context.active_policy.device_policy(record.device)
         facts = self._with_other_devices(record, context.with_node(record, facts))
@@ -143,12 +143,12 @@ class Upkeep:
             for _ in range(MAX_ROUNDS):
                 record = context.record(device)
                 seen = await context.complete(record, await context.observer.quick(record))
-                context.holders[device] = seen.holders or ()
+                context.seen.holders[device] = seen.holders or ()
                 seen = replace(seen, vitals=vitals, hung=self._follow_hanging(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)
                 facts = self._with_other_devices(record, seen)
                 answer = next_action.tend(record, facts, device_policy.policy, facts.at, context.chance())
-                context.blocked.pop(device, None)
+                context.seen.blocked.pop(device, None)
                 match answer:
                     case answers.RecordFirst(event):
                         await context.ledger.append(op, (device, event))
@@ -162,12 +162,12 @@ class Upkeep:
                         if not await context.jobs.cancel_unless_resetting(device):
                             return None
                     case answers.Blocked(why):
-                        context.blocked[device] = why
+                        context.seen.blocked[device] = why
                         return None
                     case answers.Scrub() | answers.StartProbation() if (
                         obstacle := context.clear_obstacle(record.device)
                     ) is not None:
-                        context.blocked[device] = f"cannot clear its memory: {obstacle}"
+                        context.seen.blocked[device] = f"cannot clear its memory: {obstacle}"
                         return None
                     case answers.Scrub(path, trigger):
                         await context.jobs.start(device, path, trigger, device_policy, op)
@@ -186,7 +186,7 @@ class Upkeep:
         self._on_vitals(self._context.record(device), vitals)
         if vitals.partial:
             return
-        before, self._context.vitals[device] = self._context.vitals.get(device, Vitals()), vitals
+        before, self._context.seen.vitals[device] = self._context.seen.vitals.get(device, Vitals()), vitals
         old, new = ({sign.kind for sign in each.signs} for each in (before, vitals))
         for sign in vitals.signs:
             if sign.kind not in old:

@@ -89,7 +89,7 @@ async def day(node: Node) -> None:
         await node.scrub(uuid, ScrubPath.FAST, Trigger.RELEASE)
         ill = Vitals(xids=(Xid(1, 13), Xid(2, 31)), leaked_bytes=1, signs=(Sign(AilmentKind.HEAT, "hot"),))
         vitals = ill if number % 4 == 0 else Vitals()
-        node.built.service.context.vitals[uuid] = vitals
+        node.built.service.context.seen.vitals[uuid] = vitals
         counters.vitals(node.record(uuid), vitals)
         for request in ("acquire", "start"):
             counters.answered(request, "ok", "", 0.002 * number)
@@ -139,7 +139,7 @@ async def test_the_most_memory_that_a_proof_left_uncovered_is_shown(node):
 async def test_each_device_counts_once_and_a_replaced_one_never(node):
     await node.tell(node.devices[0].uuid, ev.Quarantined(lives.quarantine()))
     await node.tell(node.devices[1].uuid, ev.Soiled("somebody used it", (lives.FOREIGN,)))
-    node.built.service.context.blocked[node.devices[1].uuid] = "somebody holds it"
+    node.built.service.context.seen.blocked[node.devices[1].uuid] = "somebody holds it"
     await node.tell(node.devices[2].uuid, ev.Quarantined(lives.quarantine(Ailment(AilmentKind.REPLACED, "another"))))
     assert counted(node) == {
         "available": len(node.devices) - 3, "in_use": 0, "preparing": 0, "blocked": 1, "quarantined": 1,
@@ -173,7 +173,7 @@ async def relaid(node: Node, layout: int) -> None:
         out = lives.quarantine(Ailment(AilmentKind.RELAID, "laid out anew"))
         await node.tell(device.uuid, ev.Quarantined(out))
         vitals = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
-        node.built.service.context.vitals[device.uuid] = vitals
+        node.built.service.context.seen.vitals[device.uuid] = vitals
         node.counters.vitals(node.record(device.uuid), vitals)
         node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
     for device in node.devices:

@@ -24,11 +24,11 @@ class Follower:
     """Has the directories follow the ledger."""
 
     def __init__(self, files: TenantFiles) -> None:
-        self._files = files
+        self.files, self.newest = files, ""
 
     def recorded(self, changes: Sequence[Change], _prove: object) -> None:
         for change in changes:
-            self._files.changed(change.before, change.after, "an envelope", "its proof")
+            self.files.changed(change.before, change.after, "an envelope", "its proof")
 
     def checkpoint(self, _included: object) -> None:
         raise AssertionError
@@ -53,7 +53,7 @@ async def begun(world, directory):
     await world.start()
     files = TenantFiles(directory / "receipts", b"secret")
     files.reconcile(world.life.ledger.records.values())
-    world.context.tenant_files, world.life.ledger.notary = files, Follower(files)
+    world.life.ledger.notary = Follower(files)
 
 
 def content(directory):
@@ -201,7 +201,7 @@ async def test_a_claim_keeps_the_directory_of_its_own_handover(mounting):
 async def test_no_directory_without_a_signature_or_the_word_mount(mounting, signs):
     world = await mounting("defaults: {receipts: keep}" if signs else MOUNT)
     if not signs:
-        world.context.tenant_files = None
+        world.life.ledger.notary = None
     device = world.uuids[0]
     assert (await granted(world, device), reported(world, device).receipts) == ("", "")
 

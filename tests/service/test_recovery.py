@@ -359,7 +359,7 @@ async def test_a_sign_lasts_over_one_late_answer(world):
     await asyncio.sleep(5)
     world.node.gpus[device].hangs = True
     await asyncio.sleep(3)
-    assert world.context.vitals[device].signs == (Sign(AilmentKind.HEAT, "hot"),)
+    assert world.context.seen.vitals[device].signs == (Sign(AilmentKind.HEAT, "hot"),)
     world.node.heal()
 
 

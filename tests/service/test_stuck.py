@@ -41,7 +41,7 @@ async def test_a_killed_pod_that_hangs_makes_its_device_sick(world, asked_for):
     else:
         written_down(world)
     await asyncio.sleep(5)
-    assert f"(pid {process.pid}, pod)" in world.context.blocked[device]
+    assert f"(pid {process.pid}, pod)" in world.context.seen.blocked[device]
     assert (await world.life.reporter.explain(device)).advice
     await asyncio.sleep(GIVE_UP - 20)
     assert world.record(device).health.ailment is None
@@ -49,7 +49,7 @@ async def test_a_killed_pod_that_hangs_makes_its_device_sick(world, asked_for):
     assert (world.state(device), world.record(device).health.ailment.kind) == (State.IN_USE, AilmentKind.STUCK_PROCESS)
     assert f"(pid {process.pid}, pod)" in world.record(device).health.ailment.detail
     assert not healthy(world, device)
-    assert device not in world.context.blocked
+    assert device not in world.context.seen.blocked
     rows = len(world.truth.entries)
     await asyncio.sleep(LONG)
     assert process.alive
@@ -84,5 +84,5 @@ async def test_a_look_that_cannot_say_is_no_end_of_hanging(world):
 async def test_an_owner_that_hangs_keeps_its_device(world):
     device, _ = await killed_and_hanging(world)
     await asyncio.sleep(LONG)
-    assert (world.record(device).health.ailment, world.context.blocked.get(device)) == (None, None)
+    assert (world.record(device).health.ailment, world.context.seen.blocked.get(device)) == (None, None)
     assert healthy(world, device)

@@ -36,7 +36,7 @@ from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.service.context import ServiceContext
+from scrubber.service.context import NoGate, ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.report import StatusReporter
@@ -74,6 +74,16 @@ class Life:
     service: Service
     monitor: Monitor
     reporter: StatusReporter
+
+
+class LetThrough(NoGate):
+    """A create gate, by the containers that a world says it has let through."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def passages(self) -> dict[str, Passage]:
+        return self._world.passages
 
 
 class World:
@@ -395,7 +405,7 @@ class World:
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         context = ServiceContext(
             ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks,
-            passages=lambda: self.passages,
+            gate=LetThrough(self),
         )  # fmt: skip
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)
