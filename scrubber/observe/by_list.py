@@ -1,7 +1,7 @@
 """Observes devices by the driver's list alone, and says when that is not enough.
 
-The list is enough for a round, and before a use where the fence proves the rest. Who only has a device open is not on
-it: a search finds him.
+The list is enough for a round, and before a use where the fence proves the rest. A process that only has a device open
+is not on it: a search finds such a process.
 """
 
 from __future__ import annotations

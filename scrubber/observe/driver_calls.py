@@ -15,14 +15,6 @@ from scrubber.observe.guard import Guard
 T = TypeVar("T")
 
 
-class Listed(NamedTuple):
-    """What one question to the driver says of the holders of a device."""
-
-    incarnation: Incarnation
-    pids: frozenset[int] | None  # None: they are not known, or the device may have others
-    testimony: Testimony | None = None  # of the witness of short uses; None with unknown holders
-
-
 class DriverList(NamedTuple):
     """What the driver said of a device in a round."""
 
@@ -98,13 +90,16 @@ class DriverCalls:
         """``incarnation``, asked in the thread of the caller."""
         return Incarnation(self._boot_id, self.backend.driver())
 
-    def listed(self, uuid: str, *, idle: bool) -> Listed:
-        """What the driver says of the holders of a device; ``idle``: it must also say that the device has none."""
+    def listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, frozenset[int], Testimony] | None:
+        """The driver instance, the holders that it lists, and what the witness of short uses says after that.
+
+        None during an orphaned reset. ``idle``: also None unless the driver says that the device has no holder.
+        """
         incarnation = self.read_incarnation()
         if self.in_orphaned_reset(uuid) or (idle and self.backend.has_holders(uuid) is not False):
-            return Listed(incarnation, None)
+            return None
         # The witness comes last: it counts a use that began and ended meanwhile.
-        return Listed(incarnation, self.backend.listed_holders(uuid), self.witness(uuid))
+        return incarnation, self.backend.listed_holders(uuid), self.witness(uuid)
 
     def answer(self, question: Callable[[str], T], uuid: str) -> T | None:
         """The answer of the backend; None during an orphaned reset."""

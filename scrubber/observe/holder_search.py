@@ -15,7 +15,7 @@ from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import Processes
-from scrubber.observe.driver_calls import DriverCalls, Listed, Shared
+from scrubber.observe.driver_calls import DriverCalls, Shared
 
 logger = log.get("observer")
 
@@ -90,17 +90,15 @@ class HolderSearch:
         Raises DeviceError when the driver cannot be asked.
         """
         ours, driver = frozenset(self._workers), self._driver
-
-        async def ask(uuid: str) -> Listed:
-            question = partial(driver.listed, uuid, idle=idle)
-            return await driver.caller.ask(uuid, question, driver.patience)
-
-        answers = dict(zip(uuids, await asyncio.gather(*map(ask, uuids)), strict=True))
-        incarnations = {listed.incarnation for listed in answers.values()}
-        some = any(listed.pids is None or listed.pids - ours - self._workers for listed in answers.values())
-        if some or len(incarnations) > 1:
-            return None
-        said = {uuid: listed.testimony for uuid, listed in answers.items() if listed.testimony is not None}
+        asked = [driver.caller.ask(it, partial(driver.listed, it, idle=idle), driver.patience) for it in uuids]
+        incarnations, said = set[Incarnation](), dict[str, Testimony]()
+        for uuid, answer in zip(uuids, await asyncio.gather(*asked), strict=True):
+            if answer is None:
+                return None
+            incarnation, pids, said[uuid] = answer
+            incarnations.add(incarnation)
+            if pids - ours - self._workers or len(incarnations) > 1:
+                return None
         return incarnations.pop(), SearchResult(dict.fromkeys(uuids, ()), testimonies=said)
 
     async def _with_testimonies(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
