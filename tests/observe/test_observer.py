@@ -137,6 +137,20 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
     assert [it["error"] for it in logs if it["event"] == "a process cannot be read"] == [UNREADABLE]
 
 
+async def test_a_reset_found_during_a_search_hides_the_holders(bank, processes, tmp_path, monkeypatch):
+    """Its worker has died meanwhile, and the tool goes on: the witness, asked last, must not be asked then."""
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    device = record(bank, bank.first)
+    assert (await observer.full(device)).holders == ()
+    processes.searching.clear()
+    processes.go_on.clear()
+    searched = asyncio.create_task(observer.full(device))
+    assert await asyncio.to_thread(processes.searching.wait, WITHIN)
+    monkeypatch.setattr(bank.backend, "in_reset", lambda _uuid: True)
+    processes.go_on.set()
+    assert (await searched).holders is None
+
+
 async def test_a_driver_that_names_no_holder_says_why(bank, processes, tmp_path):
     """For a person whose release is refused: somebody has the GPU open, and nobody knows who."""
     observer = Observer(
