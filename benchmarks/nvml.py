@@ -230,7 +230,7 @@ def write(directory: Path, command: str, found: dict[str, Any]) -> Path:
 def main(arguments: Sequence[str]) -> int:
     """Measure and write; 2 where there is nothing to measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nvml", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/measurements"), help="where to write")
+    parser.add_argument("--output", type=Path, default=Path("build/trial"), help="where to write")
     parser.add_argument(
         "--host-root", type=Path, default=Path("/"), help="where the host's /dev, /proc and /sys are seen"
     )

@@ -16,7 +16,7 @@ from benchmarks.trial import computed
 from benchmarks.trial.parts import PARTS
 from benchmarks.trial.records import Records
 
-MEASUREMENTS = Path(__file__).parents[1] / "docs" / "measurements"
+RECORDS = Path(__file__).parent / "records"
 CARDS = {"H100 80 GB": "nvidia-h100-80gb-hbm3", "H200": "nvidia-h200"}
 NOT_MEASURED = "not measured"
 
@@ -204,9 +204,9 @@ TEXT = """# On GPUs
 
 Measured on {taken} by [the trial](../../benchmarks/trial/README.md), on one GPU at a time: {cards}. Both were passed
 through to a virtual machine with Linux {kernel}, 16 processors, control groups of the second version and the driver
-{driver} (open modules), persistence mode on. All figures and what was predicted of them: {pages}. Each cell is the
-median, and in brackets the lowest and the highest sample, and how many there are. `make docs` writes this page from the
-records of the trials. {trees}
+{driver} (open modules), persistence mode on. Each cell is the median, and in brackets the lowest and the highest
+sample, and how many there are. `make docs` writes this page from the records of the trials: {records}. {trees}
+`python -m benchmarks.show benchmarks/records/FILE` prints all figures of a record, with what was predicted of each.
 
 {held}
 
@@ -301,26 +301,31 @@ KNOWN = {"H100 80 GB": (81559, 2619, 5120), "H200": (143771, 3201, 6016), "B200"
 
 def main() -> None:
     """Print the page."""
-    print(page(MEASUREMENTS), end="")
+    print(page(), end="")
 
 
-def page(directory: Path) -> str:
-    """The page of the records in this directory."""
-    found = {name: Records(directory / f"{file}.jsonl") for name, file in CARDS.items()}
+def cards() -> dict[str, Records]:
+    """The record of each card."""
+    return {name: Records(RECORDS / f"{file}.jsonl") for name, file in CARDS.items()}
+
+
+def page() -> str:
+    """The page of the committed records."""
+    found = cards()
     about = [records.machine() or {} for records in found.values()]
     tables = {name: table(("", *found), *(_cells(row, found) for row in rows)) for name, rows in TABLES.items()}
-    tables["left"] += "\n" + table(*(_left(words, *it, directory) for words, it in LEFT.items()), head=False)
+    tables["left"] += "\n" + table(*(_left(words, *it) for words, it in LEFT.items()), head=False)
     text = TEXT.format(
         **tables,
         trees=_trees(found),
         held=_held(found),
-        short_uses=short_uses(directory),
+        short_uses=short_uses(),
         **{name: row.median(found["H100 80 GB"]) for name, row in WAITING.items()},
         taken=about[0]["taken"],
         cards=" and ".join(f"an {machine['model']}" for machine in about),
         kernel=about[0]["kernel"],
         driver=about[0]["driver"],
-        pages=" and ".join(f"[{name}]({file}.md)" for name, file in CARDS.items()),
+        records=" and ".join(f"[{name}](../../benchmarks/records/{file}.jsonl)" for name, file in CARDS.items()),
         least=computed.LEAST,
         best=computed.BEST,
         computed=table(
@@ -359,24 +364,24 @@ def _held(found: dict[str, Records]) -> str:
     return "\n".join(lines)
 
 
-def short_uses(directory: Path) -> str:
+def short_uses() -> str:
     """How many short uses of a clean GPU were noticed: where no fence was tried, and where one was."""
     counts = {False: [0, 0], True: [0, 0]}
-    for file in CARDS.values():
-        parts = Records(directory / f"{file}.jsonl").parts()
+    for records in cards().values():
+        parts = records.parts()
         fenced = any(part.name == "fence" for part in parts)
         for figure in (figure for part in parts for figure in part.figures if figure.what == SHORT_USES):
-            for place, count in enumerate(map(int, figure.note.split(" of "))):
+            for place, count in enumerate(figure.counted or ()):
                 counts[fenced][place] += count
     without, behind = (f"{noticed} of {uses}" for noticed, uses in counts.values())
     return f"{without} uses without a fence and {behind} uses behind one"
 
 
-def _left(words: str, ending: str, medium: str, directory: Path) -> tuple[str, ...]:
+def _left(words: str, ending: str, medium: str) -> tuple[str, ...]:
     """What `autoclave remnant` has found on each card."""
     row = [words]
     for file in CARDS.values():
-        result = directory / f"remnant-{file}.json"
+        result = RECORDS / f"remnant-{file}.json"
         cells = json.loads(result.read_text())["cells"] if result.exists() else ()
         found = [it for it in cells if (it["ending"], it["medium"]) == (ending, medium)]
         counts = [
@@ -397,7 +402,7 @@ def _expected(name: str) -> tuple[str, ...]:
     least, (low, high) = computed.floor(size, peak), computed.expected(size, peak)
     cells = (f"{n * least:.0f} ms, {n * low:.0f} to {n * high:.0f} ms" for n in (1, 4, 5))
     four = next(row for row in TABLES["steps"] if row.words == "these four passes")
-    measured = four.cell(Records(MEASUREMENTS / f"{CARDS[name]}.jsonl")) if name in CARDS else NOT_MEASURED
+    measured = four.cell(cards()[name]) if name in CARDS else NOT_MEASURED
     return (name, f"{peak:,.0f} GB/s", *cells, measured)
 
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from benchmarks import on_gpus
-from benchmarks.on_gpus import MEASUREMENTS, SOON, TABLES, Row
-from benchmarks.trial.records import Records
+from benchmarks.on_gpus import SOON, TABLES, Row
 
+SERVICE_PAGE = Path(__file__).parents[1] / "docs/measurements/service.md"
 PART = re.compile(r"(<!-- figures: begin -->\n).*?(<!-- figures: end -->)", re.DOTALL)
 _CLEAN, _PREPARE, _NEXT, *_ = TABLES["hand-over"]
 GPUS: dict[str, tuple[Row, ...]] = {
@@ -38,14 +38,14 @@ SERVICE: dict[str, tuple[str, ...]] = {
 }
 
 
-def figures(measurements: Path) -> str:
+def figures() -> str:
     """Both tables, with their headings."""
-    cards = {name: Records(measurements / f"{file}.jsonl") for name, file in on_gpus.CARDS.items()}
+    cards = on_gpus.cards()
     on_cards = [
         (words, *(", ".join(row.median(records) for row in rows) for records in cards.values()))
         for words, rows in GPUS.items()
     ]
-    page = (measurements / "service.md").read_text(encoding="utf-8")
+    page = SERVICE_PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
     told = {name: (value, judged(value, aim)) for name, value, aim in rows}
     of_service = [
@@ -75,7 +75,7 @@ def main() -> None:
     """Write them into the page that is named."""
     page = Path(sys.argv[1])
     text = page.read_text(encoding="utf-8")
-    page.write_text(PART.sub(lambda found: f"{found[1]}\n{figures(MEASUREMENTS)}{found[2]}", text), encoding="utf-8")
+    page.write_text(PART.sub(lambda found: f"{found[1]}\n{figures()}{found[2]}", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ class Where:
     limit: int | None  # the most bytes to allocate; None: all that are free
     root: str  # where the root of the host is mounted
     pid_namespace: int
-    output: str = "docs/measurements"  # the directory of the pages
-    evidence: str = "docs/measurements/evidence"  # the folder for what the service said
+    output: str = "build/trial"  # the directory of the pages
+    evidence: str = "build/trial/evidence"  # the folder for what the service said
     beside: tuple[str, ...] = ()  # programs that may have the GPU open
     holder: int = 0  # the process of the trial, which may have the GPU open
     counters: Mapping[str, float] = field(default_factory=dict)  # of ECC, at the begin of the trial

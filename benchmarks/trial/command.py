@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         everybody = about["the processes of this pid namespace can all be read"] = idle.sees_everybody(board)
         if not everybody:
             sys.stderr.write(f"service and pods will fail, as not every process can be read: {_OWN_PROCESSES}\n")
-    command = shlex.join(["python", "-m", "benchmarks.trial", *arguments])
+    about["command"] = shlex.join(["python", "-m", "benchmarks.trial", *arguments])
     records = _records(options, about | {report.COUNTERS: counters})
     where = _where(options, board, host, records)
     missing = [name for name in records.missing() if name != LAST and (not options.only or name in options.only)]
@@ -85,9 +85,9 @@ def main(arguments: Sequence[str]) -> int:
             seconds = time_for(name, order[number + 1 :], left)
             if seconds is not None:
                 _said(_part(name, idle, held, board, where, seconds, records))
-                report.write(records, command)
+                report.write(records)
     finally:
-        report.write(records, command)
+        report.write(records)
     print(records.page)
     failed = [part.name for part in records.parts() if part.why]
     not_begun = [name for name in missing if name in records.missing() and name not in failed]
@@ -179,7 +179,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.trial", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("docs/measurements"), help="where to write")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/trial"), help="where to write (default: %(default)s)"
+    )
     parser.add_argument("--gpu", default="0", metavar="INDEX_OR_UUID", help="which GPU (default: %(default)s)")
     parser.add_argument("--rounds", type=_number, default=20, metavar="N", help="of each pass (default: %(default)s)")
     parser.add_argument("--limit", type=_number, metavar="BYTES", help="take no more memory; default: all")

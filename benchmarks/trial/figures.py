@@ -20,6 +20,7 @@ class Measured:
     note: str = ""
     predicted: tuple[float, float] | None = None  # between which values, as was written before it was measured ...
     because: str = ""  # ... and why
+    counted: tuple[int, int] | None = None  # of a share: so many of so many
 
     @property
     def surprises(self) -> bool:
@@ -61,9 +62,9 @@ class Question:
         """The same question in one of several cases."""
         return replace(self, what=f"{what}: {self.what}")
 
-    def answered(self, *samples: float, note: str = "") -> Measured:
+    def answered(self, *samples: float, note: str = "", counted: tuple[int, int] | None = None) -> Measured:
         """The figure beside its prediction; without samples it was not measured."""
-        return Measured(self.what, samples, self.unit, note, (self.low, self.high), self.because)
+        return Measured(self.what, samples, self.unit, note, (self.low, self.high), self.because, counted)
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ class Writer:
 
 
 def _figure(row: Mapping[str, Any]) -> Measured:
-    predicted = row["predicted"] and tuple(row["predicted"])
-    return Measured(row["what"], tuple(row["samples"]), row["unit"], row["note"], predicted, row["because"])
+    predicted, counted = (row.get(name) and tuple(row[name]) for name in ("predicted", "counted"))
+    return Measured(row["what"], tuple(row["samples"]), row["unit"], row["note"], predicted, row["because"], counted)
 
 
 def _end(name: str, seconds: float, why: str, not_done: str = "") -> bytes:

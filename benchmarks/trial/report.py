@@ -86,7 +86,7 @@ def table(parts: Sequence[Part]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
 
 
-def page(command: str, about: dict[str, object], parts: Sequence[Part]) -> str:
+def page(about: dict[str, object], parts: Sequence[Part]) -> str:
     """The text of the page."""
     failed = [part.name for part in parts if part.why]
     not_done = [part.name for part in parts if part.not_done]
@@ -94,10 +94,10 @@ def page(command: str, about: dict[str, object], parts: Sequence[Part]) -> str:
     missing = [name for name in PARTS if name not in {part.name for part in parts}]
     return f"""# Autoclave on {about["model"]}
 
-Taken from {about["taken"]} on with `{command}` on one GPU that no other process used. No setting was changed and
-nothing was reset. UUIDs are cut short. GB are 10^9 bytes. Every figure is of this trial. What is predicted of a median
-is what the trial said when it ran. Some predictions were replaced after the first card: on a card of that kind they are
-no test.
+Taken from {about["taken"]} on by the trial, on one GPU that no other process used. No setting was changed and nothing
+was reset. UUIDs are cut short. GB are 10^9 bytes. Every figure is of this trial. What is predicted of a median is what
+the trial said when it ran. Some predictions were replaced after the first card: they test nothing on a card of that
+kind.
 
 * Parts that failed: {", ".join(failed) or "none"}
 * Parts that could not be done here: {", ".join(not_done) or "none"}
@@ -110,6 +110,11 @@ no test.
 """
 
 
-def write(records: Records, command: str) -> None:
+def of(records: Records) -> str:
     """The page of all parts that have ended."""
-    records.page.write_text(wrapped(cut(page(command, records.machine() or {}, records.parts()))))
+    return wrapped(cut(page(records.machine() or {}, records.parts())))
+
+
+def write(records: Records) -> None:
+    """Put that page beside the figures."""
+    records.page.write_text(of(records))

@@ -134,7 +134,7 @@ def _short_uses(ask: Callable[..., str], where: Where, made: Groups | None) -> I
         ask("wait", where.uuid, "--timeout", "20s")
         seen += len(_receipts(ask, where.uuid)) > before
     yield Measured("short use of a clean GPU: the whole process", tuple(1000 * it for it in took), "ms")
-    yield NOTICED.answered(100 * seen / len(took), note=f"{seen} of {len(took)}")
+    yield NOTICED.answered(100 * seen / len(took), note=f"{seen} of {len(took)}", counted=(seen, len(took)))
 
 
 def _scrubbed(ask: Callable[..., str], where: Where) -> str:

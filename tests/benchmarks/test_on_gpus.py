@@ -19,22 +19,20 @@ KNOWN = on_gpus.KNOWN["H100 80 GB"]
 
 def test_the_page_is_what_the_records_say():
     """Red? make docs."""
-    assert (on_gpus.MEASUREMENTS / "gpus.md").read_text() == on_gpus.page(on_gpus.MEASUREMENTS)
+    assert (ROOT / "docs/measurements/gpus.md").read_text() == on_gpus.page()
 
 
 def test_readme_has_the_values_of_the_records():
     """Red? make docs."""
     found = readme.PART.search((ROOT / "README.md").read_text())
     assert found
-    assert found[0].partition("\n\n")[2].removesuffix(found[2]) == readme.figures(on_gpus.MEASUREMENTS)
+    assert found[0].partition("\n\n")[2].removesuffix(found[2]) == readme.figures()
 
 
 @pytest.mark.parametrize("page", ["threat-model.md", "measurements/gpus.md"])
 def test_pages_count_the_short_uses_that_the_records_count(page):
     text = " ".join((ROOT / "docs" / page).read_text().split())
-    assert (
-        f"the service {'has ' * (page != 'threat-model.md')}noticed {on_gpus.short_uses(on_gpus.MEASUREMENTS)}" in text
-    )
+    assert f"the service {'has ' * (page != 'threat-model.md')}noticed {on_gpus.short_uses()}" in text
 
 
 def test_a_record_names_the_tree_of_its_program(tmp_path):

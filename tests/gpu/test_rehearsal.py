@@ -195,7 +195,7 @@ def test_what_was_not_predicted_is_marked() -> None:
     assert question.answered(100, 300, 700).cells[-2] == "200 to 600: it rests"
     assert question.answered(601, note="warm").cells[-2:] == ("NOT 200 to 600: it rests", "warm")
     assert question.answered(note="no clock").cells[-2:] == ("200 to 600: it rests", "no clock")
-    text = report.page("", {"model": "", "taken": ""}, [Part("ramp", 1.0, (question.answered(601),))])
+    text = report.page({"model": "", "taken": ""}, [Part("ramp", 1.0, (question.answered(601),))])
     assert "* Figures that are not as predicted: ramp: clock\n" in text
 
 
