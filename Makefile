@@ -110,9 +110,9 @@ kernels: $(READY) ## compile the GPU kernels, once; needs no GPU and no toolkit 
 $(KERNELS): scrubber/cuda/kernels/scrub.cu scrubber/cuda/kernels/machine.cuh scrubber/cuda/kernels/manifest.json
 	@$(MAKE) -s kernels ARGS=
 
-docs: $(READY) ## write the generated pages anew: commands, metrics, alerts, map of the code, policy schema and tables, figures of GPUs
-	@$(BIN)/python -m deploy.manual > docs/cli.md
-	@$(BIN)/python -m deploy.manual man > docs/autoclave.1
+docs: $(READY) ## write the generated pages anew: commands (build/autoclave.1, too), metrics, alerts, map of the code, policies, figures
+	@$(BIN)/python -m deploy.manual docs/cli.md
+	@mkdir -p build && $(BIN)/python -m deploy.manual man > build/autoclave.1
 	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m dashboards.reference docs/alerts.md
 	@$(BIN)/python -m deploy.code_map > docs/map.md

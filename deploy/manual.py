@@ -1,14 +1,16 @@
 """The manual: what ``--help`` says, as a page for readers of docs/ and as a page for ``man``.
 
-``python -m deploy.manual > docs/cli.md`` writes the first one, ``python -m deploy.manual man > docs/autoclave.1`` the
-other one, which a wheel installs.
+``python -m deploy.manual docs/cli.md`` writes it into the first one. ``python -m deploy.manual man`` prints the other
+one, which is made with the wheel.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -17,25 +19,21 @@ from autoclave.cli.output import document
 
 WIDTH = 80
 PROGRAMS = ("scrubber", "plugin", "dra")  # whose flags stand in units and manifests, which are read without a shell
+PAGE = "autoclave.1"  # for man
+_MADE = re.compile(r"(<!-- made by `make docs`: begin -->\n).*(<!-- made by `make docs`: end -->)", re.DOTALL)
 
-TITLE = """\
-# The command line
 
-This page is made from `autoclave --help` (`make docs`); change that, not this. `autoclave VERB --help` shows the flags
-of a verb, and `man autoclave` those of all verbs; here are only those of the programs of a node.
-"""
+def with_commands(page: str) -> str:
+    """The page for readers, with what ``--help`` says now."""
+    return _MADE.sub(lambda found: f"{found[1]}\n{text()}\n{found[2]}", page)
 
 
 def text() -> str:
-    """The whole page."""
+    """The part of that page that is made."""
     root, *verbs = commands()
     programs = [verb for verb in verbs if verb.info_name in PROGRAMS]
-    sections = [
-        TITLE,
-        *(_section(ctx) for ctx in (root, *programs)),
-        f"## For programs\n\n{inspect.cleandoc(document.__doc__ or '')}\n",
-    ]
-    return "\n".join(sections)
+    contract = inspect.cleandoc(document.__doc__ or "").replace("``", "`")
+    return "\n".join([*(_section(ctx) for ctx in (root, *programs)), f"## For programs\n\n{contract}\n"])
 
 
 def man() -> str:
@@ -101,4 +99,8 @@ def _section(ctx: click.Context) -> str:
 
 
 if __name__ == "__main__":
-    click.echo(man() if sys.argv[1:] == ["man"] else text(), nl=False)
+    if sys.argv[1:] == ["man"]:
+        click.echo(man(), nl=False)
+    else:
+        place = Path(sys.argv[1])
+        place.write_text(with_commands(place.read_text(encoding="utf-8")), encoding="utf-8")

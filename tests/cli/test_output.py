@@ -102,7 +102,7 @@ FULL = replace(
 
 
 def test_wide_has_these_columns_and_the_page_describes_each():
-    """A new column turns this test red: it needs an expected cell here, and a row in docs/how-to.md."""
+    """A new column turns this test red: it needs an expected cell here, and a row in docs/cli.md."""
     [row] = text_tables.wide([FULL], NOW)
     assert dict(zip(text_tables.WIDE, row, strict=True)) == {
         "GPU": "0", "UUID": "GPU-aaaaaaaa-0000", "STATE": "in_use", "FOR": "5m", "HEALTHY": "no", "MEMORY": "64MiB",
@@ -110,8 +110,8 @@ def test_wide_has_these_columns_and_the_page_describes_each():
         "RECEIPT": "3dac54cd6a98ac39", "COVERAGE": "99.50%", "USES": "fence",
         "MODEL": "Simulated GPU (MIG)", "NOTE": "used by ns/train/a; sick: hot",
     }  # fmt: skip
-    page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
-    table_of_columns = page.split("### The columns of `status -o wide`")[1].split("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    table_of_columns = page.split("## The columns of `status -o wide`")[1].split("\n## ")[0]
     named = [name for line in table_of_columns.splitlines() for name in re.findall(r"`([A-Z]+)`", line.split(" | ")[0])]
     assert sorted(named) == sorted(text_tables.WIDE)
 

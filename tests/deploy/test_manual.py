@@ -4,19 +4,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from autoclave.cli import VERBS
 from deploy import manual
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs/cli.md"
 
 
-@pytest.mark.parametrize(("page", "form"), [("cli.md", []), ("autoclave.1", ["man"])])
-def test_the_committed_manual_is_the_one_that_is_made_now(page, form):
+def test_the_committed_manual_is_the_one_that_is_made_now(tmp_path):
     # In a process of its own: click makes a command's help option once for each process.
-    made = subprocess.run([sys.executable, "-m", "deploy.manual", *form], capture_output=True, text=True, check=True)
-    assert (DOCS / page).read_text() == made.stdout, "write it anew: make docs"
+    made = tmp_path / "cli.md"
+    made.write_text(PAGE.read_text().replace("Usage: autoclave", "Usage: another"))
+    subprocess.run([sys.executable, "-m", "deploy.manual", made], check=True)
+    assert PAGE.read_text() == made.read_text(), "write it anew: make docs"
 
 
 def test_every_verb_and_program_is_in_the_manual():

@@ -2,9 +2,8 @@
 
 Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrub_api.views``. In a
 ScrubResult, ``clean`` says that this command has a proof; ``state`` is the state of the GPU now. After a refusal,
-``why`` is its cause and ``remedies`` say what to do. Times
-(the names in ``TIMES``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A missing
-text is empty; any other missing value is null.
+``why`` is its cause and ``remedies`` say what to do. Times (the names in ``TIMES``) are RFC 3339 in UTC, durations are
+seconds, sizes are bytes. A missing text is empty; any other missing value is null.
 """
 
 from __future__ import annotations
