@@ -1,4 +1,4 @@
-"""Write the tables of figures into README.md, from the records of GPUs and from the page of the service.
+"""Write the tables of figures into README.md, from the records of GPUs and of the service.
 
 python -m benchmarks.readme README.md
 """
@@ -9,10 +9,9 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks import on_gpus
+from benchmarks import on_gpus, service_page
 from benchmarks.on_gpus import SOON, TABLES, Row
 
-SERVICE_PAGE = Path(__file__).parents[1] / "docs/measurements/service.md"
 PART = re.compile(r"(<!-- figures: begin -->\n).*?(<!-- figures: end -->)", re.DOTALL)
 _CLEAN, _PREPARE, _NEXT, *_ = TABLES["hand-over"]
 GPUS: dict[str, tuple[Row, ...]] = {
@@ -45,11 +44,9 @@ def figures() -> str:
         (words, *(", ".join(row.median(records) for row in rows) for records in cards.values()))
         for words, rows in GPUS.items()
     ]
-    page = SERVICE_PAGE.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
-    told = {name: (value, judged(value, aim)) for name, value, aim in rows}
+    told = service_page.figures()
     of_service = [
-        (words, *(", ".join(filter(None, cells)) for cells in zip(*(told[name] for name in names), strict=True)))
+        (words, *(", ".join(filter(None, cells)) for cells in zip(*(told[it].shown[1:] for it in names), strict=True)))
         for words, names in SERVICE.items()
     ]
     return f"""\
@@ -63,12 +60,6 @@ missed](docs/measurements/service.md)):
 {on_gpus.table(("what", "measured", "aim"), *of_service)}
 
 """
-
-
-def judged(value: str, aim: str) -> str:
-    """The aim, and whether the figure missed it."""
-    limit = re.match(r"<=? ([\d.]+)", aim)
-    return f"{aim} (missed)" if limit and float(value.split(maxsplit=1)[0]) > float(limit[1]) else aim
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class Made(BuildHookInterface[BuilderConfig]):
-    """Compiles the kernels and writes the page for ``man``. Kernels that are not those of their manifest end the build."""
+    """Compiles the kernels and writes the page for ``man``. Kernels that differ from their manifest end the build."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Hatch calls this before it collects the files."""
