@@ -61,7 +61,7 @@ class _Container:
         self._cleared = False
 
     def begin(self, order: ContainerOrder) -> None:
-        """Tell it what it is to do."""
+        """Send the container its order: what to write, or what to look for."""
         self._media = order.media
         self._tell(json.dumps(dataclasses.asdict(order)))
 

@@ -1,4 +1,4 @@
-"""Which device a name means, whether it is still there, what is in its place, and what a reset takes down with it."""
+"""Finds the device that a name means, tells if it is missing or replaced, and which devices one reset takes down."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """NVIDIA's plugin out, ours in, and back, on one kubelet: pods that run notice nothing, in either direction.
 
 The rehearsal of docs/switch.md, step by step, and of what it warns of. Theirs is the do-nothing plugin with the
-resource, the socket and the answer of NVIDIA's, and without PreStartContainer. It registers when it begins. What a
-runtime makes of an answer that the kubelet kept cannot be seen here: a container of the stand-in is given it and uses
-its GPUs all the same.
+resource, the socket and the answer of NVIDIA's, and without PreStartContainer. It registers when it begins. These
+tests cannot show how a runtime uses an answer that the kubelet kept: a container of the stand-in gets it and uses its
+GPUs all the same.
 """
 
 from __future__ import annotations
