@@ -1,6 +1,7 @@
 """What the documentation says of the code is what the code says of itself."""
 
 import re
+import tomllib
 import typing
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from scrubber.core import events, states
 from scrubber.core.model import State
-from tests.house.sources import FENCED, FILES, place
+from tests.house.sources import FENCED, FILES, HOUSES, place
 
 ROOT = Path(__file__).parents[2]
 STATES = (ROOT / "docs" / "states.md").read_text()
@@ -52,6 +53,32 @@ def test_pages_name_only_modules_that_exist(page):
         for it in sorted(named)
         if not any((place / it).with_suffix(s).exists() for place in places for s in ("", ".py"))
     ] == []
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def floors(house):
+    """The floors of a house, or of all packages, as the import contracts have them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [it["layers"] for it in contracts if it["name"].startswith(f"{house}: ") and it["type"] == "layers"]
+    return [layer.split(" | ") for layer in layers]
+
+
+@pytest.mark.parametrize("house", ["packages", "autoclave", "scrubber", "plugin"])
+def test_the_architecture_names_the_floors_of_the_import_contracts(house):
+    drawn = " / ".join(", ".join(f"`{name}`" for name in floor) for floor in floors(house))
+    begun = "behind the next stroke" if house == "packages" else f"In `{house}`"
+    assert f"{begun}: {drawn}." in " ".join(ARCHITECTURE.split())
+
+
+def test_each_room_has_a_row_in_the_architecture():
+    listed = {name for cell in re.findall(r"^\| (`[^|]+) \|", ARCHITECTURE, re.MULTILINE) for name in cell.split(", ")}
+    inits = [path.parent.relative_to(ROOT) for house in HOUSES for path in (ROOT / house).rglob("__init__.py")]
+    rooms = {str(room) for room in inits if len(room.parts) <= 2}
+    rooms |= {f"scrubber/{name}" for floor in floors("scrubber") for name in floor}
+    rooms -= {"autoclave", "scrubber"}  # their rooms have the rows
+    assert sorted(room for room in rooms if f"`{room}`" not in listed) == []
 
 
 def test_the_glossary_is_sorted_and_names_each_room():
