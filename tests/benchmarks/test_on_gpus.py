@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import on_gpus, readme
+from benchmarks import on_gpus, readme, show
 from benchmarks.trial import computed
 from benchmarks.trial.figures import Measured
 from benchmarks.trial.records import Records, Writer
@@ -33,6 +33,23 @@ def test_readme_has_the_values_of_the_records():
 def test_pages_count_the_short_uses_that_the_records_count(page):
     text = " ".join((ROOT / "docs" / page).read_text().split())
     assert f"the service {'has ' * (page != 'threat-model.md')}noticed {on_gpus.short_uses()}" in text
+
+
+@pytest.mark.parametrize(
+    ("record", "title", "row"),
+    [
+        ("nvidia-h200.jsonl", "# Autoclave on NVIDIA H200", "| passes | check zero: time | 32.79 |"),
+        (
+            "remnant-nvidia-h200.json",
+            "# What the next container sees: NVIDIA H200",
+            "| registers | kill | no remnant | no remnant | 20 |",
+        ),
+    ],
+)
+def test_a_record_is_printed_as_a_page(record, title, row):
+    page = show.page(on_gpus.RECORDS / record)
+    assert page.startswith(f"{title}\n\n")
+    assert row in page
 
 
 def test_a_record_names_the_tree_of_its_program(tmp_path):
