@@ -174,13 +174,3 @@ class QuarantinePolicy(Model):
     """Which signs quarantine a device: sram, links, fabric, switch, reboot-required, pcie, heat, ghost-load."""
 
     probation: Probation = Probation()
-
-
-class Periodic(Model):
-    """Tests of idle devices (burn-in)."""
-
-    every: Annotated[Duration, Field(ge=0)] = 0.0
-    """How long after its last self-test an idle device takes the slow path, one device at a time; 0s is never."""
-
-    keep_free: Annotated[int, Field(ge=0)] = 1
-    """How many clean devices of the resource, outside the reset domain, are left alone; with 1 also a lone device."""

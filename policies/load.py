@@ -6,6 +6,7 @@ that an invalid combination of values is found and reported at the rule.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,10 @@ from policies import match
 from policies.policy_model import MOST_RULES, Match, Policy, PolicySet
 
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
+# Fields that a policy had before, and what to do instead: the end of "expected none: ...".
+REMOVED = {
+    "periodic": "to test idle devices, run `autoclave scrub all --path slow` from a timer",
+}
 
 
 def load(name_or_path: str) -> PolicySet:
@@ -105,11 +110,23 @@ def _merge(base: object, over: object) -> object:
 def _problems(root: yaml_tree.YamlNode, policies: Mapping[Loc, object]) -> Iterator[validation.Problem]:
     """The problems of the file, then of each policy. A rule is not blamed for what it inherits."""
     frame = validation.problems(PolicySet, _with(root, {loc: {} for loc in policies}))
-    inside = (problem.under(loc) for loc, policy in policies.items() for problem in validation.problems(Policy, policy))
+    inside = (
+        _or_removed(problem).under(loc)
+        for loc, policy in policies.items()
+        for problem in validation.problems(Policy, policy)
+    )
     for problem in (*frame, *(problem for problem in inside if _stands_in(root, problem))):
         node = root.find(problem.loc)
         if node is None or node.value is not None:  # the tree has reported a key without a value
             yield problem
+
+
+def _or_removed(problem: validation.Problem) -> validation.Problem:
+    """The problem of a policy. An unknown key that a policy had before is called so, with what to do instead."""
+    instead = REMOVED.get(".".join(map(str, problem.loc)))
+    if instead is None:
+        return problem
+    return dataclasses.replace(problem, found="a field of an older version", expected=f"none: {instead}")
 
 
 def _stands_in(root: yaml_tree.YamlNode, problem: validation.Problem) -> bool:

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from ground.documents.faults import ImpossibleError
 from ground.documents.units import format_duration
 from policies.base_model import Duration, Model, Word
-from policies.hardware import Periodic, QuarantinePolicy, Reset, SettingsPolicy, WhenReset
+from policies.hardware import QuarantinePolicy, Reset, SettingsPolicy, WhenReset
 from policies.values import ScrubPath
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
@@ -360,7 +360,6 @@ class Policy(Model):
     selftest: Selftest = Selftest()
     proof: Proof = Proof()
     quarantine: QuarantinePolicy = QuarantinePolicy()
-    periodic: Periodic = Periodic()
 
     def deadline(self, step: str) -> float:
         """The seconds in which this step must be done."""

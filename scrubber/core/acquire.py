@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ground.errors import Reason
 from policies.policy_model import Mode, Policy
-from scrubber.core import answers, burn_in, gate_in_force, ownership, proof
+from scrubber.core import answers, gate_in_force, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
@@ -56,7 +56,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, f"it is {is_}"), (remedy,))
     answer = _enforced(record, facts, policy, now, action)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
-        return under_way(action, record, policy)  # also when it is sick: no device goes out before its job ends
+        return under_way(record, policy)  # also when it is sick: no device goes out before its job ends
     if policy.mode is Mode.OBSERVE and facts.domain_resetting and isinstance(answer, (answers.Wait, answers.Refuse)):
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
@@ -112,7 +112,7 @@ def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, action:
     if record.state is State.QUARANTINED:
         return answers.quarantined(action, record)
     if record.state is State.SCRUBBING:
-        return under_way(action, record, policy)
+        return under_way(record, policy)
     if facts.domain_resetting:
         return answers.in_reset(action, record)
     match record.state:
@@ -158,13 +158,11 @@ def _from_dirty(
     return answers.Scrub(proof.next_path(record, policy, awaited=True), Trigger.ACQUIRE)
 
 
-def under_way(action: Action, record: Record, policy: Policy) -> answers.Join | answers.CancelJob | answers.Wait:
-    """The device has a job: wait for it. A test that nobody needs now is cancelled instead, except during its reset."""
+def under_way(record: Record, policy: Policy) -> answers.Join | answers.CancelJob:
+    """The device has a job: wait for it. A test that nobody needs now is cancelled instead."""
     job = record.scrubs.job
     if job is None or record.health.quarantine is not None:
         return answers.Join()
-    if job.trigger is Trigger.BURN_IN:
-        return answers.CancelJob() if burn_in.gives_way(record) else answers.being_reset(action, record)
     # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due.
     tested = job.path is not ScrubPath.FAST
     return answers.CancelJob() if tested and proof.next_path(record, policy) is ScrubPath.FAST else answers.Join()

@@ -51,7 +51,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """A burn-in runs: cancel it, then try again."""
+    """A test runs that nobody needs now: cancel it, then try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Offer:
 AcquireAnswer = Proceed | HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
 StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Wait | Refuse | RecordFirst
 ReleaseAnswer = Proceed | Refuse | RecordFirst
-TendAnswer = RecordFirst | Scrub | StartProbation | CancelJob | Blocked | Proceed
+TendAnswer = RecordFirst | Scrub | StartProbation | Blocked | Proceed
 
 
 class Action(Enum):

@@ -9,9 +9,9 @@ Beside the state, which ``states`` has, the record has small machines of its own
   ended. If the kubelet's checkpoint names fewer containers, another pod's container may still start: see
   ``ownership.contested``. An older ledger lacks allocations, so it counts as many.
 * ``scrubs.due_path``: a path stays due from the start of a scrub on it until a scrub passes that is as thorough. The
-  start of a burn-in, or of the first look at a device that was proven before, does not change it: such a test may end
-  for a request. An ailment makes the path due that ``ailments.path_after`` names, and a grave error from before the
-  first observation the path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
+  start of the first look at a device that was proven before does not change it: such a test may end for a request. An
+  ailment makes the path due that ``ailments.path_after`` names, and a grave error from before the first observation the
+  path ``reset``. A reboot of the node counts as the reset of the path ``reset``.
 * ``scrubs.setback``: how often a scrub has failed. It sets the next pause.
 * ``scrubs.stuck``: who did not end, and since when (``core.stuck``). Only an evict that has passed says that nobody is
   stuck.
@@ -134,9 +134,7 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
         case ev.ScrubFailed(why=why):
             job = _job_of(scrubs, event)
             _demand(health.quarantine is None, "the job of a quarantined device ends clean or in quarantine")
-            burn_in = job.trigger is Trigger.BURN_IN
-            due = scrubs.due_path if burn_in else most_thorough(scrubs.due_path, job.path)
-            setback = Setback(why, at, scrubs.failures + 1)
+            setback, due = Setback(why, at, scrubs.failures + 1), most_thorough(scrubs.due_path, job.path)
             return replace(record, scrubs=replace(_without_job(scrubs, at), setback=setback, due_path=due))
         case ev.ScrubInterrupted():
             _job_of(scrubs, event)
@@ -160,8 +158,8 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
             asked = health.ailment is not None and health.ailment.kind is AilmentKind.OPERATOR
             _demand(asked, "no operator has asked for its quarantine")
             # The ailment has made the fast path due.
-            due = None if scrubs.due_path is ScrubPath.FAST else scrubs.due_path
-            return replace(record, scrubs=replace(scrubs, due_path=due), health=replace(health, ailment=None))
+            left = None if scrubs.due_path is ScrubPath.FAST else scrubs.due_path
+            return replace(record, scrubs=replace(scrubs, due_path=left), health=replace(health, ailment=None))
         case (
             ev.Discovered() | ev.ServiceStarted() | ev.ServiceStopped() | ev.StoodStill() | ev.WritesFailed()
             | ev.ClockMoved() | ev.PolicyInForce()
@@ -278,10 +276,8 @@ def _job_of(
 def _started(scrubs: Scrubs, job: Job) -> Scrubs:
     """With this job. Unless the job may end for a request, its path stays due until a scrub passes."""
     known = job.trigger is Trigger.FIRST_LOOK and scrubs.tested is not None and job.path is not ScrubPath.RESET
-    may_end = job.trigger is Trigger.BURN_IN or known
-    due = scrubs.due_path if may_end else most_thorough(scrubs.due_path, job.path)
-    begun = job.started.wall if job.trigger is Trigger.BURN_IN else scrubs.burn_in_begun
-    return replace(scrubs, job=job, receipt=None, due_path=due, burn_in_begun=begun)
+    due = scrubs.due_path if known else most_thorough(scrubs.due_path, job.path)
+    return replace(scrubs, job=job, receipt=None, due_path=due)
 
 
 def _without_job(scrubs: Scrubs, at: Moment) -> Scrubs:

@@ -72,7 +72,6 @@ class Trigger(Enum):
     RETRY = "retry"
     REQUEST = "request"
     PROBATION = "probation"
-    BURN_IN = "burn-in"
     REINSTATE = "reinstate"
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ground.quantities import quantity
 from policies import xids
 from policies.policy_model import Mode, Policy
-from scrubber.core import ailments, answers, burn_in, gate_in_force, ownership, pauses, proof, stuck, verdict
+from scrubber.core import ailments, answers, gate_in_force, ownership, pauses, proof, stuck, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
@@ -94,9 +94,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         return answers.RecordFirst(noted)
     match record.state:
         case State.SCRUBBING:
-            # A device is offered during its burn-in, so a new ailment must end the burn-in at once.
-            sick = burn_in.gives_way(record) and diagnose(facts.vitals, record.health.baseline, policy)
-            return answers.CancelJob() if sick else answers.Proceed()
+            return answers.Proceed()
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
         case State.GRANTED | State.IN_USE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.policy_model import Mode, Policy
-from scrubber.core import answers, burn_in, pauses, proof
+from scrubber.core import answers, pauses, proof
 from scrubber.core.model import Availability, Moment, ScrubPath, State, Trigger
 from scrubber.core.record import Record
 
@@ -76,8 +76,6 @@ def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> a
     match record.state:
         case State.CLEAN | State.GRANTED | State.IN_USE:
             return answers.Offer(healthy=True, why=record.state.value)
-        case State.SCRUBBING if burn_in.gives_way(record):
-            return answers.Offer(healthy=True, why="burn-in; a request for the device cancels it")
         case State.SCRUBBING if waits and _lately(record, now, WAITED_FOR):
             return answers.Offer(healthy=True, why="being scrubbed; containers wait for it")
         case State.DIRTY if waits and _lately(record, now, WAITED_FOR):

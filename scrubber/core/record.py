@@ -109,7 +109,6 @@ class Scrubs:
     soiled: int = 0  # how often its proof was ended by a use, or by memory of nobody, since it was last handed out
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
     tested: float | None = None  # wall; when a scrub with a self-test last passed, or the first receipt was given
-    burn_in_begun: float | None = None  # wall; when the last burn-in began
 
     @property
     def usual_seconds(self) -> float | None:

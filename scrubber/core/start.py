@@ -141,7 +141,7 @@ def _enforced(
         case State.QUARANTINED:
             return answers.quarantined(Action.START_ON, record)
         case State.SCRUBBING:
-            return _as_start(acquire.under_way(Action.START_ON, record, policy))
+            return _as_start(acquire.under_way(record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             # The grant was not seen: after a reboot, while the service was away, or under ``gate: create``.
             return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))

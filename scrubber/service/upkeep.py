@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from ground import log
-from scrubber.core import answers, burn_in, gate_in_force, next_action, ownership, presence, proof, stuck
+from scrubber.core import answers, gate_in_force, next_action, ownership, presence, proof, stuck
 from scrubber.core import events as ev
-from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, ScrubPath, State, Stuck, Trigger, Vitals
+from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, State, Stuck, Trigger, Vitals
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
-from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
 
 logger = log.get("service")
@@ -27,7 +25,6 @@ class Upkeep:
         """``on_vitals`` is called with every health report of a device. Call ``recover`` before any other method."""
         self._context = context
         self._on_vitals = on_vitals
-        self._burn_in_lock = asyncio.Lock()  # held from counting the free devices until the burn-in is recorded
         self._hanging: dict[str, Stuck] = {}  # holders that hang in the kernel, all of a device's
 
     async def recover(self) -> None:
@@ -125,8 +122,7 @@ class Upkeep:
         facts = self._with_other_devices(record, context.with_node(record, facts))
         if gate_in_force.needs_assignment(record, facts):
             return False
-        answer = next_action.tend(record, facts, device_policy.policy, facts.at, chance=0.0)
-        return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)
+        return next_action.tend(record, facts, device_policy.policy, facts.at, chance=0.0) == answers.Proceed()
 
     async def reconcile(self, device: str, op: str = "") -> Record | None:
         """Observe a device, compare it with its record, and act. Returns the record if nothing is left to do."""
@@ -158,9 +154,6 @@ class Upkeep:
                                 "a container started past the create gate: Allocate waits for GPUs again",
                                 op=op, device=device, pod_uid=event.pod, unproven=event.unproven,
                             )  # fmt: skip
-                    case answers.CancelJob():
-                        if not await context.jobs.cancel_unless_resetting(device):
-                            return None
                     case answers.Blocked(why):
                         context.seen.blocked[device] = why
                         return None
@@ -176,7 +169,7 @@ class Upkeep:
                         await context.jobs.start(device, path, Trigger.PROBATION, device_policy, op)
                         return None
                     case answers.Proceed():
-                        return None if await self._burn_in(record, device_policy, op) else record
+                        return record
             state = context.record(device).state.value
             logger.error("internal error: no decision", op=op, device=device, state=state, rounds=MAX_ROUNDS)
             return None
@@ -208,23 +201,6 @@ class Upkeep:
         if not (withheld or successor):
             return facts  # the usual case, for every device in every round: copy nothing
         return replace(facts, withheld=withheld, successor=successor)
-
-    async def _burn_in(self, record: Record, device_policy: DevicePolicy, op: str) -> bool:
-        """Start the burn-in of an idle device when it is due. Returns whether it was started."""
-        if not device_policy.policy.periodic.every:
-            return False
-        async with self._burn_in_lock:
-            due = self._burn_in_due(record, device_policy)
-            if due:
-                device = record.device.uuid
-                await self._context.jobs.start(device, ScrubPath.SLOW, Trigger.BURN_IN, device_policy, op)
-            return due
-
-    def _burn_in_due(self, record: Record, device_policy: DevicePolicy) -> bool:
-        context = self._context
-        if not device_policy.policy.periodic.every or context.clear_obstacle(record.device) is not None:
-            return False
-        return burn_in.is_due(record, context.ledger.records.values(), device_policy.policy, context.now())
 
 
 def _proven_properties(device: DeviceInfo, record: Record) -> tuple[object, ...]:

@@ -195,7 +195,7 @@ FIRST_LOOKS = rows(
      live(AFTER_REBOOT, ev.ScrubStarted(lives.job(trigger=Trigger.FIRST_LOOK))), ENFORCE, Join()),
     ("a test that follows every tenant does not give way", TESTED_AGAIN, STRICT, Join()),
     ("nor does a job on a quarantined device", live(lives.QUARANTINED, ev.ProbationStarted(
-     lives.job(ScrubPath.SLOW, Trigger.BURN_IN), "ann")), ENFORCE, Join()),
+     lives.job(ScrubPath.SLOW, Trigger.PROBATION), "ann")), ENFORCE, Join()),
     ("a test that failed is repeated", TEST_FAILED, ENFORCE, SLOW),
 )  # fmt: skip
 

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ground.errors import Reason
-from policies.hardware import Periodic
 from policies.policy_model import Paths
 from policies.xids import RequiredAction, required_action
-from scrubber.core import acquire, ailments, burn_in, next_action, offering, presence, proof, start
+from scrubber.core import ailments, next_action, presence, proof
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
-from scrubber.core.answers import CancelJob, Proceed, RecordFirst, StartProbation, Wait
+from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.measured import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Outcome, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from tests.core import lives
@@ -272,55 +270,13 @@ def test_a_clock_that_was_wrong_makes_no_device_flap():
     assert entered(record, HOT).ailment == HOT
 
 
-def burning(step=None):
-    begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(ScrubPath.SLOW, Trigger.BURN_IN)))
-    return live(begun, ev.StepsRecorded("job-1", (), step)) if step else begun
-
-
-FAULTY_IN_BURN_IN = live(burning(), ev.Escalated("job-1", "clear failed", ScrubPath.RESET))
-
-
-def test_a_burn_in_gives_way_until_it_finds_a_fault():
-    for step in (None, Step.CLEAR):
-        record = burning(step)
-        assert acquire.decide(record, facts(), ENFORCE, LATE) == CancelJob()
-        assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
-        assert offering.offer(record, ENFORCE, LATE).healthy
-    faulty = FAULTY_IN_BURN_IN
-    resetting = Wait(Reason.SCRUBBING, "cannot hand out GPU-1: it is being reset", ("try again",))
-    assert acquire.decide(faulty, facts(), ENFORCE, LATE) == resetting
-    assert isinstance(start.decide(faulty, facts(), ENFORCE, "pod-a", LATE), Wait)
-    assert not offering.offer(faulty, ENFORCE, LATE).healthy
-
-
-def test_a_new_ailment_cancels_an_offered_burn_in():
-    assert tend(burning(Step.SELFTEST), Vitals(xids=(Xid(9, 79),))) == CancelJob()
-    assert tend(FAULTY_IN_BURN_IN, Vitals(xids=(Xid(9, 79),))) == Proceed(), "judged at its end"
-    assert tend(burning(Step.SELFTEST)) == Proceed()
-
-
-HOURLY = ENFORCE.model_copy(update={"periodic": Periodic.model_validate({"every": "1h", "keep_free": 0})})
-
-
-def due(record, at, policy=HOURLY):
-    return burn_in.is_due(record, [record], policy, at)
-
-
-def test_the_next_burn_in_is_timed_despite_clock_changes():
-    tried = lives.but(lives.CLEAN, tested=lives.NOW.wall, burn_in_begun=lives.NOW.wall)
-    assert not due(tried, later(3599))
-    assert due(tried, later(4501))
-    assert not due(lives.but(tried, burn_in_begun=later(4500).wall), later(4501))
-    ahead = later(9e9).wall
-    assert due(lives.but(tried, tested=ahead, burn_in_begun=ahead, since=later(9e9)), later(1))
-    assert not due(lives.but(tried, tested=ahead), later(1)), "or each test would be followed by another"
-    assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=ScrubPath.SLOW)}))
-    assert (
-        live(
-            lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))
-        ).scrubs.burn_in_begun
-        == LATE.wall
-    )
+def test_after_the_first_proof_only_slow_scrubs_count_as_tests():
+    fast = live(lives.UNKNOWN, ev.ScrubStarted(lives.job(ScrubPath.FAST)))
+    assert live(fast, lives.passed(fast), at=later(1)).scrubs.tested == later(1).wall
+    known = lives.but(fast, tested=lives.NOW.wall)
+    assert live(known, lives.passed(known), at=later(1)).scrubs.tested == lives.NOW.wall
+    slow = lives.but(lives.FIRST_LOOK, tested=lives.NOW.wall)
+    assert live(slow, lives.passed(slow), at=later(1)).scrubs.tested == later(1).wall
 
 
 def test_a_grave_error_without_a_verdict_needs_a_reset():

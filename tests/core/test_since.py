@@ -158,7 +158,7 @@ def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | 
         ev.Soiled: lambda: proof.ended(record, facts((FOREIGN,), incarnation=record.incarnation)),
         ev.PastGate: lambda: ev.PastGate(chance.choice([A, B])),
         ev.ScrubStarted: lambda: ev.ScrubStarted(
-            lives.job(path, chance.choice([Trigger.RELEASE, Trigger.RETRY, Trigger.BURN_IN]))
+            lives.job(path, chance.choice([Trigger.RELEASE, Trigger.RETRY]))
         ),
         ev.ProbationStarted: lambda: ev.ProbationStarted(
             lives.job(path, chance.choice([Trigger.PROBATION, Trigger.PROBATION, Trigger.REINSTATE])), "autoclave"

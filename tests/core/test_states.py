@@ -8,7 +8,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.changes import MANY_ALLOCATIONS
 from scrubber.core.events import IllegalEventError
-from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step, Trigger
+from scrubber.core.model import Baseline, Moment, Owner, ScrubPath, Setback, State, Step
 from scrubber.core.states import TABLE, late, replay, to_record_later
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, later, live
@@ -208,8 +208,6 @@ CHANGES = [
      {"job": None, "setback": Setback("busy", AT, 1)}),
     ("a job that fails again is counted", live(lives.SET_BACK, ev.ScrubStarted(lives.job())),
      ev.ScrubFailed("job-1", "still busy"), {"job": None, "setback": Setback("still busy", AT, 2)}),
-    ("a burn-in that failed makes no path due", live(lives.CLEAN, ev.ScrubStarted(lives.job(trigger=Trigger.BURN_IN))),
-     ev.ScrubFailed("job-1", "busy"), {"job": None, "setback": Setback("busy", AT, 1)}),
     ("an interrupted job is no setback", lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x"), {"job": None}),
     ("errors that were heard are no news", lives.CLEAN, ev.ErrorsNoted(((13, 2),), 7),
      {"baseline": replace(lives.CLEAN.health.baseline, last_xid=7), "errors_noted": AT.uptime}),

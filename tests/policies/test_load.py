@@ -135,14 +135,14 @@ WRONG_VALUES = (
     ("evict: {grace: -1s}", f'evict.grace: found text "-1s", expected {NOT_A_DURATION}'),
     ("settings: {fan: 3}", "settings.fan: found an unknown key"),
     ("path: slow", ("path: found an unknown key, expected one of mode, gate, model, restart_on_sick, receipts, "
-     "serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, quarantine, "
-     "periodic "
+     "serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, quarantine "
      "(did you mean paths, with first_look or new_tenant or escalate?)")),
     ("new_tenants: slow", ("new_tenants: found an unknown key, expected one of mode, gate, model, restart_on_sick, "
      "receipts, serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, "
-     "quarantine, periodic "
+     "quarantine "
      "(did you mean paths.new_tenant?)")),
     ("settings: {mig: true}", "settings.mig: found an unknown key"),
+    ("periodic: {every: 1d}", "periodic: found a field of an older version, expected none: to test idle devices, run"),
     ("settings: {power_limit: 500 W}", "settings.power_limit: "),
     ("settings: {power_limit: true}", "settings.power_limit: "),
     ("settings: {power_limit: 0}", "settings.power_limit: "),
