@@ -202,9 +202,6 @@ class Paths(Model):
     new_tenant: ScrubPath = ScrubPath.FAST
     """The path between two tenants: fast, slow (with a self-test) or reset (with a self-test and a device reset)."""
 
-    escalate: bool = True
-    """Whether a failed path is followed by the path reset before the device is quarantined."""
-
 
 _DAEMONS = tuple(
     f"/usr/bin/{name}" for name in ("nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "nvidia-imex")

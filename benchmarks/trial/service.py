@@ -285,7 +285,7 @@ def policy(where: Where) -> str:
 _POLICY = """\
 name: trial
 defaults:
-  paths: {{first_look: fast, new_tenant: fast, escalate: false}}
+  paths: {{first_look: fast, new_tenant: fast}}
   reset: {{when: never}}
   settings: {{leave: [{settings}]}}
   evict: {{leftovers: wait, foreign: wait, bystanders: {bystanders}}}

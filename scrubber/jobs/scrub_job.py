@@ -508,7 +508,7 @@ class ScrubJob:
             if not self._policy.serial_in_receipts:
                 record = replace(record, device=replace(record.device, serial=None))
             return ev.ScrubPassed(job.id, self._context.seal(record, receipt))
-        escalate = self._policy.paths.escalate and not proof.forbids(self._policy, ScrubPath.RESET)
+        escalate = not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.health.quarantine is not None
         given_up = verdict.given_up(record, self._policy, now)
         match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):

@@ -37,10 +37,7 @@ name: patient
 defaults:
   clear: {min_coverage: 0.7}
   selftest: {time: 1s}
-  paths: {escalate: false}
   quarantine: {probation: {first: 1h, longest: 1h}}
-rules:
-  - {name: resets, match: {gpu: [2]}, policy: {paths: {escalate: true}}}
 """
 SLOW = ["evict", "clear", "verify", "scratch", "selftest", "settings", "health"]
 
@@ -104,7 +101,7 @@ def service(library) -> Iterator[OnCuda]:
 
 @pytest.fixture
 def clean(service) -> int:
-    """A GPU without a rule of its own in the policy."""
+    """A GPU that is clean."""
     service.settled(1, "clean")
     return 1
 
@@ -248,7 +245,7 @@ def test_a_device_whose_worker_is_killed_is_scrubbed_again(service, autoclave, l
 def test_a_clear_past_its_deadline_is_ended(service, autoclave):
     """A deadline is no part of a proof: with another policy all GPUs stay clean."""
     service.settled(1, "clean")
-    hurried = POLICY.replace("rules:", "  timeouts: 0.1\n  evict: {grace: 1s}\nrules:")
+    hurried = POLICY + "  timeouts: 0.1\n  evict: {grace: 1s}\n"
     service.change(1, stops_at="write 2")
     service.policy(hurried)
     done = autoclave("scrub", 1)

@@ -39,7 +39,7 @@ defaults:
   timeouts: 0.01
   clear: {min_coverage: "0.5"}
   proof:
-  paths: {escalate: yes}
+  serial_in_receipts: yes
   quarantine:
     xids:
       preset: nvidia
@@ -72,7 +72,7 @@ p.yaml:8:5: defaults.budgets.start: found a duplicate key (first on line 7), exp
 p.yaml:10:13: defaults.timeouts: found the number 0.01, expected at least 0.1
 p.yaml:11:25: defaults.clear.min_coverage: found text "0.5", expected a number
 p.yaml:12:3: defaults.proof: found nothing, expected a value; leave the key out to keep the default
-p.yaml:13:21: defaults.paths.escalate: found text "yes", expected true or false
+p.yaml:13:23: defaults.serial_in_receipts: found text "yes", expected true or false
 p.yaml:16:15: defaults.quarantine.xids.preset: found text "nvidia", expected catalog or nvidia-plugin or gke \
 (did you mean nvidia-plugin?)
 p.yaml:17:15: defaults.quarantine.xids.codes.x: found text "x", expected the number of an XID, such as 94
@@ -136,12 +136,13 @@ WRONG_VALUES = (
     ("settings: {fan: 3}", "settings.fan: found an unknown key"),
     ("path: slow", ("path: found an unknown key, expected one of mode, gate, model, restart_on_sick, receipts, "
      "serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, quarantine "
-     "(did you mean paths, with first_look or new_tenant or escalate?)")),
+     "(did you mean paths, with first_look or new_tenant?)")),
     ("new_tenants: slow", ("new_tenants: found an unknown key, expected one of mode, gate, model, restart_on_sick, "
      "receipts, serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, "
      "quarantine "
      "(did you mean paths.new_tenant?)")),
     ("settings: {mig: true}", "settings.mig: found an unknown key"),
+    ("paths: {escalate: false}", "paths.escalate: found a field of an older version, expected none: a failed path"),
     ("periodic: {every: 1d}", "periodic: found a field of an older version, expected none: to test idle devices, run"),
     ("settings: {power_limit: 500 W}", "settings.power_limit: "),
     ("settings: {power_limit: true}", "settings.power_limit: "),

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from policies import load
-from policies.hardware import Clocks, SettingsPolicy
+from policies.hardware import Clocks, SettingsPolicy, WhenReset
 from policies.policy_model import (
     Clear,
     Eviction,
@@ -113,7 +113,7 @@ def test_fast_is_short_and_still_proves():
     fast = load.load("fast").defaults
     assert (fast.paths.first_look, fast.paths.new_tenant) == (ScrubPath.FAST, ScrubPath.FAST)
     assert fast.clear.passes is Passes.ZERO
-    assert (fast.mode, fast.paths.escalate) == (Mode.ENFORCE, True)
+    assert (fast.mode, fast.reset.when) == (Mode.ENFORCE, WhenReset.NEEDED)
     assert fast.clear.min_coverage == DEFAULT.clear.min_coverage
     assert fast.selftest.time < DEFAULT.selftest.time
 

@@ -10,8 +10,8 @@ from scrubber.core.model import AilmentKind, State
 from tests.service.asking import rows
 from tests.service.pretend_worker import PretendWorker
 
-NO_RESET = "defaults: {paths: {escalate: false}}"  # a fault of the device quarantines it at once
-COUNTED_TWICE = "defaults: {paths: {escalate: false}, quarantine: {xids: {codes: {13: quarantine}}}}"
+NO_RESET = "defaults: {reset: {when: never}}"  # a fault of the device quarantines it at once
+COUNTED_TWICE = "defaults: {reset: {when: never}, quarantine: {xids: {codes: {13: quarantine}}}}"
 
 
 class Logged(PretendWorker):
