@@ -22,6 +22,7 @@ from policies.policy_model import MOST_RULES, Match, Policy, PolicySet
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 # Fields that a policy had before, and what to do instead: the end of "expected none: ...".
 REMOVED = {
+    "restart_on_sick": "no container restarts on a device whose results are in doubt",
     "paths.escalate": "a failed path is followed by the path reset; `reset: {when: never}` forbids it",
     "periodic": "to test idle devices, run `autoclave scrub all --path slow` from a timer",
 }

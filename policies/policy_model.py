@@ -74,13 +74,6 @@ class Starts(Word):
     PER_CONTAINER_CACHED = "per-container-cached"
 
 
-class OnSick(Word):
-    """Whether a container may start again on a device that became sick while its pod used it."""
-
-    REFUSE = "refuse"
-    ALLOW = "allow"
-
-
 class Receipts(Word):
     """Who gets the signed receipt of a device."""
 
@@ -334,9 +327,6 @@ class Policy(Model):
     model: Starts = Starts.PER_CONTAINER_CACHED
     """What happens before later container starts of a pod: nothing, a scrub, or a check."""
 
-    restart_on_sick: OnSick = OnSick.REFUSE
-    """Whether a pod's containers may restart on a device with a fault that puts its results in doubt."""
-
     receipts: Receipts = Receipts.KEEP
     """Whether the signed receipt is kept on the node only, or also mounted read-only into the containers of the pod."""
 
@@ -439,9 +429,6 @@ def concessions(policy: Policy) -> tuple[str, ...]:
         " not tell that pattern from what the last tenant left": policy.clear.passes is Passes.RANDOM,
         "clear.on_chip slow-path: registers and shared memory keep what the last tenant left there, unless the slow"
         " path or the path reset runs": policy.clear.on_chip is OnChip.SLOW_PATH,
-        "restart_on_sick allow: a container may restart on a device whose results and isolation are in doubt": (
-            policy.restart_on_sick is OnSick.ALLOW
-        ),
         "proof.survives_restart: use of a device while the service was down is not noticed": (
             policy.proof.survives_restart
         ),

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ground.errors import Reason
-from policies.policy_model import Mode, OnSick, Policy, Starts
+from policies.policy_model import Mode, Policy, Starts
 from scrubber.core import acquire, ailments, answers, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
-from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, State, Trigger
+from scrubber.core.model import Facts, KubeletAssignment, Moment, Owner, State, Trigger
 from scrubber.core.record import Record
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
@@ -93,7 +93,7 @@ def in_claim(
         return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.START_ON, record, why))
     if facts.domain_resetting:
         return answers.in_reset(Action.START_ON, record)
-    if policy.mode is Mode.ENFORCE and ailment is not None and _forbids_restart(ailment, policy):
+    if policy.mode is Mode.ENFORCE and ailment is not None and ailments.remedy(ailment).doubtful:
         return answers.sick(Action.START_ON, record)
     if tenancy.kept_for:
         return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
@@ -193,7 +193,7 @@ def _again(
     if any(holder.container not in (pod, None) for holder in facts.holders):
         return answers.busy(Action.START_ON, record)
     ailment, owner = record.health.ailment, record.tenancy.owner
-    if ailment is not None and _forbids_restart(ailment, policy):
+    if ailment is not None and ailments.remedy(ailment).doubtful:
         return answers.sick(Action.START_ON, record)
     crowded = owner is not None and owner.crowded
     siblings = any(holder.container == pod for holder in facts.holders)
@@ -244,11 +244,6 @@ def _owned_by(record: Record, pod: str) -> bool:
 def _admit(facts: Facts, pod: str, now: Moment, name: str = "") -> answers.Admit:
     """Yes. A pod that is alive before its container starts counts as seen: if it is absent later, it has ended."""
     return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True, name=name)))
-
-
-def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:
-    """Whether the policy lets no container start again on a device with this ailment."""
-    return policy.restart_on_sick is OnSick.REFUSE and ailments.remedy(ailment).doubtful
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:

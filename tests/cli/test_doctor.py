@@ -353,7 +353,7 @@ def test_a_service_that_listens_and_never_answers_is_broken(node, monkeypatch):
 
 def test_faults_of_an_answering_service_are_found(autoclave, node, start):
     file = node.root / "site.yaml"
-    file.write_text("name: site\ndefaults:\n  clear: {on_chip: slow-path}\n  restart_on_sick: allow\n")
+    file.write_text("name: site\ndefaults:\n  clear: {on_chip: slow-path}\n  proof: {survives_restart: true}\n")
     service = start("--policy", file)
     uuid = service.settled(0, "clean").device
     autoclave("quarantine", "0", "--reason", "smells", AUTOCLAVE_RUN_DIR=str(service.run_dir))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import Reason
-from policies.policy_model import Evict, Eviction, OnSick, Starts
+from policies.policy_model import Evict, Eviction, Starts
 from scrubber.core import events as ev
 from scrubber.core import ownership, start
 from scrubber.core.ailment_traits import AILMENTS
@@ -115,11 +115,9 @@ MODELS = rows(
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
-def test_a_restart_on_a_doubtful_device_needs_the_policy(kind):
+def test_no_container_restarts_on_a_doubtful_device(kind):
     record = live(lives.IN_USE, ev.AilmentFound(Ailment(kind, "so it is")))
-    allowing = CACHED.model_copy(update={"restart_on_sick": OnSick.ALLOW})
-    answered = [start.decide(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
-    assert answered == [SICK if AILMENTS[kind].doubtful else Proceed(), Proceed()]
+    assert start.decide(record, HERE, CACHED, A, later(1)) == (SICK if AILMENTS[kind].doubtful else Proceed())
 
 
 @pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)

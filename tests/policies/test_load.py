@@ -134,14 +134,15 @@ WRONG_VALUES = (
     ("quarantine: {probation: {flap_limit: 0}}", "quarantine.probation.flap_limit: found the number 0, expected"),
     ("evict: {grace: -1s}", f'evict.grace: found text "-1s", expected {NOT_A_DURATION}'),
     ("settings: {fan: 3}", "settings.fan: found an unknown key"),
-    ("path: slow", ("path: found an unknown key, expected one of mode, gate, model, restart_on_sick, receipts, "
+    ("path: slow", ("path: found an unknown key, expected one of mode, gate, model, receipts, "
      "serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, quarantine "
      "(did you mean paths, with first_look or new_tenant?)")),
-    ("new_tenants: slow", ("new_tenants: found an unknown key, expected one of mode, gate, model, restart_on_sick, "
+    ("new_tenants: slow", ("new_tenants: found an unknown key, expected one of mode, gate, model, "
      "receipts, serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, "
      "quarantine "
      "(did you mean paths.new_tenant?)")),
     ("settings: {mig: true}", "settings.mig: found an unknown key"),
+    ("restart_on_sick: allow", "restart_on_sick: found a field of an older version, expected none: no container"),
     ("paths: {escalate: false}", "paths.escalate: found a field of an older version, expected none: a failed path"),
     ("periodic: {every: 1d}", "periodic: found a field of an older version, expected none: to test idle devices, run"),
     ("settings: {power_limit: 500 W}", "settings.power_limit: "),

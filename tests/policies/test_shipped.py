@@ -7,19 +7,7 @@ from ruamel.yaml import YAML
 
 from policies import load
 from policies.hardware import Clocks, SettingsPolicy, WhenReset
-from policies.policy_model import (
-    Clear,
-    Eviction,
-    Mode,
-    OnChip,
-    OnSick,
-    Passes,
-    Paths,
-    Policy,
-    Proof,
-    Selftest,
-    concessions,
-)
+from policies.policy_model import Clear, Eviction, Mode, OnChip, Passes, Paths, Policy, Proof, Selftest, concessions
 from policies.values import ScrubPath
 
 NAMES = ("default", "fast", "observe", "strict")
@@ -145,7 +133,6 @@ def test_default_and_strict_policies_make_no_concession(name):
         (Policy(paths=Paths(first_look=ScrubPath.FAST)), "paths.first_look fast"),
         (Policy(clear=Clear(passes=Passes.RANDOM)), "clear.passes random"),
         (Policy(clear=Clear(on_chip=OnChip.SLOW_PATH)), "clear.on_chip slow-path"),
-        (Policy(restart_on_sick=OnSick.ALLOW), "restart_on_sick allow"),
         (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),
     ],
 )
