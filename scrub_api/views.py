@@ -164,6 +164,7 @@ class DeviceStatus:
     witness: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
     fence: str = ""  # watch, refuse or WATCHES_ONLY, while the kernel is asked about it; else empty
     askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
+    witness_kind: str = ""  # the same as ``witness`` for a program: fence, files, none, unknown; empty: not asked yet
 
     @property
     def name(self) -> str:

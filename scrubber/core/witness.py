@@ -8,6 +8,7 @@ cannot answer means that others may have used it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 FENCE = "fence in the kernel"
 FILES = "watch on files"
@@ -25,12 +26,18 @@ class Counted:
         """The witness, as status and receipts say it."""
         return self.by
 
+    @property
+    def kind(self) -> str:
+        """The witness as a value, for programs."""
+        return {FENCE: "fence", FILES: "files"}[self.by]
+
 
 @dataclass(frozen=True, slots=True)
 class NoWitness:
     """The device has no witness, for a reason that is known: short uses of it are not noticed."""
 
     why: str
+    kind: ClassVar[str] = "none"
 
     @property
     def words(self) -> str:
@@ -43,6 +50,7 @@ class Missed:
     """The device has a witness that cannot answer now: whether others have used the device is not known."""
 
     why: str  # and what to do
+    kind: ClassVar[str] = "unknown"
 
     @property
     def words(self) -> str:

@@ -89,6 +89,7 @@ class StatusReporter:
             setback=self._context.seen.blocked.get(uuid) or status.setback,
             holders=holders,
             witness=said.words if said is not None else "",
+            witness_kind=said.kind if said is not None else "",
             fence=_fence(device_policy.policy.fence.mode, refuses=guard.refuses(uuid) if guard is not None else None),
             askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
         )

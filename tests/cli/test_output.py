@@ -97,7 +97,7 @@ def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
 FULL = replace(
     CLEAN, state="in_use", healthy=False, why="sick: hot", numa_node=1, pci_address="0000:3b:00.0", mig=True,
     receipt=DEEP, owner="uid-7", pod="ns/train/a", setback="late", compute="9.0", reset_domain="d", ecc=True,
-    witness="fence in the kernel",
+    witness="fence in the kernel", witness_kind="fence",
 )  # fmt: skip
 
 

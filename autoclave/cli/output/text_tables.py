@@ -16,7 +16,6 @@ from ground.quantities import quantity
 from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Measurements
-from scrubber.core.witness import FENCE, FILES
 
 EMPTY = "-"
 
@@ -49,7 +48,6 @@ WIDE = (
 )  # fmt: skip
 # The states of core.model, which loads slowly.
 STATES = ("clean", "granted", "in_use", "scrubbing", "dirty", "unknown", "quarantined")
-_WITNESSES = {FENCE: "fence", FILES: "files", "not known": "unknown"}  # short enough for a column
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
@@ -73,7 +71,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.policy_rule,
             device.receipt.id if device.receipt else "",
             coverage(device.receipt) if device.receipt else "",
-            _WITNESSES.get(witness := device.witness.partition(":")[0], witness),
+            device.witness_kind,
             _model(device),
             note(device),
         ]
