@@ -25,6 +25,54 @@ from policies.policy_model import PolicySet
 HEADER = "| field | accepts | default | what it does |"
 LONG = 5  # items of a list; a longer one stands in the shipped file only
 
+# Who has asked for each field, or needs it. A field that nobody needs goes: see ``policies.load.REMOVED``.
+USERS = {
+    "mode": "SRE: the first days on a live cluster",
+    "gate": "platform: a pod shall wait, not fail",
+    "model": "security: containers of one pod do not trust each other",
+    "receipts": "tenant: evidence in the container",
+    "serial_in_receipts": "auditor: an inventory of hardware",
+    "budgets.allocate": "SRE: other pods of the node wait as long",
+    "budgets.start": "SRE: the events of a pod show the reason sooner",
+    "budgets.owner_wait": "SRE: containers that end slowly, or a refusal at once",
+    "budgets.silence": "SRE: nodes on which the service restarts slowly",
+    "paths.first_look": "security: a reset at first; trusted tenants: no test",
+    "paths.new_tenant": "security: a test or a reset for each tenant",
+    "timeouts": "SRE: large or busy GPUs, whose steps take longer",
+    "evict.leftovers": "SRE: a trial that ends no process",
+    "evict.foreign": "CI farm: every program of the node may be ended",
+    "evict.grace": "Slurm, CI farm: jobs that save their work at TERM",
+    "evict.give_up": "SRE: network storage that stalls, or an alarm sooner",
+    "evict.bystanders": "SRE: monitors of your own",
+    "evict.operator_programs": "platform: a new program of NVIDIA",
+    "evict.operator_namespaces": "platform: another namespace of the operator; security: fewer",
+    "fence.mode": "security: who has no GPU opens none",
+    "fence.exempt.units": "SRE: monitors on the host",
+    "fence.lease": "security: longer; SRE: a node is free sooner",
+    "reset.when": "platform: EC2 and vGPU, where a reset always fails",
+    "settings.persistence": "platform: nodes without `nvidia-persistenced`",
+    "settings.ecc": "platform: ECC the same on all nodes",
+    "settings.compute_mode": "platform: one program for each GPU",
+    "settings.power_limit": "platform: a limit for the rack",
+    "settings.application_clocks": "platform: the same speed on all nodes",
+    "settings.locked_clocks": "platform: results that can be compared",
+    "settings.leave": "platform: nodes with tuning of their own",
+    "clear.passes": "auditor: three writes; trusted tenants: one",
+    "clear.min_coverage": "security: more; platform: GPUs with a large context",
+    "clear.on_chip": "trusted tenants: a shorter scrub",
+    "selftest.time": "SRE: rare defects, or GPUs back sooner",
+    "proof.max_age": "security: no tenant relies on an old test",
+    "proof.survives_restart": "trusted tenants: no scrub after an update",
+    "quarantine.xids.preset": "SRE: the same verdict as NVIDIA's or GKE's plugin",
+    "quarantine.xids.unknown": "SRE: a new driver with harmless codes",
+    "quarantine.xids.codes": "SRE: a code that is harmless here, or is not",
+    "quarantine.signs": "SRE: also heat, a slow slot, a ghost load",
+    "quarantine.probation.first": "security: a fault has time to show",
+    "quarantine.probation.longest": "security: a sick GPU is tried rarely",
+    "quarantine.probation.flap_limit": "security: no second chance; SRE: fewer calls",
+    "quarantine.probation.flap_window": "security: a week",
+}
+
 _KINDS = {
     "boolean": "`true`, `false`",
     "integer": "whole number",
@@ -81,13 +129,16 @@ def render() -> str:
 def table(name: str) -> str:
     """The fields of a model and of its inner models, as a Markdown table in the order of the file."""
     models = json.loads(render())["$defs"]
-    return "\n".join((HEADER, "|---|---|---|---|", *_rows(models, name, "")))
+    rows = _rows(models, name, "")
+    if name == "Policy":
+        return "\n".join((f"{HEADER} who changes it, and when |", "|---|---|---|---|---|", *map(_with_user, rows)))
+    return "\n".join((HEADER, "|---|---|---|---|", *rows))
 
 
 def with_tables(page: str) -> str:
     """The page with its two tables as the model has them now."""
     made = iter([table("Match"), table("Policy")])
-    return re.sub(rf"^{re.escape(HEADER)}\n(?:\|.*\n)+", lambda _: f"{next(made)}\n", page, flags=re.MULTILINE)
+    return re.sub(rf"^{re.escape(HEADER)}.*\n(?:\|.*\n)+", lambda _: f"{next(made)}\n", page, flags=re.MULTILINE)
 
 
 def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
@@ -98,6 +149,11 @@ def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
         else:
             accepts = _accepts({**models.get(inner, {}), **field})
             yield f"| `{prefix}{key}` | {accepts} | {_written(field)} | {field['description']} |"
+
+
+def _with_user(row: str) -> str:
+    """The row of a field, with who needs the field."""
+    return f"{row} {USERS[row.split('`')[1]]} |"
 
 
 def _written(field: dict[str, Any]) -> str:

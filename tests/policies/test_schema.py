@@ -51,6 +51,11 @@ def test_the_tables_miss_no_field():
     assert {row.split(".")[0] for row in rows} >= set(Policy.model_fields)
 
 
+def test_every_field_of_a_policy_has_a_user():
+    named = re.findall(r"^\| `([\w.]+)` \|", schema.table("Policy"), re.MULTILINE)
+    assert list(schema.USERS) == named
+
+
 def test_the_examples_of_the_page_behave_as_shown():
     good, bad, *fragments = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     for fragment in fragments:
