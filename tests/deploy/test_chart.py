@@ -104,11 +104,11 @@ def test_helm_leaves_no_object_of_a_hook_behind(case):
 
 def test_selectors_do_not_change_with_what_things_are_called():
     """They cannot be changed in a cluster."""
-    named = manifests.loaded({"nameOverride": "gpus"})
+    named = manifests.loaded({"fullnameOverride": "gpus"})
     sets = [[doc for doc in docs if doc["kind"] == "DaemonSet"] for docs in (named, manifests.objects("default"))]
     new, old = ([doc["spec"]["selector"] for doc in docs] for docs in sets)
     assert new == old
-    assert {doc["metadata"]["name"] for doc in sets[0]} == {"autoclave-gpus-scrubber", "autoclave-gpus-plugin"}
+    assert {doc["metadata"]["name"] for doc in sets[0]} == {"gpus-scrubber", "gpus-plugin"}
 
 
 @pytest.mark.parametrize("case", MATRIX)

@@ -32,7 +32,7 @@ WRONG = [
     ("plugin: {serviceAccount: a}, scrubber: {serviceAccount: a}", "plugin.serviceAccount: a is also the account"),
     ("privileged: true", "additional properties 'privileged' not allowed"),
     ("backend: amd", "/backend.*must be one of"),
-    ("scrubber: {metricsPort: '9475'}", "/scrubber/metricsPort.*want integer"),
+    ("scrubber: {simulated: {gpus: '2'}}", "/scrubber/simulated/gpus.*want integer"),
     ("directories: {run: run/autoclave}", "/directories/run.*does not match"),
     ("directories: {run: /run/../etc}", "/directories/run.*not"),
     ("image: {digest: 'sha256:abc'}", "/image/digest.*does not match"),

@@ -35,7 +35,7 @@ $(POD_IP):{{ . | int }}
 {{- if ne .Values.createGate.mode "none" }}
 - --gate-cdi-dir=/host/gate-cdi
 {{- end }}
-- --metrics-address={{ include "autoclave.address" .Values.scrubber.metricsPort }}
+- --metrics-address={{ include "autoclave.address" (include "autoclave.scrubber.port" .) }}
 - --log-level={{ .Values.scrubber.logLevel }}
 - --log-format={{ .Values.scrubber.logFormat }}
 {{- end -}}
@@ -65,8 +65,9 @@ $(POD_IP):{{ . | int }}
 {{- end -}}
 
 {{- /* The port of metrics and probes: both plugins of a pod have one address. */ -}}
+{{- define "autoclave.scrubber.port" -}}9475{{- end -}}
 {{- define "autoclave.plugin.port" -}}
-{{- add .Values.plugin.metricsPort (ternary 1 0 (eq (toString .second) "-2")) -}}
+{{- add 9476 (ternary 1 0 (eq (toString .second) "-2")) -}}
 {{- end -}}
 
 {{- define "autoclave.plugin.args" -}}
@@ -115,7 +116,7 @@ $(POD_IP):{{ . | int }}
 {{- include "autoclave.nvsentinel.args" . }}
 - --registry-dir={{ .Values.kubelet.registryDir }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
-- --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
+- --metrics-address={{ include "autoclave.address" (include "autoclave.plugin.port" .) }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}
 {{- end -}}

@@ -1,11 +1,6 @@
-{{- define "autoclave.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
-{{- end -}}
-
 {{- /* No dots: names of Services have none. */ -}}
 {{- define "autoclave.fullname" -}}
-{{- $name := include "autoclave.name" . -}}
-{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- $full := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) -}}
 {{- .Values.fullnameOverride | default $full | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
