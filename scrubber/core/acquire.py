@@ -161,10 +161,9 @@ def _from_dirty(
 def under_way(record: Record, policy: Policy) -> answers.Join | answers.CancelJob:
     """The device has a job: wait for it. A test that nobody needs now is cancelled instead."""
     job = record.scrubs.job
-    if job is None or record.health.quarantine is not None:
-        return answers.Join()
-    # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due.
-    tested = job.path is not ScrubPath.FAST
+    # A self-test takes longer than a request can wait. The request does without, unless the path of the test is due, as
+    # it is on probation.
+    tested = job is not None and job.path is not ScrubPath.FAST
     return answers.CancelJob() if tested and proof.next_path(record, policy) is ScrubPath.FAST else answers.Join()
 
 
