@@ -25,7 +25,7 @@ from policies.policy_model import PolicySet
 HEADER = "| field | accepts | default | what it does |"
 LONG = 5  # items of a list; a longer one stands in the shipped file only
 
-# Who has asked for each field, or needs it. A field that nobody needs goes: see ``policies.load.REMOVED``.
+# Who may change each field, and when. Not each has been asked for: some of these are our own judgement.
 USERS = {
     "mode": "SRE: the first days on a live cluster",
     "gate": "platform: a pod shall wait, not fail",
