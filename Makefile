@@ -5,7 +5,8 @@
 PYTHONS = $(shell sed -n 's/.*:: Python :: \(3\.[0-9]*\)".*/python\1/p' pyproject.toml | sort -rV | \
   while read -r python; do if $$python -c 'import ensurepip, venv' 2>/dev/null; then echo $$python; fi; done)
 PYTHON ?= $(eval PYTHON := $(or $(firstword $(PYTHONS)),python3))$(PYTHON)
-JOBS ?= 4
+# Processes of tests: each loads all tests. A core each, and at most 4.
+JOBS ?= $(shell nproc 2>/dev/null | awk '{ jobs = $$1 } END { print jobs < 2 ? 2 : jobs > 4 ? 4 : jobs }')
 ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin
