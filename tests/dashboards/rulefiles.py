@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser as promql
-from ruamel.yaml import YAML
+import yaml
 
 from dashboards import query
 from plugin.metrics import plugin_metrics
@@ -34,7 +34,7 @@ SERIES = {series: row for row in TABLE.values() for series in row.series}
 
 
 def read(path: Path) -> Any:  # noqa: ANN401 - each file has a shape of its own
-    return YAML(typ="safe", pure=True).load(path.read_text())
+    return yaml.load(path.read_text(), yaml.CSafeLoader)
 
 
 def rules(name: str) -> list[dict[str, Any]]:
