@@ -432,8 +432,14 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("hole", [ALL, {0: 0}], ids=["clears", "clears nothing"])
+@pytest.mark.parametrize(
+    ("hole", "place"),
+    [
+        pytest.param(hole, place, id=f"{'clears' if hole == ALL else 'clears nothing'}-{place}", marks=marks)
+        for hole, marks in ((ALL, pytest.mark.night), ({0: 0}, ()))
+        for place in PLACES
+    ],
+)
 def test_what_is_left_is_found_wherever_containers_run(bench, commands, place, hole) -> None:
     bench.cuda.change(bench.uuid, clears=hole)
     flags, endings = PLACES[place]
