@@ -31,7 +31,9 @@ __all__ = ["running_pod"]  # a fixture
 
 # Rooms whose tests start services and plugins and do not test the start itself.
 ROOT = Path(__file__).parent
-FORKS = {"api", "cli", "flows", "metrics", "plugin", "create_gate", "test_daemon.py", "test_wiring.py"}
+FORKS = {
+    "api", "cli", "create_gate", "fence", "flows", "metrics", "plugin", "receipts", "test_daemon.py", "test_wiring.py",
+}  # fmt: skip
 
 
 class OutOfBoundsError(RuntimeError):
