@@ -226,7 +226,7 @@ def _notary(config: ScrubberConfig, store: SqliteStore, counters: ServiceCounter
         if noted is None or json.loads(noted)["key"] != signs.key_id:  # a start that was killed may have noted it
             if noted is not None and key.next is None:
                 logger.warning("another key signs receipts, and the last one does not vouch for it", key=key.key_id)
-            store.note(stored.KEY, clock.now(), endorsement.announcement(key))
+            store.write_note(stored.KEY, clock.now(), endorsement.announcement(key))
         if key.next is not None:
             key = key_file.take_next(config.state_dir)
     except (ReceiptError, OSError, ImportError) as error:  # an import fails where a part of ``cryptography`` is missing

@@ -223,7 +223,7 @@ async def _run_service(
         finally:
             backend.close()  # the next service may open the GPUs before this process has ended
         return 0
-    await _note_start(ledger)
+    await _record_start(ledger)
     built = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
     await built.chronicle.write()  # before a grant: which policy it was given under
@@ -261,13 +261,13 @@ async def _run_service(
     return 0
 
 
-async def _note_start(ledger: Ledger) -> None:
+async def _record_start(ledger: Ledger) -> None:
     """Record the start, and whether the last run was cut off."""
     runs = frozenset({stored.KINDS[ev.ServiceStarted], stored.KINDS[ev.ServiceStopped]})
     with suppress(LedgerUnavailable):  # a service without this row is better than none
         last = (await ledger.history(None, None, 1, Window(kinds=runs))).entries
         cut_off = any(isinstance(entry.event, ev.ServiceStarted) for entry in last)
-        await ledger.note(ev.ServiceStarted(__version__, cut_off))
+        await ledger.append_of_node(ev.ServiceStarted(__version__, cut_off))
 
 
 async def _shut_down(
@@ -287,7 +287,7 @@ async def _shut_down(
         await asyncio.to_thread(built.guard.close)
     try:
         with suppress(LedgerUnavailable):  # then the next start says that this run was cut off
-            await built.ledger.note(ev.ServiceStopped())
+            await built.ledger.append_of_node(ev.ServiceStopped())
     finally:
         await built.ledger.close()
     logger.info("stopped", ledger_row=built.ledger.seq)

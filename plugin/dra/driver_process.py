@@ -87,7 +87,7 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
             tasks.create_task(_publish_once(registered, publisher), name="slice")
             add = partial(_add, dra_driver.handlers(answer(devices=OwnDevices(chosen))))
             places = chosen.service_socket, chosen.registry_socket
-            work = registration.stay_registered(chosen.driver, add, *places, partial(_note, registered, counters))
+            work = registration.stay_registered(chosen.driver, add, *places, partial(_record, registered, counters))
         else:
             counters.slice_obstacle = ""  # the slices are the vendor's
             if chosen.taint_rules:
@@ -112,7 +112,7 @@ def _add(handlers: tuple[grpc.GenericRpcHandler, ...], server: grpc.aio.Server) 
     server.add_generic_rpc_handlers(handlers)
 
 
-def _note(registered: asyncio.Event, counters: DraCounters, driver_name: str, failure: NotRegistered | None) -> None:
+def _record(registered: asyncio.Event, counters: DraCounters, driver_name: str, failure: NotRegistered | None) -> None:
     counters.record(driver_name, failure)
     if failure is None:
         registered.set()

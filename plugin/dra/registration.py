@@ -28,13 +28,13 @@ async def stay_registered(
 ) -> None:
     """Serve both sockets until cancelled, and serve them again when one of the files was removed."""
 
-    def note(name: str, failure: NotRegistered | None) -> None:
+    def report(name: str, failure: NotRegistered | None) -> None:
         if failure is None:  # the kubelet would call the sockets of killed drivers for ever
             sockets.remove_dead(service_socket.parent, "dra*.sock")
             sockets.remove_dead(registry_socket.parent, f"{driver}*-reg.sock")
         on_event(name, failure)
 
-    state = RegistrationState(driver, note)
+    state = RegistrationState(driver, report)
     registrar = Registrar(_info(driver, service_socket), state)
     watch = FileWatch(service_socket.parent, registry_socket.parent)
     async with asyncio.TaskGroup() as tasks:

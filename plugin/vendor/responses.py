@@ -76,7 +76,7 @@ class VendorResponses:
         except BaseException:  # a call that is cancelled keeps no grant either
             await aio.finish(self._give_back(ids))
             raise
-        self._note(unknown)
+        self._report(unknown)
         return answer
 
     async def start(self, request: wire.PreStartContainerRequest, within: float | None) -> None:
@@ -130,7 +130,7 @@ class VendorResponses:
             if not self._directory.healthy(self._resource, name):
                 raise NotReady(Reason.VENDOR, f"the vendor's plugin calls {name} unhealthy")
 
-    def _note(self, unknown: frozenset[str]) -> None:
+    def _report(self, unknown: frozenset[str]) -> None:
         """Count the answer, and log each new name once."""
         if unknown:
             self._count(self._resource)

@@ -160,20 +160,20 @@ class Ledger:
         """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
         await aio.finish(self._append(op, events))
 
-    async def note(self, event: ev.NodeEvent) -> None:
+    async def append_of_node(self, event: ev.NodeEvent) -> None:
         """Record an event of the node, which changes no record."""
-        await aio.finish(self._note(event))
+        await aio.finish(self._append_of_node(event))
 
     async def try_again(self) -> None:
         """After a failed write, record since when nothing could be written: it shows when the ledger works again."""
         if self._outage is not None and not self._lock.locked():  # a write that hangs must not hold up its caller
-            await aio.finish(self._note())
+            await aio.finish(self._append_of_node())
 
     def was_unavailable(self, since: Moment, why: str) -> None:
         """It could not be opened since this moment: the next write records that."""
         self._outage = ev.WritesFailed(since, self._now(), why)
 
-    async def _note(self, *events: ev.NodeEvent) -> None:
+    async def _append_of_node(self, *events: ev.NodeEvent) -> None:
         async with self._lock:
             if self._outage is not None:
                 await self._catch_up("")

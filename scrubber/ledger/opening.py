@@ -61,13 +61,13 @@ def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[Sqli
     try:
         if not paths.database.exists():
             _check_nothing_left(paths)
-            _create(paths, stored.note(1, stored.BEGUN, at, {}))
+            _create(paths, stored.new_note(1, stored.BEGUN, at, {}))
         return _loaded(paths, locked, load), None
     except CorruptLedgerError as error:
         aside = SetAside(_move(paths, at), str(error))
     try:
         with translated("create a new ledger at", paths.database):
-            _create(paths, stored.note(1, stored.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
+            _create(paths, stored.new_note(1, stored.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
         return _loaded(paths, locked, load), aside
     except LedgerUnavailable as error:
         why = f"{error.message}; the damaged ledger was set aside as {aside.path}: {aside.why}"

@@ -71,10 +71,10 @@ class SqliteStore:
             self._acknowledge(grown, vouch=any(not isinstance(it.event, events.OF_NODE) for it in drafts))
         return tuple(replace(draft, seq=row.seq) for row, draft in zip(new, drafts, strict=True))
 
-    def note(self, kind: str, at: Moment, body: object) -> None:
+    def write_note(self, kind: str, at: Moment, body: object) -> None:
         """Write a note to the disk. It vouches for no proof: an older copy of the ledger stays recognisable."""
         with self._ready() as connection:
-            new = stored.note(self.head.size + 1, kind, at, body)
+            new = stored.new_note(self.head.size + 1, kind, at, body)
             with database.transaction(connection):
                 grown = database.insert(connection, self._frontier, [new])
             self._acknowledge(grown, vouch=False)

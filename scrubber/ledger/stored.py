@@ -214,14 +214,14 @@ def new_row(seq: int, device: str, at: Moment, op: str, kind: str, body: str) ->
     return LedgerRow(seq, device, at.wall + 0.0, at.uptime + 0.0, op, kind, body, secrets.token_hex(SALT))
 
 
-def note(seq: int, kind: str, at: Moment, body: object) -> LedgerRow:
+def new_note(seq: int, kind: str, at: Moment, body: object) -> LedgerRow:
     """A row that holds a note instead of an event."""
     return new_row(seq, "", at, "", kind, canonical(body))
 
 
 def compaction(seq: int, at: Moment, snapshot: Snapshot) -> LedgerRow:
     """The note that holds the hash of a snapshot."""
-    return note(seq, COMPACTED, at, _vouched(snapshot))
+    return new_note(seq, COMPACTED, at, _vouched(snapshot))
 
 
 def rows_after(size: int, drafts: Iterable[LedgerEntry]) -> tuple[LedgerRow, ...]:

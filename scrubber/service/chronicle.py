@@ -57,7 +57,7 @@ class Chronicle:
             return
         with suppress(LedgerUnavailable):  # the next time: each row is forgotten only when it is written
             while self._unwritten:
-                await self._ledger.note(self._unwritten[0])
+                await self._ledger.append_of_node(self._unwritten[0])
                 del self._unwritten[0]
             await self._write_policy()
 
@@ -67,5 +67,5 @@ class Chronicle:
             rows = (await self._ledger.history(None, None, 1, OF_POLICY)).entries
             self._policy = rows[0].event if rows else None
         if in_force != self._policy:
-            await self._ledger.note(in_force)
+            await self._ledger.append_of_node(in_force)
             self._policy = in_force

@@ -91,7 +91,7 @@ def test_a_status_says_what_the_fence_does_in_one_line():
     ],
 )
 def test_a_note_is_an_owner_job_setback_or_reason(change, shown):
-    assert text_tables.note(replace(CLEAN, **change)) == shown
+    assert text_tables.describe(replace(CLEAN, **change)) == shown
 
 
 FULL = replace(
@@ -284,9 +284,9 @@ def test_a_scrub_without_progress_says_for_how_long():
     job = views.JobStatus("j1", "fast", "request", "clear", NOW, 17, 100, None, None, 45.0, 60.0, still_seconds=41.0)
     device = replace(BUSY, job=job)
     stalled = "fast path: clear 17%, no progress for 41s"
-    assert text_tables.note(device) == stalled
+    assert text_tables.describe(device) == stalled
     assert f"a scrub runs: {stalled}, for 45s of at most 1m" in [line.strip() for line in story(device)]
-    assert "progress" not in text_tables.note(replace(device, job=replace(job, still_seconds=14.0)))
+    assert "progress" not in text_tables.describe(replace(device, job=replace(job, still_seconds=14.0)))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_scrub_that_runs_shows_its_step_and_limit(device, work, before):
     lines = [line.strip() for line in story(device)]
     assert f"{work}: slow path: clear 75%, for 12s of at most 2m" in lines
     assert before in lines
-    assert "next probation" not in "\n".join((*lines, text_tables.note(device)))
+    assert "next probation" not in "\n".join((*lines, text_tables.describe(device)))
 
 
 def test_the_advice_during_a_ledger_fault_is_the_doctor():

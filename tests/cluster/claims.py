@@ -193,7 +193,7 @@ class OtherDriver:
         """Its class, its slice, and the registration with the kubelet."""
         registered = asyncio.Event()
 
-        def note(_name: str, failure: NotRegistered | None) -> None:
+        def record(_name: str, failure: NotRegistered | None) -> None:
             if failure is None:
                 registered.set()
 
@@ -202,7 +202,7 @@ class OtherDriver:
         sockets = folder / "dra.sock", Path(REGISTRY_DIR) / f"{self.NAME}-reg.sock"
         whole: Any = self
         work = registration.stay_registered(
-            self.NAME, lambda server: server.add_generic_rpc_handlers(tuple(handlers(whole))), *sockets, note
+            self.NAME, lambda server: server.add_generic_rpc_handlers(tuple(handlers(whole))), *sockets, record
         )
         task = asyncio.create_task(work)
         async with asyncio.timeout(WITHIN):

@@ -55,7 +55,7 @@ class Bench:
     def taken(self) -> memory.GpuMemory:
         return memory.take(self.card)
 
-    def note(self, kernel: str) -> None:
+    def record_launch(self, kernel: str) -> None:
         self.launches.append(kernel)
         self.launched()
 
@@ -74,7 +74,7 @@ def begin(tmp_path, monkeypatch) -> Iterator[Callable[[int], Bench]]:
 
     def launched(kernel: Kernel, blocks: int, threads: int, words: Sequence[Word], shared: int = 0) -> None:
         if names[kernel] not in SWEEPS or words[1].value:
-            benches[-1].note(names[kernel])
+            benches[-1].record_launch(names[kernel])
         launch(kernel, blocks, threads, words, shared)
 
     monkeypatch.setattr(CudaDriver, "kernel", found)

@@ -109,11 +109,11 @@ async def test_a_scrub_writes_only_what_a_kill_may_not_lose(begin, monkeypatch, 
     world = await begin(gpus=1)
     append, written = world.life.disk.append, list[Sequence[ev.LedgerEntry]]()
 
-    def note(drafts: Sequence[ev.LedgerEntry]) -> object:
+    def record(drafts: Sequence[ev.LedgerEntry]) -> object:
         written.append(drafts)
         return append(drafts)
 
-    monkeypatch.setattr(world.life.disk, "append", note)
+    monkeypatch.setattr(world.life.disk, "append", record)
     running = await world.operator_requests.scrub(world.uuids[0], path)
     await running.finished.wait()
     assert running.receipt is not None

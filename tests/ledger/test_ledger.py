@@ -102,7 +102,7 @@ async def test_after_a_failed_write_the_disk_is_read_again(ledger, store):
     assert faults == ["cannot write: the disk is full", "None"]
 
 
-@pytest.mark.parametrize("next_write", ["try_again", "append", "note"])
+@pytest.mark.parametrize("next_write", ["try_again", "append", "append_of_node"])
 async def test_an_outage_is_one_row_before_the_next(store, next_write):
     uptime = 100.0
     ledger = Ledger(store, lambda: Moment(NOW.wall + uptime, uptime))
@@ -114,8 +114,8 @@ async def test_an_outage_is_one_row_before_the_next(store, next_write):
     match next_write:
         case "append":
             await ledger.append("op", discovered("GPU-1"))
-        case "note":
-            await ledger.note(ev.ServiceStopped())
+        case "append_of_node":
+            await ledger.append_of_node(ev.ServiceStopped())
         case _:
             await ledger.try_again()
     for _ in range(2):

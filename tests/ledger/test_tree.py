@@ -115,7 +115,7 @@ ROWS = tuple(stored.new_row(seq, "GPU-1", AT, "op", "released", '{"why":"x"}') f
 FORGED = (ROWS[0]._replace(device="GPU-2"), *ROWS[1:])
 SNAPSHOT = stored.Snapshot(4, "[]")
 COMPACTION = (stored.compaction(5, AT, SNAPSHOT),)
-NOTE = (stored.note(5, stored.BEGUN, AT, {}),)
+NOTE = (stored.new_note(5, stored.BEGUN, AT, {}),)
 
 
 def head_of(rows):

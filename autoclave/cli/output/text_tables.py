@@ -56,7 +56,7 @@ HISTORY = ("ROW", "TIME", "GPU", "WHAT")
 def status(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
     """One row for each device, at most 80 columns wide."""
     short = human.shortened([device.device for device in devices])
-    return [[*_head(device, short[device.device], now), note(device)] for device in devices]
+    return [[*_head(device, short[device.device], now), describe(device)] for device in devices]
 
 
 def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
@@ -73,7 +73,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             coverage(device.receipt) if device.receipt else "",
             device.witness_kind,
             _model(device),
-            note(device),
+            describe(device),
         ]
         for device in devices
     ]
@@ -108,7 +108,7 @@ def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
     return [device.name, uuid, device.state, human.span(now - device.since), healthy]
 
 
-def note(device: views.DeviceStatus) -> str:
+def describe(device: views.DeviceStatus) -> str:
     """The most important fact about a device."""
     if device.quarantine is not None:
         match device.quarantine.next_probe_seconds:

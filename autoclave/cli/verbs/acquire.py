@@ -53,7 +53,7 @@ def acquire(gpus: tuple[str, ...], owner: str | None, cgroup: int, output: str, 
         if in_the_way is None or (isinstance(error, Refused) and error.reason is Reason.IN_USE):
             raise
         device = in_the_way.device
-        why = f" ({note})" if (note := text_tables.note(device)) else ""
+        why = f" ({note})" if (note := text_tables.describe(device)) else ""
         advice = *error.remedies, f"`autoclave explain {device.argument}` says what to do"
         raise type(error)(error.reason, f"{error.message}{why}", *advice) from None
     if output != "text":

@@ -111,7 +111,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
     elif device.quarantine is not None:
         if device.policy_rule:  # there is none in a ledger's file, and no service that would try anything
             yield _way_back(device.quarantine, device.argument)
-    elif note := text_tables.note(device):
+    elif note := text_tables.describe(device):
         yield note
     if device.setback and device.quarantine is None and device.job is not None:
         yield f"the scrub before it failed: {device.setback}"
@@ -125,7 +125,7 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
         yield from (f"  {line}" for line in text_tables.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
     # The reason of a quarantine has a line above, as the state has.
-    known = (device.quarantine and device.policy_rule) or device.why in {device.state, text_tables.note(device)}
+    known = (device.quarantine and device.policy_rule) or device.why in {device.state, text_tables.describe(device)}
     why = "" if known else f": {device.why}"
     yield f"{'' if device.healthy else 'not '}{about}{why}"
 

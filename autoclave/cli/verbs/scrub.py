@@ -99,9 +99,8 @@ def quarantine(gpus: tuple[str, ...], reason: str, output: str, run_dir: Path) -
             document.emit(document.listing("DeviceStatus", map(document.fields, done)), output)
         else:
             for device in done:
-                human.say(
-                    f"GPU {device.name} ({device.device}) is {state_words(device.state)}: {text_tables.note(device)}"
-                )
+                why = text_tables.describe(device)
+                human.say(f"GPU {device.name} ({device.device}) is {state_words(device.state)}: {why}")
         return worst(codes)
 
     return service_call.ask(run_dir, quarantine)

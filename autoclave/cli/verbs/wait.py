@@ -48,7 +48,7 @@ def wait(gpus: tuple[str, ...], every: bool, goal: str, timeout: float, output: 
         items = []
         for device in devices:
             late = missing.get(device.device)
-            why = "" if late is None else text_tables.note(late) or late.why
+            why = "" if late is None else text_tables.describe(late) or late.why
             reached = {"reached": late is None, "state": late.state if late else "", "why": why}
             items.append(document.gpu(device) | reached)
         document.emit(document.listing("WaitResult", items), output)
@@ -110,4 +110,5 @@ def _is(device: views.DeviceStatus, goal: str) -> bool:
 
 
 def _unlike(device: views.DeviceStatus, goal: str) -> str:
-    return f"{device.name} is not {goal}; it is {state_words(device.state)}: {text_tables.note(device) or device.why}"
+    why = text_tables.describe(device) or device.why
+    return f"{device.name} is not {goal}; it is {state_words(device.state)}: {why}"

@@ -113,7 +113,7 @@ def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
         yield "concerns", SCOPES[known.scope]
         yield "catalogue asks for", f"{known.action.value} (NVIDIA, {xids.DATE})"
     yield from ((f"under preset {preset}", done) for preset, done in _presets(code).items())
-    if note := _note(code):
+    if note := _explain_presets(code):
         yield "note", note
     yield "policy", f"{chosen.name}, {chosen.origin}"
     for rule, rules in chosen.rules.items():
@@ -125,7 +125,7 @@ def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
     yield "to do", xids.remedy(code)
 
 
-def _note(code: int) -> str:
+def _explain_presets(code: int) -> str:
     """The reason behind the presets, when the table does not show it."""
     known = xids.ROWS.get(code)
     if known is None:

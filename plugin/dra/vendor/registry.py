@@ -62,7 +62,7 @@ class VendorRegistry:
             tasks.create_task(self._watch.run(), name="watch of the sockets")
             shown: dict[Path, tuple[sockets.Identity, asyncio.Task[None]]] = {}
             while True:
-                self._note_bypass()
+                self._report_bypass()
                 present = _found(self._directory)
                 for path in [path for path, (identity, _) in shown.items() if present.get(path) != identity]:
                     _, task = shown.pop(path)
@@ -77,7 +77,7 @@ class VendorRegistry:
                     )
                 )
 
-    def _note_bypass(self) -> None:
+    def _report_bypass(self) -> None:
         socket = bypass(self._chosen)
         if socket == self._counters.bypass:
             return

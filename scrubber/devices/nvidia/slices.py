@@ -50,8 +50,8 @@ class Partition:
     access: tuple[Path, ...]  # the driver's access files of its two instances
 
 
-def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[tuple[Placement, Handle]]:
-    """The slices of a GPU that can be offered; calls ``note`` for slices that share their memory.
+def listed(nvml: Session, gpu: Handle, warn: Callable[[str], None]) -> Iterator[tuple[Placement, Handle]]:
+    """The slices of a GPU that can be offered; calls ``warn`` for slices that share their memory.
 
     A slice that cannot be read ends the listing with an error: it may share the memory of any other slice.
     """
@@ -72,7 +72,7 @@ def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[
         if slices_of_instance[place.gpu_instance] == 1:
             yield place, handle
         else:
-            note(f"cannot offer {place.uuid}: its memory is shared by {slices_of_instance[place.gpu_instance]} slices")
+            warn(f"cannot offer {place.uuid}: its memory is shared by {slices_of_instance[place.gpu_instance]} slices")
 
 
 def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Placement, handle: Handle) -> Partition:

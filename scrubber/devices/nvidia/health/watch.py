@@ -129,14 +129,14 @@ class _GpuSigns:
                 }
                 for kind, read in readers.items():
                     if whole or AILMENTS[kind].of_slices:
-                        self._note(kind, now, read)
+                        self._remember(kind, now, read)
                 self._opening, self._read_at = nvml.opening, now
             signs = (sign for sign in self._found.values() if sign is not None)
             used = (sign for sign in signs if whole or AILMENTS[sign.kind].of_slices)
             read_at, since = self._read_at, self._since
             return tuple(sign for sign in used if read_at - since.get(sign.kind, read_at) >= LASTS[sign.kind])
 
-    def _note(self, kind: AilmentKind, now: float, read: Callable[[], Sign | None]) -> None:
+    def _remember(self, kind: AilmentKind, now: float, read: Callable[[], Sign | None]) -> None:
         try:
             self._found[kind] = read()
         except _FATAL:
