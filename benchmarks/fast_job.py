@@ -76,8 +76,8 @@ async def measure(*, quick: bool) -> list[Figure]:
         ctypes.CDLL(str(build(Path(directory) / "lib")), mode=ctypes.RTLD_GLOBAL)
         gpu, root = machine.gpu(0), Root.of(machine, Path(directory) / "root")
         with in_this_process(equip(Path(directory) / "cuda", [gpu], libraries())):
-            baseline, resets = f"{directory}/settings/{gpu.uuid}.json", f"{directory}/resets"
-            place = WorkerTarget(gpu.uuid, str(root.path), gpu.pci, gpu.minor, None, baseline, resets)
+            first_seen, resets = f"{directory}/settings/{gpu.uuid}.json", f"{directory}/resets"
+            place = WorkerTarget(gpu.uuid, str(root.path), gpu.pci, gpu.minor, None, first_seen, resets)
             cost = run(strict_json.encode(place).decode(), Policy(), (SIZE, 0, 0))
         opened = sum(call == "nvmlInitWithFlags" for _, call, _ in machine.calls())
     about = "nvidia, a scrub on the fast path, default policy"

@@ -74,7 +74,7 @@ class DeviceNode:
 class DeviceHandling:
     """The parts of the policy that a backend needs, as plain values."""
 
-    settings: Mapping[str, object] = field(default_factory=dict)  # settings to apply besides the baseline
+    settings: Mapping[str, object] = field(default_factory=dict)  # what the policy says of settings
     reset_seconds: float = 60.0  # the time limit of the reset step
 
 
@@ -231,7 +231,7 @@ class Gpu(Protocol):
         """Test memory and arithmetic for at most ``seconds``, then write zeros and read them back."""
 
     def restore_settings(self) -> Findings:
-        """Restore the baseline settings; returns each changed setting, and the locks that are not supported."""
+        """Restore the settings; returns each changed setting, and the locks that are not supported."""
 
     def vitals(self) -> Vitals:
         """The health that the device reports now."""

@@ -57,9 +57,9 @@ def selftest(order: Order, context: StepContext) -> Report:
 
 
 def settings(_order: Order, context: StepContext) -> Report:
-    """Restore clocks, limits and modes to the baseline, so that no tenant finds the settings of another tenant.
+    """Restore clocks, limits and modes, so that no tenant finds the settings of another tenant.
 
-    Passes when the baseline is in force. A named setting that the device does not support is only reported.
+    Passes when the restored values are in force. A named setting that the device does not support is only reported.
     """
     findings = context.gpu.restore_settings()
     return Report(Outcome.PASSED, "; ".join(findings.unsupported), findings=findings)

@@ -52,7 +52,7 @@ class Ground:
         self.notes = PendingRestoreFiles(self.folder, "GPU-1")
         self.lock = self.folder / "GPU-1.lock"
         self.lock.touch()
-        self.file = self.folder / "baseline"
+        self.file = self.folder / "first_seen"
         self.file.touch()
 
     def opened_memory(self) -> None:
@@ -91,8 +91,8 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "nvidia.pending_restore.write": ((os, "fsync"), Ground.wrote_notes),
     "nvidia.pending_restore.drop": ((Path, "unlink"), lambda it: it.notes.drop([it.notes.file()])),
     "nvidia.reset.run_tool": ((subprocess, "Popen"), lambda _it: reset.run_tool("GPU-1", LONG)),
-    "nvidia.settings.baseline": (
-        (os, "open"), lambda it: settings.baseline(it.file, cast("Any", None), "GPU-1")),
+    "nvidia.settings.first_seen": (
+        (os, "open"), lambda it: settings.first_seen(it.file, cast("Any", None), "GPU-1")),
     "nvidia.settings._keep": ((os, "fsync"), lambda it: settings._keep(it.folder / "new", b"")),
 }  # fmt: skip
 # These find another answer for other errors.

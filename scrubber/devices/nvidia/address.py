@@ -24,7 +24,7 @@ class WorkerTarget:
     pci_address: str
     minor: int
     parent: str | None  # the GPU of a slice
-    baseline: str  # the file with the settings that the whole GPU was first seen with
+    first_seen: str  # the file with the settings that the whole GPU was first seen with
     resets: str  # the folder of reset locks
     idle_bytes: int = IDLE_AT_MOST  # in use without a holder
     settings: PolicySettings = UNNAMED
@@ -59,4 +59,4 @@ class WorkerTarget:
     @property
     def notes(self) -> PendingRestoreFiles:
         """Where a reset stores what it must restore."""
-        return PendingRestoreFiles(Path(self.baseline).parent, self.gpu)
+        return PendingRestoreFiles(Path(self.first_seen).parent, self.gpu)

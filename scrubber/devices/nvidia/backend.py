@@ -56,7 +56,7 @@ class Nvidia:
         self._resets = settings.parent / locks.FOLDER
         self._library = library
         self._inventory = Inventory(host, library)
-        self._baselines = holders.Baselines()
+        self._idle_memory = holders.IdleMemory()
         self._watch = SignWatch(BestSeenFile(settings.parent / "seen", host.boot_id))
         self._listener = Listener(library, kernel, whole)
 
@@ -103,7 +103,7 @@ class Nvidia:
             if not uuid.startswith(SLICE) and boards.sliced(nvml, handle):
                 return None  # NVML lists the holders of slices with the slices only
             usage = holders.read_usage(nvml, handle, self._host.runs)
-        return self._used(usage, self._baselines.learn(uuid, self.driver(), usage, self._most_idle(uuid)))
+        return self._used(usage, self._idle_memory.learn(uuid, self.driver(), usage, self._most_idle(uuid)))
 
     def _most_idle(self, uuid: str) -> int:
         with suppress(DeviceError):
@@ -149,7 +149,7 @@ class Nvidia:
         with self._library.session() as nvml:
             found, usage = vitals.read(nvml, uuid, self._host.runs, lambda gpu: self._signs(nvml, uuid, gpu))
         if usage is not None:
-            idle = self._baselines.learn(uuid, loaded, usage, most_idle)
+            idle = self._idle_memory.learn(uuid, loaded, usage, most_idle)
             found, in_use = replace(found, leaked_bytes=holders.leaked(usage, idle.bytes)), self._used(usage, idle)
         return self._with_logged(uuid, found), in_use
 
@@ -195,7 +195,7 @@ class Nvidia:
         return self._inventory.domain_nodes(uuid)
 
     def address(self, uuid: str, handling: DeviceHandling) -> Address:
-        """The target of a worker child, with the idle baseline, which a worker has no time to learn."""
+        """The target of a worker child, with the idle memory, which a worker has no time to learn."""
         seen = self._inventory.seen(uuid)
         info, gpu = seen.info, seen.info.parent or uuid
         # For mypy: the inventory has read both.
@@ -210,7 +210,7 @@ class Nvidia:
             reset_seconds=handling.reset_seconds,
             locks=tuple(sorted(self._inventory.neighbours.down_with(gpu))),
             links=tuple(sorted(self._watch.links(gpu))),
-            idle_bytes=self._baselines.of(uuid, self.driver(), holders.idle_at_most(info.model)).bytes,
+            idle_bytes=self._idle_memory.of(uuid, self.driver(), holders.idle_at_most(info.model)).bytes,
         )
         return Address(self.name, strict_json.encode(target).decode())
 
@@ -222,7 +222,7 @@ class Nvidia:
             pci_address,
             minor,
             parent=None,
-            baseline=str(self._settings / f"{gpu}.json"),
+            first_seen=str(self._settings / f"{gpu}.json"),
             resets=str(self._resets),
             pid_namespace=self._host.pid_namespace,
         )

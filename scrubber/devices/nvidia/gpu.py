@@ -208,7 +208,7 @@ class NvidiaGpu:
 
     def _first(self, session: Session) -> StoredSettings:
         """The settings that the whole GPU was first seen with."""
-        return settings.baseline(Path(self._place.baseline), session, self._place.gpu)
+        return settings.first_seen(Path(self._place.first_seen), session, self._place.gpu)
 
     def _restorer(self, session: Session, first: StoredSettings) -> Restorer:
         return Restorer(session, self._place.gpu, first, self._place.settings)

@@ -1,17 +1,17 @@
 """Holders of a GPU as NVML reports them, and leaked memory.
 
-NVML lists the processes that have a context. Memory in use above the idle baseline shows a holder that no list names.
-The idle baseline is the memory that is in use while NVML lists no process. NVML counts the memory of the driver as
-reserved, not as used, so the baseline is near zero.
+NVML lists the processes that have a context. Memory in use above the idle memory shows a holder that no list names.
+The idle memory is what is in use while NVML lists no process. NVML counts the memory of the driver as reserved, not as
+used, so the idle memory is near zero.
 
-A program that only watches the GPUs, such as DCGM's profiler, may take memory without being listed. So the baseline
+A program that only watches the GPUs, such as DCGM's profiler, may take memory without being listed. So the idle memory
 rises when more is in use although NVML has listed no process since the last reading: no tenant has leaked that. A
 process that NVML does not list would look the same, so for a while after a rise the holders are unknown.
 
-A leak may exist before the first reading, and cannot be distinguished from memory of the driver then. So the baseline
-has an upper bound. The bound is above what idle GPUs show (up to a few tens of MiB), and below a bare CUDA context
-(200 MiB or more), the smallest leak that is worth a reset. A smaller leak that existed before the first reading stays
-unseen; neither a scrub nor a pod can reach that memory.
+A leak may exist before the first reading, and cannot be distinguished from memory of the driver then. So the idle
+memory has an upper bound. The bound is above what idle GPUs show (up to a few tens of MiB), and below a bare CUDA
+context (200 MiB or more), the smallest leak that is worth a reset. A smaller leak that existed before the first reading
+stays unseen; neither a scrub nor a pod can reach that memory.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ IsRunning = Callable[[int], bool]  # whether a process with this pid runs
 IDLE_AT_MOST = 64 * 2**20
 SLICED_IDLE_AT_MOST = 128 * 2**20  # of a slice that is a whole GPU: it was seen idle with more than 80 MiB in use
 _WHOLE = (" MIG 7g.", " MIG 4g.24gb", " MIG 4g.96gb")  # slices that are a whole GPU: of most GPUs, A30, RTX PRO 6000
-SETTLES = 10.0  # seconds after a rise of the baseline: the service searches all processes several times meanwhile
-NOISE = 16 * 2**20  # above the baseline and no leak: the driver allocates and frees this much by itself
+SETTLES = 10.0  # seconds after a rise of the idle memory: the service searches all processes several times meanwhile
+NOISE = 16 * 2**20  # above the idle memory and no leak: the driver allocates and frees this much by itself
 TRIES = 3  # readings of a list that grows while it is read
 
 # Not the functions without a version number: for an old driver these raise other errors than NVML does.
@@ -122,16 +122,16 @@ def leaked(usage: Usage, idle: int = IDLE_AT_MOST) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The idle baseline of one device, in bytes."""
+    """The idle memory of one device."""
 
     bytes: int
     settled: int  # without its last rise, while that is new
     risen: float = -math.inf  # uptime of the last rise
-    visited: bool = False  # whether a process was listed since no more than the baseline was in use
+    visited: bool = False  # whether a process was listed since no more than these bytes were in use
 
 
-class Baselines:
-    """The idle baseline of each device, for one instance of the driver."""
+class IdleMemory:
+    """The idle memory of each device, for one instance of the driver."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, str], Idle] = {}
@@ -141,7 +141,7 @@ class Baselines:
         return self._idle.get((uuid, driver), Idle(most, most))
 
     def learn(self, uuid: str, driver: str, usage: Usage, most: int = IDLE_AT_MOST) -> Idle:
-        """Update the baseline with this reading, and return it. It never rises above ``most``."""
+        """Update the idle memory with this reading, and return it. It never rises above ``most``."""
         idle, now = self.of(uuid, driver, most), clock.now().uptime
         if usage.listed is not False:
             idle = replace(idle, visited=True)
@@ -155,7 +155,7 @@ class Baselines:
 
 
 def idle_at_most(model: str) -> int:
-    """The bound of the baseline. A slice that is a whole GPU idles with more, and a context there takes more."""
+    """The bound of the idle memory. A slice that is a whole GPU idles with more, and a context there takes more."""
     return SLICED_IDLE_AT_MOST if any(profile in model for profile in _WHOLE) else IDLE_AT_MOST
 
 

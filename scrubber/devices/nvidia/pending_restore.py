@@ -2,7 +2,7 @@
 
 A reset removes slices and persistence mode, and the worker may be killed before it restores them. So the worker stores
 them before it starts. The next worker that resets this GPU, or restores its settings, applies the pending restore.
-Nothing else is stored: the driver keeps ECC and MIG mode, and all other settings are restored from the baseline.
+Nothing else is stored: the driver keeps ECC and MIG mode, and each scrub restores all other settings.
 Earlier releases also stored single slices, each in a file of its own.
 """
 

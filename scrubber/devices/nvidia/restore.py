@@ -133,7 +133,7 @@ class Restorer:
             raise DeviceError(f"cannot restore settings: {error}") from error
         seen = ((knob, self._read(knob), self._wanted(knob)) for knob in KNOBS)
         return tuple(
-            f"{knob.name}: {knob.word(now)}, baseline {knob.word(value)} (left: the whole GPU shares it)"
+            f"{knob.name}: {knob.word(now)}, expected {knob.word(value)} (left: the whole GPU shares it)"
             for knob, now, value in seen
             if None not in (now, value) and now != value
         )

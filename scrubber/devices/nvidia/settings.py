@@ -1,7 +1,8 @@
 """The settings of a device: how to read, write and print each one, and those that the device was first seen with.
 
-The first worker of a device stores them in a file; ``restore`` uses them as the baseline. To change a setting on
-purpose, an operator names it in the policy, or changes the device and removes the file, which is then written again.
+The first worker of a device stores them in a file; ``restore`` uses them where neither the policy nor the driver gives
+a value. To change such a setting on purpose, an operator names it in the policy, or changes the device and removes the
+file, which is then written again.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def capture(session: Session, uuid: str) -> StoredSettings:
     return StoredSettings(**values, layout=layout)
 
 
-def baseline(path: Path, session: Session, uuid: str) -> StoredSettings:
+def first_seen(path: Path, session: Session, uuid: str) -> StoredSettings:
     """The settings that the device was first seen with; without a file, store the settings now."""
     try:
         if not path.exists():
@@ -190,7 +191,9 @@ def baseline(path: Path, session: Session, uuid: str) -> StoredSettings:
         # Another worker may have written the file first.
         return strict_json.decode(StoredSettings, private_files.content(path))
     except (OSError, ValueError) as error:
-        raise DeviceError(f"cannot read the baseline of {uuid}: {error}; set it right and remove {path}") from error
+        raise DeviceError(
+            f"cannot read the settings that {uuid} was first seen with: {error}; set it right and remove {path}"
+        ) from error
 
 
 def of_policy(values: Mapping[str, Any]) -> PolicySettings:

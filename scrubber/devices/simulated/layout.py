@@ -63,7 +63,7 @@ class SimulatedSettings:
 
 
 # Different from the settings after a reset, so that the settings step always has a setting to restore.
-BASELINE = SimulatedSettings(power_limit_watts=350, persistence=True)
+FIRST_SEEN = SimulatedSettings(power_limit_watts=350, persistence=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class GpuFiles:
         self.chip = directory / "scratch"  # the on-chip memory of all units
         self.device = directory / "device.json"  # the description of the device
         self.settings = directory / "settings.json"  # the settings in force
-        self.baseline = directory / "baseline.json"  # the settings that should be in force
+        self.first_seen = directory / "baseline.json"  # the settings that should be in force
         self.counters = directory / "counters.json"  # the error counters
         self.readings = directory / "readings.json"  # the sensor values
         self.faults = directory / "faults.json"  # the injected faults
@@ -421,8 +421,8 @@ def _make(root: Path, index: int, memory_bytes: int) -> None:
     place.events.touch(mode=0o600)
     info = DeviceInfo(uuid=f"GPU-{uuid.uuid4()}", index=index, model=MODEL, memory_bytes=memory_bytes)
     write(place.device, info)
-    write(place.settings, BASELINE)
-    write(place.baseline, BASELINE)
+    write(place.settings, FIRST_SEEN)
+    write(place.first_seen, FIRST_SEEN)
     write(place.counters, Counters())
     write(place.readings, Measured())
     write(place.faults, Faults())

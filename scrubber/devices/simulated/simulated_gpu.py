@@ -132,15 +132,15 @@ class SimulatedGpu:
             return Tested(tuple(ended), skipped, cells.size, mismatch, units, deviating)
 
     def restore_settings(self) -> Findings:
-        """Restore the baseline; returns the settings that had changed."""
+        """Restore the settings first seen; returns those that had changed."""
         self._answer()
         with private_files.locked(self._place.directory):
             current = layout.read(self._place.settings, SimulatedSettings)
-            baseline = layout.read(self._place.baseline, SimulatedSettings)
-            if current != baseline:
-                layout.write(self._place.settings, baseline)
+            first_seen = layout.read(self._place.first_seen, SimulatedSettings)
+            if current != first_seen:
+                layout.write(self._place.settings, first_seen)
         names = (field.name for field in fields(SimulatedSettings))
-        pairs = ((name, getattr(current, name), getattr(baseline, name)) for name in names)
+        pairs = ((name, getattr(current, name), getattr(first_seen, name)) for name in names)
         return Findings(drift=tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new))
 
     def vitals(self) -> Vitals:

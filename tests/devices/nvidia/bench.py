@@ -74,7 +74,7 @@ def place(rig, number: int, settings: Mapping[str, object] = MappingProxyType({}
         gpu.pci,
         gpu.minor,
         parent=None,
-        baseline=str(rig.settings / f"{gpu.uuid}.json"),
+        first_seen=str(rig.settings / f"{gpu.uuid}.json"),
         resets=str(rig.settings.parent / "resets"),
         settings=of_policy(settings),
         locks=(gpu.uuid,),

@@ -65,7 +65,7 @@ class Rig:
 
     @property
     def settings(self) -> Path:
-        """The folder in which workers store baselines."""
+        """The folder in which workers store the settings first seen."""
         return self.root.path / "state/settings"
 
     def gpu(self, number: int) -> Gpu:

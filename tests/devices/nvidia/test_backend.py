@@ -54,7 +54,7 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
         "pci_address": gpu.pci,
         "minor": gpu.minor,
         "parent": None,
-        "baseline": str(rig.settings / f"{gpu.uuid}.json"),
+        "first_seen": str(rig.settings / f"{gpu.uuid}.json"),
         "pid_namespace": 4026531836,
         "reset_seconds": 60.0,
         "settings": json.loads(strict_json.encode(PolicySettings(compute_mode="default"))),
@@ -73,7 +73,7 @@ def test_a_worker_for_a_slice_is_given_its_gpu(rig) -> None:
     backend.inventory()
     place = json.loads(backend.address(uuid, HANDLING).place)
     assert (place["uuid"], place["parent"], place["pci_address"]) == (uuid, gpu.uuid, gpu.pci)
-    assert place["baseline"] == str(rig.settings / f"{gpu.uuid}.json")
+    assert place["first_seen"] == str(rig.settings / f"{gpu.uuid}.json")
     assert place["idle_bytes"] == IDLE_AT_MOST
 
 

@@ -68,7 +68,7 @@ def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu
 def test_an_invalid_address_opens_no_gpu(rig) -> None:
     whole = json.loads(place(rig, 0))
     changes: tuple[dict[str, object], ...]
-    changes = {"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"baseline": None}
+    changes = {"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"first_seen": None}
     for text in ("", "[]", json.dumps({"uuid": "GPU-1"}), *(json.dumps(whole | change) for change in changes)):
         with pytest.raises(ValueError, match=r".+"):
             NvidiaGpu(text, no_holders)
@@ -111,49 +111,49 @@ def test_a_late_tool_is_killed(rig, monkeypatch) -> None:
 
 
 @pytest.fixture
-def baseline(rig, gpu) -> str:  # noqa: ARG001 - what is looked at first must be free
+def first_seen(rig, gpu) -> str:  # noqa: ARG001 - what is looked at first must be free
     """The file of the settings that the first GPU was seen with."""
     file = str(rig.settings / f"{rig.gpu(0).uuid}.json")
-    touch(rig, 0, baseline=file).restore_settings()
+    touch(rig, 0, first_seen=file).restore_settings()
     return file
 
 
 @pytest.mark.usefixtures("root")
-def test_a_reset_does_not_apply_pending_settings_of_a_tenant(rig, gpu, baseline) -> None:
+def test_a_reset_does_not_apply_pending_settings_of_a_tenant(rig, gpu, first_seen) -> None:
     gpu.set({"ecc.pending": 0, "mig_mode.pending": 1})
-    one = touch(rig, 0, baseline=baseline)
+    one = touch(rig, 0, first_seen=first_seen)
     one.reset()
     assert (gpu["ecc.current"], gpu["mig_mode.current"]) == ("1", "0")
     assert one.restore_settings().drift == ()
 
 
 @pytest.mark.usefixtures("root")
-def test_an_unsupported_ecc_setting_does_not_prevent_a_reset(rig, gpu, baseline) -> None:
+def test_an_unsupported_ecc_setting_does_not_prevent_a_reset(rig, gpu, first_seen) -> None:
     gpu.fail("nvmlDeviceSetEccMode", pynvml.NVML_ERROR_NOT_SUPPORTED)
-    touch(rig, 0, baseline=baseline, settings={"ecc": False}).reset()
+    touch(rig, 0, first_seen=first_seen, settings={"ecc": False}).reset()
     assert by_tool(rig)
 
 
 @pytest.mark.usefixtures("root")
-def test_ecc_is_unchanged_while_a_holder_prevents_the_reset(rig, gpu, baseline) -> None:
+def test_ecc_is_unchanged_while_a_holder_prevents_the_reset(rig, gpu, first_seen) -> None:
     gpu.set({"ecc.pending": 0})
     with pytest.raises(DeviceError, match='it is open in "train"'):
-        touch(rig, 0, one_holder, baseline=baseline).reset()
+        touch(rig, 0, one_holder, first_seen=first_seen).reset()
     assert gpu["ecc.pending"] == "0"
 
 
 @pytest.mark.usefixtures("root")
 def test_a_silent_gpu_is_reset_without_reading_its_settings(rig, gpu) -> None:
     gpu.set(reset_required=1)
-    touch(rig, 0, baseline=str(rig.settings / "new.json")).reset()
+    touch(rig, 0, first_seen=str(rig.settings / "new.json")).reset()
     assert by_tool(rig)
 
 
 @pytest.mark.usefixtures("root")
-def test_a_reset_for_a_slice_restores_its_gpus_settings(rig, cut, baseline) -> None:
+def test_a_reset_for_a_slice_restores_its_gpus_settings(rig, cut, first_seen) -> None:
     gpu = rig.gpu(0)
     gpu.set({"compute_mode": 3, "power.limit": 450000})
-    slice_of(rig, cut[0], baseline=baseline, settings={"power_limit": 500, "persistence": True}).reset()
+    slice_of(rig, cut[0], first_seen=first_seen, settings={"power_limit": 500, "persistence": True}).reset()
     assert (gpu["compute_mode"], gpu["power.limit"], gpu["persistence_mode"]) == ("0", "500000", "1")
 
 
@@ -161,8 +161,8 @@ def test_a_reset_for_a_slice_restores_its_gpus_settings(rig, cut, baseline) -> N
 
 
 @pytest.mark.usefixtures("root")
-def test_the_driver_is_closed_between_any_two_steps(rig, gpu, baseline) -> None:
-    one = touch(rig, 0, baseline=baseline)
+def test_the_driver_is_closed_between_any_two_steps(rig, gpu, first_seen) -> None:
+    one = touch(rig, 0, first_seen=first_seen)
 
     def open_here() -> set[str]:
         links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scrubber.core.model import Moment
 from scrubber.devices.base import DeviceError, DeviceHandling
 from scrubber.devices.nvidia import holders
-from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, Baselines, Usage
+from scrubber.devices.nvidia.holders import IDLE_AT_MOST, NOISE, IdleMemory, Usage
 from scrubber.node import clock
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
@@ -57,8 +57,8 @@ HISTORIES: dict[str, tuple[list[Usage], bool | None, int]] = {
 
 @pytest.mark.parametrize(("history", "in_use", "leaked"), HISTORIES.values(), ids=HISTORIES)
 def test_memory_above_the_lowest_use_seen_is_held_or_leaked(history, in_use, leaked) -> None:
-    baselines = Baselines()
-    last, learned = history[-1], [baselines.learn("gpu", "driver", usage) for usage in history][-1]
+    idle_memory = IdleMemory()
+    last, learned = history[-1], [idle_memory.learn("gpu", "driver", usage) for usage in history][-1]
     assert (holders.in_use(last, learned), holders.leaked(last, learned.bytes)) == (in_use, leaked)
 
 
@@ -124,7 +124,7 @@ async def test_the_node_of_a_new_slice_may_be_missing_here(rig, lacking, tmp_pat
     assert found.missing[slice_].startswith(f"{node} is not here; if the service runs in a container, start it again")
 
 
-def test_a_reloaded_driver_has_another_baseline(rig) -> None:
+def test_a_reloaded_driver_has_another_idle_memory(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     assert backend.has_holders(gpu.uuid) is False
     gpu.set({"memory.used": 30 * MIB})
@@ -204,11 +204,11 @@ def test_a_device_waiting_for_a_reset_lists_no_holders(rig) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.integers(0, 2**38), st.integers(0, 2**38))))
-def test_no_history_raises_the_baseline_above_its_limit(looks) -> None:
-    baselines = Baselines()
+def test_no_history_raises_the_idle_memory_above_its_limit(looks) -> None:
+    idle_memory = IdleMemory()
     for listed, *used in looks:
         usage = Usage(listed, min(used), max(used))
-        idle = baselines.learn("gpu", "driver", usage)
+        idle = idle_memory.learn("gpu", "driver", usage)
         assert idle.bytes <= IDLE_AT_MOST
         assert idle.settled <= idle.bytes
         if holders.in_use(usage, idle) is False:

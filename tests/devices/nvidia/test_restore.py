@@ -1,4 +1,4 @@
-"""Settings return to the baseline, and drift is reported."""
+"""Settings are restored, and drift is reported."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def gpu(rig, tmp_path):
     """The first GPU, whose settings were kept when it was first seen."""
     file = kept(tmp_path)
     with rig.library.session() as session:
-        settings.baseline(file, session, rig.gpu(0).uuid)
-    return touch(rig, 0, baseline=str(file))
+        settings.first_seen(file, session, rig.gpu(0).uuid)
+    return touch(rig, 0, first_seen=str(file))
 
 
 def test_every_setting_has_a_change_here() -> None:
@@ -221,29 +221,29 @@ def test_the_drivers_default_counts_more_than_what_was_seen_first(rig, tmp_path)
     known_defaults = CHANGES[2:]
     for change in known_defaults:
         change.make(rig.gpu(0))
-    drift = touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings().drift
+    drift = touch(rig, 0, first_seen=str(kept(tmp_path))).restore_settings().drift
     assert drift == tuple(f"{change.name}: {change.drift}" for change in known_defaults)
 
 
 def test_without_a_default_what_was_seen_first_counts(rig, tmp_path) -> None:
     rig.gpu(0).set({"persistence_mode": 0, "ecc.pending": 0, "ecc.current": 0})
-    gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
+    gpu = touch(rig, 0, first_seen=str(kept(tmp_path)))
     assert gpu.restore_settings().drift == ()
     rig.gpu(0).set({"persistence_mode": 1, "ecc.pending": 1})
     assert gpu.restore_settings().drift == ("persistence: on -> off", "ecc: on -> off")
 
 
-def test_an_empty_baseline_restores_only_defaults(rig, tmp_path) -> None:
+def test_empty_settings_first_seen_restore_only_defaults(rig, tmp_path) -> None:
     (tmp_path / "settings.json").write_bytes(strict_json.encode(StoredSettings()))
     for change in CHANGES:
         change.make(rig.gpu(0))
-    drift = touch(rig, 0, baseline=str(tmp_path / "settings.json")).restore_settings().drift
+    drift = touch(rig, 0, first_seen=str(tmp_path / "settings.json")).restore_settings().drift
     assert drift == tuple(f"{change.name}: {change.drift}" for change in CHANGES[2:])
 
 
 def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
     rig.gpu(0).set({"ecc.current": 0})
-    gpu = touch(rig, 0, baseline=str(kept(tmp_path)), settings=POLICY)
+    gpu = touch(rig, 0, first_seen=str(kept(tmp_path)), settings=POLICY)
     assert gpu.restore_settings().drift == (
         "persistence: on -> off",
         "ecc: on -> off",
@@ -269,7 +269,7 @@ def test_ecc_that_only_a_reset_brings_back_never_passes(rig, gpu) -> None:
 
 def test_ecc_off_on_a_slices_gpu_never_passes(rig, tmp_path) -> None:
     (uuid,) = rig.cut(0, Slice("3g.71gb"))
-    slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
+    slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, first_seen=str(kept(tmp_path)))
     assert slice_.restore_settings().drift == ()
     rig.gpu(0).set({"ecc.current": 0})
     with pytest.raises(DeviceError, match=ONLY_A_RESET):
@@ -284,7 +284,7 @@ def test_a_pending_change_of_mig_mode_is_undone(rig, gpu) -> None:
 
 def test_an_active_change_of_mig_mode_is_only_reported(rig, tmp_path) -> None:
     rig.gpu(0).set({"mig_mode.current": 1, "mig_mode.pending": 1})
-    gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
+    gpu = touch(rig, 0, first_seen=str(kept(tmp_path)))
     assert gpu.restore_settings().drift == ()
     rig.gpu(0).set({"mig_mode.current": 0, "mig_mode.pending": 0})
     assert gpu.restore_settings().drift == ("mig: off, first seen on (left: operators divide GPUs)",)
@@ -293,7 +293,7 @@ def test_an_active_change_of_mig_mode_is_only_reported(rig, tmp_path) -> None:
 
 def test_a_changed_layout_is_only_reported(rig, tmp_path) -> None:
     rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
-    gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
+    gpu = touch(rig, 0, first_seen=str(kept(tmp_path)))
     assert gpu.restore_settings().drift == ()
     rig.cut(0, Slice("3g.71gb"))
     old, new = "profile 9 at 0 of size 4, profile 9 at 4 of size 4", "profile 9 at 0 of size 4"
@@ -302,10 +302,10 @@ def test_a_changed_layout_is_only_reported(rig, tmp_path) -> None:
 
 def test_drift_of_a_slices_gpu_is_only_reported(rig, tmp_path) -> None:
     (uuid, _) = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
-    slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
+    slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, first_seen=str(kept(tmp_path)))
     assert slice_.restore_settings().drift == ()
     rig.gpu(0).set({"power.limit": 450000, "clock.locked.gpu": "210 300"})
-    assert slice_.restore_settings().drift == ("power_limit: 450 W, baseline 700 W (left: the whole GPU shares it)",)
+    assert slice_.restore_settings().drift == ("power_limit: 450 W, expected 700 W (left: the whole GPU shares it)",)
     assert (rig.gpu(0)["power.limit"], rig.gpu(0)["clock.locked.gpu"]) == ("450000", "210 300")
     assert not [call for _, call, _ in rig.machine.calls() if "Set" in call or "Reset" in call]
 

@@ -14,30 +14,30 @@ from scrubber.devices.nvidia.settings import StoredSettings
 from tests.devices.nvidia.bench import captured, kept, touch
 
 
-def test_the_first_baseline_is_private_and_never_replaced(rig, tmp_path) -> None:
+def test_the_first_settings_file_is_private_and_never_replaced(rig, tmp_path) -> None:
     file = kept(tmp_path)
     with rig.library.session() as session:
-        first = settings.baseline(file, session, rig.gpu(0).uuid)
+        first = settings.first_seen(file, session, rig.gpu(0).uuid)
     assert first == captured(rig)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     with rig.library.session() as session:
         rig.gpu(0).set(persistence_mode=0)
-        assert settings.baseline(file, session, rig.gpu(0).uuid) == first
+        assert settings.first_seen(file, session, rig.gpu(0).uuid) == first
 
 
-def test_two_first_readers_keep_one_baseline(rig, tmp_path, monkeypatch) -> None:
+def test_two_first_readers_keep_the_same_settings(rig, tmp_path, monkeypatch) -> None:
     file, capture, first = kept(tmp_path), settings.capture, list[StoredSettings]()
 
     def overtaken(session, uuid) -> StoredSettings:
         with monkeypatch.context() as patch:
             patch.setattr(settings, "capture", capture)
-            first.append(settings.baseline(file, session, uuid))
+            first.append(settings.first_seen(file, session, uuid))
         return StoredSettings(persistence=False)
 
     monkeypatch.setattr(settings, "capture", overtaken)
     with rig.library.session() as session:
-        assert [settings.baseline(file, session, rig.gpu(0).uuid)] == first
+        assert [settings.first_seen(file, session, rig.gpu(0).uuid)] == first
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
@@ -48,7 +48,7 @@ def test_the_file_of_a_killed_writer_does_not_disturb(rig, tmp_path, monkeypatch
     file.parent.mkdir(parents=True)
     (file.parent / f".{file.name}.1.1").write_text("hal")
     with rig.library.session() as session:
-        assert settings.baseline(file, session, rig.gpu(0).uuid) == captured(rig)
+        assert settings.first_seen(file, session, rig.gpu(0).uuid) == captured(rig)
 
 
 def spoilt(rig) -> dict[str, str]:
@@ -61,10 +61,12 @@ def spoilt(rig) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", ["cut", "more", "kind"])
-def test_a_changed_baseline_file_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
+def test_a_changed_settings_file_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
     file = kept(tmp_path)
     file.parent.mkdir(parents=True)
     file.write_text(spoilt(rig)[how])
-    with pytest.raises(DeviceError, match=r"cannot read the baseline of .* remove .*gpu.json"):
-        touch(rig, 0, baseline=str(file)).restore_settings()
+    with pytest.raises(
+        DeviceError, match=r"cannot read the settings that .* was first seen with: .* remove .*gpu.json"
+    ):
+        touch(rig, 0, first_seen=str(file)).restore_settings()
     assert file.read_text() == spoilt(rig)[how]

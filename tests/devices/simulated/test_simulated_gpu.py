@@ -161,7 +161,7 @@ def test_changed_settings_are_restored_and_reported_once(bank) -> None:
     drills.drift(bank.root, bank.first, power_limit_watts=700)
     assert gpu.restore_settings().drift == ("power_limit_watts: 700 -> 350",)
     assert gpu.restore_settings().drift == ()
-    assert layout.read(bank.place(bank.first).settings, SimulatedSettings) == layout.BASELINE
+    assert layout.read(bank.place(bank.first).settings, SimulatedSettings) == layout.FIRST_SEEN
 
 
 def test_a_reset_leaves_settings_to_restore(bank) -> None:
