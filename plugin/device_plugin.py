@@ -125,9 +125,9 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     ) -> wire.PreferredAllocationResponse:
         """The preferred devices by the last list. Where the answer is empty, the kubelet chooses."""
         begun = time.monotonic()
-        known = self._listing.shown(self._resource)
+        shown = self._listing.shown(self._resource)
         with self._in_flight.one():
-            choices = [await self._prefer(known, each) for each in request.container_requests]
+            choices = [await self._prefer(shown, each) for each in request.container_requests]
         outcome = CallOutcome.FAULT if None in choices else CallOutcome.OK
         self._counters.answer(Hook.PREFERRED, outcome, time.monotonic() - begun)
         return wire.PreferredAllocationResponse(
@@ -162,10 +162,10 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             return wire.PreStartContainerResponse()
 
     async def _prefer(
-        self, known: Sequence[Device], request: wire.ContainerPreferredAllocationRequest
+        self, shown: Sequence[Device], request: wire.ContainerPreferredAllocationRequest
     ) -> Sequence[str] | None:
         try:
-            return await self._responses.prefer(known, request)
+            return await self._responses.prefer(shown, request)
         except Exception:  # an error would fail the pod, which does not need the preference
             logger.exception(
                 "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=CallOutcome.FAULT.value

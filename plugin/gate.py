@@ -49,10 +49,10 @@ class Gate:
         # The service checks the same limits for every caller of its socket. It never sees the request of containers
         # that wait while it is away: for that request, this is the only check.
         ids = request_limits.devices([name for group in groups for name in group])
-        known = {device.uuid: device for device in self._listing.shown(resource)}
-        if unknown := sorted(set(ids) - known.keys()):
+        shown = {device.uuid: device for device in self._listing.shown(resource)}
+        if unknown := sorted(set(ids) - shown.keys()):
             raise InvalidRequest(f"{unknown[0]} is not a device of {resource}", reason=Reason.UNKNOWN_DEVICE)
-        return [[known[name] for name in group] for group in groups]
+        return [[shown[name] for name in group] for group in groups]
 
     async def acquire(self, resource: str, devices: Sequence[Device], op: str = "") -> tuple[GrantedDevice, ...]:
         """Hand out all of these devices to a new tenant, or raise; no grants where its containers wait for the service.

@@ -147,9 +147,9 @@ async def _register(
     tasks: asyncio.TaskGroup,
 ) -> None:
     """Register each resource, now and when the service adds one."""
-    known: frozenset[str] = frozenset()
+    registered: frozenset[str] = frozenset()
     while True:
-        for resource in sorted(await listing.new_resources(known)):
+        for resource in sorted(await listing.new_resources(registered)):
             counters.expect(resource)
             responses: Responses[Any] = OwnResponses(chosen.style)
             if vendors is not None:
@@ -159,4 +159,4 @@ async def _register(
             add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
             registration = kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)
             tasks.create_task(registration.run(), name=f"registration of {resource}")
-        known = listing.resources()
+        registered = listing.resources()

@@ -39,11 +39,11 @@ def prefer(devices: Sequence[Device], available: Sequence[str], must: Sequence[s
     An id that is not among the devices is not available.
     """
     offered, demanded = set(available), set(must)
-    known = {device.uuid: device for device in sorted(devices, key=_place) if device.uuid in offered}
-    if not 0 < size <= len(known) or len(demanded) > size or not demanded <= known.keys():
+    candidates = {device.uuid: device for device in sorted(devices, key=_place) if device.uuid in offered}
+    if not 0 < size <= len(candidates) or len(demanded) > size or not demanded <= candidates.keys():
         return []
-    chosen = [device for device in known.values() if device.uuid in demanded]
-    free = [device for device in known.values() if device.uuid not in demanded]
+    chosen = [device for device in candidates.values() if device.uuid in demanded]
+    free = [device for device in candidates.values() if device.uuid not in demanded]
     for _, alike in itertools.groupby(sorted(free, key=_class), key=_class):
         choices, missing = list(alike), size - len(chosen)
         chosen += choices if len(choices) <= missing else _nearest(choices, chosen, missing)

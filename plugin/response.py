@@ -72,12 +72,12 @@ class Style:
 
 def strategies(names: Iterable[str]) -> tuple[Strategy, ...]:
     """The strategies of these names, each once; ValueError for an unknown name."""
-    known = {strategy.value: strategy for strategy in Strategy}
+    by_name = {strategy.value: strategy for strategy in Strategy}
     chosen: dict[Strategy, None] = {}
     for name in names:
-        if name not in known:
-            raise ValueError(f"unknown device list strategy {name!r}: choose from {', '.join(known)}")
-        chosen[known[name]] = None
+        if name not in by_name:
+            raise ValueError(f"unknown device list strategy {name!r}: choose from {', '.join(by_name)}")
+        chosen[by_name[name]] = None
     return tuple(chosen)
 
 

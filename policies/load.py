@@ -152,7 +152,7 @@ def _clashes(root: yaml_tree.YamlNode) -> Iterator[validation.Problem]:
         for index, rule in rules
         if "match" in rule and not validation.problems(Match, rule["match"])
     ]
-    for later, earlier in match.unreachable([known for _, known in readable]):
+    for later, earlier in match.unreachable([matches for _, matches in readable]):
         name = rules[readable[earlier][0]][1].get("name")
         expected = f"devices that the earlier rule {name} does not match"
         yield validation.Problem(("rules", readable[later][0], "match"), "a rule that never applies", expected)

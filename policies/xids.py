@@ -106,8 +106,8 @@ def required_action(code: int, action: str = "") -> RequiredAction:
     """The action that a code requires. For the recovery code, its message names the action if it can be read."""
     if code == RECOVERY:
         return _read(action) or RequiredAction.NONE
-    known = ROWS.get(code)
-    return known.action if known else RequiredAction.NONE
+    row = ROWS.get(code)
+    return row.action if row else RequiredAction.NONE
 
 
 def remedy(code: int, action: str = "") -> str:
@@ -122,12 +122,12 @@ def remedy(code: int, action: str = "") -> str:
 
 def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
     """What one event with this code does to a device."""
-    known = ROWS.get(code)
+    row = ROWS.get(code)
     if code in rules.codes:
         return rules.codes[code]
-    if known is None:
+    if row is None:
         return rules.unknown
-    if known.application:
+    if row.application:
         return Treatment.COUNT
     match rules.preset:
         case Preset.CATALOG:
@@ -140,14 +140,14 @@ def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
 
 def repeats_count(rules: Xids, code: int) -> bool:
     """Whether repeated events of a counted code quarantine the device; False for codes that one process can cause."""
-    known = ROWS.get(code)
-    return code not in rules.codes and (known is None or known.scope is not XidScope.APP)
+    row = ROWS.get(code)
+    return code not in rules.codes and (row is None or row.scope is not XidScope.APP)
 
 
 def label(code: int) -> str:
     """A code with its name."""
-    known = ROWS.get(code)
-    return f"xid {code} ({known.mnemonic if known else 'not in the catalogue'})"
+    row = ROWS.get(code)
+    return f"xid {code} ({row.mnemonic if row else 'not in the catalogue'})"
 
 
 def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFinding | None:
@@ -167,7 +167,7 @@ def worst_finding(rules: Xids, log: Sequence[Xid], new: Sequence[Xid]) -> XidFin
 
 
 def _read(action: str) -> RequiredAction | None:
-    return next((known for known in RequiredAction if known.value == action), None)
+    return next((it for it in RequiredAction if it.value == action), None)
 
 
 def _as_asked(rules: Xids, code: int, action: str) -> Treatment:

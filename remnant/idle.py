@@ -108,10 +108,10 @@ class IdleObserver:
         bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.all_bystanders())), PROC, self.host.root)
 
         def knows(holder: Holder) -> bool:
-            known = bystanders.knows(holder) or _path(holder) in self.beside
-            if known and passed is not None:
+            is_bystander = bystanders.knows(holder) or _path(holder) in self.beside
+            if is_bystander and passed is not None:
                 passed.append(holder)
-            return known
+            return is_bystander
 
         files = {"device": (str(self.host.dev / board.node),)}
         for whole_node in (True, False):

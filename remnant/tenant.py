@@ -229,8 +229,8 @@ def _fill_host(card: Tenant, key: str) -> Planted:
     spans = _part(card.pin, PINNED_AT_MOST)
     for piece in _pieces(spans):
         ctypes.memmove(piece.address, words(key) * (piece.size // 16), piece.size)
-    found = (recognised(ctypes.string_at(piece.address, piece.size), key) for piece in _pieces(spans))
-    return Planted(sum(span.size for span in spans), sum(found))
+    recognised_bytes = (recognised(ctypes.string_at(piece.address, piece.size), key) for piece in _pieces(spans))
+    return Planted(sum(span.size for span in spans), sum(recognised_bytes))
 
 
 def _in_host(card: Tenant, order: ContainerOrder) -> Look:

@@ -50,5 +50,5 @@ def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
 
 def _hits_whole_gpu(code: int) -> bool:
     """Whether an XID that names one slice concerns the whole GPU. An unknown XID does."""
-    known = xids.ROWS.get(code)
-    return known is None or known.scope is not xids.XidScope.APP
+    row = xids.ROWS.get(code)
+    return row is None or row.scope is not xids.XidScope.APP

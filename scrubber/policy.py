@@ -175,12 +175,12 @@ class ActivePolicy:
 
     def device_policy(self, device: DeviceInfo) -> DevicePolicy:
         """The policy for this device."""
-        policies, known = self._loaded
-        kept = known.get(device.uuid)
+        policies, cache = self._loaded
+        kept = cache.get(device.uuid)
         if kept is not None and (kept[0] is device or kept[0] == device):  # identity first: equality is slow
             return kept[1]
         subject = match.Subject(device.uuid, device.index, device.model, device.mig, device.resource)
         resolved = match.resolve(policies, subject)
         device_policy = replace(resolved, rule=f"{policies.name}/{resolved.rule}")
-        known[device.uuid] = (device, device_policy)
+        cache[device.uuid] = (device, device_policy)
         return device_policy

@@ -56,8 +56,8 @@ class Source:
             if variable["type"] == "query" and not variable["includeAll"] and variable["name"] not in values:
                 selector = variable["query"]["query"].removeprefix("label_values(").rsplit(",", 1)[0]
                 where = {"match[]": shipped.filled(selector, {**shipped.EVERYTHING, **values})}
-                found = asked(self.url, f"label/{variable['name']}/values", **where)["data"]
-                values[variable["name"]] = found[0] if found else ""
+                names = asked(self.url, f"label/{variable['name']}/values", **where)["data"]
+                values[variable["name"]] = names[0] if names else ""
         return values
 
     def _answer(self, target: Mapping[str, Any], step: int) -> dict[str, Any]:

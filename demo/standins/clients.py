@@ -26,15 +26,15 @@ class Clients:
 
     def __init__(
         self,
-        known: Iterable[str],
+        resources: Iterable[str],
         inventory: ShownDevices,
         save: Callable[[], None],
         journal: Journal,
         *,
         timing: Timing,
     ) -> None:
-        """``known``: the resources of the checkpoint, whose endpoints are stopped."""
-        self.endpoints = {resource: Endpoint(resource, None, journal, timing) for resource in known}
+        """``resources``: those of the checkpoint, whose endpoints are stopped."""
+        self.endpoints = {resource: Endpoint(resource, None, journal, timing) for resource in resources}
         self._latest: dict[str, Endpoint] = {}
         self._open: set[Endpoint] = set()
         self._expiries: dict[str, asyncio.TimerHandle] = {}

@@ -168,13 +168,13 @@ class Kubelet:
 
     def has_driver(self, driver: str) -> bool:
         """Whether an instance of this DRA driver is registered and connected."""
-        known = self._life.claims if self._life is not None else None
-        return known is not None and known.plugins.usable(driver)
+        claims = self._life.claims if self._life is not None else None
+        return claims is not None and claims.plugins.usable(driver)
 
     def claims(self) -> dict[str, str]:
         """The UIDs of the claims that the kubelet knows, by ``NAMESPACE/NAME``: those that it must give back."""
-        known = self._alive().claims
-        return known.uids() if known is not None else {}
+        claims = self._alive().claims
+        return claims.uids() if claims is not None else {}
 
     def list_pod_resources(self) -> podresources_pb2.ListPodResourcesResponse:
         """``List`` of PodResources, with its side effect: it frees the devices of deleted pods (R8)."""
@@ -383,13 +383,13 @@ class Kubelet:
         return True
 
     async def _unprepare(self, pod: Pod) -> None:
-        known = self._alive().claims
-        if known is not None:
-            await known.unprepare(pod)
+        claims = self._alive().claims
+        if claims is not None:
+            await claims.unprepare(pod)
 
     async def _reconcile(self) -> list[str]:
-        known = self._alive().claims
-        return await known.reconcile({*self._active(), *self._orphans}) if known is not None else []
+        claims = self._alive().claims
+        return await claims.reconcile({*self._active(), *self._orphans}) if claims is not None else []
 
     def _free_claims(self, pod: Pod) -> None:
         """The claim controller's work, which does not ask the kubelet."""

@@ -72,15 +72,15 @@ def problems(model: type[BaseModel], data: object) -> tuple[Problem, ...]:
     Pydantic checks combinations of values only when all fields are valid. So this removes the invalid values and checks
     again. It drops a problem that the removal may have caused.
     """
-    known: dict[Problem, None] = {}
+    kept: dict[Problem, None] = {}
     removed: list[Problem] = []
     while problems := _problems(model, data):
-        known.update((problem, None) for problem in problems if not _touched(problem, removed))
+        kept.update((problem, None) for problem in problems if not _touched(problem, removed))
         before, data = data, functools.reduce(_without, (loc for problem in problems for loc in problem.places), data)
         if data == before:  # a missing key cannot be removed
             break
         removed += problems
-    return tuple(known)
+    return tuple(kept)
 
 
 def build(model: type[M], data: object) -> M:

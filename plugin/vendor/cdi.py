@@ -43,12 +43,12 @@ def check(
     cdi_ids: Collection[str],
     directories: Collection[Path],
     taken: Collection[ReportedDevice],
-    known: Collection[ReportedDevice],
+    reported: Collection[ReportedDevice],
 ) -> list[Edits]:
     """What these CDI devices do; InvalidRequest if one cannot be read, or gives away a device that is not taken."""
     edits = [{"names": list(cdi_ids)}, *_edits(cdi_ids, directories)]
     for each in edits:
-        if why := fault(each, taken, known):
+        if why := fault(each, taken, reported):
             raise InvalidRequest(f"a CDI device of the answer {why}")
     return edits
 
@@ -60,10 +60,10 @@ def gives(edits: Collection[Edits], device: ReportedDevice) -> bool:
     return any(device.uuid.lower() in text.lower() for each in edits for text in _texts(each))
 
 
-def fault(edits: Edits, taken: Collection[ReportedDevice], known: Collection[ReportedDevice]) -> str:
+def fault(edits: Edits, taken: Collection[ReportedDevice], reported: Collection[ReportedDevice]) -> str:
     """Why a container that was given the devices of ``taken`` may not have these edits; empty: it may."""
-    theirs = {device.uuid.lower() for device in known} - {device.uuid.lower() for device in taken}
-    theirs |= {pci_bus_id(device) for device in known} - {pci_bus_id(device) for device in taken} - {""}
+    theirs = {device.uuid.lower() for device in reported} - {device.uuid.lower() for device in taken}
+    theirs |= {pci_bus_id(device) for device in reported} - {pci_bus_id(device) for device in taken} - {""}
     words = re.compile("|".join(map(re.escape, sorted(theirs))) or "(?!)")
     for text in _texts(edits):
         if len(text) > LONGEST:

@@ -124,12 +124,12 @@ class VendorOffer:
 
     def __call__(self, reported: Iterable[ReportedDevice]) -> Iterator[Device]:
         """Every device that a vendor lists. One that the scrub service does not know is unhealthy."""
-        known = {device.uuid: device for device in reported}
+        by_name = {device.uuid: device for device in reported}
         for resource, vendor in self._lists.items():
             for place, (name, entry) in enumerate(vendor.entries.items()):
-                if name in known:
-                    healthy = known[name].healthy and self.healthy(resource, name)
-                    yield listed(known[name], resource, healthy=healthy, entry=entry)
+                if name in by_name:
+                    healthy = by_name[name].healthy and self.healthy(resource, name)
+                    yield listed(by_name[name], resource, healthy=healthy, entry=entry)
                 else:
                     unknown = ReportedDevice(name, healthy=False, clean=False, numa_node=None, resource="", index=place)
                     yield listed(unknown, resource, entry=entry)

@@ -41,8 +41,8 @@ def of(entries: Iterable[LedgerEntry], uptime: float) -> tuple[RepeatedUse, ...]
             came[None] = None
         for who, holder in came.items():
             seen.setdefault(who, []).append(holder)
-    found = (RepeatedUse(each[-1], len(each)) for each in seen.values() if len(each) >= AGAIN)
-    return tuple(sorted(found, key=lambda it: -it.times))
+    uses = (RepeatedUse(each[-1], len(each)) for each in seen.values() if len(each) >= AGAIN)
+    return tuple(sorted(uses, key=lambda it: -it.times))
 
 
 def _who(holder: Holder) -> tuple[str | None, str]:

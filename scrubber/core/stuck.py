@@ -19,8 +19,8 @@ def followed(before: Stuck | None, answer: Answer, at: Moment) -> Stuck | None:
         return before
     if not answer:
         return None
-    known = {(holder.pid, holder.started) for holder in before.holders} if before is not None else set()
-    same = any((holder.pid, holder.started) in known for holder in answer)
+    stuck_before = {(holder.pid, holder.started) for holder in before.holders} if before is not None else set()
+    same = any((holder.pid, holder.started) in stuck_before for holder in answer)
     return Stuck(answer, before.since if before is not None and same else at)
 
 

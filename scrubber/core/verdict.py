@@ -95,11 +95,11 @@ def veto(
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
         return answers.Veto(blame, answers.why_unknown_for_operators(facts))
     if facts.holders:
-        names, found = holder_names(facts.holders), Findings(holders=facts.holders)
+        names, findings = holder_names(facts.holders), Findings(holders=facts.holders)
         if ownership.live_container(facts.holders) is not None:
-            return answers.Veto(Blame.TENANT, f"a live container uses the device ({names})", found)
+            return answers.Veto(Blame.TENANT, f"a live container uses the device ({names})", findings)
         if step is not Step.EVICT:
-            return answers.Veto(Blame.TENANT, f"the device is used by {names}", found)
+            return answers.Veto(Blame.TENANT, f"the device is used by {names}", findings)
     if facts.observed_since > clear_began:
         after = facts.observed_since - clear_began
         why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
@@ -346,15 +346,15 @@ def _not_tested(done: Done) -> Failed | None:
     """The self-test must cover the proven memory and the overwritten units, on a path that has this step."""
     if (tested := done.get(Step.SELFTEST)) is None:
         return None
-    found, units = tested.findings, done[Step.SCRATCH].findings.units
-    covered, proven, allocatable = found.covered_bytes or 0, _covered(done), _allocatable(done)
+    findings, units = tested.findings, done[Step.SCRATCH].findings.units
+    covered, proven, allocatable = findings.covered_bytes or 0, _covered(done), _allocatable(done)
     why = None
-    if ARITHMETIC not in found.tests:
-        why = f"ran {_listed(found.tests)}, but not {ARITHMETIC}: selftest.time in the policy may be too short"
+    if ARITHMETIC not in findings.tests:
+        why = f"ran {_listed(findings.tests)}, but not {ARITHMETIC}: selftest.time in the policy may be too short"
     elif not proven <= covered <= allocatable:
         why = f"says it covered {covered} bytes, but {proven} of {allocatable} were read back before"
-    elif found.units != units:
-        why = f"says that {quantity(found.units or 0, 'unit')} computed; scratch overwrote {units}"
+    elif findings.units != units:
+        why = f"says that {quantity(findings.units or 0, 'unit')} computed; scratch overwrote {units}"
     return failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}") if why else None
 
 

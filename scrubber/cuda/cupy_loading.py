@@ -50,8 +50,8 @@ def installed() -> str:
     """
     spec = importlib.util.find_spec(_CUPY)
     folders = Path(spec.origin).parents[:2] if spec is not None and spec.origin is not None else ()
-    found = [_PACKAGE.fullmatch(path.name) for folder in folders for path in folder.glob("cupy*.dist-info")]
-    packages = [package.groups() for package in found if package]
+    matches = [_PACKAGE.fullmatch(path.name) for folder in folders for path in folder.glob("cupy*.dist-info")]
+    packages = [package.groups() for package in matches if package]
     versions = " or ".join(sorted({version for _, version in packages}))
     extras = [extra for extra, _ in packages if extra in nvidia_advice.SINCE]
     return f"{versions} ({extras[0]})" if len(extras) == 1 else versions

@@ -96,17 +96,17 @@ async def in_turn(
 
     A question that fails has no answer. At the deadline, the current question and all later ones have none.
     """
-    found: dict[str, T] = {}
+    answers: dict[str, T] = {}
 
     def ask() -> None:
         for name, question in questions.items():
             with suppress(DeviceError):
-                found[name] = question()
+                answers[name] = question()
 
     if questions:
         with suppress(DeviceError):
             await caller.ask(key, ask, deadline)
-    return found.copy()  # an overdue thread still writes to ``found``
+    return answers.copy()  # an overdue thread still writes to ``answers``
 
 
 _Job = tuple[Callable[[], object], Callable[[object, BaseException | None], object]]

@@ -284,9 +284,9 @@ def _shaped(descriptors: Mapping[str, int]) -> dict[str, Map]:
 
 def _maps_of(standing: Attached, closing: ExitStack) -> dict[str, int]:
     """The maps of the program that stands, by their names. A layout of another version has other names."""
-    found = {}
+    maps = {}
     for number in standing.maps:
         descriptor = kernel.open_map(number)
         closing.callback(os.close, descriptor)
-        found[kernel.map_name(descriptor)] = descriptor
-    return found
+        maps[kernel.map_name(descriptor)] = descriptor
+    return maps

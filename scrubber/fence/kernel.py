@@ -97,15 +97,15 @@ class Map:
 
     def __iter__(self) -> Iterator[bytes]:
         """All keys. Change the map only when the iteration has ended."""
-        found = ctypes.create_string_buffer(len(self._key))
+        key = ctypes.create_string_buffer(len(self._key))
         before = 0  # no key: the first one follows
         while True:
             try:
-                _bpf(_MAP_NEXT_KEY, struct.pack("<IxxxxQQQ", self.descriptor, before, ctypes.addressof(found), 0))
+                _bpf(_MAP_NEXT_KEY, struct.pack("<IxxxxQQQ", self.descriptor, before, ctypes.addressof(key), 0))
             except FileNotFoundError:
                 return
-            yield found.raw
-            before = ctypes.addressof(found)
+            yield key.raw
+            before = ctypes.addressof(key)
 
 
 def load(name: str, code: bytes) -> int:
@@ -146,9 +146,9 @@ def attached(group: int) -> list[Attached]:
     block = struct.pack("<IIIIQI", group, _CGROUP_DEVICE_ATTACHMENT, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
     buffer = ctypes.create_string_buffer(block, _ATTRIBUTES)
     _asked(_QUERY, buffer)
-    (found,) = struct.unpack_from("<I", buffer, 24)
+    (count,) = struct.unpack_from("<I", buffer, 24)
     programs = []
-    for number in ids[:found]:
+    for number in ids[:count]:
         with suppress(FileNotFoundError), _by_id(number) as program:  # it may be detached meanwhile
             programs.append(describe(program))
     return programs
@@ -170,8 +170,8 @@ def describe(program: int) -> Attached:
     asked = struct.pack("<52xIQ", _MOST_MAPS, ctypes.addressof(maps))
     info = _info(program, asked)
     (number,) = struct.unpack_from("<I", info, 4)
-    (found,) = struct.unpack_from("<I", info, 52)
-    return Attached(number, info[8:16], _name(info[64:80]), tuple(maps[:found]))
+    (count,) = struct.unpack_from("<I", info, 52)
+    return Attached(number, info[8:16], _name(info[64:80]), tuple(maps[:count]))
 
 
 def map_name(descriptor: int) -> str:

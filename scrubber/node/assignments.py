@@ -44,8 +44,8 @@ def by_device(directory: Path) -> dict[str, KubeletAssignment]:
     assigned: dict[str, KubeletAssignment] = {}
     all_entries, written = _read(directory)
     for entry in all_entries:
-        known = assigned.get(entry.device, KubeletAssignment())
-        assigned[entry.device] = KubeletAssignment(known.pods | {entry.pod}, known.containers + 1, written)
+        earlier = assigned.get(entry.device, KubeletAssignment())
+        assigned[entry.device] = KubeletAssignment(earlier.pods | {entry.pod}, earlier.containers + 1, written)
     return assigned
 
 

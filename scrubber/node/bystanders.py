@@ -46,7 +46,7 @@ class Bystanders:
 
     def __init__(
         self,
-        known: Sequence[Bystander],
+        programs: Sequence[Bystander],
         proc: Path,
         logs: Path,
         elsewhere: Callable[[Bystander], None] = lambda _program: None,
@@ -55,8 +55,8 @@ class Bystanders:
 
         ``elsewhere`` is called for a program in a pod that would be a bystander in another place.
         """
-        self._known = frozenset(known)
-        self._programs = frozenset(program.exe for program in known)
+        self._known = frozenset(programs)
+        self._programs = frozenset(program.exe for program in programs)
         self._proc = proc
         self._logs = logs
         self._elsewhere = elsewhere

@@ -177,11 +177,11 @@ class Containers:
         if member is not None:
             group = unified_group(root, name, f"{self._proc}/{member}")
             groups = [group] if group is not None else []
-        found = set()
+        ids = set()
         for group in groups:
             with suppress(FileNotFoundError):
-                found.add(group.stat().st_ino)
-        return frozenset(found)
+                ids.add(group.stat().st_ino)
+        return frozenset(ids)
 
     def _groups_of(self, pod: str) -> Iterator[str]:
         """The control group of a pod, and groups below it, such as those of its containers."""

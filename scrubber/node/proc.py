@@ -54,9 +54,9 @@ def user(pid: int) -> str:
 
 def user_of(pid: int, started: float) -> str:
     """The user of this very process; empty if it has ended, also if its pid is used again."""
-    found = user(pid)
+    name = user(pid)
     try:
-        return found if status(f"/proc/{pid}").started == started else ""
+        return name if status(f"/proc/{pid}").started == started else ""
     except ENDED:
         return ""
 

@@ -41,13 +41,13 @@ class Exempt:
         return answer
 
     def _find(self, units: tuple[str, ...], namespaces: Collection[str]) -> frozenset[int]:
-        found = [self._tree.units(units)]
+        groups = [self._tree.units(units)]
         for pod, name in self.names.items():
             if name.partition("/")[0] in namespaces:
                 if pod not in self._pods:
                     self._pods[pod] = self._groups_of_pod(pod)
-                found.append(self._pods[pod])
-        return frozenset[int]().union(*found)
+                groups.append(self._pods[pod])
+        return frozenset[int]().union(*groups)
 
     def place(self, group: int) -> GroupPlace | None:
         """What a group is; None if it is gone. Its pod is looked for again if its groups were not found before."""

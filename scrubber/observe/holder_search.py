@@ -70,11 +70,11 @@ class HolderSearch:
         """
         ours = frozenset(self._workers)  # also those that end meanwhile: the lists have them
         incarnation, lists = await asyncio.gather(self._driver.incarnation(), self._lists(uuids))
-        known = {uuid: pids for uuid, pids in lists.items() if pids is not None}
-        self._listed |= known
-        search = await self._all_holders.ask(*known) if known else SearchResult({})
+        answered = {uuid: pids for uuid, pids in lists.items() if pids is not None}
+        self._listed |= answered
+        search = await self._all_holders.ask(*answered) if answered else SearchResult({})
         holders = dict.fromkeys(uuids) | search.holders
-        opened = frozenset(uuid for uuid, pids in known.items() if pids - ours - self._workers)
+        opened = frozenset(uuid for uuid, pids in answered.items() if pids - ours - self._workers)
         lists = await self._lists([uuid for uuid in opened if holders[uuid] == ()])
         left = frozenset(uuid for uuid, pids in lists.items() if not (pids or frozenset()) - ours - self._workers)
         missing = {uuid: self._unlisted[uuid] for uuid in uuids if uuid in self._unlisted} | dict(search.missing)
@@ -106,8 +106,8 @@ class HolderSearch:
 
         If the driver does not answer for a witness, the holders are not known either.
         """
-        known = [uuid for uuid in uuids if search.holders[uuid] is not None]
-        answers = dict(zip(known, await asyncio.gather(*map(self._ask_witness, known)), strict=True))
+        searched = [uuid for uuid in uuids if search.holders[uuid] is not None]
+        answers = dict(zip(searched, await asyncio.gather(*map(self._ask_witness, searched)), strict=True))
         said = {uuid: answer for uuid, answer in answers.items() if answer is not None}
         unknown = dict.fromkeys(uuid for uuid, answer in answers.items() if answer is None)
         return replace(search, holders={**search.holders, **unknown}, testimonies=said)
@@ -156,7 +156,7 @@ class HolderSearch:
 
     def named(self, uuid: str, listed: frozenset[int]) -> tuple[Holder, ...] | None:
         """Who is on the driver's list and counts, by /proc. None if one is not found. In a thread."""
-        ours, is_bystander, found = frozenset(self._workers), self._bystanders(uuid), list[Holder]()
+        ours, is_bystander, holders = frozenset(self._workers), self._bystanders(uuid), list[Holder]()
         for pid in sorted(listed - ours):
             try:
                 process = self._processes.process(pid)
@@ -164,8 +164,8 @@ class HolderSearch:
                 return None
             if not process:
                 return None
-            found += [it for it in process if not self._is_ignored(ours, is_bystander, it)]
-        return tuple(found)
+            holders += [it for it in process if not self._is_ignored(ours, is_bystander, it)]
+        return tuple(holders)
 
     def _search(self, listed: Mapping[str, frozenset[int]]) -> SearchResult:
         """Find the holders together for all devices that have the same bystanders."""
@@ -173,17 +173,17 @@ class HolderSearch:
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
         for uuid in listed:
             groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
-        found, held_up, unreadable, missing, settled = Holders(), "", "", dict[str, str](), True
+        holders, held_up, unreadable, missing, settled = Holders(), "", "", dict[str, str](), True
         for is_bystander, files in groups.items():
             ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
-            found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
+            holders |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
             if self._processes.gave_up:
                 seconds, pid = self._processes.slowest()
                 held_up = f"{self._processes.named(pid)} took {seconds:.1f} s to read"
             unreadable = self._processes.unreadable or unreadable
             missing |= self._processes.missing
             settled = settled and self._processes.settled
-        return SearchResult(found, held_up or unreadable, unreadable, missing, settled=settled)
+        return SearchResult(holders, held_up or unreadable, unreadable, missing, settled=settled)
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
         """Whether a holder is a bystander, or descends from a worker (a reset tool), also one that has just begun."""

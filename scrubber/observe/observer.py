@@ -91,8 +91,8 @@ class Observer:
         it are missing. As long as the thread hangs, further calls return nothing. After that, they skip the devices
         whose last health report was late.
         """
-        found = await self._list.all(records)
-        return {it.device.uuid: self._seen(it, found[it.device.uuid]) for it in records if it.device.uuid in found}
+        facts = await self._list.all(records)
+        return {it.device.uuid: self._seen(it, facts[it.device.uuid]) for it in records if it.device.uuid in facts}
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
         """Facts for the start of a container. They take no search where the fence shows that nobody has the device.
@@ -164,8 +164,8 @@ class Observer:
             return self._observed_since.stamped(record.device.uuid, blind)
         self._hear(search)
         at = self._observed_since.now().uptime
-        for uuid, known in before.items():
-            self._alone.end(uuid, known, search.holders[uuid], at=at, settled=search.settled)
+        for uuid, begun in before.items():
+            self._alone.end(uuid, begun, search.holders[uuid], at=at, settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
@@ -259,8 +259,8 @@ class Observer:
     async def assignments(self, uuids: Sequence[str]) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about the devices; raises AssignmentsError when it cannot be read."""
         ask, patience = self.driver.caller.ask, self.driver.patience
-        found = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
-        return {uuid: found.get(uuid, KubeletAssignment()) for uuid in uuids}
+        assigned = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
+        return {uuid: assigned.get(uuid, KubeletAssignment()) for uuid in uuids}
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

@@ -44,18 +44,18 @@ class OwnerContainers:
         """Whether a process of the container lives. None for no container."""
         if container is None:
             return None
-        known = self._members.get(container)
+        last_member = self._members.get(container)
         ask, patience = self._driver.caller.ask, self._driver.patience
-        member = await ask(f"pod {container}", lambda: self._find_member(container, known), patience)
+        member = await ask(f"pod {container}", lambda: self._find_member(container, last_member), patience)
         if member is not None:
             self._members = {**self._members, container: member}
             return True
         return container in await self._live_containers.ask(container)
 
-    def _find_member(self, container: str, known: int | None) -> int | None:
-        """A live process of the container, the known one if it still runs; None if only a search can tell."""
-        if known is not None and self._is_in(known, container):
-            return known
+    def _find_member(self, container: str, last_member: int | None) -> int | None:
+        """A live process of the container, the last one if it still runs; None if only a search can tell."""
+        if last_member is not None and self._is_in(last_member, container):
+            return last_member
         return self._driver.backend.member(container)
 
     async def _find_containers(self, _asked: frozenset[str]) -> Mapping[str, int]:
@@ -83,7 +83,7 @@ class OwnerContainers:
     def _is_in(self, pid: int, container: str | None) -> bool:
         """Whether a live process is in the container. False if its first thread has ended: then only a search tells."""
         try:
-            found = self._processes.process(pid)
+            threads = self._processes.process(pid)
         except OSError:  # such as too many open files
             return False
-        return any(it.container == container and it.state not in DEAD for it in found)
+        return any(it.container == container and it.state not in DEAD for it in threads)

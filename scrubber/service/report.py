@@ -167,17 +167,17 @@ class StatusReporter:
         [device] = await self._with_pods([uuid])
         device = replace(device, holders=tuple(map(_holder_view, holders)))
         entries = await self.history.of_present_state(uuid)
-        known = set(holders) if blocked else set()  # the advice names them already
-        advice = (*await self._keeps_out(record, entries, known), *advice)
+        advised = set(holders) if blocked else set()  # the advice names them already
+        advice = (*await self._keeps_out(record, entries, advised), *advice)
         return views.Explanation(
             device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
         )
 
     async def _keeps_out(
-        self, record: Record, entries: Sequence[LedgerEntry], known: Collection[Holder]
+        self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]
     ) -> tuple[str, ...]:  # fmt: skip
-        """Who else than the known holders comes again and again, and what to do: the device cannot stay clean."""
-        named_already = {(it.pid, it.started) for it in known}
+        """Who else than these holders comes again and again, and what to do: the device cannot stay clean."""
+        named_already = {(it.pid, it.started) for it in advised}
         uses = [
             it
             for it in repeated_uses.of(entries, self._context.now().uptime)

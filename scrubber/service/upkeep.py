@@ -56,11 +56,11 @@ class Upkeep:
             boot_id = (await self._context.observer.driver.incarnation()).boot_id
         except DeviceError:
             boot_id = None
-        found = {
+        events = {
             device: proof.ended_by_older_ledger(record, boot_id)
             for device, record in self._context.ledger.records.items()
         }
-        return [(device, event) for device, event in found.items() if event is not None]
+        return [(device, event) for device, event in events.items() if event is not None]
 
     async def register(self, device: DeviceInfo, incarnation: Incarnation) -> None:
         """Record a device of the inventory that is new or has changed."""
@@ -75,8 +75,8 @@ class Upkeep:
                 before = next_action.earlier_errors(
                     Baseline(), await context.observer.health.vitals(device.uuid), policy
                 )
-                found: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
-                await context.ledger.append(context.operation(), *((device.uuid, event) for event in found))
+                first: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
+                await context.ledger.append(context.operation(), *((device.uuid, event) for event in first))
                 return
             record = context.record(device.uuid)  # may have changed while we waited for the lock
             events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]

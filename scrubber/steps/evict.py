@@ -34,13 +34,13 @@ def run(order: Order, context: StepContext) -> Report:
     leftovers, foreign = order.terminate_leftovers, order.terminate_foreign
     may_end = partial(leftover.may_end, tenancy=order.tenancy, leftovers=leftovers, foreign=foreign)
     patience_ends = time.monotonic() + order.patience
-    found: dict[_Key, Holder] = {}
+    seen: dict[_Key, Holder] = {}
     ended: list[int] = []
     tried: set[_Key] = set()
     survivors: set[_Key] = set()
     while (holders := _observe(context)) is not None:
-        found |= {_key(holder): holder for holder in holders}
-        findings = Findings(holders=tuple(found.values()), terminated=tuple(ended))
+        seen |= {_key(holder): holder for holder in holders}
+        findings = Findings(holders=tuple(seen.values()), terminated=tuple(ended))
         if not holders:
             return Report(Outcome.PASSED, findings=findings)
         tenants = tuple(it for it in holders if it.container is not None and not context.ours(it.pid))
@@ -61,7 +61,7 @@ def run(order: Order, context: StepContext) -> Report:
     return _refuse(
         "cannot prove who uses the device: a process hides from /proc, or the service does not see all processes; "
         "see `autoclave doctor`",
-        Findings(holders=tuple(found.values()), terminated=tuple(ended)),
+        Findings(holders=tuple(seen.values()), terminated=tuple(ended)),
     )
 
 

@@ -34,8 +34,8 @@ def extras(driver: str) -> tuple[str, ...]:
 
 def how_to_stop(holders: Iterable[Holder]) -> str:
     """The commands that stop these processes, as a sentence. Start the programs again afterwards."""
-    known = [command for holder in holders if (command := _command(holder)) is not None]
-    return f"stop that first ({'; '.join(dict.fromkeys(known))})" if known else "stop that first"
+    commands = [command for holder in holders if (command := _command(holder)) is not None]
+    return f"stop that first ({'; '.join(dict.fromkeys(commands))})" if commands else "stop that first"
 
 
 def admit(namespaces: Collection[str], namespace: str) -> str:

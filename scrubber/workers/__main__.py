@@ -46,10 +46,10 @@ def main() -> None:
     observer = Processes(
         proc, container_of, whole_node=assignment.whole_node, namespace=assignment.pid_namespace
     )  # fmt: skip
-    known = Bystanders(tuple(map(Bystander.parse, assignment.bystanders)), proc, Path(assignment.pod_logs))
+    bystanders = Bystanders(tuple(map(Bystander.parse, assignment.bystanders)), proc, Path(assignment.pod_logs))
 
     def holders() -> tuple[Holder, ...] | None:
-        return observer.holders({"device": assignment.files}, (assignment.service,), known.knows)["device"]
+        return observer.holders({"device": assignment.files}, (assignment.service,), bystanders.knows)["device"]
 
     def reset_holders() -> tuple[Holder, ...] | None:
         """All holders that a reset would hit, bystanders and the service included."""
@@ -58,7 +58,7 @@ def main() -> None:
     def ours(pid: int) -> bool:
         return observer.descends(pid, (zygote,))
 
-    node = DeviceNode(reset_holders, lambda name: known.runs(name, container_of))
+    node = DeviceNode(reset_holders, lambda name: bystanders.runs(name, container_of))
     context = StepContext(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()

@@ -125,8 +125,8 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
         yield from (f"  {line}" for line in text_tables.proof(device.receipt))
     about = "healthy" if device.state in {"granted", "in_use"} else "offered to pods or jobs"
     # The reason of a quarantine has a line above, as the state has.
-    known = (device.quarantine and device.policy_rule) or device.why in {device.state, text_tables.describe(device)}
-    why = "" if known else f": {device.why}"
+    said = (device.quarantine and device.policy_rule) or device.why in {device.state, text_tables.describe(device)}
+    why = "" if said else f": {device.why}"
     yield f"{'' if device.healthy else 'not '}{about}{why}"
 
 

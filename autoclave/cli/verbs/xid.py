@@ -107,11 +107,11 @@ def _read(policies: PolicySet, origin: str) -> XidPolicy:
 
 def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
     """What is known of the code, what each policy does about it, and what a person should do."""
-    known = xids.ROWS.get(code)
-    if known:
-        yield "meaning", known.description
-        yield "concerns", SCOPES[known.scope]
-        yield "catalogue asks for", f"{known.action.value} (NVIDIA, {xids.DATE})"
+    row = xids.ROWS.get(code)
+    if row:
+        yield "meaning", row.description
+        yield "concerns", SCOPES[row.scope]
+        yield "catalogue asks for", f"{row.action.value} (NVIDIA, {xids.DATE})"
     yield from ((f"under preset {preset}", done) for preset, done in _presets(code).items())
     if note := _explain_presets(code):
         yield "note", note
@@ -127,14 +127,14 @@ def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
 
 def _explain_presets(code: int) -> str:
     """The reason behind the presets, when the table does not show it."""
-    known = xids.ROWS.get(code)
-    if known is None:
+    row = xids.ROWS.get(code)
+    if row is None:
         return f"NVIDIA's catalogue of {xids.DATE} does not know it: under each preset the policy's `unknown` decides"
     if code == xids.RECOVERY:
         return "catalog: its message decides; shown is what is done when that cannot be read"
-    if known.application:
+    if row.application:
         return "an application error: counted under each preset; the policy's `codes` may say otherwise"
-    if known.action is xids.RequiredAction.NONE:
+    if row.action is xids.RequiredAction.NONE:
         return "catalog: no action is published, so the policy's `unknown` decides"
     return ""
 
@@ -144,16 +144,16 @@ def _presets(code: int) -> dict[str, str]:
 
 
 def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
-    known = xids.ROWS.get(code)
+    row = xids.ROWS.get(code)
     repeats = {"count": xids.REPEATS, "within": xids.REPEATS_WITHIN}
     return {
         "code": code,
-        "known": known is not None,
-        "mnemonic": known.mnemonic if known else "",
-        "description": known.description if known else "",
-        "scope": known.scope.value if known else "",
-        "action": known.action.value if known else "",
-        "application": known is not None and known.application,
+        "known": row is not None,
+        "mnemonic": row.mnemonic if row else "",
+        "description": row.description if row else "",
+        "scope": row.scope.value if row else "",
+        "action": row.action.value if row else "",
+        "application": row is not None and row.application,
         "remedy": xids.remedy(code),
         "presets": _presets(code),
         "policy": {

@@ -39,11 +39,11 @@ def gate(node: Node, status: views.Status) -> Iterator[Finding]:
     if not file:
         yield ok("the create gate is off")
     else:
-        found = create_gate.gate(node, file)
-        if found.without_cdi:  # first: the container runtime may read it at its next start
-            text = f"{found.without_cdi} has enable_cdi = false: the container runtime does not ask the create gate"
+        facts = create_gate.gate(node, file)
+        if facts.without_cdi:  # first: the container runtime may read it at its next start
+            text = f"{facts.without_cdi} has enable_cdi = false: the container runtime does not ask the create gate"
             yield warning(text, SWITCH_ON)
-        faults = tuple(_faults(found, status))
+        faults = tuple(_faults(facts, status))
         yield from faults or (_in_force(status, service_facts.now(node)),)
 
 

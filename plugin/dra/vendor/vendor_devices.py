@@ -116,12 +116,12 @@ class VendorDevices:
             if listed is None or (why := resource_slices.disagreement(listed, device)):
                 raise InvalidRequest(why if listed else f"no ResourceSlice has {allocated.name} any more")
         answer = await self._service.prepare(claim, until)
-        known = self._listing.current()
-        if known is None:
+        reported = self._listing.current()
+        if reported is None:
             raise NotReady(Reason.UNREACHABLE, "the scrub service does not answer any more")
         if not answer.error:
             cdi_ids = [cdi_id for device in answer.devices for cdi_id in device.cdi_device_ids]
-            await asyncio.to_thread(vendor_cdi.check, cdi_ids, self._cdi_dirs, list(devices.values()), known)
+            await asyncio.to_thread(vendor_cdi.check, cdi_ids, self._cdi_dirs, list(devices.values()), reported)
         return answer
 
     async def unprepare(self, claim: wire.Claim, until: float) -> wire.NodeUnprepareResourceResponse:

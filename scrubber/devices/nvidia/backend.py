@@ -147,11 +147,11 @@ class Nvidia:
         """Vitals and holders from one reading of NVML. Holders of a sliced or silent GPU are unknown."""
         loaded, most_idle, in_use = self.driver(), self._most_idle(uuid), None
         with self._library.session() as nvml:
-            found, usage = vitals.read(nvml, uuid, self._host.runs, lambda gpu: self._signs(nvml, uuid, gpu))
+            health, usage = vitals.read(nvml, uuid, self._host.runs, lambda gpu: self._signs(nvml, uuid, gpu))
         if usage is not None:
             idle = self._idle_memory.learn(uuid, loaded, usage, most_idle)
-            found, in_use = replace(found, leaked_bytes=holders.leaked(usage, idle.bytes)), self._used(usage, idle)
-        return self._with_logged(uuid, found), in_use
+            health, in_use = replace(health, leaked_bytes=holders.leaked(usage, idle.bytes)), self._used(usage, idle)
+        return self._with_logged(uuid, health), in_use
 
     def reported(self, uuid: str) -> Vitals:
         """XIDs and fatal errors of NVSwitches. Works while NVML is closed or hangs."""
@@ -161,13 +161,13 @@ class Nvidia:
         gpu = self._inventory.gpu_of(uuid)
         return () if gpu is None else self._watch.signs(nvml, gpu, handle, whole=gpu == uuid)
 
-    def _with_logged(self, uuid: str, found: Vitals) -> Vitals:
+    def _with_logged(self, uuid: str, health: Vitals) -> Vitals:
         place = self._inventory.place_of(uuid)
         if place is None:
-            return found
+            return health
         # A slice has no links. All GPUs of a node share one switch fabric, also a GPU whose links that error took down.
         switches = () if uuid.startswith(SLICE) else self._listener.switches()
-        return replace(found, xids=self._listener.xids(*place), signs=(*found.signs, *switches))
+        return replace(health, xids=self._listener.xids(*place), signs=(*health.signs, *switches))
 
     def alarm(self) -> int:
         """Start to follow the kernel log and NVML events; return the alarm file."""
@@ -239,13 +239,13 @@ class Nvidia:
 
     def pending_restores(self) -> dict[str, Address]:
         """From the stored files: no inventory lists a GPU whose slices are gone. Answers while NVML is closed."""
-        found = {}
+        addresses = {}
         for gpu in pending_restore.gpus(self._settings):
             board = self._inventory.board(gpu)
             if board is not None and not self.in_reset(gpu):
                 target = replace(self._target(gpu, board.pci_address, board.minor), restore_only=True)
-                found[gpu] = Address(self.name, strict_json.encode(target).decode())
-        return found
+                addresses[gpu] = Address(self.name, strict_json.encode(target).decode())
+        return addresses
 
     def container_of(self, pid: int) -> str | None:
         """The container that a process belongs to."""

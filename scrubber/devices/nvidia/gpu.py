@@ -136,10 +136,10 @@ class NvidiaGpu:
                 return Findings()
             with self._library.session() as session:
                 restorer = self._restorer(session, self._first(session))
-                found = restorer.restore() if self._place.parent is None else Findings(drift=restorer.shared())
+                findings = restorer.restore() if self._place.parent is None else Findings(drift=restorer.shared())
                 with suppress(DeviceError):  # then the step health reads them, and reports the error
                     self._read_ahead = self._vitals_in(session)
-                return found
+                return findings
 
     def vitals(self) -> Vitals:
         """Health as the driver reports it now; after the settings step, as it did when the settings were restored.
@@ -160,10 +160,10 @@ class NvidiaGpu:
     def _vitals_in(self, session: Session) -> Vitals:
         # A slice has no links.
         links = frozenset(self._place.links) if self._place.parent is None else frozenset()
-        found, usage = vitals.read(
+        health, usage = vitals.read(
             session, self._place.uuid, self._place.host.runs, lambda gpu: vitals.at_once(session, gpu, links)
         )
-        return found if usage is None else replace(found, leaked_bytes=holders.leaked(usage, self._place.idle_bytes))
+        return health if usage is None else replace(health, leaked_bytes=holders.leaked(usage, self._place.idle_bytes))
 
     @contextmanager
     def _closed_after(self) -> Iterator[None]:

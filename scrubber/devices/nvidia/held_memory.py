@@ -170,10 +170,10 @@ class HeldMemory:
 def once_freed(read: Callable[[], T], is_free: Callable[[T], bool], clock: Clock) -> T:
     """Read again until the driver has freed the memory of ended processes; the last reading after ``FREED_WITHIN``."""
     until, pause = clock.now() + FREED_WITHIN, _FIRST_PAUSE
-    while not is_free(found := read()) and clock.now() < until:
+    while not is_free(reading := read()) and clock.now() < until:
         clock.pause(pause)
         pause = min(pause * _GROWTH, _LONGEST_PAUSE)
-    return found
+    return reading
 
 
 @contextmanager

@@ -88,14 +88,14 @@ def pids(nvml: Session, handle: Handle) -> frozenset[int]:
 
     Nor does a device that needs a reset list any: /proc shows its holders.
     """
-    found, questions = set[int](), lists(nvml)
+    listed, questions = set[int](), lists(nvml)
     try:
         for question in questions:
             with suppress(NotSupportedError):
-                found |= {process.pid for process in _listed(nvml, handle, question)}
+                listed |= {process.pid for process in _listed(nvml, handle, question)}
     except ResetRequiredError:
         return frozenset()
-    return frozenset(found)
+    return frozenset(listed)
 
 
 def memory_of(nvml: Session, handle: Handle, pid: int) -> int:

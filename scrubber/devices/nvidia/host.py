@@ -59,20 +59,20 @@ class Host:
 
     def graphics_numbers(self, pci_address: str) -> frozenset[DeviceNumber]:
         """The numbers of the GPU's nodes below /dev/dri. None where the module nvidia-drm is not loaded."""
-        found = set()
+        numbers = set()
         for file in (self.sys_pci / pci_address / "drm").glob("*/dev"):
             with suppress(OSError, ValueError):  # the module is being unloaded
                 major, minor = file.read_text().split(":")
-                found.add(DeviceNumber(NodeKind.CHARACTER, int(major), int(minor)))
-        return frozenset(found)
+                numbers.add(DeviceNumber(NodeKind.CHARACTER, int(major), int(minor)))
+        return frozenset(numbers)
 
     def numbers_of(self, files: Iterable[str]) -> frozenset[DeviceNumber]:
         """The numbers of those that are device nodes."""
-        found = set()
+        numbers = set()
         for file in files:
             with suppress(OSError):  # it is made when it is first needed
-                found.add(number_of(Path(file)))
-        return frozenset(number for number in found if number is not None)
+                numbers.add(number_of(Path(file)))
+        return frozenset(number for number in numbers if number is not None)
 
     def driver(self) -> str:
         """Version and instance of the loaded driver; DeviceError if no driver is loaded."""

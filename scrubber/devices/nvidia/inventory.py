@@ -75,16 +75,16 @@ class Inventory:
         """Every device that is present or was seen; while the driver is released, the known devices."""
         try:
             with self._library.session() as nvml:
-                found = self._list(nvml)
+                listing = self._list(nvml)
         except DriverClosedError:
             return self._in_order()
-        seen = {each.info.uuid: each for each in found.seen}
+        seen = {each.info.uuid: each for each in listing.seen}
         self._known = self._known | seen  # replaced, not changed: other threads read it meanwhile
-        for note in found.notes:
+        for note in listing.notes:
             if note not in self._logged:  # when it first appears, not at every reading
                 logger.warning(note)
-        self._logged = frozenset(found.notes)
-        present = {board.uuid for _, _, board, _ in found.present}
+        self._logged = frozenset(listing.notes)
+        present = {board.uuid for _, _, board, _ in listing.present}
         self._gpus |= present
         if self._gpus - present and time.monotonic() - self._renewed > RENEW_EVERY:
             self._renewed = time.monotonic()
@@ -95,10 +95,10 @@ class Inventory:
         """A device as last seen, without asking the driver. DeviceError if never seen by this driver instance."""
         if uuid not in self._known:
             raise DeviceError(f"cannot find {uuid}: no NVIDIA GPU or MIG slice of that name was seen here")
-        found = self._known[uuid]
-        if found.driver != self._host.driver_instance():
+        last = self._known[uuid]
+        if last.driver != self._host.driver_instance():
             raise DeviceError(f"cannot tell where {uuid} is: the driver was loaded again since it was seen")
-        return found
+        return last
 
     def gpu_of(self, uuid: str) -> str | None:
         """The whole GPU of a device, for any driver instance; None for a slice that was never seen."""
@@ -108,10 +108,10 @@ class Inventory:
 
     def place_of(self, uuid: str) -> tuple[str, int | None] | None:
         """The last PCI address and, for a slice, GPU instance; also of a lost device. None if never seen."""
-        found = self._known.get(uuid)
-        if found is None or found.info.pci_address is None:
+        last = self._known.get(uuid)
+        if last is None or last.info.pci_address is None:
             return None
-        return found.info.pci_address, found.instance
+        return last.info.pci_address, last.instance
 
     def board(self, gpu: str) -> Board | None:
         """The properties of a GPU, also if it is not offered; None if not seen since NVML was opened."""
@@ -130,8 +130,8 @@ class Inventory:
         return tuple(sorted(map(str, nodes)))
 
     def _in_order(self) -> tuple[DeviceInfo, ...]:
-        known = (seen.info for seen in self._known.values())
-        return tuple(sorted(known, key=lambda info: (info.index, -1 if info.slice is None else info.slice, info.uuid)))
+        infos = (seen.info for seen in self._known.values())
+        return tuple(sorted(infos, key=lambda info: (info.index, -1 if info.slice is None else info.slice, info.uuid)))
 
     def _list(self, nvml: Session) -> _Listing:
         """Read all GPUs first, then their slices: reset domains need the links of all GPUs."""
@@ -174,11 +174,11 @@ class Inventory:
             )
         for place, slice_ in places:
             with _noting(notes, f"cannot offer {place.uuid}"):
-                known = self._remembered.partitions
-                if place not in known:
-                    known[place] = slices.read(nvml, self._host, board, handle, place, slice_)
-                info = _slice_info(index, board, place, known[place], domain)
-                yield replace(self._seen(info, board, known[place]), instance=place.gpu_instance)
+                partitions = self._remembered.partitions
+                if place not in partitions:
+                    partitions[place] = slices.read(nvml, self._host, board, handle, place, slice_)
+                info = _slice_info(index, board, place, partitions[place], domain)
+                yield replace(self._seen(info, board, partitions[place]), instance=place.gpu_instance)
 
     def _seen(self, info: DeviceInfo, board: Board, partition: Partition | None = None) -> Seen:
         # The files that a holder has open. For a slice without the GPU's node, which all its slices share.

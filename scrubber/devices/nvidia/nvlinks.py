@@ -54,9 +54,9 @@ def islands(gpus: Mapping[str, tuple[str, Links]]) -> dict[str, str]:
     for one, other in pairs:
         first, second = sorted((find(one), find(other)))
         root[second] = first
-    found = {uuid: find(uuid) for uuid in gpus}
-    crowded = {island for uuid, island in found.items() if island != uuid}
-    return {uuid: island for uuid, island in found.items() if island in crowded}
+    island_of = {uuid: find(uuid) for uuid in gpus}
+    crowded = {island for uuid, island in island_of.items() if island != uuid}
+    return {uuid: island for uuid, island in island_of.items() if island in crowded}
 
 
 def resets_alone(architecture: int) -> bool:
@@ -116,25 +116,25 @@ class Neighbours:
         """
         if sliced and resets_alone(board.architecture):
             return None
-        known = self._known.get(board.uuid, _KnownBoard(float("-inf"), board.pci_address, None))
-        if time.monotonic() - known.read_at <= LINKS_HOLD:
+        last = self._known.get(board.uuid, _KnownBoard(float("-inf"), board.pci_address, None))
+        if time.monotonic() - last.read_at <= LINKS_HOLD:
             return None
         try:
             self._known[board.uuid] = _KnownBoard(time.monotonic(), board.pci_address, of(nvml, handle))
         except (DeviceLostError, DriverGoneError):
             raise
         except DeviceError as error:
-            self._known[board.uuid] = known
+            self._known[board.uuid] = last
             return error
         return None
 
     def islands(self) -> dict[str, str]:
         """The island of each GPU that is connected to another."""
-        return islands({uuid: (known.place, known.links or Links()) for uuid, known in self._known.items()})
+        return islands({uuid: (board.place, board.links or Links()) for uuid, board in self._known.items()})
 
     def domain(self, board: Board, island: str | None) -> str | None:
         """The reset domain of a GPU; call this after all GPUs were observed."""
-        links = [known.links for known in self._known.values()]
+        links = [it.links for it in self._known.values()]
         domain = reset_domain(board.architecture, island, switches=any(each and each.switched for each in links))
         if None in links and not resets_alone(board.architecture):
             domain = ALL_SWITCHED
@@ -148,9 +148,9 @@ class Neighbours:
 
     def down_with(self, gpu: str) -> frozenset[str]:
         """Every GPU that a reset of it takes down, itself included, and the name of the domain."""
-        known = dict(self._domains)  # a copy: another thread may observe meanwhile
-        domain = known.get(gpu, gpu)
-        return frozenset({gpu, domain, *(other for other, theirs in known.items() if theirs == domain)})
+        domains = dict(self._domains)  # a copy: another thread may observe meanwhile
+        domain = domains.get(gpu, gpu)
+        return frozenset({gpu, domain, *(other for other, theirs in domains.items() if theirs == domain)})
 
     def of(self, gpu: str) -> frozenset[str]:
         """The GPU and the name of its domain."""

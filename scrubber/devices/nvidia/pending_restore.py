@@ -51,16 +51,16 @@ class PendingRestoreFiles:
 
     def read(self) -> dict[Path, PendingRestore]:
         """All pending restores by file. DeviceError if a file was changed or damaged."""
-        found = {}
+        pending = {}
         for path in sorted(self.folder.glob(f"{self.gpu}.*{_SUFFIX}")):
             try:
-                found[path] = strict_json.decode(PendingRestore, private_files.content(path))
+                pending[path] = strict_json.decode(PendingRestore, private_files.content(path))
             except FileNotFoundError:  # another worker has just applied it
                 continue
             except (OSError, ValueError) as error:
                 why = f"{error}; repair {self.gpu} and remove the file"
                 raise DeviceError(f"cannot read the pending restore in {path}: {why}") from error
-        return found
+        return pending
 
     def write(self, path: Path, pending: PendingRestore) -> None:
         """Write the file atomically and sync it to disk."""

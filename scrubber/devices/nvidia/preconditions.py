@@ -70,7 +70,7 @@ class ResetTarget:
 
 def failed(session: Session, target: ResetTarget) -> tuple[str, ...]:
     """All preconditions that fail, each with its remedy."""
-    found = (
+    faults = (
         rights(target),
         open_holders(target.holders(), beside=persistence_daemon(target.place.host)),
         _listed(session, target),
@@ -78,16 +78,16 @@ def failed(session: Session, target: ResetTarget) -> tuple[str, ...]:
         _virtual(session, target),
         _model(target),
     )
-    return tuple(fault for fault in found if fault is not None)
+    return tuple(fault for fault in faults if fault is not None)
 
 
 def open_holders(holders: tuple[Holder, ...] | None, beside: int | None = None) -> str | None:
     """The holders that prevent a reset, except ``beside``: the persistence daemon closes the GPU on request."""
     if holders is None:
         return "its holders are unknown: run the service as root and in the node's own pid namespace"
-    found = [holder for holder in holders if holder.pid != beside]
-    names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in found)
-    return f"it is open in {names}: {nvidia_advice.how_to_stop(found)}" if found else None
+    others = [holder for holder in holders if holder.pid != beside]
+    names = ", ".join(process_names.describe(holder.command, holder.pid) for holder in others)
+    return f"it is open in {names}: {nvidia_advice.how_to_stop(others)}" if others else None
 
 
 def persistence_daemon(host: Host) -> int | None:

@@ -101,12 +101,12 @@ def _numbered(nvml: Session, gpu: Handle, ask: Callable[..., Any]) -> Iterator[t
     """
     for number in range(nvml.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         try:
-            found = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
+            slice_ = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
         except (NotFoundError, ArgumentError):
             continue
-        if found is None:  # the GPU has no slices
+        if slice_ is None:  # the GPU has no slices
             return
-        yield number, found
+        yield number, slice_
 
 
 def _capability(file: Path) -> int:

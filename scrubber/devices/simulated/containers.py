@@ -57,11 +57,11 @@ def members(pods: Containers = PODS, node: str | None = None) -> Iterator[tuple[
 
 def living(pods: Containers = PODS, node: str | None = None) -> dict[str, int]:
     """The containers that have a live process, each with one of its processes: the oldest, unless pids began again."""
-    found: dict[str, int] = {}
+    oldest: dict[str, int] = {}
     for pid, name in members(pods, node):
         if runs(f"{PROC}/{pid}"):
-            found.setdefault(name, pid)
-    return found
+            oldest.setdefault(name, pid)
+    return oldest
 
 
 @cache

@@ -278,9 +278,9 @@ def find(root: Path, uuid: str) -> GpuFiles:
 
 def faults(place: GpuFiles) -> Faults:
     """The current faults. While the device hangs, this call blocks, as a driver call does."""
-    while (found := read(place.faults, Faults)).hang:
+    while (current := read(place.faults, Faults)).hang:
         time.sleep(_POLL_SECONDS)
-    return found
+    return current
 
 
 def wait_for_reset(place: GpuFiles, seconds: float) -> None:
@@ -299,18 +299,18 @@ def stall(place: GpuFiles, meanwhile: Callable[[], None]) -> None:
 
 def vitals(place: GpuFiles) -> Vitals:
     """The health, from the counters, the faults and the event log."""
-    found = faults(place)
+    injected = faults(place)
     counters = read(place.counters, Counters)
     hot, limit = (measured := read(place.readings, Measured)).celsius, measured.slowdown_celsius
     heat = (Sign(AilmentKind.HEAT, f"it has {hot:.0f} degrees Celsius, and lowers its clocks from {limit:.0f} on"),)
     return Vitals(
-        lost=found.lost,
+        lost=injected.lost,
         xids=xids(place),
         ecc_uncorrectable=counters.ecc_uncorrectable,
         remap_pending=counters.remap_pending,
         remap_failed=counters.remap_failed,
         leaked_bytes=counters.leaked_bytes,
-        signs=found.signs + (heat if hot >= limit else ()),
+        signs=injected.signs + (heat if hot >= limit else ()),
     )
 
 

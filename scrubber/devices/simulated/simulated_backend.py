@@ -63,8 +63,8 @@ class Simulated:
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """All devices that are present or were present, also a known device that cannot be read any more."""
-        known = dict(self._known)
-        trusted = {place for place, _ in known.values()}
+        devices = dict(self._known)
+        trusted = {place for place, _ in devices.values()}
         for place in layout.places(self._root):
             try:
                 info = place.info()
@@ -72,9 +72,9 @@ class Simulated:
                 if place not in trusted:
                     raise
                 continue
-            known[info.uuid] = (place, info)
-        self._known = known  # replaced at once: several threads call this
-        return tuple(sorted((info for _, info in known.values()), key=lambda info: info.index))
+            devices[info.uuid] = (place, info)
+        self._known = devices  # replaced at once: several threads call this
+        return tuple(sorted((info for _, info in devices.values()), key=lambda info: info.index))
 
     def driver(self) -> str:
         """Version and instance of the simulated driver."""
@@ -114,8 +114,8 @@ class Simulated:
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Vitals and holders; each file is read once."""
         place = self._present(uuid)
-        found = layout.vitals(place)
-        return found, _in_use(place, lost=found.lost)
+        health = layout.vitals(place)
+        return health, _in_use(place, lost=health.lost)
 
     def reported(self, uuid: str) -> Vitals | None:
         """The XIDs in its event log, also while the device hangs."""
@@ -123,11 +123,11 @@ class Simulated:
 
     def readings(self) -> dict[str, Readings]:
         """The sensor values in the GPUs' documents."""
-        found: dict[str, Readings] = {}
+        readings: dict[str, Readings] = {}
         for place in layout.places(self._root):
             with suppress(DeviceError):
-                found[place.info().uuid] = layout.readings(place)
-        return found
+                readings[place.info().uuid] = layout.readings(place)
+        return readings
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """The files of the memory and of the memory on the chip."""
@@ -195,8 +195,8 @@ class Simulated:
         """Files need no driver."""
 
     def _place(self, uuid: str) -> GpuFiles:
-        known = self._known.get(uuid)
-        return layout.find(self._root, uuid) if known is None else known[0]
+        device = self._known.get(uuid)
+        return layout.find(self._root, uuid) if device is None else device[0]
 
     def _present(self, uuid: str) -> GpuFiles:
         place = self._place(uuid)

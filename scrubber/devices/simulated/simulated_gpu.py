@@ -90,9 +90,9 @@ class SimulatedGpu:
         if self._written is None:
             raise NotNowError("cannot read back the memory: this worker has not written all of it")
         key, name = self._written
-        found = self._read_back(key, name, progress)
-        if found.mismatch is None:
-            return found
+        findings = self._read_back(key, name, progress)
+        if findings.mismatch is None:
+            return findings
         self.clear(key, (name,), _silent)
         again = self._read_back(key, name, _silent)
         if again.mismatch is None:

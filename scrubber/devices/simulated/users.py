@@ -35,11 +35,11 @@ class Users:
     def listed(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
         """Workers as well; DeviceError if a process has the memory open and none shows it. No file: no user."""
         files = [file for file in files if os.path.exists(file)]  # noqa: PTH110 -- backends return paths as text
-        found = self._those_with(files, self._known.get(uuid, ()))
-        if not self._names_others(found):
-            found = self._search(uuid, files)
-        self._known[uuid] = found
-        return found
+        pids = self._those_with(files, self._known.get(uuid, ()))
+        if not self._names_others(pids):
+            pids = self._search(uuid, files)
+        self._known[uuid] = pids
+        return pids
 
     def _search(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
         for _ in range(_LOOKS):
@@ -52,8 +52,8 @@ class Users:
         hidden = f"that user {user(os.getpid())} may not inspect " if os.geteuid() else ""
         raise DeviceError(f"a process {hidden}has the memory of {uuid} open: `fuser -v {files[0]}`, as root, names it")
 
-    def _names_others(self, found: Iterable[int]) -> bool:
-        return any(not descends(self._proc, pid, {os.getpid()}) for pid in found)
+    def _names_others(self, pids: Iterable[int]) -> bool:
+        return any(not descends(self._proc, pid, {os.getpid()}) for pid in pids)
 
     def _those_with(self, files: Sequence[str], among: Iterable[int]) -> frozenset[int]:
         search = Search({"": files})

@@ -72,7 +72,7 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         usage = holders.read_usage(nvml, handle, is_running)
         kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         asked = (_ASKED[action],) if action in _ASKED else ()
-        found = Vitals(
+        health = Vitals(
             # 0 for a GPU without ECC, or with ECC off
             ecc_uncorrectable=asking.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0,
             remap_pending=bool(pending),
@@ -84,7 +84,7 @@ def read(nvml: Session, uuid: str, is_running: IsRunning, signs: Signs) -> tuple
         return Vitals(lost=True), None
     except ResetRequiredError:
         return Vitals(reset_required=True), None
-    return found, usage
+    return health, usage
 
 
 def worsened(before: Vitals, after: Vitals) -> str | None:
@@ -115,11 +115,11 @@ class Repairs:
     def since(self, before: Repairs) -> tuple[str, ...]:
         """What was repaired since ``before``."""
         errors, rows = self.corrected - before.corrected, self.remapped - before.remapped
-        found = (
+        counts = (
             (f"{quantity(errors, 'memory error')} corrected", errors),
             (f"{quantity(rows, 'memory row')} remapped", rows),
         )
-        return tuple(text for text, count in found if count > 0)
+        return tuple(text for text, count in counts if count > 0)
 
 
 def repairs(nvml: Session, uuid: str) -> Repairs:
@@ -143,10 +143,10 @@ def _gpu(nvml: Session, uuid: str, handle: Handle) -> Handle:
 
 def at_once(nvml: Session, gpu: Handle, links_before: frozenset[int]) -> tuple[Sign, ...]:
     """The signs for a worker, whose reading is the last before a device counts as clean."""
-    found = [_allowed(lambda: sram(nvml, gpu))]
+    signs = [_allowed(lambda: sram(nvml, gpu))]
     if links_before:
-        found.append(_allowed(lambda: links_down(links_before, links_up(nvml, gpu))))
-    return tuple(sign for sign in found if sign is not None)
+        signs.append(_allowed(lambda: links_down(links_before, links_up(nvml, gpu))))
+    return tuple(sign for sign in signs if sign is not None)
 
 
 def _allowed(read: Callable[[], Sign | None]) -> Sign | None:
@@ -177,9 +177,9 @@ def ghost_load(nvml: Session, gpu: Handle) -> Sign | None:
 def sram(nvml: Session, gpu: Handle) -> Sign | None:
     """On-chip memory with more uncorrectable errors than the driver tolerates. Not supported: no sign."""
     status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
-    known = nvml.ask_optional(pynvml.nvmlDeviceGetSramEccErrorStatus, gpu, byref(status)) is not None
+    supported = nvml.ask_optional(pynvml.nvmlDeviceGetSramEccErrorStatus, gpu, byref(status)) is not None
     detail = "it had more uncorrectable errors in its memory on the chip than the driver tolerates"
-    return Sign(AilmentKind.SRAM, detail) if known and status.bThresholdExceeded else None
+    return Sign(AilmentKind.SRAM, detail) if supported and status.bThresholdExceeded else None
 
 
 def links_up(nvml: Session, gpu: Handle) -> frozenset[int]:

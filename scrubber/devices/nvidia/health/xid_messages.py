@@ -106,13 +106,13 @@ class XidLog:
 
     def of(self, place: str, instance: int | None = None) -> tuple[Xid, ...]:
         """The events of a GPU, or of the slice with this GPU instance, in order."""
-        found = [
+        events = [
             xid
             for (gpu, code, named), xids in self._kept.items()
             if gpu == place and (instance is None or named in (None, instance) or self._whole(code))
             for xid in xids
         ]
-        return tuple(sorted(found, key=lambda xid: xid.number))
+        return tuple(sorted(events, key=lambda xid: xid.number))
 
     def add(self, event: GpuError, microseconds: int) -> None:
         """Count an event."""
