@@ -7,11 +7,11 @@ which is the cause of R1 and R10.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from demo.standins import names
 from demo.standins.endpoint import Endpoint, PluginError
 from demo.standins.inventory import ShownDevices
 from demo.standins.journal import Journal
@@ -19,6 +19,10 @@ from demo.standins.timing import Timing
 from plugin.kubelet_api import deviceplugin_pb2
 
 VERSION = "v1beta1"
+LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+QUALIFIED = re.compile(rf"(?P<domain>{LABEL}(\.{LABEL})*)/(?P<name>[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)")
+LONGEST_DOMAIN = 253 - len("requests.")  # the kubelet checks the name with this prefix, which quotas use
+LONGEST_NAME = 63
 
 
 class Clients:
@@ -48,7 +52,7 @@ class Clients:
         if VERSION not in versions:
             asked = " ".join(versions)
             return f'requested API version "{asked}" is not supported by kubelet. Supported version is ["{VERSION}"]'
-        if not names.is_extended(resource):
+        if not _is_extended(resource):
             return f'the ResourceName "{resource}" is invalid'
         return ""
 
@@ -123,3 +127,11 @@ class Clients:
         self._inventory.forget(resource)
         self._save()
         self._journal.changed()
+
+
+def _is_extended(resource: str) -> bool:
+    """Whether a device plugin may offer a resource of this name."""
+    match = QUALIFIED.fullmatch(resource)
+    if match is None or "kubernetes.io/" in resource or resource.startswith("requests."):
+        return False
+    return len(match["domain"]) <= LONGEST_DOMAIN and len(match["name"]) <= LONGEST_NAME

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -23,7 +24,6 @@ from demo.standins.claims import ClaimError
 from demo.standins.cluster import Cluster
 from demo.standins.journal import Journal, StandInFault
 from demo.standins.life import Life
-from demo.standins.logs import Logs
 from demo.standins.pods import Container, ContainerKind, ContainerState, ContainerStatus, Phase, Pod, PodStatus
 from demo.standins.runtime import Runtime
 from demo.standins.starting import NOT_PREPARED, Starting
@@ -62,7 +62,7 @@ class Kubelet:
         self.panics: list[KubeletPanic] = []
         self._runtime = runtime if runtime is not None else Runtime()
         self._timing, self._registry = timing, registry
-        self._logs = Logs(logs)
+        self._logs = _Logs(logs)
         self._cluster = cluster
         self._journal = Journal()
         self.calls = self._journal.calls  # every call to a plugin, also those that have not ended
@@ -425,3 +425,30 @@ class Kubelet:
 
 def _is_active(pod: Pod) -> bool:
     return pod.phase in (Phase.PENDING, Phase.RUNNING)
+
+
+class _Logs:
+    """The log directories of pods, whose names contain the names of the pods. Without a directory, does nothing.
+
+    Copies their names and lifetime from ``PK/kuberuntime/helpers.go`` (BuildPodLogsDirectory: made with the sandbox)
+    and ``PK/kuberuntime/kuberuntime_gc.go`` (removed once the pod is deleted). They stay empty.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        """``directory`` is the parent of all log directories."""
+        self._directory = directory
+
+    def make(self, pod: Pod) -> None:
+        """Make the directory of a pod, unless it exists."""
+        if self._directory is not None:
+            self._of(self._directory, pod).mkdir(parents=True, exist_ok=True)
+
+    def remove(self, pod: Pod) -> None:
+        """Remove the directory of a deleted pod, if it exists."""
+        if self._directory is not None:
+            with suppress(FileNotFoundError):
+                self._of(self._directory, pod).rmdir()
+
+    @staticmethod
+    def _of(directory: Path, pod: Pod) -> Path:
+        return directory / f"{pod.namespace}_{pod.name}_{pod.uid}"
