@@ -1,10 +1,8 @@
 """Each mutant of the core turns the tests of the core red.
 
 A mutant is one small change to a *copy* of the tree: a comparison turned round, an ``and`` become ``or``, a word
-swapped for its neighbour, a row of a table gone. A planted mutant runs against the one file of tests that protects its
-promise; a generated one against all tests of the core. ``make mutate`` runs all of both. ``.ci/run``, and whoever sets
-``CI``, runs every planted one. The gate runs those of them whose file, or file of tests, the newest commits or the work
-tree change, and a few others; where git does not know these commits, it runs all.
+swapped for its neighbour, a row of a table gone. The gate runs the planted mutants, each against the one file of tests
+that protects its promise. ``make mutate`` also runs every generated mutant, against all tests of the core.
 
 The mutants of a worker share one judge: a process that has imported pytest, the libraries, and modules of the copy that
 no mutant changes and that import no module that a mutant changes. The judge forks for every mutant.
@@ -23,7 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,7 +40,6 @@ MUTATED = (
     "short_uses", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
-NEWEST = 10  # commits whose files have their mutants in the gate, and one of so many of the others
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
 JUDGE = """
 import json, os, sys
@@ -96,23 +92,15 @@ class Mutant:
     def __str__(self) -> str:
         return f"{Path(self.file).stem} {self.where}: {self.old} => {self.new}"
 
-    @property
-    def judge_file(self) -> str:
-        return self.tests.partition("::")[0]
-
-    def mutated(self, text: str) -> str:
-        """The text of its file with the mutant in it."""
-        pieces = text.split(self.old)
-        assert len(pieces) > self.nth + 1, f"{self.file} does not read {self.old!r} any more: mend this mutant"
-        before, after = self.old.join(pieces[: self.nth + 1]), self.old.join(pieces[self.nth + 1 :])
-        ast.parse(before + self.new + after)  # it must be wrong, not broken
-        return before + self.new + after
-
     @contextmanager
     def planted(self, tree):
         place = tree / self.file
         text, times = place.read_text(), place.stat()
-        mutated = self.mutated(text)
+        pieces = text.split(self.old)
+        assert len(pieces) > self.nth + 1, f"{self.file} does not read {self.old!r} any more: mend this mutant"
+        before, after = self.old.join(pieces[: self.nth + 1]), self.old.join(pieces[self.nth + 1 :])
+        mutated = before + self.new + after
+        ast.parse(mutated)  # it must be wrong, not broken
         try:
             place.write_text(mutated)
             yield
@@ -350,31 +338,10 @@ def generated(file: str) -> Iterator[Mutant]:
             yield Mutant(file, old, new, nth, where=getattr(top, "name", "table"))
 
 
-def changed_of_late() -> frozenset[str] | None:
-    """The files that the newest commits and the work tree change; None where git cannot say it."""
-    command = ["git", "diff", "--name-only", f"HEAD~{NEWEST}"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return frozenset(run.stdout.splitlines()) if run.returncode == 0 else None
-
-
-def of_gate(changed: frozenset[str] | None) -> list[Mutant]:
-    """The planted mutants that the gate runs after these changes."""
-    if changed is None:
-        return PLANTED
-    return [it for number, it in enumerate(PLANTED) if number % NEWEST == 0 or changed & {it.file, it.judge_file}]
-
-
-@cache
-def judged(*, night: bool) -> list[Mutant]:
-    """The planted mutants of this run."""
-    return PLANTED if night or "CI" in os.environ else of_gate(changed_of_late())
-
-
 def pytest_generate_tests(metafunc):
     if "mutant" in metafunc.fixturenames:
-        night = metafunc.config.getoption("--night")
-        mutants = list(judged(night=night))
-        if night:
+        mutants = list(PLANTED)
+        if metafunc.config.getoption("--night"):
             mutants += [it for file in GENERATED_FROM for it in generated(file) if str(it) not in EQUIVALENT]
         metafunc.parametrize("mutant", mutants, ids=str)
 
@@ -468,28 +435,11 @@ def test_the_copy_is_what_is_judged(judge, tree):
 
 @pytest.mark.usefixtures("tree")
 def test_the_tests_pass_before_anything_is_changed(judge, request):
-    night = request.config.getoption("--night")
-    files = {judge.tree / mutant.tests for mutant in judged(night=night)}
-    if night:
+    files = {judge.tree / mutant.tests for mutant in PLANTED}
+    if request.config.getoption("--night"):
         files |= set(judge.tree.glob("tests/core/test_*.py"))
     ended, output = judge.run(*sorted(files), mutated=False)
     assert ended == pytest.ExitCode.OK, output
-
-
-def test_each_planted_mutant_fits_its_file():
-    for mutant in PLANTED:
-        assert mutant.mutated((ROOT / mutant.file).read_text())
-        assert (ROOT / mutant.judge_file).is_file(), mutant
-
-
-def test_the_gate_judges_the_mutants_of_changed_files():
-    few = of_gate(frozenset())
-    assert 0 < len(few) <= len(PLANTED) / NEWEST + 1
-    for changed in (STATES, IN_STATES, "tests/ledger/test_ledger.py"):
-        assert [
-            it for it in PLANTED if changed in (it.file, it.judge_file) and it not in of_gate(frozenset({changed}))
-        ] == []
-    assert of_gate(None) == PLANTED, "without a history of the changes, all"
 
 
 def test_every_excused_mutant_still_exists():
