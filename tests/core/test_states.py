@@ -144,6 +144,7 @@ RESTARTS = live(RESTARTS, lives.passed(RESTARTS))
 RESTARTS = lives.but(RESTARTS, receipt=replace(lives.proof(RESTARTS), envelope=lives.ENVELOPE))
 RESTARTED = replace(lives.grant(RESTARTS), at_start=True)
 SCRUBBED_AT_START = live(RESTARTS, ev.Granted(RESTARTED))
+UNANNOUNCED_AGAIN = lives.grant(lives.UNANNOUNCED, announced=False, epoch="epoch-2")
 MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
 REBOOT = {"incarnation": lives.REBOOTED, "proven_at": 0.0}
 CHANGES = [
@@ -164,8 +165,11 @@ CHANGES = [
     ("the same, given back", live(lives.DIRTY, ev.GrantedUnproven(ASKS, "x")), ev.Released("x"),
      {"grant": None}),
     ("the next hand-over has another id after a job that announces no start",
-     live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), announced=False))), ev.Released("x"),
-     {"grant": None, "receipt": None, "ended": AT.uptime, "number": lives.CLEAN.tenancy.number + 1}),
+     lives.OF_CLAIM, ev.Released("x"),
+     {"grant": None, "receipt": None, "ended": AT.uptime, "left_by": "claim 7",
+      "number": lives.CLEAN.tenancy.number + 1}),
+    ("the next grant goes on with a tenancy that announces no start", lives.UNANNOUNCED, ev.Granted(UNANNOUNCED_AGAIN),
+     {"grant": UNANNOUNCED_AGAIN}),
     ("a start of another pod ends a tenancy, as policy observe allows", lives.IN_USE, ev.PutInUse(SEEN),
      {"owner": SEEN, "number": lives.IN_USE.tenancy.number + 1}),
     ("a user ends the proof", lives.GRANTED, ev.PutInUse(SEEN), {"owner": SEEN, "receipt": None}),
@@ -179,8 +183,8 @@ CHANGES = [
      {"grant": lives.grant(RESTARTS), "began": AT.uptime, "allocations": 2, "awaits": "",
       "last_owner": lives.A, "number": RESTARTS.tenancy.number + 1,
       "receipt": replace(lives.proof(RESTARTS), envelope="")}),
-    ("a start of its next container goes on with it, and its receipt names the same hand-over", RESTARTS,
-     ev.Granted(RESTARTED), {"grant": RESTARTED, "began": AT.uptime}),
+    ("a start of its next container goes on with it, and its receipt names the same hand-over",
+     lives.but(RESTARTS, held_from=1), ev.Granted(RESTARTED), {"grant": RESTARTED, "began": AT.uptime}),
     ("another pod's start ends it as well", SCRUBBED_AT_START, ev.PutInUse(SEEN),
      {"owner": SEEN, "receipt": None, "awaits": "", "last_owner": lives.A, "number": RESTARTS.tenancy.number + 1}),
     ("the start of the pod itself goes on with it", SCRUBBED_AT_START, ev.PutInUse(replace(SEEN, container=lives.A)),
@@ -190,7 +194,7 @@ CHANGES = [
     ("a reboot ends it, and its container may have its mount", RESTARTS, ev.Distrusted("x", lives.REBOOTED),
      {**REBOOT, "receipt": None, "awaits": "", "number": RESTARTS.tenancy.number + 1,
       "held_from": RESTARTS.tenancy.number}),
-    ("the end of a visit is the end of nobody's tenancy", lives.USED_BY_B, ev.Released("gone"),
+    ("the end of a visit is the end of nobody's tenancy", lives.but(lives.USED_BY_B, held_from=1), ev.Released("gone"),
      {"grant": None, "owner": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
      {"job": lives.job(name="job-2"), "receipt": None, "due_path": ScrubPath.FAST}),
@@ -336,6 +340,7 @@ def test_a_clear_without_proof_counts_until_the_next_tenant():
 
 def test_a_left_pattern_counts_until_a_proof_leaves_zeros():
     """A tenant overwrites only what it uses."""
+    assert not lives.UNKNOWN.scrubs.pattern_left
     scrubbing = live(lives.DIRTY, ev.ScrubStarted(lives.job()))
     zeros = lives.passed(scrubbing)
     left = live(scrubbing, replace(zeros, receipt=replace(zeros.receipt, patterns=("random",))))
