@@ -369,6 +369,22 @@ def test_a_job_gives_back_a_device_of_its_pod(record, seen, answer):
     assert acquire.take_back(record, seen, later(1), "job 7" if record is OF_A_JOB else "") == answer
 
 
+DOUBT = "another program calls it unhealthy"
+DOUBTED = RecordFirst(ev.Distrusted(DOUBT, lives.HERE))
+DISTRUST = rows(
+    ("a clean device", lives.CLEAN, DOUBTED),
+    ("a grant that announces its start", lives.GRANTED, DOUBTED),
+    ("a grant that announces no start may be in use", lives.UNANNOUNCED, Proceed()),
+    ("a job could still prove it", lives.SCRUBBING,
+     Wait(Reason.SCRUBBING, "cannot end the proof of GPU-1: it is being scrubbed", ("try again after the scrub",))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "answer"), DISTRUST)
+def test_the_doubt_of_another_program_ends_a_standing_proof(record, answer):
+    assert acquire.distrust(record, DOUBT) == answer
+
+
 SCRUBBING, SERVICE, TENANT = lives.SCRUBBING, Blame.SERVICE, Blame.TENANT
 NOT_ITS_OWN = "the device does not belong to this job any more"
 VETOES = rows(
@@ -414,6 +430,7 @@ SINCE_CLEAR = rows(
 def test_a_use_since_the_clear_ends_the_job(seen, blame):
     veto = verdict.veto(lives.SCRUBBING, "job-1", Step.SETTINGS, seen, CLEARED_AT)
     assert (veto and veto.blame) is blame
+    assert (veto is not None and veto.findings.unnamed) is (blame is Blame.TENANT)
     assert verdict.veto(lives.SCRUBBING, "job-1", Step.SETTINGS, seen) is None
 
 
