@@ -68,6 +68,7 @@ MOVES = rows(
     ("an awaited container is created", AWAITED, replace(AWAITED, name="team/a/main"), True),
     ("its name is forgotten", replace(PRESENT, name="team/a/main"), PRESENT, False),
     ("the name of its pod is known", AWAITED, replace(AWAITED, pod="team/a"), True),
+    ("the name of a pod that was seen is known", PRESENT, replace(PRESENT, pod="team/a"), True),
     ("the name of an unannounced pod is known", UNANNOUNCED, replace(UNANNOUNCED, pod="team/a"), True),
     ("its pod is called otherwise", replace(PRESENT, pod="team/a"), replace(PRESENT, pod="team/b"), False),
     ("its container has a name already", replace(PRESENT, name="team/a/main"),
@@ -149,3 +150,20 @@ def test_the_runtime_names_the_container_of_the_owner_once(record, pod, new):
     if event is not None:
         assert event == ev.PutInUse(replace(PRESENT, name="team/a/main"))
         assert ownership.named(live(record, event), pod, "team/a/main") is None
+
+
+CALLED = ev.PutInUse(replace(PRESENT, pod="team/a"))
+NAMELESS = rows(
+    ("a pod", lives.IN_USE, True),
+    ("a pod with a name", live(lives.IN_USE, CALLED), False),
+    ("a container outside any pod", lives.VISITED_BY_NO_POD, False),
+    ("a process outside containers", lives.USED_BY_HOST, False),
+    ("nobody", lives.CLEAN, False),
+)
+
+
+@pytest.mark.parametrize(("record", "nameless"), NAMELESS)
+def test_a_nameless_pod_is_called_by_its_directory(record, nameless):
+    assert ownership.is_nameless(record) is nameless
+    assert ownership.called(record, {record.tenancy.container: "team/a"}) == (CALLED if nameless else None)
+    assert ownership.called(record, {B: "team/b"}) is None
