@@ -2,10 +2,10 @@
 
 import pytest
 
-from scrubber.core.short_uses import Use, use_between
+from scrubber.core.short_uses import Use, compared
 from scrubber.core.witness import Counted, Missed, NoWitness
 
-ONE, TWO = Counted("accounts", 1), Counted("accounts", 2)
+ONE, TWO, OTHER = Counted("accounts", 1), Counted("accounts", 2), Counted("files", 1)
 NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
 
 
@@ -17,6 +17,7 @@ NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
         (None, LOST, Use("raise its limit")),
         (ONE, ONE, None),
         (ONE, TWO, Use()),
+        (TWO, OTHER, Use("accounts no longer counts, and files had not counted before")),
         (ONE, NONE, Use("switched off")),
         (ONE, LOST, Use("raise its limit")),
         (NONE, NONE, None),
@@ -27,4 +28,8 @@ NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
     ],
 )
 def test_only_a_witness_that_missed_nothing_excludes_a_use(before, now, use):
-    assert use_between(before, now) == use
+    assert compared(before, now) == (now, use)
+
+
+def test_an_older_count_of_one_witness_is_passed_over():
+    assert compared(TWO, ONE) == (TWO, None)
