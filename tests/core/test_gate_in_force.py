@@ -40,7 +40,7 @@ def test_the_gate_is_in_force_where_the_runtime_asked(passages, past, now, holds
 
 BYPASS = [
     ("the pod that was let through", lives.IN_USE, (OF_A,), LET_A, None, None),
-    ("a pod that was admitted and did not ask", lives.IN_USE_BY_B, (OF_B,), LET_A, None, ev.PastGate(B)),
+    ("a pod that was admitted and did not ask", lives.IN_USE_BY_B, (OF_B,), LET_A, {A}, ev.PastGate(B)),
     ("the same on a device on which none was let through so far", lives.IN_USE_BY_B, (OF_B,),
      {"GPU-2": Passage(A, NOW.uptime)}, None, ev.PastGate(B)),
     ("a pod from before the gate", lives.IN_USE_BY_B, (OF_B,), {"GPU-2": Passage(A, LATE)}, None, None),
@@ -53,6 +53,12 @@ BYPASS = [
     ("the deferred pod during the scrub", lives.SCRUBBING, (OF_B,), LET_A, {B}, ev.PastGate(B, "it was scrubbing")),
     ("the deferred pod before the scrub", lives.DIRTY, (OF_B,), LET_A, {B}, ev.PastGate(B, "it was dirty")),
     ("the deferred pod after the scrub", lives.CLEAN, (OF_B,), LET_A, {B}, ev.PastGate(B)),
+    ("the deferred pod on a device of which nothing is known", lives.UNKNOWN, (OF_B,), LET_A, {B},
+     ev.PastGate(B, "it was unknown")),
+    ("the deferred pod on a device that was quarantined meanwhile", lives.QUARANTINED, (OF_B,), LET_A, {B},
+     ev.PastGate(B, "it was quarantined")),
+    ("a pod under a grant without a proof", lives.UNPROVEN, (OF_B,), LET_A, {B},
+     ev.PastGate(B, "it was handed out without a proof")),
     ("an intruder during the scrub", lives.SCRUBBING, (OF_B,), LET_A, {A}, None),
     ("a process outside containers", lives.DIRTY, (lives.FOREIGN,), LET_A, {B}, None),
     ("the last owner does not leave", lives.DIRTY, (OF_A,), {GPU: Passage("pod-c", LATE)}, {A}, None),
@@ -77,6 +83,9 @@ def test_only_the_devices_own_pod_can_come_past_the_gate(record, holders, passag
     seen = facts(holders, alive=True, assigned_pods=assigned)
     seen = replace(seen, unasked=gate_in_force.unasked(record, seen, passages))
     assert gate_in_force.past_gate(record, seen) == event
+    unread = gate_in_force.past_gate(record, replace(seen, assigned_pods=None))
+    empty = gate_in_force.past_gate(record, replace(seen, assigned_pods=frozenset()))
+    assert gate_in_force.needs_assignment(record, seen) is (unread != empty)
     tended = next_action.tend(record, seen, lives.ENFORCE, later(1), 0.0)
     assert (tended == answers.RecordFirst(event)) is (event is not None)
     lenient = next_action.tend(record, seen, lives.OBSERVE, later(1), 0.0)  # it lets two pods share a device
