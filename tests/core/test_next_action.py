@@ -12,6 +12,8 @@ from scrubber.core.model import (
     Ailment,
     AilmentKind,
     Baseline,
+    Blame,
+    Findings,
     Owner,
     Quarantine,
     ScrubPath,
@@ -31,10 +33,13 @@ from tests.core.lives import (
     OBSERVE,
     OF_A,
     OF_B,
+    PULLED,
     XID_79,
     A,
     facts,
+    job,
     later,
+    live,
     rows,
 )
 
@@ -46,6 +51,7 @@ UNSEEN = lives.live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
 AFTER_REBOOT = lives.live(lives.CLEAN, ev.Distrusted("the node was rebooted", lives.REBOOTED))
 CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
+USED = replace(facts(), used_at=AT.uptime)
 
 
 UNSEEABLE = "it cannot be proven that no process uses it"
@@ -79,6 +85,10 @@ TEND = rows(
      RecordFirst(ev.Soiled("it was used without a grant", (FOREIGN,)))),
     ("S11 memory that nobody holds is not free", lives.CLEAN, facts(vitals=LEAK), ENFORCE,
      RecordFirst(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
+    ("a short use by nobody that can be named", lives.CLEAN, USED, ENFORCE,
+     RecordFirst(ev.Soiled("it was used without a grant, by a process that cannot be named", unnamed=True))),
+    ("perhaps a short use", lives.CLEAN, replace(USED, use_unsure="raise its limit"), ENFORCE,
+     RecordFirst(ev.Soiled("it is not known whether it was used: raise its limit"))),
     ("health that was not asked for is no news", lives.CLEAN, facts(vitals=None), ENFORCE, Proceed()),
     ("an old proof is renewed", lives.CLEAN, facts(since=AWAY), ENFORCE, Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)),
     ("W16 an old proof is not renewed without a look", lives.CLEAN, facts(None, since=AWAY), ENFORCE,
@@ -131,6 +141,8 @@ TEND = rows(
     ("a sick device in use stays with its user", lives.SICK_IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
      Proceed()),
     ("a sick device whose user is gone is released first", lives.SICK_IN_USE, facts(alive=False), ENFORCE,
+     RecordFirst(ev.Released("its owner is gone"))),
+    ("the same, and the driver no longer says who uses it", lives.SICK_IN_USE, facts(None, alive=False), ENFORCE,
      RecordFirst(ev.Released("its owner is gone"))),
     ("a grant that fell sick is called back: it would wait for ever", lives.SICK_GRANTED, facts(), ENFORCE,
      RecordFirst(ev.Released("it became sick before a container started on it"))),
@@ -218,6 +230,22 @@ def test_a_flapping_ailment_keeps_the_detail_of_the_cause():
     assert confine(record).ailment.detail == f"{LOST.detail}; {words}"
 
 
+FLAPPED = Ailment(AilmentKind.FLAPPING, "it keeps coming back", sticky=True)
+
+
+@pytest.mark.parametrize(("before", "kept"), [(FLAPPED, True), (PULLED, False), (LOST, False)], ids=str)
+def test_an_operator_replaces_no_reason_that_needs_a_person(before, kept):
+    asked = replace(PULLED, detail="hums")
+    record = lives.but(lives.QUARANTINED, quarantine=lives.quarantine(before))
+    assert confine(record, asked).ailment == (before if kept else asked)
+
+
+def test_a_failed_job_names_who_is_left_in_its_way():
+    seen = Findings(holders=(FOREIGN, LEFTOVER), terminated=(LEFTOVER.pid,), unnamed=True)
+    failed = next_action.failure(live(lives.SET_BACK, ev.ScrubStarted(job())), "busy", Blame.TENANT, seen)
+    assert failed == ev.ScrubFailed("job-1", "busy", Blame.TENANT, (FOREIGN,), unnamed=True, times=2)
+
+
 def test_an_interrupted_job_is_interrupted():
     assert next_action.interruption(lives.SCRUBBING, "killed", AT) == ev.ScrubInterrupted("job-1", "killed")
 
@@ -235,6 +263,8 @@ def test_an_interrupted_probation_rests_for_a_growing_time(record, probes, pause
 def test_nothing_is_interrupted_without_a_job():
     with pytest.raises(ValueError, match="no job"):
         next_action.interruption(lives.CLEAN, "killed", AT)
+    with pytest.raises(ValueError, match="no job"):
+        next_action.failure(lives.CLEAN, "busy", Blame.TENANT, Findings())
 
 
 def test_a_sick_device_without_a_seen_owner_is_released():
