@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ground.errors import InvalidRequest
+from ground.errors import InvalidRequest, Reason
 from scrubber.core import presence
 from scrubber.core.model import Ailment, AilmentKind, Job, Step
 from scrubber.core.record import Record
@@ -73,6 +73,17 @@ def test_the_index_of_missing_gpus_means_the_last_one():
     assert presence.find(by_uuid(SECOND, FIRST), "0") == presence.find(by_uuid(FIRST, SECOND), "0") == "GPU-2"
 
 
+def test_the_beginning_of_a_uuid_means_its_only_gpu():
+    assert presence.find(by_uuid(FIRST, board("MIG-1", 0)), "gpu") == "GPU-1"
+
+
+@pytest.mark.parametrize("name", ["", "7", "GPU-3"])
+def test_a_name_of_no_gpu_is_an_unknown_device(name):
+    with pytest.raises(InvalidRequest, match="no device has this name") as refused:
+        presence.find(by_uuid(FIRST), name)
+    assert refused.value.reason is Reason.UNKNOWN_DEVICE
+
+
 def test_no_slice_of_a_missing_gpu_is_chosen():
     slices = [board(f"MIG-{number}", 0, AilmentKind.LOST, 5.0 + number, number) for number in (0, 1)]
     with pytest.raises(InvalidRequest, match=r"could be any of 0:0 .*, 0:1 .*; give its UUID"):
@@ -89,6 +100,8 @@ def test_the_last_other_gpu_with_an_index_is_named():
     records = by_uuid(FIRST, SECOND, board("GPU-3", 0), board("GPU-4", 1))
     [sentence] = presence.had_index(records, "0", "GPU-3")
     assert sentence == "another GPU had the index 0 at another time: `autoclave explain GPU-2` is about that one"
+    [sentence] = presence.had_index({**records, **by_uuid(board("GPU-5", 0, AilmentKind.XID, 1.0))}, "0", "GPU-3")
+    assert "`autoclave explain GPU-5`" in sentence, "it is there"
     assert presence.had_index(records, "GPU-3", "GPU-3") == presence.had_index(records, "1", "GPU-4") == ()
 
 
