@@ -266,7 +266,7 @@ NAME = "team/pod-a/main"
 CREATED = Admit(ev.PutInUse(Owner(A, later(1), name=NAME)))
 STARTED_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(A, lives.NOW, seen=True, name=NAME)))
 SEEN_ON_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(None, lives.NOW)))
-B_ON_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(B, lives.NOW, seen=True)))
+A_ON_CLAIM, B_ON_CLAIM = (live(lives.OF_CLAIM, ev.PutInUse(Owner(it, lives.NOW, seen=True))) for it in (A, B))
 USED = replace(facts(), used_at=lives.NOW.uptime + 1)
 IN_CLAIM = rows(
     ("its own device", lives.OF_CLAIM, facts(), ENFORCE, CREATED),
@@ -282,6 +282,7 @@ IN_CLAIM = rows(
     ("the same, and it has not left", SEEN_ON_CLAIM, facts((FOREIGN,)), ENFORCE, BUSY),
     ("another pod that was seen before its first container", B_ON_CLAIM, facts(alive=True), ENFORCE, BUSY),
     ("a pod of its own that started while the gate was off", B_ON_CLAIM, facts((OF_B,)), OBSERVE, Proceed()),
+    ("its own pod that was seen before it had a name", A_ON_CLAIM, facts(), ENFORCE, Proceed()),
     ("a later container", STARTED_CLAIM, USED, ENFORCE, Proceed()),
     ("a later container while another pod of the claim runs", STARTED_CLAIM, facts((OF_B,)), ENFORCE, Proceed()),
     ("it is kept for the claim", lives.KEPT_FOR_CLAIM, facts(), ENFORCE, Scrub(ScrubPath.FAST, Trigger.START)),
