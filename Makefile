@@ -6,7 +6,7 @@ PYTHONS = $(shell sed -n 's/.*:: Python :: \(3\.[0-9]*\)".*/python\1/p' pyprojec
   while read -r python; do if $$python -c 'import ensurepip, venv' 2>/dev/null; then echo $$python; fi; done)
 PYTHON ?= $(eval PYTHON := $(or $(firstword $(PYTHONS)),python3))$(PYTHON)
 # Processes of tests: each loads all tests. A core each, and at most 4.
-JOBS ?= $(or $(filter 2 3 4,$(shell nproc 2>/dev/null)),4)
+JOBS ?= $(or $(filter 1 2 3 4,$(shell nproc 2>/dev/null)),4)
 ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin

@@ -1,6 +1,6 @@
 """Print a record as a page: of a trial (``.jsonl``), or of ``autoclave remnant`` (``.json``).
 
-python -m benchmarks.show benchmarks/records/FILE
+python -m benchmarks.show benchmarks/records/FILE. The record of the service is docs/measurements/service.md already.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 REMOVED = {
     "restart_on_sick": "no container restarts on a device whose results are in doubt",
     "paths.escalate": "a failed path is followed by the path reset; `reset: {when: never}` forbids it",
-    "periodic": "to test idle devices, run `autoclave scrub all --path slow` from a timer",
+    "periodic": "to test idle devices, run `autoclave scrub GPU --path slow` from a timer",
 }
 
 
