@@ -297,6 +297,8 @@ IN_CLAIM = rows(
     ("the node was rebooted", lives.OF_CLAIM, facts(incarnation=lives.REBOOTED), ENFORCE,
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("a sick device", SICK_CLAIM, facts(), ENFORCE, SICK),
+    ("a later container, and the device is only hot",
+     live(STARTED_CLAIM, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down"))), facts(), ENFORCE, Proceed()),
     ("a later container, and the device fell sick", live(STARTED_CLAIM, ev.AilmentFound(lives.LOST)), facts(), ENFORCE,
      SICK),
 )  # fmt: skip

@@ -248,6 +248,10 @@ STRONGEST_FIRST = tuple(
 )
 
 
+def test_the_order_of_signs_names_each_of_them():
+    assert {kind.value for kind in STRONGEST_FIRST} == {sign.value for sign in DeviceSign}
+
+
 @pytest.mark.parametrize(("worse", "milder"), list(itertools.combinations(STRONGEST_FIRST, 2)))
 def test_of_two_signs_the_worse_is_the_ailment(worse, milder):
     found = ailments.diagnose(Vitals(signs=(Sign(milder, "x"), Sign(worse, "y"))), KNOWN, ALL_SIGNS)

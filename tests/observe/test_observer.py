@@ -197,6 +197,14 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
 
 
 @pytest.mark.usefixtures("no_uses")
+async def test_a_driver_that_changes_between_siblings_needs_a_search(bank, processes, tmp_path, monkeypatch):
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    loaded = iter(("before", "after"))
+    monkeypatch.setattr(bank.backend, "driver", lambda: next(loaded))
+    assert await observer.holders.none_listed([bank.first, bank.second], idle=False) is None
+
+
+@pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("asked", ["the device", "its sibling"])
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
