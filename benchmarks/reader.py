@@ -1,8 +1,8 @@
-"""How well does a stranger find a line of the code, with nothing but the tree and the map of it?
+"""How well does a reader find a line of the code, with nothing but the tree and the map of it?
 
-``python -m benchmarks.stranger draw 80 --seed 7 >lines.txt`` draws lines and prints them without their places.
+``python -m benchmarks.reader draw 80 --seed 7 >lines.txt`` draws lines and prints them without their places.
 The reader writes one line for each, "NUMBER FOLDER FILE" (files without folder and ending), and
-``python -m benchmarks.stranger grade 80 --seed 7 <guesses.txt`` counts the hits. ``--tree DIR FOLDER...`` draws from
+``python -m benchmarks.reader grade 80 --seed 7 <guesses.txt`` counts the hits. ``--tree DIR FOLDER...`` draws from
 another project instead: an anchor, to tell a good day of the reader from a good tree.
 """
 
@@ -14,16 +14,15 @@ import random
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PRODUCT = ("autoclave", "remnant", "scrubber", "plugin", "scrub_api", "policies", "ground")  # what is installed
+from benchmarks.house import PRODUCT, ROOT
+
 SHORTEST = 25  # characters; less says nothing of its place
-GENERATED = ("_pb2", "_version")
 
 
 def drawn(tree: Path, folders: list[str], count: int, seed: int) -> list[tuple[Path, str]]:
     """So many lines of code, and where each stands below ``tree``."""
     paths = [path for folder in folders for path in sorted((tree / folder).rglob("*.py"))]
-    lines = [line for path in paths if not any(it in path.name for it in GENERATED) for line in _lines(tree, path)]
+    lines = [line for path in paths if "_pb2" not in path.name for line in _lines(tree, path)]
     return random.Random(seed).sample(lines, count)  # noqa: S311 - the same lines each time
 
 
@@ -35,8 +34,8 @@ def _lines(tree: Path, path: Path) -> list[tuple[Path, str]]:
         if isinstance(node, ast.stmt) and not isinstance(node, ast.Import | ast.ImportFrom) and not _is_docstring(node):
             numbers.add(node.lineno)
     lines = text.splitlines()
-    found = [lines[number - 1].strip() for number in sorted(numbers)]
-    return [(path.relative_to(tree), line) for line in found if len(line) >= SHORTEST]
+    texts = [lines[number - 1].strip() for number in sorted(numbers)]
+    return [(path.relative_to(tree), line) for line in texts if len(line) >= SHORTEST]
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -61,7 +60,7 @@ def hits(lines: list[tuple[Path, str]], guesses: str) -> tuple[int, int, list[st
 def main() -> None:
     """Draw, or grade."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stranger", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.reader", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("draw", "grade"))
     parser.add_argument("count", type=int)
