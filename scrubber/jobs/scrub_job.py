@@ -206,7 +206,7 @@ class ScrubJob:
         plan = plans.plan(self.path, self._policy)
         rest = tuple(step for step in plan if plans.STEPS[step].driver is plans.Driver.BRIEFLY)
         *first, last = plan[: -len(rest)]
-        async with AsyncExitStack() as until_it_ends, own_worker(self._observer, self._spawn) as worker:
+        async with AsyncExitStack() as until_it_ends, own_worker(self._observer, self.device, self._spawn) as worker:
             for step in first:
                 if step is plans.FIRST_ON_MEMORY:
                     slot = self._context.slots.at_memory(self.device, (*first, last))
@@ -231,14 +231,15 @@ class ScrubJob:
     async def _let_end(self, worker: Worker, last: StepResult, until_it_ends: AsyncExitStack) -> StepResult:
         """The result of the last step of a worker, which stands only if the worker ends well."""
         last = await worker.finish(last)
-        self._observer.holders.disown(worker.pid)  # another process may have its pid while the rest waits its turn
+        # Now: another process may have its pid while the rest waits its turn.
+        self._observer.disown(self.device, worker.pid, has_ended=worker.has_ended)
         await until_it_ends.aclose()
         return last
 
     async def _run_rest(self, steps: tuple[Step, ...], plan: tuple[Step, ...], order: Order) -> list[StepResult]:
         """Run the steps after those on memory. Returns the results that passed, and keeps the first that did not."""
         passed = list[StepResult]()
-        async with own_worker(self._observer, self._spawn) as worker:
+        async with own_worker(self._observer, self.device, self._spawn) as worker:
             for step in steps:
                 result = await self._step(worker, step, plan, order, ends=step is steps[-1])
                 if result.outcome is not Outcome.PASSED:
@@ -319,7 +320,10 @@ class ScrubJob:
                 veto = self._veto(step, await self._observe(step))
                 if veto is not None:
                     return self._aborted(step, veto)
-                return await self._run_watched(worker, step, order)
+                try:
+                    return await self._run_watched(worker, step, order)
+                finally:
+                    self._observer.doubt(self.device)  # the reset tool may outlive the worker
         except DeviceError as error:
             return self._aborted(step, Veto(Blame.SERVICE, str(error)))
 
@@ -403,15 +407,16 @@ class ScrubJob:
         return verdict.veto(self._ledger.records[self.device], self.id, step, facts, self._clear_began)
 
     async def _observe(self, step: Step) -> Facts:
-        """A full observation, until one has found no holder; then by the driver's list, except around a reset.
+        """A full observation, until one has found no holder; then by the driver's list. Around a reset a search.
 
         A search of all processes takes a second on a node where a hundred large ones run.
         """
         records = self._ledger.records
         record = records[self.device]
-        siblings = [] if record.device.reset_domain is None else self._siblings(records)
-        by_list = self._free and plans.STEPS[step].driver is not plans.Driver.ALONE
-        facts = await (self._observer.listed if by_list else self._observer.full)(record, siblings)
+        if plans.STEPS[step].driver is plans.Driver.ALONE:  # it takes its siblings down, too
+            facts = await self._observer.searched(record, self._siblings(records))
+        else:
+            facts = await (self._observer.listed if self._free else self._observer.full)(record)
         self._free = facts.holders == ()
         if record.device.reset_domain is None:
             return facts
@@ -578,7 +583,9 @@ def order(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | No
 
 
 @asynccontextmanager
-async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[Worker]]) -> AsyncIterator[StartingWorker]:
+async def own_worker(
+    observer: Observer, device: str, spawn: Callable[[], Awaitable[Worker]]
+) -> AsyncIterator[StartingWorker]:
     """Start a worker that the observer does not take for an unexpected holder. It is gone when the block ends."""
 
     async def start() -> Worker:
@@ -598,7 +605,7 @@ async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[Worker]])
             try:
                 await worker.kill()
             finally:
-                observer.holders.disown(worker.pid)  # a worker that is still there now must be seen as a holder
+                observer.disown(device, worker.pid, has_ended=worker.has_ended)
 
 
 def _under_reset(facts: Facts) -> Facts:

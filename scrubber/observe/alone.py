@@ -46,7 +46,7 @@ class Alone:
         if let_in == before:
             return
         if before is not None:
-            self._searches[uuid] = replace(self._last(uuid), alone=False)
+            self.doubt(uuid)
         self._let_in[uuid] = let_in
         self._changes[uuid] += 1
 
@@ -68,6 +68,10 @@ class Alone:
         """An earlier run of the service proved the device clean when there were so many uses."""
         self._searches[uuid] = LastSearch(uses=uses, alone=True)
 
+    def doubt(self, uuid: str) -> None:
+        """A program that the service has started may have the device open: the fence does not count it."""
+        self._searches[uuid] = replace(self._last(uuid), alone=False)
+
     def searched_at(self, uuid: str) -> float:
         """The uptime of the last search."""
         return self._last(uuid).at
@@ -78,9 +82,13 @@ class Alone:
         return uses is not None and self._last(uuid).uses != uses
 
     def proven(self, uuid: str, said: Testimony | None) -> bool:
-        """Whether nobody else has the device. ``said``: the present answer of the witness."""
+        """Whether nobody but its owner has the device. ``said``: the present answer of the witness."""
         uses, last = _counted(said), self._last(uuid)
         return uses is not None and last.alone and last.uses == uses
+
+    def is_sealed(self, uuid: str) -> bool:
+        """Whether the fence is open to no pod and no group."""
+        return self._let_in.get(uuid) is None
 
     def _last(self, uuid: str) -> LastSearch:
         return self._searches.get(uuid, LastSearch())

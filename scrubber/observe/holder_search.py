@@ -81,25 +81,18 @@ class HolderSearch:
         search = replace(search, holders=holders, missing=missing, open=opened, left=left)
         return incarnation, await self._with_testimonies(search, uuids)
 
-    async def none_listed(
-        self, uuids: Sequence[str], *, idle: bool = False
-    ) -> tuple[Incarnation, SearchResult] | None:  # fmt: skip
-        """``of`` without a search, if the driver lists no holder of these devices. None if it does, or does not answer.
+    async def none_listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, Testimony] | None:
+        """The driver instance and the witness, if the driver lists no holder. None if it does, or does not answer.
 
-        ``idle``: no worker of ours uses them, so the driver must say that they have no holder, by their memory, too.
+        ``idle``: no worker of ours uses the device, so the driver must say that it has no holder, by its memory, too.
         Raises DeviceError when the driver cannot be asked.
         """
         ours, driver = frozenset(self._workers), self._driver
-        asked = [driver.caller.ask(it, partial(driver.listed, it, idle=idle), driver.patience) for it in uuids]
-        incarnations, said = set[Incarnation](), dict[str, Testimony]()
-        for uuid, answer in zip(uuids, await asyncio.gather(*asked), strict=True):
-            if answer is None:
-                return None
-            incarnation, pids, said[uuid] = answer
-            incarnations.add(incarnation)
-            if pids - ours - self._workers or len(incarnations) > 1:
-                return None
-        return incarnations.pop(), SearchResult(dict.fromkeys(uuids, ()), testimonies=said)
+        answer = await driver.caller.ask(uuid, partial(driver.listed, uuid, idle=idle), driver.patience)
+        if answer is None:
+            return None
+        incarnation, pids, said = answer
+        return None if pids - ours - self._workers else (incarnation, said)
 
     async def _with_testimonies(self, search: SearchResult, uuids: Sequence[str]) -> SearchResult:
         """The result with what the witnesses say. They come last: they count a use that fell into the search.

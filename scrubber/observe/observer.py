@@ -1,8 +1,8 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
 A quick observation asks the driver alone: it is enough for a round, not before a use, unless the fence proves the same.
-A full observation finds all holders: it searches all processes of the node. A scrub begins and ends with one. Before a
-start behind the fence, and between the two of a scrub, the list is enough (``listed``) after one that found no holder.
+A full observation knows all holders. It searches all processes of the node, unless the fence proves that a search would
+find no holder. Between the first and the last observation of a scrub, the driver's list is enough (``listed``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scrubber.observe.alone import Alone
 from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
-from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander, SearchResult
+from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_containers import OwnerContainers
 
@@ -95,57 +95,73 @@ class Observer:
         return {it.device.uuid: self._seen(it, facts[it.device.uuid]) for it in records if it.device.uuid in facts}
 
     async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
-        """Facts for the start of a container. They take no search where the fence shows that nobody has the device.
+        """Facts for the start of a container.
 
         ``admitted``: the kubelet has asked about this start, and now the runtime does. Only the owner may have come.
         """
-        uuid = record.device.uuid
-        if (record.state is State.GRANTED or admitted) and self._alone.proven(uuid, self.witness(uuid)):
-            facts = await self.listed(record, starting_pod=starting_pod)
-            if self._alone.proven(uuid, facts.witness):
-                return facts
-        return await self.full(record, starting_pod=starting_pod)
+        of_owner = record.state is State.GRANTED or admitted
+        facts = await self._without_search(record, starting_pod, of_owner=of_owner)
+        return facts if facts is not None else await self.searched(record, starting_pod=starting_pod)
 
-    async def listed(
-        self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None
-    ) -> Facts:  # fmt: skip
-        """Facts by the driver's list, if it names nobody; else ``full``. After a full observation that found no holder.
+    async def full(self, record: Record) -> Facts:
+        """Facts that a change may rest on: all holders of the device."""
+        facts = await self._without_search(record)
+        return facts if facts is not None else await self.searched(record)
 
-        Who has come since and uses the memory is on the list. Who only has the device open is not.
+    async def listed(self, record: Record) -> Facts:
+        """Facts by the driver's list, if it names no holder; else by a search.
+
+        Ask after a full observation that found no holder. Who has come since and uses the memory is on the list, but
+        not who only has the device open.
+        """
+        facts = await self._by_driver(record, idle=False)
+        return await self.searched(record) if facts is None else self._observed_since.stamped(record.device.uuid, facts)
+
+    async def _without_search(
+        self, record: Record, starting_pod: str | None = None, *, of_owner: bool = False
+    ) -> Facts | None:  # fmt: skip
+        """Facts where the fence proves that a search would find no holder but the owner; else None.
+
+        ``of_owner``: the caller knows that only the owner may have come since the search.
         """
         uuid = record.device.uuid
+        if not self._alone.proven(uuid, self.witness(uuid)):
+            return None
+        facts = await self._by_driver(record, starting_pod, idle=record.state is not State.SCRUBBING)
+        if facts is None or not self._alone.proven(uuid, self.witness(uuid)):
+            return None
+        # An owner that has ended may have sent the open device to another process. The record of its end closes the
+        # fence, and a search follows before anything is overwritten.
+        ended = facts.owner_alive is False and starting_pod is None and not record.tenancy.until_release
+        if not (self._alone.is_sealed(uuid) or of_owner or ended):
+            return None
+        return self._seen(record, facts, starting_pod)
+
+    async def _by_driver(self, record: Record, starting_pod: str | None = None, *, idle: bool) -> Facts | None:
+        """Facts without their times, if the driver lists no holder; else None. ``idle``: as in ``none_listed``."""
+        uuid = record.device.uuid
         try:
-            alive, starting_pod_alive = await self._are_alive(record, starting_pod)
-            # Last, so that the driver also tells of a use during the question before.
-            uuids = [uuid, *(sibling.device.uuid for sibling in siblings)]
-            listed = await self.holders.none_listed(uuids, idle=starting_pod is not None)
-            if alive is False:  # one may have started during the question
+            alive = starting_pod_alive = None
+            if starting_pod is not None:  # first, so that the driver also tells of a use during this question
+                alive, starting_pod_alive = await self._are_alive(record, starting_pod)
+            listed = await self.holders.none_listed(uuid, idle=idle)
+            if listed is None:
+                return None
+            if alive is not True:  # a container of the owner may have started during the question
                 alive, starting_pod_alive = await self._are_alive(record, starting_pod)
         except (DeviceError, BlindError):
-            return await self.full(record, siblings, starting_pod)
-        if listed is None:
-            return await self.full(record, siblings, starting_pod)
-        incarnation, result = listed
-        self._hear(result)
-        busy = _siblings_busy(siblings, result.holders)
-        unstamped = Facts(
-            incarnation,
-            result.holders[uuid],
-            owner_alive=alive,
-            starting_pod_alive=starting_pod_alive,
-            siblings_busy=busy,
-        )
-        if starting_pod is None:
-            return self._observed_since.stamped(uuid, unstamped)
-        return self._seen(record, unstamped, starting_pod)
+            return None
+        incarnation, said = listed
+        self._observed_since.testified(uuid, said)
+        return Facts(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive, siblings_busy=False)
 
-    async def full(
+    async def searched(
         self,
         record: Record,
         siblings: Sequence[Record] = (),
         starting_pod: str | None = None,
     ) -> Facts:
-        """Facts that a change may rest on: all holders of the device and of its siblings.
+        """All holders of the device and of its siblings, by a search of all processes.
 
         ``starting_pod``: the pod that asks to start on the device.
         """
@@ -162,7 +178,8 @@ class Observer:
             why = "" if lack else str(error)
             blind = Facts(record.incarnation, None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
-        self._hear(search)
+        for uuid, said in search.testimonies.items():
+            self._observed_since.testified(uuid, said)
         at = self._observed_since.now().uptime
         for uuid, begun in before.items():
             self._alone.end(uuid, begun, search.holders[uuid], at=at, settled=search.settled)
@@ -203,10 +220,6 @@ class Observer:
         self._owners.follow(record, facts, starting_pod)
         return facts
 
-    def _hear(self, search: SearchResult) -> None:
-        for uuid, said in search.testimonies.items():
-            self._observed_since.testified(uuid, said)
-
     def recorded(self, record: Record) -> None:
         """A row about the device is in the ledger. What the kernel does for the service follows from the record."""
         guard, receipt = self.driver.guard, record.scrubs.receipt
@@ -234,6 +247,16 @@ class Observer:
             if uses is not None:
                 self._alone.resume(uuid, uses)
                 self._observed_since.resume(uuid, receipt.finished.uptime, Counted(FENCE, uses))
+
+    def disown(self, uuid: str, worker: int, *, has_ended: bool) -> None:
+        """A worker of the service does no more on the device. One that has not ended is a holder from now on."""
+        self.holders.disown(worker)
+        if not has_ended:
+            self.doubt(uuid)
+
+    def doubt(self, uuid: str) -> None:
+        """The next full observation takes a search: a program of the service may have the device open."""
+        self._alone.doubt(uuid)
 
     def witness(self, uuid: str) -> Testimony | None:
         """What the witness of the device's short uses said last; None if it was not asked yet."""

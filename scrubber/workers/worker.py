@@ -90,6 +90,11 @@ class Child:
         self._ended: asyncio.Future[ChildEnding] = loop.create_future()
         loop.add_reader(handle, self._on_end)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child has ended: the kernel has closed its files by then."""
+        return not self._running
+
     async def connect(self) -> None:
         """Connect the pipes; BrokenError if the child was killed meanwhile. The caller then kills the child again."""
         loop, pipes = asyncio.get_running_loop(), self._pipes
@@ -241,6 +246,11 @@ class Worker:
         self._describe_device = describe
         self.pid = child.pid  # not a holder of the device, although it has the device open
         self._tell(assignment)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child has ended, and with it all that it had open."""
+        return self._child.has_ended
 
     async def prepare(self) -> None:
         """Have the child open the device for its steps on memory, while the device is observed."""

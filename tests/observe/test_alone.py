@@ -13,6 +13,7 @@ from scrubber.core.fencing import open_to
 from scrubber.core.model import Holder
 from scrubber.core.record import Record
 from scrubber.core.witness import FENCE, Counted
+from scrubber.devices.simulated.containers import MARK
 from scrubber.fence.fence import Fence
 from scrubber.node import clock
 from scrubber.node.processes import Processes
@@ -145,10 +146,76 @@ async def test_an_owner_that_was_let_in_ends_the_proof(fenced: Fenced) -> None:
     assert await fenced.searched(lives.GRANTED)
 
 
+async def searches(fenced: Fenced, record: Record) -> int:
+    """How many searches a full observation of this record takes."""
+    before = fenced.searches
+    fenced.becomes(record)
+    assert (await fenced.observer.full(fenced.of(record))).holders == ()
+    return fenced.searches - before
+
+
+async def test_a_scrub_takes_one_search_behind_the_fence(fenced: Fenced, foreign: Path) -> None:
+    await proven(fenced)
+    fenced.becomes(lives.IN_USE)
+    assert [await searches(fenced, it) for it in (lives.DIRTY, lives.SCRUBBING, lives.SCRUBBING)] == [1, 0, 0]
+    run(foreign, OPENS)
+    assert [await searches(fenced, it) for it in (lives.SCRUBBING, lives.CLEAN)] == [1, 0]
+
+
+async def test_the_end_of_an_owner_is_searched_for_behind_the_closed_fence(fenced: Fenced, launch) -> None:
+    """Until then, it may send the open device to another process."""
+    await proven(fenced)
+    alive = launch("import time; print(flush=True); time.sleep(60)", **{MARK: lives.A})
+    assert await searches(fenced, lives.IN_USE) == 1
+    alive.kill()
+    alive.wait()
+    assert [await searches(fenced, it) for it in (lives.IN_USE, lives.DIRTY)] == [0, 1]
+
+
+async def test_a_job_that_may_have_sent_its_device_is_searched_for(fenced: Fenced) -> None:
+    """The next job can get the device with no scrub between."""
+    await proven(fenced)
+    kept = lives.but(lives.IN_USE, grant=replace(lives.grant(lives.CLEAN), until_release=True, group=1))
+    assert [await searches(fenced, kept) for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_a_worker_that_has_not_ended_is_searched_for(fenced: Fenced, *, has_ended: bool) -> None:
+    """The fence counts no program of the service."""
+    await proven(fenced)
+    fenced.observer.disown(fenced.of(lives.DIRTY).device.uuid, os.getpid(), has_ended=has_ended)
+    assert await searches(fenced, lives.CLEAN) == (not has_ended)
+
+
+async def test_memory_in_use_that_no_list_explains_is_searched_for(
+    fenced: Fenced, bank, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """During a scrub, a worker of the service uses it."""
+    await proven(fenced)
+    monkeypatch.setattr(bank.backend, "has_holders", lambda _uuid: None)
+    assert [await searches(fenced, it) for it in (lives.SCRUBBING, lives.CLEAN)] == [0, 1]
+    assert await fenced.searched(lives.GRANTED)
+
+
+async def test_a_use_while_the_starting_pod_is_looked_for_counts(
+    fenced: Fenced, foreign: Path, bank, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    await proven(fenced)
+    living = bank.backend.living
+
+    def used_meanwhile() -> dict[str, int]:
+        run(foreign, OPENS)
+        running: dict[str, int] = living()
+        return running
+
+    monkeypatch.setattr(bank.backend, "living", used_meanwhile)
+    assert await fenced.searched(lives.GRANTED)
+
+
 async def test_a_search_during_which_an_owner_came_proves_nothing(fenced: Fenced) -> None:
     await proven(fenced)
     fenced.during = lives.IN_USE, lives.DIRTY
-    await fenced.observer.full(fenced.of(lives.GRANTED))
+    await fenced.observer.searched(fenced.of(lives.GRANTED))
     fenced.during = ()
     assert await fenced.searched(lives.GRANTED)
 

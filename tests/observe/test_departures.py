@@ -85,7 +85,7 @@ async def test_the_end_of_a_holder_is_reported(place, container):
 async def test_a_starting_pod_is_followed(place):
     elsewhere = place.observation.driver.backend.inventory()[1].uuid
     place.pids.append(drills.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
-    await place.observation.full(place.record(None), starting_pod=POD)
+    await place.observation.before_start(place.record(None), POD)
     assert place.ends._followed[place.uuid].whom == place.pids[0]
 
 

@@ -197,14 +197,6 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
 
 
 @pytest.mark.usefixtures("no_uses")
-async def test_a_driver_that_changes_between_siblings_needs_a_search(bank, processes, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    loaded = iter(("before", "after"))
-    monkeypatch.setattr(bank.backend, "driver", lambda: next(loaded))
-    assert await observer.holders.none_listed([bank.first, bank.second], idle=False) is None
-
-
-@pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("asked", ["the device", "its sibling"])
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
@@ -216,7 +208,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
     if asked == "the device":
         assert (await observer.full(device)).holders is None
     else:
-        seen = await observer.full(other, [device])
+        seen = await observer.searched(other, [device])
         assert (seen.holders, seen.used_at < before) == (None, True)
     drills.release(bank.root, bank.first)
     caller.late = ()
@@ -326,16 +318,6 @@ async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path,
     assert found == {"a holder": [POD], "no answer": None}.get(listed, [])
 
 
-async def test_memory_in_use_that_no_list_explains_is_searched_for(bank, processes, tmp_path, monkeypatch):
-    """Before a start no worker of the service uses the memory."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    monkeypatch.setattr(bank.backend, "has_holders", lambda _uuid: None)
-    await observer.listed(record(bank, bank.first))
-    assert not processes.searching.is_set()
-    await observer.listed(record(bank, bank.first), starting_pod=POD)
-    assert processes.searching.is_set()
-
-
 def _no_answer(_uuid: str) -> frozenset[int]:
     raise DriverClosedError("the driver is closed")
 
@@ -374,21 +356,6 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
     monkeypatch.setattr(bank.backend, "witness", starts_meanwhile)
     facts = await observer.listed(owned)
     assert (facts.holders, facts.owner_alive) == ((), True)
-
-
-async def test_a_use_while_the_owner_is_looked_for_counts(bank, processes, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
-    await observer.full(owned)  # from now on it notices
-    before, living = clock.now().uptime, bank.backend.living
-
-    def used_meanwhile() -> dict[str, int]:
-        os.close(os.open(bank.place(bank.first).memory, os.O_RDWR))
-        running: dict[str, int] = living()
-        return running
-
-    monkeypatch.setattr(bank.backend, "living", used_meanwhile)
-    assert (await observer.listed(owned)).used_at >= before
 
 
 async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch):

@@ -49,6 +49,11 @@ class PretendWorker:
         """The pid of the worker."""
         return self.process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has the device open no more."""
+        return not self.process.alive
+
     async def prepare(self) -> None:
         """Changes nothing on the GPU."""
 
@@ -215,6 +220,7 @@ class RestoreWorker:
     """A worker that gives back what an interrupted reset left pending on a device."""
 
     pid = 7
+    has_ended = True
 
     def __init__(self, node: Node, uuid: str) -> None:
         """Nothing is done yet."""
