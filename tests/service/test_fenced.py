@@ -7,10 +7,31 @@ import asyncio
 import pytest
 
 from ground.errors import NotReady
-from scrubber.core.model import State, Step
+from scrubber.core.model import ScrubPath, State, Step
 from tests.service.asking import at_step, scrubs
 from tests.service.node import Kind
+from tests.service.pretend_worker import PretendWorker
 from tests.service.world import World
+
+
+class Searches:
+    """How often all processes of the world are searched."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, search = 0, world.node.holders
+
+        def counted(*args, **kwargs):
+            self.count += 1
+            return search(*args, **kwargs)
+
+        monkeypatch.setattr(world.node, "holders", counted)
+
+
+async def used(world: World, device: str) -> None:
+    """A pod has it, and was seen."""
+    await world.acquire("pod", device, announced=True)
+    await world.begin("pod", device)
+    await asyncio.sleep(3.0)
 
 
 @pytest.fixture
@@ -147,3 +168,63 @@ async def test_a_device_is_open_to_its_pod_alone(fenced):
     world.node.end_container("pod")
     await at_step(world, device, Step.EVICT)
     assert let_in() == [False, False, False]
+
+
+async def test_a_hand_over_takes_one_search(fenced, monkeypatch):
+    world = await fenced()
+    device, searches = world.uuids[0], Searches(world, monkeypatch)
+    await used(world, device)
+    assert searches.count == 0
+    world.node.end_container("pod")
+    await scrubbed(world, device)
+    await used(world, device)
+    assert searches.count == 1
+
+
+async def test_who_was_sent_the_open_device_is_found(fenced):
+    """The kernel asks nothing then, and the driver lists who uses its memory only."""
+    world = await fenced()
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await used(world, device)
+    heir = world.node.enter(device, Kind.FOREIGN_PROCESS, "heir", "pod", writes=False)
+    heir.container, heir.secret = "other", True
+    world.node.alive.add("other")
+    world.node.end_container("pod")
+    await asyncio.sleep(60.0)
+    assert scrubs(world, device) == passed
+    world.node.leave(heir)
+    await scrubbed(world, device)
+
+
+@pytest.mark.parametrize("step", [Step.RESET, Step.HEALTH])
+async def test_a_reset_takes_searches(fenced, monkeypatch, step):
+    """Before it, since it cannot be undone, and after it: its tool is a program of the service."""
+    world = await fenced()
+    device = world.uuids[0]
+    await world.operator_requests.scrub(device, ScrubPath.RESET)
+    await at_step(world, device, step)
+    searches = Searches(world, monkeypatch)
+    await scrubbed(world, device)
+    assert searches.count > 0
+
+
+async def test_a_worker_that_cannot_be_killed_is_found(fenced):
+    world = await fenced()
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+
+    class Unkillable(PretendWorker):
+        async def kill(self) -> None:
+            self._gone.set()
+            self.process.secret = True
+
+    world._worker = Unkillable
+    job = await world.operator_requests.scrub(device, ScrubPath.FAST)
+    await at_step(world, device, Step.CLEAR)
+    [stuck] = world.node.gpus[device].processes.values()
+    job.cancel()
+    await job.ended()
+    world._worker = PretendWorker
+    await asyncio.sleep(60.0)
+    assert scrubs(world, device) == passed
+    world.node.leave(stuck)
+    await scrubbed(world, device)

@@ -340,11 +340,11 @@ async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkey
     await world.clean(device)
 
 
-async def test_a_holder_seen_by_a_siblings_scrub_ends_the_proof(begin):
+async def test_a_holder_seen_before_a_siblings_reset_ends_the_proof(begin):
     world = await begin(gpus=3, interval=60.0)
     _, device, sibling = world.uuids
     await asyncio.sleep(1)
-    job = await world.operator_requests.scrub(sibling, ScrubPath.FAST)
+    job = await world.operator_requests.scrub(sibling, ScrubPath.RESET)
     unexpected = world.intrude(device, container=True)
     await asyncio.sleep(0.6)
     world.node.end_container(unexpected.container)
