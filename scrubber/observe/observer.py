@@ -147,7 +147,7 @@ class Observer:
             listed = await self.holders.none_listed(uuid, idle=idle)
             if listed is None:
                 return None
-            if alive is not True:  # a container of the owner may have started during the question
+            if starting_pod is None:  # last: a container of the owner may have started during the question
                 alive, starting_pod_alive = await self._are_alive(record, starting_pod)
         except (DeviceError, BlindError):
             return None

@@ -96,9 +96,10 @@ async def test_a_worker_of_pid_1_ends_no_other_worker(bank, make: MakePool) -> N
     result = await do(other, Step.EVICT, replace(LEFTOVERS, terminate_foreign=True))
     assert (result.outcome, result.blame, result.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert [holder.pid for holder in result.findings.holders] == [busy.pid]
-    assert not clearing.done()
+    assert (clearing.done(), busy.has_ended) == (False, False)
     await busy.kill()
     await clearing
+    assert busy.has_ended
 
 
 async def test_the_service_is_no_holder(bank, spawn: Spawn) -> None:
