@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ class Searches:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, search = 0, world.node.holders
 
-        def counted(*args, **kwargs):
+        def counted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed on
             self.count += 1
             return search(*args, **kwargs)
 
