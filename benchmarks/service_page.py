@@ -66,7 +66,7 @@ WHY = {  # of the aims that are missed
     "acquire": "Eight callers at once share one process and one ledger, so each waits for the others.",
     "absence": "In one of the turns, the next service answered late.",
     "idle": "It was 78.3 MiB before; what grew was not looked into.",
-    "big_node": "Without the fence, a scrub makes two searches. One of processes with 3,000 mappings each takes a second.",
+    "big_node": "Without the fence, a scrub makes two searches; one of processes with 3,000 mappings takes a second.",
 }
 
 
