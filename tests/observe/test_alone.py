@@ -162,7 +162,7 @@ async def test_a_scrub_takes_one_search_behind_the_fence(fenced: Fenced, foreign
     assert [await searches(fenced, it) for it in (lives.SCRUBBING, lives.CLEAN)] == [1, 0]
 
 
-async def test_an_owners_end_is_searched_for_behind_the_closed_fence(fenced: Fenced, launch) -> None:
+async def test_an_owners_end_is_searched_for_behind_the_fence(fenced: Fenced, launch) -> None:
     """Until then, it may send the open device to another process."""
     await proven(fenced)
     alive = launch("import time; print(flush=True); time.sleep(60)", **{MARK: lives.A})
