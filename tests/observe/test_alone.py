@@ -172,7 +172,7 @@ async def test_an_owners_end_is_searched_for_behind_the_fence(fenced: Fenced, la
     assert [await searches(fenced, it) for it in (lives.IN_USE, lives.DIRTY)] == [0, 1]
 
 
-async def test_a_job_that_may_have_sent_its_device_is_searched_for(fenced: Fenced) -> None:
+async def test_a_job_that_may_have_sent_its_device_is_searched(fenced: Fenced) -> None:
     """The next job can get the device with no scrub between."""
     await proven(fenced)
     kept = lives.but(lives.IN_USE, grant=replace(lives.grant(lives.CLEAN), until_release=True, group=1))
