@@ -34,8 +34,8 @@ class ActivePolicy:
         self.fault = ""
         self.unread = False  # the fault is not in the text: the file could not be read
         self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
-        # The policies and what they say about known devices are replaced together, so that they always agree.
-        self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]]
+        # The policies, their digest and what they say about known devices are replaced together, so that they agree.
+        self._loaded: tuple[PolicySet, str, dict[str, tuple[DeviceInfo, DevicePolicy]]]
         self._kept = kept
         self.not_kept = ""  # why a later start cannot have the policy in force
         self._text = b""  # of the policy in force, if it was read from the file
@@ -44,7 +44,7 @@ class ActivePolicy:
             policies, self._text = self._load()
         except DocumentError as error:
             policies = self._last_good(error)
-        self._loaded = (policies, {})
+        self._loaded = (policies, _digest(policies), {})
 
     @property
     def name(self) -> str:
@@ -69,8 +69,8 @@ class ActivePolicy:
     @property
     def name_and_digest(self) -> tuple[str, str]:
         """Those of the same policy, also while another one is loaded."""
-        policies = self._loaded[0]
-        return policies.name, hashlib.sha256(policies.model_dump_json().encode()).hexdigest()[:16]
+        policies, digest, _ = self._loaded
+        return policies.name, digest
 
     @property
     def stays(self) -> str:
@@ -170,12 +170,12 @@ class ActivePolicy:
             return False
         self.fault, self.unread, self._last = "", False, ""
         changed = policies != self._loaded[0]
-        self._loaded, self._text = (policies, {}), text
+        self._loaded, self._text = (policies, _digest(policies), {}), text
         return changed
 
     def device_policy(self, device: DeviceInfo) -> DevicePolicy:
         """The policy for this device."""
-        policies, cache = self._loaded
+        policies, _, cache = self._loaded
         kept = cache.get(device.uuid)
         if kept is not None and (kept[0] is device or kept[0] == device):  # identity first: equality is slow
             return kept[1]
@@ -184,3 +184,7 @@ class ActivePolicy:
         device_policy = replace(resolved, rule=f"{policies.name}/{resolved.rule}")
         cache[device.uuid] = (device, device_policy)
         return device_policy
+
+
+def _digest(policies: PolicySet) -> str:
+    return hashlib.sha256(policies.model_dump_json().encode()).hexdigest()[:16]
