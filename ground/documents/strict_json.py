@@ -79,8 +79,7 @@ def _built(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - wh
     if origin in (Union, UnionType):
         if value is None and type(None) in arguments:
             return None
-        [other] = [argument for argument in arguments if argument is not type(None)]  # no document has another choice
-        return _built(other, value, where)
+        return _built(_chosen(kind, value, where), value, where)
     if origin in (tuple, frozenset):
         return origin(_built_items(kind, value, where))
     if origin is not None and issubclass(origin, Mapping):
@@ -97,6 +96,17 @@ def _built(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - wh
     if kind is float and _is_a(int, value):  # JSON has one kind of number
         return float(cast("int", value))
     raise _fault(kind, value, where)
+
+
+def _chosen(union: Any, value: object, where: str) -> Any:  # noqa: ANN401 - see ``_built``
+    """The one kind beside None; of several dataclasses the one that has exactly the fields of the value."""
+    kinds = [kind for kind in get_args(union) if kind is not type(None)]
+    if len(kinds) == 1:
+        return kinds[0]
+    fitting = [kind for kind in kinds if isinstance(value, dict) and value.keys() == _types(kind).keys()]
+    if len(fitting) != 1:
+        raise _fault(union, value, where)
+    return fitting[0]
 
 
 def _built_fields(kind: type, value: object, where: str) -> object:

@@ -25,6 +25,11 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Gap:
+    size: int
+
+
+@dataclass(frozen=True)
 class Whole:
     part: Part
     parts: tuple[Part, ...] = ()
@@ -34,9 +39,12 @@ class Whole:
     on: bool = False
     share: float = 0.5
     mood: Mood = Mood.WELL
+    either: Part | Gap | None = None
 
 
-FULL = Whole(Part(1, "a"), (Part(2), Part(3)), (4, 5.5), frozenset({6, 7}), {"b": [8, None]}, True, 0.25, Mood.ILL)
+FULL = Whole(
+    Part(1, "a"), (Part(2), Part(3)), (4, 5.5), frozenset({6, 7}), {"b": [8, None]}, True, 0.25, Mood.ILL, Gap(9)
+)
 PLAIN = json.loads(strict_json.encode(Whole(Part(1))))
 
 
@@ -66,7 +74,7 @@ def test_a_whole_number_is_read_as_a_float():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"more": 1}, "expected exactly the fields free, mood, numbers, on, pair, part, parts, share"),
+        ({"more": 1}, "expected exactly the fields either, free, mood, numbers, on, pair, part, parts, share"),
         ({"part": {"size": 1}}, "part: expected exactly the fields name, size"),
         ({"part": []}, "part: expected exactly the fields name, size"),
         ({"part": None}, "part: expected exactly the fields name, size"),
@@ -82,6 +90,9 @@ def test_a_whole_number_is_read_as_a_float():
         ({"share": True}, "share: expected float, got True"),
         ({"share": "1"}, "share: expected float, got '1'"),
         ({"mood": "perhaps"}, "mood: expected Mood, got 'perhaps'"),
+        ({"either": {"name": "a"}}, r"either: expected .*Part \| .*Gap \| None, got {'name': 'a'}"),
+        ({"either": {"size": "1"}}, r"either\.size: expected int, got '1'"),
+        ({"either": []}, r"either: expected .*, got \[\]"),
         ({"mood": []}, r"mood: expected Mood, got \[\]"),
     ],
 )
