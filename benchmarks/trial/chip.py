@@ -40,10 +40,10 @@ def _scratched(where: Where) -> list[Measured]:
         began = time.perf_counter()
         done = clearing.scratch(card, secrets.token_bytes(16))
         took.append(1000 * (time.perf_counter() - began))
-        reached.append(float(done.reached))
-        unreached = done.unreached_bytes
-        if done.faulty:
-            wrong = quantity(done.faulty, "unit does", "units do")
+        reached.append(float(done.units_reached))
+        unreached = done.shared_unreached_bytes
+        if done.units_faulty:
+            wrong = quantity(done.units_faulty, "unit does", "units do")
             raise RuntimeError(f"cannot measure: {wrong} not hold what is written to it")
     return [
         Measured("scratch, shared memory and registers", tuple(took), "ms"),

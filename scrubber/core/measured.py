@@ -45,10 +45,10 @@ class Scratched:
     """How much of the shared memory and registers was overwritten and read back."""
 
     units: int  # multiprocessors that the device has
-    reached: int  # ... and those that were overwritten
-    faulty: int = 0  # ... and of these, those that did not hold what was written
-    unreached_bytes: int | None = None  # shared memory of all of them that the driver lets no program write
-    left: tuple[str, ...] = ()  # other memory of theirs, which is not overwritten; empty: not known
+    units_reached: int  # ... and those that were overwritten
+    units_faulty: int = 0  # ... and of these, those that did not hold what was written
+    shared_unreached_bytes: int | None = None  # shared memory of all of them that the driver lets no program write
+    units_left: tuple[str, ...] = ()  # other memory of theirs, which is not overwritten; empty: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ def scratch(order: Order, context: StepContext) -> Report:
     scratched = context.gpu.scratch(order.key_for("scratch"))
     findings = Findings(
         units=scratched.units,
-        units_reached=scratched.reached,
-        units_faulty=scratched.faulty,
-        shared_unreached_bytes=scratched.unreached_bytes,
-        units_left=scratched.left,
+        units_reached=scratched.units_reached,
+        units_faulty=scratched.units_faulty,
+        shared_unreached_bytes=scratched.shared_unreached_bytes,
+        units_left=scratched.units_left,
     )
     return Report(Outcome.PASSED, findings=findings)
 

@@ -88,7 +88,7 @@ class NvidiaGpu:
             card = self._holding.memory().card
             with cuda_errors_translated():
                 done = clearing.scratch(card, key)
-        return replace(done, left=chip.not_overwritten(card.capability, virtual=self._place.virtual))
+        return replace(done, units_left=chip.not_overwritten(card.capability, virtual=self._place.virtual))
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test memory and arithmetic, and compare the error and repair counters before and after."""

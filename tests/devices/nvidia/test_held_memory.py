@@ -230,7 +230,7 @@ def test_a_scratch_names_the_memory_that_it_leaves(rig, cuda, monkeypatch, capab
 
 
 def test_the_chip_is_overwritten_and_the_memory_tested(one):
-    assert one.scratch(KEY).reached == UNITS
+    assert one.scratch(KEY).units_reached == UNITS
     tested = one.selftest(KEY, 6.0, nothing)
     assert (tested.tests[-1], tested.mismatch, tested.units, tested.deviating) == ("arithmetic", None, UNITS, ())
     assert tested.covered_bytes == COVERED

@@ -101,7 +101,7 @@ import sys
 from pathlib import Path
 from scrubber.devices.simulated.simulated_gpu import SimulatedGpu
 gpu = SimulatedGpu(Path(sys.argv[1]))
-print(gpu.clear(b"", ("zero",), print).covered_bytes, gpu.scratch(b"key").reached)
+print(gpu.clear(b"", ("zero",), print).covered_bytes, gpu.scratch(b"key").units_reached)
 """
 TAMPERED: dict[str, Callable[[Path], object]] = {
     "cut off": lambda file: os.truncate(file, 4711),
