@@ -10,7 +10,7 @@ import ctypes
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from benchmarks.figures import Figure
 from ground.documents import strict_json
 from policies.policy_model import Policy
 from scrubber.core import plans
+from scrubber.core.measured import Cleared, Verified
 from scrubber.core.model import Findings, MemoryManager, Outcome, ScrubPath, Step
 from scrubber.cuda import card, device
 from scrubber.cuda.patterns import Pattern
@@ -100,12 +101,12 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     order = scrub_job.order(policy, path, secrets.token_hex(16), None)
     on_memory = _bench(NvidiaGpu(place, lambda: None, open_card=opened, memory=counts))
     beside = _bench(NvidiaGpu(place, lambda: None))
-    found: Mapping[Step, Findings] = {
-        step: _done(step, order, on_memory if plans.STEPS[step].driver is plans.Driver.FOR_MEMORY else beside)
-        for step in plans.plan(path, policy)
-    }
-    cost.memory = found[Step.VERIFY].covered_bytes or 0
-    cost.searched = found[Step.CLEAR].searched_bytes or 0
+    for step in plans.plan(path, policy):
+        match _done(step, order, on_memory if plans.STEPS[step].driver is plans.Driver.FOR_MEMORY else beside):
+            case Cleared() as clear:
+                cost.searched = clear.searched_bytes or 0
+            case Verified() as verify:
+                cost.memory = verify.covered_bytes
     return cost
 
 
@@ -113,7 +114,7 @@ def _bench(gpu: NvidiaGpu) -> StepContext:
     return StepContext(gpu, lambda: (), lambda _done, _total: None)
 
 
-def _done(step: Step, order: Order, bench: StepContext) -> Findings:
+def _done(step: Step, order: Order, bench: StepContext) -> Findings | None:
     report = step_functions.perform(step, order, bench)
     if report.outcome is not Outcome.PASSED:
         raise RuntimeError(f"{step.value} failed: {report.detail}")

@@ -183,7 +183,7 @@ async def _hand_over(play: Play) -> None:
     seconds = time.monotonic() - began
     async with stage.admin() as admin:
         rows = [json.loads(entry.body) for entry in await admin.history(uuid) if entry.kind == "steps-recorded"]
-    reports = [result.get("findings", {}) for row in rows for result in row["results"]]
+    reports = [result["findings"] or {} for row in rows for result in row["results"]]
     ended = any(leftover in findings.get("terminated", ()) for findings in reports)
     play.check(ended and not _runs(leftover), "the service finds and ends the leftover process", "TERM, a pause, KILL")
     ladder = [step.step for step in receipt.steps] if receipt else []
@@ -193,7 +193,7 @@ async def _hand_over(play: Play) -> None:
         " > ".join(ladder),
     )
     # In the history, because a scrub that fails after its clear leaves nothing to find for the next one.
-    residue = sum(findings.get("residue_bytes") or 0 for findings in reports)
+    residue = sum(findings.get("residue_bytes", 0) for findings in reports)
     play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
     proven = receipt is not None and _whole(receipt)
     play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")

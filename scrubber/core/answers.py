@@ -6,12 +6,12 @@ below write them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from ground.errors import Reason
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Facts, Findings, ScrubPath, Trigger
+from scrubber.core.model import NO_HOLDER, Blame, Facts, InTheWay, ScrubPath, Trigger
 from scrubber.core.record import Record
 
 
@@ -85,7 +85,7 @@ class Veto:
 
     blame: Blame
     why: str
-    findings: Findings = field(default_factory=Findings)  # who is in the way, if somebody is
+    in_the_way: InTheWay = NO_HOLDER
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,31 @@ def forgiven_memory(uncovered: Iterable[Uncovered]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Cleared:
+    """How much of the memory was overwritten, and what was in it before."""
+
+    covered_bytes: int  # 0: nothing was overwritten
+    residue_bytes: int
+    allocatable_bytes: int = 0
+    mismatch: Mismatch | None = None
+    residue_at: tuple[int, ...] = ()  # offsets of the first bytes that the last tenant left, never the bytes
+    searched_bytes: int | None = None  # searched for data of the last tenant; None: all that was covered
+    uncovered: tuple[Uncovered, ...] = ()  # what was not covered, by cause
+    patterns: tuple[str, ...] = ()  # what was written, in order; each but the last was read back
+    drift: tuple[str, ...] = ()  # the settings that had to be restored first
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """How much of the memory was read back."""
+
+    covered_bytes: int  # 0: nothing was read back
+    patterns: tuple[str, ...]  # the one that it must hold
+    allocatable_bytes: int = 0
+    mismatch: Mismatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Scratched:
     """How much of the shared memory and registers was overwritten and read back."""
 
@@ -62,6 +87,14 @@ class Tested:
     units: int = 0  # multiprocessors that computed
     deviating: tuple[int, ...] = ()  # units whose results differ from most others, or from their own
     repaired: tuple[str, ...] = ()  # what the hardware repaired meanwhile: no fault, but news
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Which settings were restored."""
+
+    drift: tuple[str, ...] = ()  # those that had another value
+    unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
 
 
 def joined(first: Mismatch | None, second: Mismatch | None) -> Mismatch | None:

@@ -15,8 +15,8 @@ from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported f
 from policies.values import Xid as Xid  # noqa: PLC0414 - the same
 from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - the same
 from scrub_api.device_messages import device_name, state_words
-from scrub_api.measurements import Measurements, Uncovered
-from scrubber.core.measured import Mismatch
+from scrub_api.measurements import Measurements
+from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
 from scrubber.core.witness import Testimony
 
 
@@ -269,31 +269,36 @@ class MemoryManager(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """What a step found and measured. None means not measured."""
+class Evicted:
+    """Who had the device open when a scrub began."""
 
-    covered_bytes: int | None = None
-    allocatable_bytes: int | None = None
-    residue_bytes: int | None = None
-    mismatch: Mismatch | None = None
-    holders: tuple[Holder, ...] = ()
-    terminated: tuple[int, ...] = ()
-    drift: tuple[str, ...] = ()
-    vitals: Vitals | None = None
-    residue_at: tuple[int, ...] = ()  # offsets of the first bytes that the last tenant left, never the bytes
-    uncovered: tuple[Uncovered, ...] = ()  # what was not covered, by cause
-    searched_bytes: int | None = None  # searched for data of the last tenant; None: all that was covered
-    patterns: tuple[str, ...] = ()  # what was written and read back, in order
-    units: int | None = None  # multiprocessors that the device has, or that computed
-    units_reached: int | None = None  # ... and those whose memory was overwritten
-    units_faulty: int | None = None  # ... and those whose memory did not hold what was written
-    shared_unreached_bytes: int | None = None  # shared memory of the units that the driver lets no program write
-    units_left: tuple[str, ...] = ()  # other memory of the units, which was not overwritten
-    tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
-    deviating: tuple[int, ...] = ()  # units with other results than most
-    unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
-    stuck: tuple[Holder, ...] = ()  # processes that were told to end and did not
-    unnamed: bool = False  # another process has used the device, and left before it could be named
+    holders: tuple[Holder, ...]
+    terminated: tuple[int, ...]  # the pids of those that were ended
+    stuck: tuple[Holder, ...] = ()  # those that were told to end and did not
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRead:
+    """What the device says about its health: to the step health, or to any step that finds it lost."""
+
+    vitals: Vitals
+
+
+@dataclass(frozen=True, slots=True)
+class InTheWay:
+    """Who keeps a scrub from its next step, or from its proof."""
+
+    holders: tuple[Holder, ...]
+    unnamed: bool  # another process has used the device, and left before it could be named
+
+
+NO_HOLDER = InTheWay((), unnamed=False)
+
+Findings = Evicted | Cleared | Verified | Scratched | Tested | Restored | HealthRead | InTheWay
+"""What a step found: ``plans.STEPS`` says which type a step has that passes. A veto leaves who is in the way.
+
+Stored and sent without a name of the type: no two types may have the same fields.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +311,7 @@ class StepResult:
     seconds: float
     detail: str = ""
     blame: Blame = Blame.DEVICE
-    findings: Findings = field(default_factory=Findings)
+    findings: Findings | None = None  # None: a reset, which measures nothing, or the step did not come to its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,13 @@ from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
+    NO_HOLDER,
     Ailment,
     AilmentKind,
     Baseline,
     Blame,
     Facts,
-    Findings,
+    InTheWay,
     Moment,
     Owner,
     Quarantine,
@@ -54,13 +55,12 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
     return ev.Quarantined(replace(record.health.quarantine, next_probe=again, last_try=why))
 
 
-def failure(record: Record, why: str, blame: Blame, findings: Findings) -> ev.ScrubFailed:
-    """How the job that runs is recorded if it ends without a proof: with whoever was in its way, and is not ended."""
+def failure(record: Record, why: str, blame: Blame, in_the_way: InTheWay = NO_HOLDER) -> ev.ScrubFailed:
+    """How the job that runs is recorded if it ends without a proof: with whoever was in its way."""
     if record.scrubs.job is None:
         raise ValueError(f"{record.device.uuid} has no job that could fail")
-    holders = tuple(holder for holder in findings.holders if holder.pid not in findings.terminated)
     times = record.scrubs.failures + 1
-    return ev.ScrubFailed(record.scrubs.job.id, why, blame, holders, findings.unnamed, times)
+    return ev.ScrubFailed(record.scrubs.job.id, why, blame, in_the_way.holders, in_the_way.unnamed, times)
 
 
 def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from types import NoneType
 
 from policies.policy_model import OnChip, Policy
-from scrubber.core.model import ScrubPath, Step
+from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
+from scrubber.core.model import Evicted, HealthRead, ScrubPath, Step, StepResult
 
 
 class Driver(Enum):
@@ -23,8 +25,8 @@ class Traits:
     """What the other rooms must know of a step. How long it may take is the policy's (``policies/policy_model``)."""
 
     driver: Driver
+    finds: type = NoneType  # what it must report; anything else proves nothing
     only_reads: bool = False  # it changes nothing on the device
-    measures: bool = False  # it must say how much memory it covered
     marked: bool = False  # a kill may not lose that it has begun: a row says so before
     counts: bool = False  # it reports all the time how many bytes it has done
     not_on: frozenset[ScrubPath] = frozenset()  # the paths without it
@@ -32,21 +34,25 @@ class Traits:
 
 _FAST, _SLOW = ScrubPath.FAST, ScrubPath.SLOW
 STEPS = {  # in the order in which they run
-    Step.EVICT: Traits(Driver.NOT),
+    Step.EVICT: Traits(Driver.NOT, Evicted),
     Step.RESET: Traits(Driver.ALONE, marked=True, not_on=frozenset({_FAST, _SLOW})),
-    Step.CLEAR: Traits(Driver.FOR_MEMORY, marked=True, counts=True, measures=True),
-    Step.VERIFY: Traits(Driver.FOR_MEMORY, counts=True, measures=True, only_reads=True),
-    Step.SCRATCH: Traits(Driver.FOR_MEMORY),
-    Step.SELFTEST: Traits(Driver.FOR_MEMORY, counts=True, not_on=frozenset({_FAST})),
-    Step.SETTINGS: Traits(Driver.BRIEFLY),
-    Step.HEALTH: Traits(Driver.BRIEFLY, only_reads=True),
+    Step.CLEAR: Traits(Driver.FOR_MEMORY, Cleared, marked=True, counts=True),
+    Step.VERIFY: Traits(Driver.FOR_MEMORY, Verified, counts=True, only_reads=True),
+    Step.SCRATCH: Traits(Driver.FOR_MEMORY, Scratched),
+    Step.SELFTEST: Traits(Driver.FOR_MEMORY, Tested, counts=True, not_on=frozenset({_FAST})),
+    Step.SETTINGS: Traits(Driver.BRIEFLY, Restored),
+    Step.HEALTH: Traits(Driver.BRIEFLY, HealthRead, only_reads=True),
 }
 PLANS = {path: tuple(step for step, traits in STEPS.items() if path not in traits.not_on) for path in ScrubPath}
 FIRST_ON_MEMORY = next(step for step, traits in STEPS.items() if traits.driver is Driver.FOR_MEMORY)
-MEASURED = tuple(step for step, traits in STEPS.items() if traits.measures)
 
 
 def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
     """The steps of a path, without those that the policy leaves out in writing."""
     leaves_chip = path is ScrubPath.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
     return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
+
+
+def is_reported(result: StepResult) -> bool:
+    """Whether a step that passed has reported what it must find."""
+    return isinstance(result.findings, STEPS[result.step].finds)

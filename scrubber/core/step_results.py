@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ground.quantities import quantity
-from scrubber.core.measured import Mismatch
-from scrubber.core.model import Blame, Findings, Outcome, Step, StepResult
+from scrubber.core import plans
+from scrubber.core.measured import Cleared, Mismatch, Scratched, Tested, Verified
+from scrubber.core.model import Blame, Outcome, StepResult
 from scrubber.core.record import Record
 
 
@@ -26,7 +27,7 @@ def judged(result: StepResult, record: Record) -> StepResult:
 
     ``record``: the device before the result.
     """
-    fault = _fault(result.step, result.findings) if result.outcome is Outcome.PASSED else None
+    fault = _fault(result) if result.outcome is Outcome.PASSED else None
     if fault is not None:
         result = replace(result, outcome=Outcome.FAILED, detail=fault.detail, blame=fault.blame)
     return _credited(result, record)
@@ -34,38 +35,40 @@ def judged(result: StepResult, record: Record) -> StepResult:
 
 def _credited(result: StepResult, record: Record) -> StepResult:
     """The result, without old data that may be the pattern of an earlier clear: no owner is named for it."""
-    findings = result.findings
+    clear = result.findings
     ours = record.scrubs.half_cleared or record.scrubs.pattern_left
-    if not ours or not findings.residue_bytes:
+    if not ours or not isinstance(clear, Cleared) or not clear.residue_bytes:
         return result
-    note = f"{quantity(findings.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
+    note = f"{quantity(clear.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
     detail = "; ".join(filter(None, (result.detail, f"{note} an earlier clear")))
-    left_out = replace(findings, residue_bytes=None, residue_at=(), searched_bytes=0)
+    left_out = replace(clear, residue_bytes=0, residue_at=(), searched_bytes=0)
     return replace(result, detail=detail, findings=left_out)
 
 
-def _fault(step: Step, findings: Findings) -> Fault | None:
-    match step:
-        case Step.CLEAR:
-            return _not_written(findings) or _not_measured(findings, "overwritten") or _miscounted(findings)
-        case Step.VERIFY:
-            return _not_as_written(findings) or _not_measured(findings, "read back")
-        case Step.SCRATCH:
-            return _not_overwritten(findings)
-        case Step.SELFTEST:
-            return _not_tested(findings)
+def _fault(result: StepResult) -> Fault | None:
+    if not plans.is_reported(result):
+        return Fault("it did not report what it must find", Blame.SERVICE)
+    match result.findings:
+        case Cleared() as clear:
+            return _not_written(clear) or _not_measured(clear, "overwritten") or _miscounted(clear)
+        case Verified() as verify:
+            return _not_as_written(verify) or _not_measured(verify, "read back")
+        case Scratched() as scratch:
+            return _not_overwritten(scratch)
+        case Tested() as selftest:
+            return _not_tested(selftest)
         case _:
             return None
 
 
-def _not_written(clear: Findings) -> Fault | None:
+def _not_written(clear: Cleared) -> Fault | None:
     if (wrong := clear.mismatch) is None:
         return None
     values = f"(wrote {wrong.expected:#04x}, read {wrong.got:#04x})"
     return Fault(f"memory does not hold what is written to it: {_differ(wrong)} {values}")
 
 
-def _not_as_written(verify: Findings) -> Fault | None:
+def _not_as_written(verify: Verified) -> Fault | None:
     # Where and how many, not which values: a byte that is left may belong to a tenant.
     if (left := verify.mismatch) is None:
         return None
@@ -76,7 +79,7 @@ def _differ(mismatch: Mismatch) -> str:
     return f"{quantity(mismatch.count, 'byte differs', 'bytes differ')}, the first at offset {mismatch.offset:#x}"
 
 
-def _not_measured(findings: Findings, done: str) -> Fault | None:
+def _not_measured(findings: Cleared | Verified, done: str) -> Fault | None:
     """Clear and verify must report their coverage, and it must be possible. Coverage that was not measured is zero."""
     covered, own = findings.covered_bytes, findings.allocatable_bytes
     if not covered or not own:
@@ -86,9 +89,9 @@ def _not_measured(findings: Findings, done: str) -> Fault | None:
     return None
 
 
-def _miscounted(clear: Findings) -> Fault | None:
+def _miscounted(clear: Cleared) -> Fault | None:
     """The uncovered parts must not contradict the coverage. Bytes without a cause do not contradict it."""
-    rest = (clear.allocatable_bytes or 0) - (clear.covered_bytes or 0)
+    rest = clear.allocatable_bytes - clear.covered_bytes
     explained = sum(part.bytes for part in clear.uncovered)
     if explained <= rest and all(part.bytes >= 0 for part in clear.uncovered):
         return None
@@ -96,17 +99,17 @@ def _miscounted(clear: Findings) -> Fault | None:
     return Fault(f"it explains {rest} uncovered bytes as {parts}: it counts wrongly")
 
 
-def _not_overwritten(scratch: Findings) -> Fault | None:
+def _not_overwritten(scratch: Scratched) -> Fault | None:
     """Scratch must overwrite every unit."""
     if faulty := scratch.units_faulty:
         return Fault(f"memory on the chip does not hold what is written to it, on {quantity(faulty, 'unit')}")
-    units, reached = scratch.units or 0, scratch.units_reached or 0
+    units, reached = scratch.units, scratch.units_reached
     if units <= 0 or reached != units:
         return Fault(f"memory on the chip was not overwritten everywhere: {reached} of {quantity(units, 'unit')}")
     return None
 
 
-def _not_tested(selftest: Findings) -> Fault | None:
+def _not_tested(selftest: Tested) -> Fault | None:
     # Where and how many, not which values: the test reads zeros at its end, and another byte may belong to a tenant.
     if (at := selftest.mismatch) is not None:
         return Fault(f"memory failed its test: {quantity(at.count, 'byte')}, the first at offset {at.offset:#x}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from scrubber.core.model import Holder, Moment, Outcome, StepResult, Stuck
+from scrubber.core.model import Evicted, Holder, Moment, Outcome, StepResult, Stuck
 
 Answer = tuple[Holder, ...] | None
 """The processes that do not end; None: nobody could say."""
@@ -26,7 +26,9 @@ def followed(before: Stuck | None, answer: Answer, at: Moment) -> Stuck | None:
 
 def left_by(evict: StepResult) -> Answer:
     """The processes that this evict has told to end in vain. Where it told none, somebody else was in its way."""
-    return () if evict.outcome is Outcome.PASSED else evict.findings.stuck or None
+    if evict.outcome is Outcome.PASSED:
+        return ()
+    return evict.findings.stuck or None if isinstance(evict.findings, Evicted) else None
 
 
 def held_for(stuck: Stuck | None, now: Moment) -> float:

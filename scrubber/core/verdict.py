@@ -4,7 +4,8 @@ Rule 1: a job passes when every step of its path ran, ended and passed. A missin
 Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
 later result says.
 Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
-Rule 4: a step that passed must say how much memory or how many units it covered (``step_results``, for the job).
+Rule 4: a step that passed must have found what its step finds (``plans.STEPS``), and say how much memory or how many
+units it covered (``step_results``, for the job).
 Rule 5: the patterns must be those that the policy orders, verify must have read back the last one, and the self-test
 must cover all that the policy orders. If the worker did less, nothing is proven. That is a fault of the service, not of
 the device, so the device stays dirty.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
@@ -27,14 +28,27 @@ from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import answers, ownership, plans, proof, stuck
 from scrubber.core.ailment_traits import AILMENTS, Lasts
 from scrubber.core.ailments import diagnose, next_baseline, without_programs, worst
-from scrubber.core.measured import forgiven_memory, own_memory
+from scrubber.core.measured import (
+    Cleared,
+    Mismatch,
+    Restored,
+    Scratched,
+    Tested,
+    Verified,
+    forgiven_memory,
+    own_memory,
+)
 from scrubber.core.model import (
+    NO_HOLDER,
     Ailment,
     AilmentKind,
     Baseline,
     Blame,
+    Evicted,
     Facts,
     Findings,
+    HealthRead,
+    InTheWay,
     Job,
     Moment,
     Outcome,
@@ -51,7 +65,27 @@ from scrubber.core.record import Record
 UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
 ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
 
-Done = Mapping[Step, StepResult]
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the steps of a path found, all of which have passed."""
+
+    clear: Cleared
+    verify: Verified
+    settings: Restored
+    health: HealthRead
+    scratch: Scratched | None  # None: the path is without this step
+    selftest: Tested | None  # the same
+
+    @property
+    def covered(self) -> int:
+        """The bytes that were overwritten and read back: of two coverages the smaller one counts."""
+        return min(self.clear.covered_bytes, self.verify.covered_bytes)
+
+    @property
+    def allocatable(self) -> int:
+        """The bytes that any process could have: of two sizes the larger one counts."""
+        return max(self.clear.allocatable_bytes, self.verify.allocatable_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +96,7 @@ class Failed:
     blame: Blame
     detail: str
     ailment: Ailment
-    findings: Findings = field(default_factory=Findings, compare=False)  # of the step that did not pass
+    in_the_way: InTheWay = field(default=NO_HOLDER, compare=False)
 
 
 Verdict = Measurements | Failed  # what a job measured that passed, or why there is no proof
@@ -95,11 +129,11 @@ def veto(
         blame = Blame.SERVICE if facts.shortage else Blame.TENANT
         return answers.Veto(blame, answers.why_unknown_for_operators(facts))
     if facts.holders:
-        names, findings = holder_names(facts.holders), Findings(holders=facts.holders)
+        names, holders = holder_names(facts.holders), InTheWay(facts.holders, unnamed=False)
         if ownership.live_container(facts.holders) is not None:
-            return answers.Veto(Blame.TENANT, f"a live container uses the device ({names})", findings)
+            return answers.Veto(Blame.TENANT, f"a live container uses the device ({names})", holders)
         if step is not Step.EVICT:
-            return answers.Veto(Blame.TENANT, f"the device is used by {names}", findings)
+            return answers.Veto(Blame.TENANT, f"the device is used by {names}", holders)
     if facts.observed_since > clear_began:
         after = facts.observed_since - clear_began
         why = f"{after:.1f} s after its clear began, the service noticed: {facts.unobserved}"
@@ -109,7 +143,7 @@ def veto(
         return answers.Veto(Blame.SERVICE, why)
     if facts.used_at > clear_began:
         why = "another process has used the device since its clear began, and has left"
-        return answers.Veto(Blame.TENANT, why, Findings(unnamed=True))
+        return answers.Veto(Blame.TENANT, why, InTheWay((), unnamed=True))
     if step is Step.RESET and facts.siblings_busy is not False:
         return answers.Veto(Blame.TENANT, "a device of the same reset domain is in use")
     return None
@@ -118,10 +152,11 @@ def veto(
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     """Whether a job's present path proves the device clean and healthy. Hardware faults of earlier paths count too."""
     ran = tuple(result for result in job.results if result.path is job.path)
-    fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, plans.plan(job.path, policy))
+    plan = plans.plan(job.path, policy)
+    fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, plan) or _not_reported(ran)
     if fault is not None:
         return fault
-    done = {result.step: result for result in ran}
+    done = _done(ran)
     checks = (
         _too_little(done, policy),
         _not_as_ordered(done, policy),
@@ -226,7 +261,7 @@ def write_receipt(record: Record, job: Job, found: Measurements, policy: tuple[s
         policy_digest=policy_digest,
         finished=now,
         steps=tuple((result.step, result.seconds) for result in job.results),
-        baseline=next_baseline(job.results[-1].findings.vitals, record.health.baseline),  # every path ends with health
+        baseline=next_baseline(_read_last(job), record.health.baseline),
         previous=record.scrubs.last_receipt,
         digest="",
         last_owner=record.tenancy.left_by,
@@ -255,7 +290,18 @@ def failed(step: Step, blame: Blame, detail: str, ailment: Ailment | None = None
 
 def _from_result(result: StepResult) -> Failed:
     """The failure of a step that did not pass."""
-    return replace(_kind_of_failure(result), findings=result.findings)
+    return replace(_kind_of_failure(result), in_the_way=_in_the_way(result.findings))
+
+
+def _in_the_way(findings: Findings | None) -> InTheWay:
+    """Who was in the way of a step, and is not ended."""
+    match findings:
+        case InTheWay():
+            return findings
+        case Evicted(holders, terminated):
+            return InTheWay(tuple(holder for holder in holders if holder.pid not in terminated), unnamed=False)
+        case _:
+            return NO_HOLDER
 
 
 def _kind_of_failure(result: StepResult) -> Failed:
@@ -263,11 +309,11 @@ def _kind_of_failure(result: StepResult) -> Failed:
     kind = _hardware_fault(result.findings)
     if kind is not None:
         return failed(result.step, Blame.DEVICE, detail, Ailment(kind, detail))
-    if result.findings.vitals is not None and result.findings.vitals.lost:
+    if isinstance(result.findings, HealthRead) and result.findings.vitals.lost:
         return failed(result.step, Blame.DEVICE, detail, Ailment(AilmentKind.LOST, detail))
     if result.step is Step.RESET and result.blame is Blame.DEVICE:
         return failed(result.step, Blame.DEVICE, detail, Ailment(AilmentKind.RESET_FAILED, detail))
-    if result.blame is Blame.TENANT and result.findings.stuck:
+    if result.blame is Blame.TENANT and isinstance(result.findings, Evicted) and result.findings.stuck:
         return failed(result.step, result.blame, detail, Ailment(AilmentKind.STUCK_PROCESS, detail))
     return failed(result.step, result.blame, detail)
 
@@ -279,11 +325,17 @@ def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
     return None
 
 
-def _hardware_fault(findings: Findings) -> AilmentKind | None:
+def _hardware_fault(findings: Findings | None) -> AilmentKind | None:
     """The hardware fault that these findings show, whatever became of the step."""
-    if findings.mismatch is not None or findings.units_faulty:
-        return AilmentKind.MEMORY_FAULT
-    return AilmentKind.COMPUTE_FAULT if findings.deviating else None
+    match findings:
+        case Cleared(mismatch=Mismatch()) | Verified(mismatch=Mismatch()) | Tested(mismatch=Mismatch()):
+            return AilmentKind.MEMORY_FAULT
+        case Scratched(units_faulty=units) if units:
+            return AilmentKind.MEMORY_FAULT
+        case Tested(deviating=units) if units:
+            return AilmentKind.COMPUTE_FAULT
+        case _:
+            return None
 
 
 def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:
@@ -303,18 +355,32 @@ def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed
     return failed(wrong, Blame.DEVICE, f"the path is {wanted}; what ran is {names}")
 
 
+def _not_reported(ran: tuple[StepResult, ...]) -> Failed | None:
+    """Each step must have found what its step finds: without it, or with that of another step, nothing is proven."""
+    silent = next((result.step for result in ran if not plans.is_reported(result)), None)
+    why = "did not report what it must find"
+    return failed(silent, Blame.SERVICE, f"{silent.value} {why}") if silent is not None else None
+
+
+def _done(ran: tuple[StepResult, ...]) -> Done:
+    found: dict[Step, Any] = {result.step: result.findings for result in ran}  # each of the type of its step
+    clear, verify, settings, health = (
+        found[step] for step in (Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH)
+    )  # fmt: skip
+    return Done(clear, verify, settings, health, found.get(Step.SCRATCH), found.get(Step.SELFTEST))
+
+
 def _too_little(done: Done, policy: Policy) -> Failed | None:
     """Clear and verify must each cover the share that the policy orders, of the larger memory size.
 
     Of the scrub's own memory, ``forgiven_memory`` counts as covered. Only clear reports it: verify reads the memory
     that clear wrote.
     """
-    allocatable, least = _allocatable(done), policy.clear.min_coverage
-    uncovered = done[Step.CLEAR].findings.uncovered
+    allocatable, least = done.allocatable, policy.clear.min_coverage
+    uncovered = done.clear.uncovered
     own = own_memory(uncovered)
     allowed = forgiven_memory(uncovered)
-    for step in plans.MEASURED:
-        covered = done[step].findings.covered_bytes or 0
+    for step, covered in ((Step.CLEAR, done.clear.covered_bytes), (Step.VERIFY, done.verify.covered_bytes)):
         if covered + allowed >= least * allocatable:
             continue
         percent = f"{covered * 10_000 // allocatable / 100:.2f}%"  # rounded down: too little never reads as enough
@@ -334,8 +400,10 @@ def _too_little(done: Done, policy: Policy) -> Failed | None:
 def _not_as_ordered(done: Done, policy: Policy) -> Failed | None:
     """The patterns must be those that the policy orders: clear writes all of them, verify reads the last one back."""
     ordered = policy.clear.passes.patterns
-    for step, did, wanted in ((Step.CLEAR, "wrote", ordered), (Step.VERIFY, "read back", ordered[-1:])):
-        patterns = done[step].findings.patterns
+    for step, did, patterns, wanted in (
+        (Step.CLEAR, "wrote", done.clear.patterns, ordered),
+        (Step.VERIFY, "read back", done.verify.patterns, ordered[-1:]),
+    ):
         if patterns != wanted:
             detail = f"{step.value} {did} {_listed(patterns)}; the policy orders {_listed(wanted)}"
             return failed(step, Blame.SERVICE, detail)
@@ -344,24 +412,21 @@ def _not_as_ordered(done: Done, policy: Policy) -> Failed | None:
 
 def _not_tested(done: Done) -> Failed | None:
     """The self-test must cover the proven memory and the overwritten units, on a path that has this step."""
-    if (tested := done.get(Step.SELFTEST)) is None:
+    if (tested := done.selftest) is None:
         return None
-    findings, units = tested.findings, done[Step.SCRATCH].findings.units
-    covered, proven, allocatable = findings.covered_bytes or 0, _covered(done), _allocatable(done)
+    covered, units = tested.covered_bytes, done.scratch.units if done.scratch else 0
     why = None
-    if ARITHMETIC not in findings.tests:
-        why = f"ran {_listed(findings.tests)}, but not {ARITHMETIC}: selftest.time in the policy may be too short"
-    elif not proven <= covered <= allocatable:
-        why = f"says it covered {covered} bytes, but {proven} of {allocatable} were read back before"
-    elif findings.units != units:
-        why = f"says that {quantity(findings.units or 0, 'unit')} computed; scratch overwrote {units}"
+    if ARITHMETIC not in tested.tests:
+        why = f"ran {_listed(tested.tests)}, but not {ARITHMETIC}: selftest.time in the policy may be too short"
+    elif not done.covered <= covered <= done.allocatable:
+        why = f"says it covered {covered} bytes, but {done.covered} of {done.allocatable} were read back before"
+    elif tested.units != units:
+        why = f"says that {quantity(tested.units, 'unit')} computed; scratch overwrote {units}"
     return failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}") if why else None
 
 
 def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
-    vitals = done[Step.HEALTH].findings.vitals
-    if vitals is None:
-        return failed(Step.HEALTH, Blame.DEVICE, "the device did not report its health")
+    vitals = done.health.vitals
     if vitals.leaked_bytes:
         return failed(Step.HEALTH, Blame.DEVICE, proof.leak(vitals.leaked_bytes))
     ailment = diagnose(vitals, baseline, policy)
@@ -370,49 +435,46 @@ def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
 
 def _measurements(job: Job, done: Done) -> Measurements:
     """The measurements of a job that passed. Of two coverages the smaller one counts."""
-    clear, covered, allocatable = done[Step.CLEAR].findings, _covered(done), _allocatable(done)
-    scratch, selftest = done.get(Step.SCRATCH), done.get(Step.SELFTEST)
-    holders = {(holder.pid, holder.started) for result in job.results for holder in result.findings.holders}
-    uncovered = tuple(part for part in clear.uncovered if part.bytes)
-    unexplained = allocatable - covered - sum(part.bytes for part in uncovered)
+    found = [result.findings for result in job.results]
+    clears = [it for it in found if isinstance(it, Cleared)]
+    holders = {(who.pid, who.started) for it in found if isinstance(it, Evicted | InTheWay) for who in it.holders}
+    uncovered = tuple(part for part in done.clear.uncovered if part.bytes)
+    unexplained = done.allocatable - done.covered - sum(part.bytes for part in uncovered)
     if unexplained:
         uncovered = (*uncovered, Uncovered(UNEXPLAINED, unexplained))
     return Measurements(
-        covered_bytes=covered,
-        allocatable_bytes=allocatable,
-        residue_bytes=sum(result.findings.residue_bytes or 0 for result in job.results),
+        covered_bytes=done.covered,
+        allocatable_bytes=done.allocatable,
+        residue_bytes=sum(clear.residue_bytes for clear in clears),
         processes_found=len(holders),
-        processes_terminated=sum(len(result.findings.terminated) for result in job.results),
-        residue_at=tuple(sorted({at for result in job.results for at in result.findings.residue_at})),
+        processes_terminated=sum(len(it.terminated) for it in found if isinstance(it, Evicted)),
+        residue_at=tuple(sorted({at for clear in clears for at in clear.residue_at})),
         uncovered=uncovered,
-        patterns=clear.patterns,
-        units=scratch.findings.units if scratch else None,
-        units_reached=scratch.findings.units_reached if scratch else None,
-        shared_unreached_bytes=scratch.findings.shared_unreached_bytes if scratch else None,
-        units_left=scratch.findings.units_left if scratch else (),
-        tests=selftest.findings.tests if selftest else (),
-        searched_bytes=_searched(job, clear),
-        unsupported=done[Step.SETTINGS].findings.unsupported,
+        patterns=done.clear.patterns,
+        units=done.scratch.units if done.scratch else None,
+        units_reached=done.scratch.units_reached if done.scratch else None,
+        shared_unreached_bytes=done.scratch.shared_unreached_bytes if done.scratch else None,
+        units_left=done.scratch.units_left if done.scratch else (),
+        tests=done.selftest.tests if done.selftest else (),
+        searched_bytes=_searched(clears),
+        unsupported=done.settings.unsupported,
     )
 
 
-def _searched(job: Job, clear: Findings) -> int | None:
+def _searched(clears: list[Cleared]) -> int | None:
     """How much was searched for what the last owner left; None: all that was covered.
 
     Where the last clear may have found the pattern of an earlier one, an earlier path of the job may have searched.
     """
-    if clear.searched_bytes != 0:
-        return clear.searched_bytes
-    clears = [result.findings for result in job.results if result.step is Step.CLEAR]
-    return max((it.covered_bytes if it.searched_bytes is None else it.searched_bytes) or 0 for it in clears)
+    if clears[-1].searched_bytes != 0:
+        return clears[-1].searched_bytes
+    return max(it.covered_bytes if it.searched_bytes is None else it.searched_bytes for it in clears)
 
 
-def _covered(done: Done) -> int:
-    return min(done[step].findings.covered_bytes or 0 for step in plans.MEASURED)
-
-
-def _allocatable(done: Done) -> int:
-    return max(done[step].findings.allocatable_bytes or 0 for step in plans.MEASURED)
+def _read_last(job: Job) -> Vitals | None:
+    """The health that the last step read: every path ends with it."""
+    last = job.results[-1].findings
+    return last.vitals if isinstance(last, HealthRead) else None
 
 
 def _listed(names: tuple[str, ...]) -> str:

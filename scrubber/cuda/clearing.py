@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scrubber.core.measured import Mismatch, Scratched, joined
-from scrubber.core.model import Findings
+from scrubber.core.measured import Cleared, Mismatch, Scratched, Verified, joined
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Card, CardBusyError, Found, KernelProgram, Progress, Span
 from scrubber.cuda.memory import GpuMemory, counted, mismatch
@@ -17,7 +16,7 @@ from scrubber.cuda.memory import GpuMemory, counted, mismatch
 PLACES = 8  # the most offsets of old data that are reported
 
 
-def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress, census: int = 1) -> Findings:
+def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress, census: int = 1) -> Cleared:
     """Look for old data, then write each pattern in order and read back each but the last.
 
     ``census``: one stretch in so many is searched for old data. Covered are the bytes that were written, and that the
@@ -40,7 +39,7 @@ def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progres
             compared = memory.compare(pattern, step)
             wrong, covered = joined(wrong, mismatch(compared, pattern)), _covered(compared)
     old = [part for part in residue if part.count]
-    return Findings(
+    return Cleared(
         covered,
         residue_bytes=sum(part.count for part in old),
         mismatch=wrong,
@@ -49,12 +48,12 @@ def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progres
     )
 
 
-def verify(memory: GpuMemory, progress: Progress) -> Findings:
+def verify(memory: GpuMemory, progress: Progress) -> Verified:
     """Read all memory: each byte must be as it was last written, which only the worker that wrote it knows."""
     if (pattern := memory.holds) is None:
         raise CardBusyError(f"cannot read back the memory of {memory.card.name}: this worker has not written all of it")
     compared = memory.compare(pattern, counted(progress, memory.size))
-    return Findings(_covered(compared), mismatch=mismatch(compared, pattern), patterns=(pattern.name,))
+    return Verified(_covered(compared), (pattern.name,), mismatch=mismatch(compared, pattern))
 
 
 def scratch(card: Card, key: bytes) -> Scratched:

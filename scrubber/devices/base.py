@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.measured import Scratched, Tested
-from scrubber.core.model import DeviceInfo, DeviceNumber, Findings, Holder, Vitals
+from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
+from scrubber.core.model import DeviceInfo, DeviceNumber, Holder, Vitals
 from scrubber.core.witness import Testimony
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
@@ -211,14 +211,14 @@ class Gpu(Protocol):
     def prepare(self) -> None:
         """Open what the steps on memory need, ahead of them. Runs nothing on the device."""
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1) -> Findings:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1) -> Cleared:
         """Count the bytes that are not zero, then write each pattern; ``key`` makes the random data.
 
         Each pattern but the last is read back; ``verify`` reads the last one. ``census``: at least one part in so many
         is searched.
         """
 
-    def verify(self, progress: Progress) -> Findings:
+    def verify(self, progress: Progress) -> Verified:
         """Read all memory: each byte must be as it was last written. NotNowError if this object has not written it.
 
         The finding names the pattern that was compared.
@@ -230,7 +230,7 @@ class Gpu(Protocol):
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test memory and arithmetic for at most ``seconds``, then write zeros and read them back."""
 
-    def restore_settings(self) -> Findings:
+    def restore_settings(self) -> Restored:
         """Restore the settings; returns each changed setting, and the locks that are not supported."""
 
     def vitals(self) -> Vitals:

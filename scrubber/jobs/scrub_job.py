@@ -38,7 +38,6 @@ from scrubber.core.answers import Veto
 from scrubber.core.model import (
     Blame,
     Facts,
-    Findings,
     Job,
     Moment,
     Outcome,
@@ -348,7 +347,7 @@ class ScrubJob:
             await asyncio.gather(doing, watching, return_exceptions=True)
 
     def _aborted(self, step: Step, veto: Veto) -> StepResult:
-        return StepResult(step, self.path, Outcome.ABORTED, 0.0, veto.why, veto.blame, veto.findings)
+        return StepResult(step, self.path, Outcome.ABORTED, 0.0, veto.why, veto.blame, veto.in_the_way)
 
     # -- unexpected holders
 
@@ -503,7 +502,7 @@ class ScrubJob:
         veto = unexpected_holder or self._veto(Step.HEALTH, facts)
         if veto is None:
             return judged
-        return replace(verdict.failed(Step.HEALTH, veto.blame, veto.why), findings=veto.findings)
+        return replace(verdict.failed(Step.HEALTH, veto.blame, veto.why), in_the_way=veto.in_the_way)
 
     def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:
         now = self._context.now()
@@ -525,7 +524,7 @@ class ScrubJob:
             case verdict.Consequence.STAY_IN_QUARANTINE:
                 return next_action.interruption(record, judged.detail, now)
             case verdict.Consequence.LEAVE_DIRTY:
-                return next_action.failure(record, judged.detail, judged.blame, judged.findings)
+                return next_action.failure(record, judged.detail, judged.blame, judged.in_the_way)
 
     async def _give_up(self, why: str) -> None:
         """End the job after a fault of the service.
@@ -537,7 +536,7 @@ class ScrubJob:
         job = record.scrubs.job if record is not None else None
         proven = job is not None and verdict.proven_fault(job) is not None
         if record is not None and record.health.quarantine is None and not proven:
-            await self._close(next_action.failure(record, why, Blame.SERVICE, Findings()), why)
+            await self._close(next_action.failure(record, why, Blame.SERVICE), why)
         else:
             await self._interrupt(why)
 

@@ -35,7 +35,7 @@ WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
-VERSION = 5  # of the schema and of the stored events
+VERSION = 6  # of the schema and of the stored events
 SCHEMA = (
     """
     CREATE TABLE entries (

@@ -16,7 +16,8 @@ from scrubber.core import events as ev
 from scrubber.core import presence
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Step, StepResult, Vitals
+from scrubber.core.measured import Cleared
+from scrubber.core.model import DeviceInfo, Evicted, Holder, InTheWay, Outcome, Receipt, Step, StepResult, Vitals
 from scrubber.core.record import Record
 from scrubber.metrics import service_metrics
 from scrubber.receipts.state import SigningState
@@ -132,23 +133,33 @@ class ServiceCounters:
             self._instruments.observe(service_metrics.TIME_TO_CLEAN, value=entry.at.uptime - since, receipt=receipt.id)
 
     def _step(self, result: StepResult, before: Record) -> None:
-        step, findings = result.step, result.findings
+        step = result.step
         self._instruments.observe(service_metrics.STEP_TIME, step.value, value=result.seconds)
         if result.outcome is not Outcome.PASSED:
             self._instruments.count(service_metrics.STEP_FAILURES, step.value, result.outcome.value, result.blame.value)
         if step is Step.RESET:
             self._instruments.count(service_metrics.RESETS, result.outcome.value)
-        if step is Step.CLEAR and result.outcome is Outcome.PASSED:
-            self._instruments.count(service_metrics.SCRUBBED, by=findings.covered_bytes or 0)
-        if findings.residue_bytes:
-            self._instruments.count(service_metrics.RESIDUE, before.device.name, before.device.uuid)
-            self._instruments.count(
-                service_metrics.RESIDUE_BYTES, before.device.name, before.device.uuid, by=findings.residue_bytes
-            )
-        for holder in findings.holders:
+        match result.findings:
+            case Cleared() as clear:
+                self._cleared(clear, before, passed=result.outcome is Outcome.PASSED)
+            case Evicted(holders, terminated):
+                self._met(holders)
+                if terminated:
+                    self._instruments.count(service_metrics.TERMINATED, by=len(terminated))
+            case InTheWay(holders):
+                self._met(holders)
+
+    def _cleared(self, clear: Cleared, before: Record, *, passed: bool) -> None:
+        if passed:
+            self._instruments.count(service_metrics.SCRUBBED, by=clear.covered_bytes)
+        if clear.residue_bytes:
+            name, uuid = before.device.name, before.device.uuid
+            self._instruments.count(service_metrics.RESIDUE, name, uuid)
+            self._instruments.count(service_metrics.RESIDUE_BYTES, name, uuid, by=clear.residue_bytes)
+
+    def _met(self, holders: tuple[Holder, ...]) -> None:
+        for holder in holders:
             self._instruments.count(service_metrics.PROCESSES, _kind(holder))
-        if findings.terminated:
-            self._instruments.count(service_metrics.TERMINATED, by=len(findings.terminated))
 
     # -- what the ledger does not hold, or not at once
 

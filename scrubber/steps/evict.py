@@ -17,7 +17,7 @@ from functools import partial
 
 from ground import process_names
 from scrubber.core import leftover
-from scrubber.core.model import Blame, Findings, Holder, Outcome
+from scrubber.core.model import Blame, Evicted, Holder, Outcome
 from scrubber.node.proc import DEAD
 from scrubber.steps.orders import Order, Report, StepContext
 
@@ -30,7 +30,7 @@ _Key = tuple[int, float]
 def run(order: Order, context: StepContext) -> Report:
     """End the holders that may be ended, and wait for the others. Passes only when no holder is left."""
     if order.unused:
-        return Report(Outcome.PASSED)
+        return Report(Outcome.PASSED, findings=Evicted((), ()))
     leftovers, foreign = order.terminate_leftovers, order.terminate_foreign
     may_end = partial(leftover.may_end, tenancy=order.tenancy, leftovers=leftovers, foreign=foreign)
     patience_ends = time.monotonic() + order.patience
@@ -40,12 +40,12 @@ def run(order: Order, context: StepContext) -> Report:
     survivors: set[_Key] = set()
     while (holders := _observe(context)) is not None:
         seen |= {_key(holder): holder for holder in holders}
-        findings = Findings(holders=tuple(seen.values()), terminated=tuple(ended))
+        evicted = Evicted(tuple(seen.values()), tuple(ended))
         if not holders:
-            return Report(Outcome.PASSED, findings=findings)
+            return Report(Outcome.PASSED, findings=evicted)
         tenants = tuple(it for it in holders if it.container is not None and not context.ours(it.pid))
         if tenants:
-            return _refuse(f"a live container is on the device: {_names(tenants)}", findings)
+            return _refuse(f"a live container is on the device: {_names(tenants)}", evicted)
         # A worker of another device may open all devices for a moment. This step waits for it, and never ends it.
         targets = {_key(it) for it in holders if may_end(it) and not context.ours(it.pid)} - tried
         if targets:
@@ -55,13 +55,13 @@ def run(order: Order, context: StepContext) -> Report:
             tried |= targets
         elif time.monotonic() >= patience_ends:
             stuck = tuple(it for it in holders if _key(it) in survivors)
-            return _refuse(f"still on the device: {_names(holders)}", replace(findings, stuck=stuck))
+            return _refuse(f"still on the device: {_names(holders)}", replace(evicted, stuck=stuck))
         else:
             _wait(holders, min(_OBSERVE_EVERY, patience_ends - time.monotonic()))
     return _refuse(
         "cannot prove who uses the device: a process hides from /proc, or the service does not see all processes; "
         "see `autoclave doctor`",
-        Findings(holders=tuple(seen.values()), terminated=tuple(ended)),
+        Evicted(tuple(seen.values()), tuple(ended)),
     )
 
 
@@ -71,8 +71,8 @@ def _observe(context: StepContext) -> tuple[Holder, ...] | None:
     return None if holders is None else tuple(holder for holder in holders if holder.state not in DEAD)
 
 
-def _refuse(detail: str, findings: Findings) -> Report:
-    return Report(Outcome.FAILED, detail, Blame.TENANT, findings)
+def _refuse(detail: str, evicted: Evicted) -> Report:
+    return Report(Outcome.FAILED, detail, Blame.TENANT, evicted)
 
 
 def _key(holder: Holder) -> _Key:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scrubber.core.model import Findings, Outcome
+from scrubber.core.model import HealthRead, Outcome
 from scrubber.steps.orders import Order, Report, StepContext
 
 
@@ -31,29 +31,14 @@ def verify(_order: Order, context: StepContext) -> Report:
 
 def scratch(order: Order, context: StepContext) -> Report:
     """Overwrite shared memory and registers, which no allocation reaches, and read them back."""
-    scratched = context.gpu.scratch(order.key_for("scratch"))
-    findings = Findings(
-        units=scratched.units,
-        units_reached=scratched.units_reached,
-        units_faulty=scratched.units_faulty,
-        shared_unreached_bytes=scratched.shared_unreached_bytes,
-        units_left=scratched.units_left,
-    )
-    return Report(Outcome.PASSED, findings=findings)
+    return Report(Outcome.PASSED, findings=context.gpu.scratch(order.key_for("scratch")))
 
 
 def selftest(order: Order, context: StepContext) -> Report:
     """Test whether the memory holds what is written, and whether the units compute correctly. Leaves zeros."""
     tested = context.gpu.selftest(order.key_for("selftest"), order.seconds, context.progress)
     notes = (f"no time was left for {', '.join(tested.skipped)}",) if tested.skipped else ()
-    findings = Findings(
-        covered_bytes=tested.covered_bytes,
-        mismatch=tested.mismatch,
-        units=tested.units,
-        tests=tested.tests,
-        deviating=tested.deviating,
-    )
-    return Report(Outcome.PASSED, "; ".join((*notes, *tested.repaired)), findings=findings)
+    return Report(Outcome.PASSED, "; ".join((*notes, *tested.repaired)), findings=tested)
 
 
 def settings(_order: Order, context: StepContext) -> Report:
@@ -61,10 +46,10 @@ def settings(_order: Order, context: StepContext) -> Report:
 
     Passes when the restored values are in force. A named setting that the device does not support is only reported.
     """
-    findings = context.gpu.restore_settings()
-    return Report(Outcome.PASSED, "; ".join(findings.unsupported), findings=findings)
+    restored = context.gpu.restore_settings()
+    return Report(Outcome.PASSED, "; ".join(restored.unsupported), findings=restored)
 
 
 def health(_order: Order, context: StepContext) -> Report:
     """Read the vitals of the device. ``core`` judges them; this step only needs an answer."""
-    return Report(Outcome.PASSED, findings=Findings(vitals=context.gpu.vitals()))
+    return Report(Outcome.PASSED, findings=HealthRead(context.gpu.vitals()))

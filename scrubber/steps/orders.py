@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scrubber.core.leftover import Span
 from scrubber.core.model import Blame, Findings, Holder, Outcome
@@ -40,7 +40,7 @@ class Report:
     outcome: Outcome
     detail: str = ""
     blame: Blame = Blame.DEVICE
-    findings: Findings = field(default_factory=Findings)
+    findings: Findings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
+from scrubber.core.model import Blame, HealthRead, Outcome, Step, Vitals
 from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.steps import evict, on_device
@@ -48,7 +48,7 @@ def _report(error: Exception) -> Report | None:
         return Report(Outcome.FAILED, f"{lack} ({error})", Blame.SERVICE)
     match error:
         case DeviceLostError():
-            return Report(Outcome.FAILED, str(error), findings=Findings(vitals=Vitals(lost=True)))
+            return Report(Outcome.FAILED, str(error), findings=HealthRead(Vitals(lost=True)))
         case NotNowError():
             return Report(Outcome.FAILED, str(error), Blame.SERVICE)
         case NodeOrDeviceError():

@@ -8,8 +8,12 @@ from ground.quantities import quantity
 from scrub_api import views
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Uncovered
 from scrubber.core import events as ev
+from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Tested, Verified
 from scrubber.core.model import (
+    Evicted,
     Grant,
+    HealthRead,
+    InTheWay,
     Job,
     Moment,
     Outcome,
@@ -135,29 +139,50 @@ def _job(job: Job) -> str:
 
 
 def _step(result: StepResult) -> str:
-    findings = result.findings
-    notes = [f"ran {', '.join(findings.tests)}"] if findings.tests else []
-    notes += [result.detail] if result.detail else []
-    if findings.residue_bytes:
-        first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
-        notes.append(f"{quantity(findings.residue_bytes, 'byte was', 'bytes were')} not zero before{first}")
-    if findings.uncovered:
-        notes.append(f"not covered: {_parts(findings.uncovered)}")
-    if findings.units_reached is not None:
-        notes.append(f"{findings.units_reached} of {quantity(findings.units or 0, 'unit')}")
-    if findings.holders and result.outcome is not Outcome.ABORTED:  # then the detail names them
-        notes.append(f"found {holder_names(findings.holders)}")
-    if findings.terminated:
-        notes.append(f"ended pid {', '.join(map(str, findings.terminated))}")
-    if findings.mismatch is not None:
-        at = findings.mismatch
-        wrong = f"at byte {at.offset} {at.got:#04x} was read where {at.expected:#04x} was written"
-        notes.append(f"{wrong}, {quantity(at.count, 'byte')} wrong in all")
-    if findings.drift:
-        notes.append(f"restored {', '.join(findings.drift)}")
+    notes = [note for note in _notes(result) if note]
     noted = f" ({'; '.join(notes)})" if notes else ""
     mark = "" if result.outcome is Outcome.PASSED else " - not clean"
     return f"{views.step_words(result.step.value)} {result.outcome.value} in {result.seconds:.3f} s{noted}{mark}"
+
+
+def _notes(result: StepResult) -> tuple[str, ...]:
+    """What a step found that operators must know, and its own words. Empty texts say nothing."""
+    match result.findings:
+        case Evicted(holders, terminated):
+            found = f"found {holder_names(holders)}" if holders else ""
+            ended = f"ended pid {', '.join(map(str, terminated))}" if terminated else ""
+            return result.detail, found, ended
+        case Cleared(mismatch=wrong, uncovered=uncovered, drift=drift) as clear:
+            left_out = f"not covered: {_parts(uncovered)}" if uncovered else ""
+            return result.detail, _residue(clear), left_out, _wrong(wrong), _restored(drift)
+        case Verified(mismatch=wrong):
+            return result.detail, _wrong(wrong)
+        case Scratched(units, reached):
+            return result.detail, f"{reached} of {quantity(units, 'unit')}"
+        case Tested(tests, mismatch=wrong):
+            return f"ran {', '.join(tests)}" if tests else "", result.detail, _wrong(wrong)
+        case Restored(drift):
+            return result.detail, _restored(drift)
+        case HealthRead() | InTheWay() | None:  # the detail names who is in the way
+            return (result.detail,)
+
+
+def _residue(clear: Cleared) -> str:
+    if not clear.residue_bytes:
+        return ""
+    first = f", the first at {clear.residue_at[0]:#x}" if clear.residue_at else ""
+    return f"{quantity(clear.residue_bytes, 'byte was', 'bytes were')} not zero before{first}"
+
+
+def _wrong(at: Mismatch | None) -> str:
+    if at is None:
+        return ""
+    wrong = f"at byte {at.offset} {at.got:#04x} was read where {at.expected:#04x} was written"
+    return f"{wrong}, {quantity(at.count, 'byte')} wrong in all"
+
+
+def _restored(drift: tuple[str, ...]) -> str:
+    return f"restored {', '.join(drift)}" if drift else ""
 
 
 def _parts(uncovered: tuple[Uncovered, ...]) -> str:

@@ -15,14 +15,17 @@ from scrub_api.measurements import Measurements
 from scrubber.core import events as ev
 from scrubber.core import plans, states, step_results, verdict
 from scrubber.core.answers import RecordFirst
+from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
     Baseline,
     DeviceInfo,
+    Evicted,
     Facts,
     Findings,
     Grant,
+    HealthRead,
     Holder,
     Incarnation,
     Job,
@@ -81,20 +84,25 @@ def job(path: ScrubPath = ScrubPath.FAST, trigger: Trigger = Trigger.RELEASE, na
     return Job(name, path, trigger, NOW)
 
 
+GOOD: dict[Step, Findings | None] = {
+    Step.EVICT: Evicted((), ()),
+    Step.RESET: None,
+    Step.CLEAR: Cleared(1000, 0, 1000, patterns=("random", "zero")),
+    Step.VERIFY: Verified(1000, ("zero",), 1000),
+    Step.SCRATCH: Scratched(132, 132),
+    Step.SELFTEST: Tested(("address", "arithmetic"), covered_bytes=1000, units=132),
+    Step.SETTINGS: Restored(),
+    Step.HEALTH: HealthRead(WELL),
+}
+
+
 def result(
     step: Step, path: ScrubPath = ScrubPath.FAST, outcome: Outcome = Outcome.PASSED, **findings: object
 ) -> StepResult:
-    """A step's end, with measurements where the step has any."""
-    measured: dict[Step, dict[str, object]] = {
-        Step.CLEAR: {
-            "covered_bytes": 1000, "allocatable_bytes": 1000, "residue_bytes": 0, "patterns": ("random", "zero"),
-        },
-        Step.VERIFY: {"covered_bytes": 1000, "allocatable_bytes": 1000, "patterns": ("zero",)},
-        Step.SCRATCH: {"units": 132, "units_reached": 132, "units_faulty": 0},
-        Step.SELFTEST: {"covered_bytes": 1000, "units": 132, "tests": ("address", "arithmetic")},
-        Step.HEALTH: {"vitals": WELL},
-    }  # fmt: skip
-    found = Findings(**{**measured.get(step, {}), **findings})  # type: ignore[arg-type] # by name
+    """A step's end, with what the step found: all is well but for these findings."""
+    found = GOOD[step]
+    if findings:
+        found = replace(found, **findings)  # type: ignore[type-var] # by name
     return StepResult(step, path, outcome, 0.25, findings=found)
 
 

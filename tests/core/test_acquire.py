@@ -430,7 +430,7 @@ SINCE_CLEAR = rows(
 def test_a_use_since_the_clear_ends_the_job(seen, blame):
     veto = verdict.veto(lives.SCRUBBING, "job-1", Step.SETTINGS, seen, CLEARED_AT)
     assert (veto and veto.blame) is blame
-    assert (veto is not None and veto.findings.unnamed) is (blame is Blame.TENANT)
+    assert (veto is not None and veto.in_the_way.unnamed) is (blame is Blame.TENANT)
     assert verdict.veto(lives.SCRUBBING, "job-1", Step.SETTINGS, seen) is None
 
 

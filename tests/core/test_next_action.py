@@ -13,7 +13,7 @@ from scrubber.core.model import (
     AilmentKind,
     Baseline,
     Blame,
-    Findings,
+    InTheWay,
     Owner,
     Quarantine,
     ScrubPath,
@@ -241,7 +241,7 @@ def test_an_operator_replaces_no_reason_that_needs_a_person(before, kept):
 
 
 def test_a_failed_job_names_who_is_left_in_its_way():
-    seen = Findings(holders=(FOREIGN, LEFTOVER), terminated=(LEFTOVER.pid,), unnamed=True)
+    seen = InTheWay((FOREIGN,), unnamed=True)
     failed = next_action.failure(live(lives.SET_BACK, ev.ScrubStarted(job())), "busy", Blame.TENANT, seen)
     assert failed == ev.ScrubFailed("job-1", "busy", Blame.TENANT, (FOREIGN,), unnamed=True, times=2)
 
@@ -264,7 +264,7 @@ def test_nothing_is_interrupted_without_a_job():
     with pytest.raises(ValueError, match="no job"):
         next_action.interruption(lives.CLEAN, "killed", AT)
     with pytest.raises(ValueError, match="no job"):
-        next_action.failure(lives.CLEAN, "busy", Blame.TENANT, Findings())
+        next_action.failure(lives.CLEAN, "busy", Blame.TENANT)
 
 
 def test_a_sick_device_without_a_seen_owner_is_released():

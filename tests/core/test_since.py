@@ -19,6 +19,7 @@ from scrubber.core.model import (
     Ailment,
     AilmentKind,
     Blame,
+    Evicted,
     Holder,
     Incarnation,
     Moment,
@@ -311,9 +312,12 @@ def answers_of(past: Sequence[Happened]) -> list[tuple[tuple[Holder, ...], Momen
         if it.forgives:
             said = []
         elif isinstance(it.event, ev.StepsRecorded):
-            evicts = [result for result in it.event.results if result.step is Step.EVICT]
-            answers = [it for it in evicts if it.outcome is Outcome.PASSED or it.findings.stuck]
-            said += [(result.findings.stuck, it.at) for result in answers]
+            evicts = [(result.outcome, result.findings) for result in it.event.results]
+            said += [
+                (found.stuck, it.at)
+                for outcome, found in evicts
+                if isinstance(found, Evicted) and (outcome is Outcome.PASSED or found.stuck)
+            ]
     return said
 
 

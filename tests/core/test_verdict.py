@@ -16,12 +16,15 @@ from scrubber.core import ailments, plans, step_results, verdict
 from scrubber.core import events as ev
 from scrubber.core.measured import Mismatch
 from scrubber.core.model import (
+    NO_HOLDER,
     Ailment,
     AilmentKind,
     Baseline,
     Blame,
+    Evicted,
     Holder,
     Incarnation,
+    InTheWay,
     Moment,
     Outcome,
     Receipt,
@@ -36,6 +39,7 @@ from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, finished, result, results
 
 FRESH = Baseline()
+ORPHAN, OTHERS = Holder(7, 1.0, "x", None), Holder(8, 1.0, "y", "pod-y")
 WRONG = Mismatch(offset=4096, expected=0, got=255, count=3)
 PLANNED = [(path, step) for path, plan in plans.PLANS.items() for step in plan]
 HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
@@ -173,9 +177,24 @@ def test_a_step_that_lost_its_device_blames_the_device():
     assert (judged.blame, judged.ailment.kind) == (Blame.DEVICE, AilmentKind.LOST)
 
 
-def test_a_device_that_reports_no_health_fails_the_job():
-    judged = judge(finished(health={"vitals": None}))
-    assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "the device did not report its health")
+def test_a_failure_names_who_was_left_on_the_device():
+    evicted = Evicted((ORPHAN, OTHERS), (ORPHAN.pid,))
+    refused = replace(result(Step.EVICT, outcome=Outcome.FAILED), blame=Blame.TENANT, findings=evicted)
+    judged = judge(replace(lives.job(), results=(refused,)))
+    assert judged.in_the_way == InTheWay((OTHERS,), unnamed=False)
+    cut = InTheWay((ORPHAN,), unnamed=True)
+    assert judge(replace(lives.job(), results=(replace(refused, findings=cut),))).in_the_way == cut
+
+
+@pytest.mark.parametrize(("path", "step"), PLANNED)
+def test_without_the_findings_of_each_step_nothing_is_proven(path, step):
+    """Also where the job has not asked ``step_results``."""
+    for findings in (*lives.GOOD.values(), NO_HOLDER):
+        judged = verdict.judge(spoiled(path, step, findings=findings), FRESH, ENFORCE)
+        if findings == lives.GOOD[step]:
+            assert isinstance(judged, Measurements)
+        else:
+            assert judged == verdict.failed(step, Blame.SERVICE, f"{step.value} did not report what it must find")
 
 
 def test_memory_used_by_no_visible_process_fails_the_job():
@@ -305,7 +324,7 @@ def test_what_follows_a_failure(ailment, blame, path, escalate, quarantined, giv
 
 # -- the receipt
 
-ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)
+TWIN = Holder(7, 2.0, "x", None)
 
 
 def receipt_of(job, record=lives.FIRST_LOOK):
@@ -322,15 +341,16 @@ def test_a_receipt_says_what_was_measured():
             "covered_bytes": 990, "allocatable_bytes": 1000, "residue_bytes": 5, "residue_at": (64, 512),
             "uncovered": (Uncovered("own context", 7),), "patterns": ("random", "zero"),
         },
-        verify={"covered_bytes": 980, "allocatable_bytes": 999, "holders": (ORPHAN,)},
+        verify={"covered_bytes": 980, "allocatable_bytes": 999},
         scratch={"shared_unreached_bytes": 99, "units_left": ("caches",)},
         settings={"unsupported": ("a lock",)},
         health={"vitals": Vitals(ecc_uncorrectable=0, xids=(Xid(3, 13),))},
     )  # fmt: skip
-    said = receipt_of(job)
+    cut = replace(result(Step.CLEAR, outcome=Outcome.ABORTED), findings=InTheWay((ORPHAN,), unnamed=False))
+    said = receipt_of(replace(job, results=(cut, *job.results)))
     assert said == Receipt(
         id=said.digest[:16], device="GPU-1", job="job-1", path=ScrubPath.SLOW, incarnation=lives.HERE, policy="rule-1",
-        policy_digest="digest-1", finished=NOW, steps=tuple((step, 0.25) for step in plans.PLANS[ScrubPath.SLOW]),
+        policy_digest="digest-1", finished=NOW, steps=tuple((it.step, 0.25) for it in (cut, *job.results)),
         covered_bytes=980, allocatable_bytes=1000, residue_bytes=5, processes_found=2, processes_terminated=1,
         baseline=Baseline(3, 0), previous=None, digest=verdict.digest_of(said), residue_at=(64, 512),
         uncovered=(Uncovered("own context", 7), Uncovered("unexplained", 13)), patterns=("random", "zero"), units=132,
@@ -340,9 +360,9 @@ def test_a_receipt_says_what_was_measured():
 
 
 def test_a_receipt_has_the_measurements_of_earlier_paths():
-    fast = result(Step.CLEAR, outcome=Outcome.FAILED, residue_bytes=70, residue_at=(8, 4), terminated=(8, 9))
-    said = receipt_of(escalated(fast))
-    assert (said.residue_bytes, said.residue_at, said.processes_terminated, len(said.steps)) == (70, (4, 8), 2, 9)
+    fast = result(Step.EVICT, terminated=(8, 9)), result(Step.CLEAR, residue_bytes=70, residue_at=(8, 4))
+    said = receipt_of(escalated(*fast))
+    assert (said.residue_bytes, said.residue_at, said.processes_terminated, len(said.steps)) == (70, (4, 8), 2, 10)
 
 
 CUT_OFF = lives.but(lives.SCRUBBING, half_cleared=True)

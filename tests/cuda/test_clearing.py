@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.core.measured import Mismatch, joined
-from scrubber.core.model import Findings
+from scrubber.core.measured import Mismatch, Verified, joined
 from scrubber.cuda import clearing, memory, patterns, selftest
 from scrubber.cuda.card import Card, CudaError, Found, Span, Step, Sweep
 from scrubber.cuda.patterns import Pattern, PatternKind
@@ -119,18 +118,18 @@ def test_a_bit_that_is_stuck_is_found_wherever_it_is(gpu, passes):
 def test_the_verify_finds_a_flipped_bit_of_the_last_pattern(gpu, passes):
     held, place = gpu.taken(), 3 * PAGE + 9
     clearing.clear(held, KEY, passes, nothing)
-    assert clearing.verify(held, nothing) == Findings(SIZE, patterns=passes[-1:])
+    assert clearing.verify(held, nothing) == Verified(SIZE, passes[-1:])
     was = patterns.by_name(passes[-1], KEY).byte(place)
     gpu.cells[place] ^= 0x04
     wrong = Mismatch(place, was, was ^ 0x04, 1)
-    assert clearing.verify(held, nothing) == Findings(SIZE, mismatch=wrong, patterns=passes[-1:])
+    assert clearing.verify(held, nothing) == Verified(SIZE, passes[-1:], mismatch=wrong)
 
 
 def test_after_a_self_test_the_verify_reads_zeros_back(gpu):
     held = gpu.taken()
     clearing.clear(held, KEY, ("random",), nothing)
     selftest.run(held, KEY, 6.0, nothing, selftest.Clock(lambda: 0.0, lambda _seconds: None))
-    assert clearing.verify(held, nothing) == Findings(SIZE, patterns=("zero",))
+    assert clearing.verify(held, nothing) == Verified(SIZE, ("zero",))
     assert not gpu.cells.any()
 
 

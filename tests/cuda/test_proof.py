@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from scrubber.core.measured import Scratched
-from scrubber.core.model import Findings
+from scrubber.core.measured import Scratched, Verified
 from scrubber.cuda import clearing, device, memory, selftest
 from scrubber.cuda.card import (
     NOWHERE,
@@ -37,7 +36,7 @@ UNREACHED = UNITS * 1024  # bytes of shared memory of all units that the system 
 FOUND, UNIT = struct.Struct("<QQQ"), struct.Struct("<IIQQ")  # as the kernels write them
 
 
-def verified(held: memory.GpuMemory) -> Findings:
+def verified(held: memory.GpuMemory) -> Verified:
     """A verify reads back what was written."""
     held.write(ZERO, unheard)
     return clearing.verify(held, unwatched)
@@ -304,7 +303,7 @@ def test_no_event_is_made_once_the_memory_is_taken(bench, monkeypatch):
     for name in ("event", "allocate"):
         monkeypatch.setattr(CudaDriver, name, lambda *_words: pytest.fail("it takes memory"))
     clearing.clear(held, KEY, ("random", "zero"), unwatched)
-    assert clearing.verify(held, unwatched) == Findings(held.size, patterns=("zero",))
+    assert clearing.verify(held, unwatched) == Verified(held.size, ("zero",))
 
 
 @pytest.mark.parametrize("work", WORK)

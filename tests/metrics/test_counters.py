@@ -17,6 +17,7 @@ from scrubber.core.model import (
     AilmentKind,
     Blame,
     Holder,
+    InTheWay,
     Outcome,
     ScrubPath,
     Step,
@@ -156,9 +157,10 @@ def test_a_failed_step_is_counted_under_its_fault(book):
 def test_processes_are_counted_by_kind_and_those_that_were_ended(book):
     stuck = Holder(9, 1.0, "stuck", None, state="D")
     found = lives.result(Step.EVICT, holders=(lives.OF_A, lives.LEFTOVER, stuck), terminated=(41, 43))
-    book.tell(lives.SCRUBBING, ev.StepsRecorded("job-1", (found,)))
+    cut = replace(lives.result(Step.CLEAR, outcome=Outcome.ABORTED), findings=InTheWay((lives.OF_B,), unnamed=False))
+    book.tell(lives.SCRUBBING, ev.StepsRecorded("job-1", (found, cut)))
     kinds = {kind: book.of(service_metrics.PROCESSES, kind=kind) for kind in ("container", "host", "stuck")}
-    assert kinds == {"container": 1, "host": 1, "stuck": 1}
+    assert kinds == {"container": 2, "host": 1, "stuck": 1}
     assert book.of(service_metrics.TERMINATED) == 2
 
 

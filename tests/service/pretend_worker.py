@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from scrubber.core import plans
-from scrubber.core.measured import Mismatch
-from scrubber.core.model import Blame, Findings, Holder, Outcome, ScrubPath, Step, StepResult
+from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Tested, Verified
+from scrubber.core.model import Blame, Evicted, HealthRead, Holder, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.orders import Order, Report
 from tests.service.node import BLOCK, BLOCKS, Gpu, Kind, Node, Process
@@ -118,9 +118,9 @@ class PretendWorker:
             case Step.SETTINGS:
                 self.truth.deed(gpu, step)
                 gpu.drift = False
-                return Report(Outcome.PASSED)
+                return Report(Outcome.PASSED, findings=Restored())
             case Step.HEALTH:
-                return Report(Outcome.PASSED, findings=Findings(vitals=gpu.vitals()))
+                return Report(Outcome.PASSED, findings=HealthRead(gpu.vitals()))
 
     async def spend(self, seconds: float) -> None:
         """Let time pass, unless the worker or its service is killed meanwhile."""
@@ -143,11 +143,11 @@ class PretendWorker:
                 self.truth.killing(self.gpu, process)
                 self.node.leave(process)
         left = [process for process in self.gpu.processes.values() if process is not self.process]
-        findings = Findings(holders=holders, terminated=tuple(process.pid for process in ended))
+        evicted = Evicted(holders, tuple(process.pid for process in ended))
         if left:
             stuck = tuple(Holder(it.pid, it.started, it.name, it.container, "D") for it in reported if it in left)
-            return Report(Outcome.FAILED, "still on the device", Blame.TENANT, replace(findings, stuck=stuck))
-        return Report(Outcome.PASSED, findings=findings)
+            return Report(Outcome.FAILED, "still on the device", Blame.TENANT, replace(evicted, stuck=stuck))
+        return Report(Outcome.PASSED, findings=evicted)
 
     def _reach(self) -> int:
         self.whole = not self.gpu.memory_unreachable
@@ -171,8 +171,8 @@ class PretendWorker:
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.CLEAR])
         wrong = Mismatch(7, 0xFF, 0xFE, 1) if gpu.bad_memory else None
-        findings = Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong, patterns=order.patterns)
-        return Report(Outcome.PASSED, findings=findings)
+        cleared = Cleared(reach * BLOCK, residue, BLOCKS * BLOCK, wrong, patterns=order.patterns)
+        return Report(Outcome.PASSED, findings=cleared)
 
     async def _verify(self, order: Order, progress: Progress) -> Report:
         gpu = self.gpu
@@ -183,22 +183,22 @@ class PretendWorker:
                 wrong = wrong or Mismatch(block * BLOCK, 0, 0x41, BLOCK)
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.VERIFY])
-        findings = Findings(reach * BLOCK, BLOCKS * BLOCK, mismatch=wrong, patterns=order.patterns[-1:])
-        return Report(Outcome.PASSED, findings=findings)
+        verified = Verified(reach * BLOCK, order.patterns[-1:], BLOCKS * BLOCK, wrong)
+        return Report(Outcome.PASSED, findings=verified)
 
     def _scratch(self) -> Report:
         self.truth.deed(self.gpu, Step.SCRATCH)
         if self.gpu.unit_unreachable:
-            return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS - 1))
+            return Report(Outcome.PASSED, findings=Scratched(UNITS, UNITS - 1))
         self.gpu.chip = None
-        return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS, units_faulty=0))
+        return Report(Outcome.PASSED, findings=Scratched(UNITS, UNITS))
 
     def _selftest(self) -> Report:
         """Leave the memory unchanged, so that the self-test cannot hide an earlier failure to clear."""
         self.truth.deed(self.gpu, Step.SELFTEST)
         if self.gpu.computes_wrongly:
-            return Report(Outcome.PASSED, findings=Findings(deviating=(7,)))
-        return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS, tests=TESTS))
+            return Report(Outcome.PASSED, findings=Tested((), deviating=(7,)))
+        return Report(Outcome.PASSED, findings=Tested(TESTS, covered_bytes=ALL, units=UNITS))
 
 
 def _condemned(process: Process, order: Order) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from ground.errors import AutoclaveError, Reason
 from scrubber.core import events as ev
-from scrubber.core.model import State, Step
+from scrubber.core.model import Evicted, State, Step
 from tests.service.disk import Disk
 from tests.service.pretend_worker import TAKES, PretendWorker
 from tests.service.virtual import VirtualLoop
@@ -135,7 +135,8 @@ def test_the_story_contains_every_kind_of_event():
     assert wanted <= kinds(reference())
     assert reference().truth.violations == []
     steps = [entry.event for entry in reference().truth.entries if isinstance(entry.event, ev.StepsRecorded)]
-    assert any(result.findings.terminated for it in steps for result in it.results)
+    found = [result.findings for it in steps for result in it.results]
+    assert any(isinstance(it, Evicted) and it.terminated for it in found)
 
 
 def test_a_kill_after_any_row_breaks_no_promise(thinned):

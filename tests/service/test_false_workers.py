@@ -13,7 +13,8 @@ import pytest
 from ground.errors import AutoclaveError
 from scrubber.core import verdict
 from scrubber.core.events import Event
-from scrubber.core.model import Findings, Outcome, State, Step, Vitals
+from scrubber.core.measured import Cleared, Scratched, Verified
+from scrubber.core.model import Evicted, HealthRead, Outcome, State, Step, Vitals
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.steps.orders import Report
 from tests.service.node import Kind
@@ -24,14 +25,14 @@ class Lazy(PretendWorker):
     """A worker that reports a clear and does not clear."""
 
     async def _clear(self, order, _progress) -> Report:
-        return Report(Outcome.PASSED, findings=Findings(ALL, ALL, 0, patterns=order.patterns))
+        return Report(Outcome.PASSED, findings=Cleared(ALL, 0, ALL, patterns=order.patterns))
 
 
 class LazyAndBlind(Lazy):
     """The same worker reports, too, that it read all of the memory, and does not read."""
 
     async def _verify(self, order, _progress) -> Report:
-        return Report(Outcome.PASSED, findings=Findings(ALL, ALL, patterns=order.patterns[-1:]))
+        return Report(Outcome.PASSED, findings=Verified(ALL, order.patterns[-1:], ALL))
 
 
 class Flatterer(PretendWorker):
@@ -39,7 +40,7 @@ class Flatterer(PretendWorker):
 
     async def perform(self, step, order, progress):
         if step is Step.HEALTH:
-            return Report(Outcome.PASSED, findings=Findings(vitals=Vitals()))
+            return Report(Outcome.PASSED, findings=HealthRead(Vitals()))
         return await super().perform(step, order, progress)
 
 
@@ -50,14 +51,14 @@ class Butcher(PretendWorker):
         for process in list(self.gpu.users()):
             self.truth.killing(self.gpu, process)
             self.node.leave(process)
-        return Report(Outcome.PASSED)
+        return Report(Outcome.PASSED, findings=Evicted((), ()))
 
 
 class SkipsScratch(PretendWorker):
     """A worker that reports that it overwrote the memory on the chip, and does not."""
 
     def _scratch(self) -> Report:
-        return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS))
+        return Report(Outcome.PASSED, findings=Scratched(UNITS, UNITS))
 
 
 class Idler(PretendWorker):

@@ -13,7 +13,7 @@ from ground.errors import LedgerUnavailable, NotReady, Refused
 from policies.policy_model import Policy
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Ailment, AilmentKind, Facts, ScrubPath, Sign, State, Step, Trigger, Xid
+from scrubber.core.model import Ailment, AilmentKind, Facts, HealthRead, ScrubPath, Sign, State, Step, Trigger, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Progress
 from scrubber.ledger import stored
@@ -83,9 +83,9 @@ class WithoutErrorLog(PretendWorker):
 
     async def perform(self, step, order, progress):
         report = await super().perform(step, order, progress)
-        vitals = report.findings.vitals
-        read = replace(vitals, xids=()) if vitals else None
-        return replace(report, findings=replace(report.findings, vitals=read))
+        if isinstance(report.findings, HealthRead):
+            report = replace(report, findings=HealthRead(replace(report.findings.vitals, xids=())))
+        return report
 
 
 async def test_an_error_during_a_job_is_judged_after_the_job(begin):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core.model import Blame, Holder, Outcome
+from scrubber.core.model import Blame, Evicted, Holder, Outcome
 from scrubber.devices.base import Gpu
 from scrubber.devices.simulated import drills
 from scrubber.node import clock
@@ -26,6 +26,7 @@ from tests.patience import WITHIN
 LATER = 1e9
 POD = f"pod-{uuid.uuid4()}"
 LEFTOVERS = Order(terminate_leftovers=True, tenancy=(0.0, LATER), grace=0.05)
+FREE = Report(Outcome.PASSED, findings=Evicted((), ()))
 Look = Callable[[], tuple[Holder, ...] | None]
 
 
@@ -40,6 +41,11 @@ class Floor:
 
     def run(self, order: Order, look: Look | None = None, ours: Callable[[int], bool] = lambda _pid: False) -> Report:
         return evict.run(order, StepContext(self.gpu, look or self.look, lambda _done, _total: None, ours))
+
+
+def evicted(report: Report) -> Evicted:
+    assert isinstance(report.findings, Evicted)
+    return report.findings
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def lives(pid: int) -> bool:
 
 
 def test_evict_searches_no_device_that_was_just_seen_unused(floor: Floor) -> None:
-    assert floor.run(Order(unused=True), look=lambda: None) == Report(Outcome.PASSED)
+    assert floor.run(Order(unused=True), look=lambda: None) == FREE
     assert floor.run(Order(), look=lambda: None).outcome is Outcome.FAILED
 
 
@@ -77,9 +83,9 @@ def test_a_leftover_that_ignores_sigterm_is_killed(floor: Floor) -> None:
     pid = drills.zombie(floor.root, floor.uuid)
     report = floor.run(LEFTOVERS)
     assert report.outcome is Outcome.PASSED
-    assert report.findings.terminated == (pid,)
-    assert [holder.pid for holder in report.findings.holders] == [pid]
-    assert floor.run(LEFTOVERS) == Report(Outcome.PASSED)
+    assert evicted(report).terminated == (pid,)
+    assert [holder.pid for holder in evicted(report).holders] == [pid]
+    assert floor.run(LEFTOVERS) == FREE
 
 
 def test_a_process_that_obeys_sigterm_is_not_killed(floor: Floor, bank, launch) -> None:
@@ -93,7 +99,7 @@ signal.pause()
 """
     process = launch(code, bank.place(bank.first).memory)
     report = floor.run(replace(LEFTOVERS, grace=10.0))
-    assert report.findings.terminated == (process.pid,)
+    assert evicted(report).terminated == (process.pid,)
     assert process.wait(WITHIN) == 7
 
 
@@ -103,7 +109,7 @@ def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> Non
     report = floor.run(Order(terminate_leftovers=True, terminate_foreign=True, tenancy=(0.0, LATER), patience=60))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
     assert POD in report.detail
-    assert report.findings.terminated == ()
+    assert evicted(report).terminated == ()
     assert lives(tenant)
     assert lives(leftover)  # the tenant is told first; nothing happens on its device meanwhile
 
@@ -121,14 +127,14 @@ def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> Non
 def test_a_process_that_must_not_be_ended_is_waited_for(floor: Floor, change) -> None:
     pid = drills.zombie(floor.root, floor.uuid)
     report = floor.run(replace(LEFTOVERS, patience=0.1, **change))
-    assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
+    assert (report.outcome, report.blame, evicted(report).terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert f"still on the device: pid {pid}" in report.detail
     assert lives(pid)
 
 
 def test_a_foreign_process_is_ended_where_the_policy_says_so(floor: Floor) -> None:
     pid = drills.zombie(floor.root, floor.uuid)
-    assert floor.run(Order(terminate_foreign=True, grace=0.05)).findings.terminated == (pid,)
+    assert evicted(floor.run(Order(terminate_foreign=True, grace=0.05))).terminated == (pid,)
 
 
 @pytest.mark.parametrize("container", [None, "pod-a"], ids=["on the host", "in the pod of the service"])
@@ -136,7 +142,7 @@ def test_a_worker_of_the_service_is_never_ended(floor: Floor, container: str | N
     at = (floor.root, floor.uuid)
     pid = drills.occupy(*at, b"", container) if container else drills.zombie(*at)
     report = floor.run(replace(LEFTOVERS, patience=0.3, terminate_foreign=True), ours=lambda it: it == pid)
-    assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
+    assert (report.outcome, report.blame, evicted(report).terminated) == (Outcome.FAILED, Blame.TENANT, ())
     assert f"still on the device: pid {pid}" in report.detail
     assert lives(pid)
 
@@ -153,8 +159,8 @@ def test_a_foreign_process_that_ends_in_time_is_enough(floor: Floor) -> None:
 
     report = floor.run(Order(patience=30), look)
     assert report.outcome is Outcome.PASSED
-    assert report.findings.terminated == ()
-    assert [holder.pid for holder in report.findings.holders] == [pid]
+    assert evicted(report).terminated == ()
+    assert [holder.pid for holder in evicted(report).holders] == [pid]
 
 
 def test_a_process_that_closes_the_device_is_not_ended(floor: Floor, bank, launch) -> None:
@@ -183,7 +189,7 @@ def test_another_process_with_the_same_pid_is_not_signalled(floor: Floor, change
     assert first is not None
     looks = [first, tuple(replace(holder, **change) for holder in first), ()]
     report = floor.run(LEFTOVERS, lambda: looks.pop(0))
-    assert report.findings.terminated == ()
+    assert evicted(report).terminated == ()
     assert lives(pid)
 
 
@@ -198,8 +204,8 @@ def test_a_process_that_survives_all_signals_is_stuck(floor: Floor, bank, tmp_pa
     with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
         report = floor.run(LEFTOVERS)
         assert process.state == "D"
-        assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
-        assert [(it.pid, it.state) for it in report.findings.stuck] == [(process.pid, "D")]
+        assert (report.outcome, report.blame, evicted(report).terminated) == (Outcome.FAILED, Blame.TENANT, ())
+        assert [(it.pid, it.state) for it in evicted(report).stuck] == [(process.pid, "D")]
         assert f'pid {process.pid} ("python' in report.detail
         assert "in no container, stuck in the kernel (state D)" in report.detail
         process.let_go()
@@ -210,7 +216,7 @@ def test_a_process_that_survives_all_signals_is_stuck(floor: Floor, bank, tmp_pa
 def test_a_process_not_signalled_is_not_called_stuck(floor: Floor, bank, tmp_path: Path) -> None:
     with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
         report = floor.run(replace(LEFTOVERS, tenancy=(clock.now().uptime + 1, LATER)))
-        assert (report.outcome, report.findings.stuck) == (Outcome.FAILED, ())
+        assert (report.outcome, evicted(report).stuck) == (Outcome.FAILED, ())
         assert f'pid {process.pid} ("python' in report.detail
         assert process.state == "S", "nothing was sent to it"
 

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from scrubber.core import measured, step_results
-from scrubber.core.measured import Mismatch, Scratched
-from scrubber.core.model import Blame, Findings, Outcome, ScrubPath, Step, StepResult, Vitals
+from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Verified
+from scrubber.core.model import Blame, HealthRead, Outcome, ScrubPath, Step, StepResult, Vitals
 from scrubber.devices.base import Gpu, NodeOrDeviceError, NotNowError, ProgramFailedError
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.layout import Resetting
@@ -54,7 +54,7 @@ def test_no_step_passes_on_a_lost_device(bank, step: Step) -> None:
     report = perform(step, bank)
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.DEVICE)
     assert "fallen off the bus" in report.detail
-    assert report.findings.vitals == Vitals(lost=True)
+    assert report.findings == HealthRead(Vitals(lost=True))
 
 
 def test_clear_and_verify_remove_a_secret(bank) -> None:
@@ -66,9 +66,9 @@ def test_clear_and_verify_remove_a_secret(bank) -> None:
     assert drills.scan(bank.root, bank.first, SECRET) == 0
     size = bank.place(bank.first).memory.stat().st_size
     places = (0, size // 2, size - len(SECRET))
-    found = Findings(size, size, 3 * len(SECRET), residue_at=places, patterns=("random", "zero"))
+    found = Cleared(size, 3 * len(SECRET), size, residue_at=places, patterns=("random", "zero"))
     assert cleared == Report(Outcome.PASSED, findings=found)
-    assert verified == Report(Outcome.PASSED, findings=Findings(size, size, patterns=("zero",)))
+    assert verified == Report(Outcome.PASSED, findings=Verified(size, ("zero",), size))
 
 
 def test_verify_fails_on_a_skipped_clear(bank) -> None:
@@ -78,6 +78,7 @@ def test_verify_fails_on_a_skipped_clear(bank) -> None:
     gpu, zeros = bench(bank.gpu(bank.first)), Order(patterns=("zero",))
     assert step_functions.perform(Step.CLEAR, zeros, gpu).outcome is Outcome.PASSED
     verified = step_functions.perform(Step.VERIFY, zeros, gpu)
+    assert isinstance(verified.findings, Verified)
     assert verified.findings.mismatch == Mismatch(0, 0, SECRET[0], 3 * len(SECRET))
     assert judged(Step.VERIFY, verified).outcome is Outcome.FAILED
 
@@ -85,13 +86,16 @@ def test_verify_fails_on_a_skipped_clear(bank) -> None:
 def test_bad_memory_fails_the_clear_and_says_where(bank) -> None:
     drills.bad_memory(bank.root, bank.first, offset=0x1234, bit=7)
     report = step_functions.perform(Step.CLEAR, Order(patterns=("zero", "zero")), bench(bank.gpu(bank.first)))
+    assert isinstance(report.findings, Cleared)
     assert report.findings.mismatch == Mismatch(0x1234, 0, 0x80, 1)
     assert "offset 0x1234 (wrote 0x00, read 0x80)" in judged(Step.CLEAR, report).detail
 
 
 def test_a_clear_of_bad_memory_reports_no_patterns(bank) -> None:
     drills.bad_memory(bank.root, bank.first)
-    assert perform(Step.CLEAR, bank).findings.patterns == ()
+    cleared = perform(Step.CLEAR, bank).findings
+    assert isinstance(cleared, Cleared)
+    assert cleared.patterns == ()
 
 
 def test_a_secret_is_gone_from_the_chip_after_a_scratch(bank) -> None:
@@ -99,15 +103,14 @@ def test_a_secret_is_gone_from_the_chip_after_a_scratch(bank) -> None:
     drills.occupy(bank.root, bank.first, SECRET, "pod-a")
     drills.release(bank.root, bank.first)
     assert on_chip.read_bytes().count(SECRET) == 2
-    assert perform(Step.SCRATCH, bank) == Report(
-        Outcome.PASSED, findings=Findings(units=layout.UNITS, units_reached=layout.UNITS, units_faulty=0)
-    )
+    assert perform(Step.SCRATCH, bank) == Report(Outcome.PASSED, findings=Scratched(layout.UNITS, layout.UNITS))
     assert SECRET not in on_chip.read_bytes()
 
 
 def test_a_skipped_clear_fails_on_clean_memory(bank) -> None:
     drills.skip_clears(bank.root, bank.first)
     report = perform(Step.CLEAR, bank)
+    assert isinstance(report.findings, Cleared)
     assert report.findings.patterns == ()
     assert "memory does not hold what is written to it" in judged(Step.CLEAR, report).detail
 
@@ -115,6 +118,7 @@ def test_a_skipped_clear_fails_on_clean_memory(bank) -> None:
 def test_a_skipped_scratch_fails(bank) -> None:
     drills.skip_scratch(bank.root, bank.first)
     report = perform(Step.SCRATCH, bank)
+    assert isinstance(report.findings, Scratched)
     assert report.findings.units_faulty == layout.UNITS
     assert judged(Step.SCRATCH, report).outcome is Outcome.FAILED
 
@@ -124,15 +128,15 @@ def report_of(step: Step, said: Scratched | measured.Tested) -> Report:
 
 
 def test_a_scratch_reports_all_that_it_counted() -> None:
-    findings = Findings(units=8, units_reached=7, units_faulty=2, shared_unreached_bytes=99, units_left=("caches",))
-    assert report_of(Step.SCRATCH, Scratched(8, 7, 2, 99, ("caches",))) == Report(Outcome.PASSED, findings=findings)
+    scratched = Scratched(8, 7, 2, 99, ("caches",))
+    assert report_of(Step.SCRATCH, scratched) == Report(Outcome.PASSED, findings=scratched)
 
 
 def test_a_self_test_reports_all_that_it_found() -> None:
     wrong = Mismatch(16, 0, 1, 3)
     tested = measured.Tested(("address",), ("random", "retention"), 4096, wrong, 8, (2, 5), ("a page was retired",))
     report = report_of(Step.SELFTEST, tested)
-    assert report.findings == Findings(4096, mismatch=wrong, units=8, tests=("address",), deviating=(2, 5))
+    assert report.findings == tested
     assert report.detail == "no time was left for random, retention; a page was retired"
 
 
@@ -161,18 +165,18 @@ def test_a_refused_reset_fails_with_the_words_of_the_driver(bank) -> None:
 
 def test_settings_tell_what_had_drifted(bank) -> None:
     drills.drift(bank.root, bank.first, power_limit_watts=500)
-    assert perform(Step.SETTINGS, bank).findings.drift == ("power_limit_watts: 500 -> 350",)
+    assert perform(Step.SETTINGS, bank).findings == Restored(("power_limit_watts: 500 -> 350",))
 
 
 def test_settings_pass_and_name_what_the_device_does_not_support() -> None:
-    found = Findings(unsupported=("one lock", "another"))
+    found = Restored(unsupported=("one lock", "another"))
     report = step_functions.perform(Step.SETTINGS, ORDER, bench(saying(restore_settings=found)))
     assert report == Report(Outcome.PASSED, "one lock; another", findings=found)
 
 
 def test_health_tells_what_it_saw_and_does_not_judge(bank) -> None:
     drills.ecc(bank.root, bank.first, 9)
-    assert perform(Step.HEALTH, bank) == Report(Outcome.PASSED, findings=Findings(vitals=Vitals(ecc_uncorrectable=9)))
+    assert perform(Step.HEALTH, bank) == Report(Outcome.PASSED, findings=HealthRead(Vitals(ecc_uncorrectable=9)))
 
 
 def test_health_that_cannot_be_read_fails(bank) -> None:

@@ -11,6 +11,7 @@ from scrubber.core.measured import Mismatch
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
+    InTheWay,
     Moment,
     Outcome,
     Owner,
@@ -24,6 +25,7 @@ from scrubber.words import event_text
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
 
+MET = InTheWay((lives.LEFTOVER,), unnamed=False)
 XID = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
 
 
@@ -126,6 +128,8 @@ LIFE = [
     (ev.StepsRecorded("job-1", (replace(result(Step.VERIFY, outcome=Outcome.FAILED, mismatch=FAULT), detail="bad"),)),
      ("verify failed in 0.250 s (bad; at byte 4096 0xff was read where 0x00 was written, 3 bytes wrong in all)"
       " - not clean")),
+    (ev.StepsRecorded("job-1", (replace(result(Step.SCRATCH, outcome=Outcome.ABORTED), detail="x", findings=MET),)),
+     "memory on the chip (scratch) aborted in 0.250 s (x) - not clean"),
     (ev.StepsRecorded("job-1", (result(Step.SETTINGS, drift=("clocks", "power limit")),)),
      "settings passed in 0.250 s (restored clocks, power limit)"),
     (ev.StepsRecorded("job-1", (result(Step.HEALTH, outcome=Outcome.TIMED_OUT),)),

@@ -5,22 +5,27 @@ from __future__ import annotations
 import pytest
 
 from ground.documents import strict_json
-from scrubber.core.measured import Mismatch
-from scrubber.core.model import Blame, Findings, Holder, Outcome, Step, Vitals, Xid
+from scrub_api.measurements import Uncovered
+from scrubber.core import measured
+from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Verified
+from scrubber.core.model import Blame, Evicted, HealthRead, Holder, InTheWay, Outcome, Step, Vitals, Xid
 from scrubber.devices.base import Address
 from scrubber.steps.orders import Order, Report
 from scrubber.workers import wire
 from scrubber.workers.wire import Answer, Assignment, Packet, Prepare, Ready, StepRequest
 
-FULL = Findings(
-    covered_bytes=1,
-    allocatable_bytes=2,
-    residue_bytes=3,
-    mismatch=Mismatch(4, 5, 6, 7),
-    holders=(Holder(8, 9.5, 'a "command"\n', "pod", "D"), Holder(10, 11.0, "é", None)),
-    terminated=(8,),
-    drift=("a: 1 -> 2",),
-    vitals=Vitals(lost=True, xids=(Xid(1, 79),)),
+WRONG = Mismatch(4, 5, 6, 7)
+HOLDERS = (Holder(8, 9.5, 'a "command"\n', "pod", "D"), Holder(10, 11.0, "é", None))
+FINDINGS = (
+    None,
+    Evicted(HOLDERS, (8,), HOLDERS[:1]),
+    Cleared(1, 3, 2, WRONG, (64,), 60, (Uncovered("why", 5),), ("random", "zero"), ("a: 1 -> 2",)),
+    Verified(1, ("zero",), 2, WRONG),
+    Scratched(8, 7, 2, 99, ("caches",)),
+    measured.Tested(("address",), ("random",), 4096, WRONG, 8, (2, 5), ("a page was retired",)),
+    Restored(("a: 1 -> 2",), ("a lock",)),
+    HealthRead(Vitals(lost=True, xids=(Xid(1, 79),))),
+    InTheWay(HOLDERS, unnamed=True),
 )
 ORDER = Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy=(12.5, 13.5), grace=3.0)
 
@@ -30,7 +35,7 @@ ORDER = Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy=(12.5,
     [
         Assignment(Address("simulated", "/somewhere"), ("/a", "/b c"), whole_node=True, service=4711, reach=("/a",)),
         Answer(progress=(1, 2)),
-        Answer(report=Report(Outcome.FAILED, "why", Blame.TENANT, FULL)),
+        *(Answer(report=Report(Outcome.FAILED, "why", Blame.TENANT, it)) for it in FINDINGS),
         Packet(ready=Ready("13.0")),
         Packet(ended=(7, -9)),
     ],

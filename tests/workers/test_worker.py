@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from ground.documents import strict_json
-from scrubber.core.model import Blame, Outcome, ScrubPath, Step, StepResult
+from scrubber.core.model import Blame, Evicted, Outcome, ScrubPath, Step, StepResult
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.simulated import drills
 from scrubber.steps.orders import Order, Report
@@ -36,6 +36,11 @@ def ignore(_done: int, _total: int) -> None:
 
 async def do(worker: Worker, step: Step, order: Order = CLEAR, deadline: float = LONG) -> StepResult:
     return await worker.do(step, ScrubPath.FAST, order, deadline, ignore)
+
+
+def evicted(result: StepResult) -> Evicted:
+    assert isinstance(result.findings, Evicted)
+    return result.findings
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ async def test_all_steps_pass_and_the_child_ends_well(bank, spawn: Spawn) -> Non
 async def test_a_worker_evicts_a_leftover(bank, spawn: Spawn) -> None:
     pid = drills.zombie(bank.root, bank.first)
     result = await do(await spawn(), Step.EVICT, LEFTOVERS)
-    assert (result.outcome, result.findings.terminated) == (Outcome.PASSED, (pid,))
+    assert (result.outcome, evicted(result).terminated) == (Outcome.PASSED, (pid,))
 
 
 async def test_prepare_describes_the_device_anew(bank, make: MakePool) -> None:
@@ -94,8 +99,8 @@ async def test_a_worker_of_pid_1_ends_no_other_worker(bank, make: MakePool) -> N
     busy, clearing = await stalled_clear(bank, pool)
     other = await pool.start_worker(replace(on_first(bank), service=1))
     result = await do(other, Step.EVICT, replace(LEFTOVERS, terminate_foreign=True))
-    assert (result.outcome, result.blame, result.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
-    assert [holder.pid for holder in result.findings.holders] == [busy.pid]
+    assert (result.outcome, result.blame, evicted(result).terminated) == (Outcome.FAILED, Blame.TENANT, ())
+    assert [holder.pid for holder in evicted(result).holders] == [busy.pid]
     assert (clearing.done(), busy.has_ended) == (False, False)
     await busy.kill()
     await clearing
@@ -107,7 +112,7 @@ async def test_the_service_is_no_holder(bank, spawn: Spawn) -> None:
     worker = await spawn()
     with bank.place(bank.first).memory.open("rb"):
         result = await do(worker, Step.EVICT, Order())
-    assert (result.outcome, result.findings.holders) == (Outcome.PASSED, ())
+    assert (result.outcome, evicted(result).holders) == (Outcome.PASSED, ())
 
 
 async def test_progress_is_reported_until_the_end(bank, spawn: Spawn) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ground.documents import strict_json
-from scrubber.core.measured import Scratched, Tested
-from scrubber.core.model import Findings, Vitals
+from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
+from scrubber.core.model import Vitals
 from scrubber.cuda import chip, clearing, device, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Progress, Users
@@ -62,7 +62,7 @@ class NvidiaGpu:
         with self._closed_after():
             self._holding.prepare()
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1) -> Findings:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, census: int = 1) -> Cleared:
         """Look for residue, then write each pattern over all of the memory and read back each but the last."""
         with self._closed_after():
             memory = self._holding.memory()
@@ -73,7 +73,7 @@ class NvidiaGpu:
         restored = self._holding.restored
         return replace(done, allocatable_bytes=allocatable, uncovered=uncovered, drift=restored)
 
-    def verify(self, progress: Progress) -> Findings:
+    def verify(self, progress: Progress) -> Verified:
         """Read all of the memory that this worker has cleared: every byte must be as it was last written."""
         with self._closed_after():
             memory = self._holding.memory()
@@ -116,7 +116,7 @@ class NvidiaGpu:
         with self._library.session() as session:
             return self._vitals_in(session), vitals.repairs(session, self._place.uuid)
 
-    def restore_settings(self) -> Findings:
+    def restore_settings(self) -> Restored:
         """Restore the settings, and return those that had drifted. For a slice, only report them.
 
         A slice shares the settings with the whole GPU, and other slices may be in use. They are restored when the GPU
@@ -133,13 +133,13 @@ class NvidiaGpu:
                 ):
                     pending_restore.apply_all(session, notes)
             if self._place.restore_only:
-                return Findings()
+                return Restored()
             with self._library.session() as session:
                 restorer = self._restorer(session, self._first(session))
-                findings = restorer.restore() if self._place.parent is None else Findings(drift=restorer.shared())
+                restored = restorer.restore() if self._place.parent is None else Restored(restorer.shared())
                 with suppress(DeviceError):  # then the step health reads them, and reports the error
                     self._read_ahead = self._vitals_in(session)
-                return findings
+                return restored
 
     def vitals(self) -> Vitals:
         """Health as the driver reports it now; after the settings step, as it did when the settings were restored.

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from scrubber.core.model import Findings
+from scrubber.core.measured import Restored
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, ShortageError
 from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.nvml import NoPermissionError, NotSupportedError, ResetRequiredError, Session
@@ -94,7 +94,7 @@ class Restorer:
         except ResetRequiredError:
             return
 
-    def restore(self) -> Findings:
+    def restore(self) -> Restored:
         """Restore what has drifted. Return the changes, and what the policy names and the device does not support.
 
         DeviceError if a setting stays; NotNowError if only rights are missing, which is not a fault of the device.
@@ -117,7 +117,7 @@ class Restorer:
         if faults:
             kind = NotNowError if forbidden == len(faults) else DeviceError
             raise kind(f"cannot restore settings: {'; '.join(faults)}")
-        return Findings(drift=tuple(changes), unsupported=tuple(unsupported))
+        return Restored(tuple(changes), tuple(unsupported))
 
     def shared(self) -> tuple[str, ...]:
         """Report the drift of a slice's GPU. Other slices of it may be in use, so nothing is restored.

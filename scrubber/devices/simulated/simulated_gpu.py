@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from ground import private_files
-from scrubber.core.measured import Mismatch, Scratched, Tested, joined
-from scrubber.core.model import Findings, Vitals
+from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Tested, Verified, joined
+from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
 from scrubber.devices.simulated import layout, loops
 from scrubber.devices.simulated.layout import Counters, Faults, GpuFiles, Resetting, SimulatedSettings, StuckBit
@@ -60,7 +60,7 @@ class SimulatedGpu:
     def prepare(self) -> None:
         """Do nothing: a simulated GPU needs no context."""
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1) -> Findings:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress, _census: int = 1) -> Cleared:
         """Count the old data, cut it off, write each pattern, and read back each but the last."""
         names = tuple(patterns)
         chosen = tuple(by_name(name, key) for name in names)
@@ -82,28 +82,28 @@ class SimulatedGpu:
                 raise NotNowError("another process wrote to the memory during the clear; the memory itself is good")
             self._written = (key, names[-1]) if names else None
             covered = cells.size if chosen else 0
-            return Findings(covered, cells.size, residue, mismatch, residue_at=begins)
+            return Cleared(covered, residue, cells.size, mismatch, begins)
 
-    def verify(self, progress: Progress) -> Findings:
+    def verify(self, progress: Progress) -> Verified:
         """Read all memory: each byte must be as it was last written. NotNowError if it is so after one more clear."""
         self._answer()
         if self._written is None:
             raise NotNowError("cannot read back the memory: this worker has not written all of it")
         key, name = self._written
-        findings = self._read_back(key, name, progress)
-        if findings.mismatch is None:
-            return findings
+        verified = self._read_back(key, name, progress)
+        if verified.mismatch is None:
+            return verified
         self.clear(key, (name,), _silent)
         again = self._read_back(key, name, _silent)
         if again.mismatch is None:
             raise NotNowError("another process wrote to the memory after the clear; the memory itself is good")
         return again
 
-    def _read_back(self, key: bytes, name: str, progress: Progress) -> Findings:
+    def _read_back(self, key: bytes, name: str, progress: Progress) -> Verified:
         faults = self._answer()
         with opened_memory(self._place, faults.stuck_bits) as cells:
             mismatch = cells.compare(by_name(name, key), _counted(progress, cells.size))
-            return Findings(cells.size, cells.size, mismatch=mismatch, patterns=(name,))
+            return Verified(cells.size, (name,), cells.size, mismatch)
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the on-chip memory of each unit, read it back, and leave zeros."""
@@ -131,7 +131,7 @@ class SimulatedGpu:
             skipped = tuple(name for name in ("random", "arithmetic") if name not in ended)
             return Tested(tuple(ended), skipped, cells.size, mismatch, units, deviating)
 
-    def restore_settings(self) -> Findings:
+    def restore_settings(self) -> Restored:
         """Restore the settings first seen; returns those that had changed."""
         self._answer()
         with private_files.locked(self._place.directory):
@@ -141,7 +141,7 @@ class SimulatedGpu:
                 layout.write(self._place.settings, first_seen)
         names = (field.name for field in fields(SimulatedSettings))
         pairs = ((name, getattr(current, name), getattr(first_seen, name)) for name in names)
-        return Findings(drift=tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new))
+        return Restored(tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new))
 
     def vitals(self) -> Vitals:
         """The health in the device's files now."""

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from scrubber.core.measured import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched
-from scrubber.core.model import Findings, Outcome, Step
+from scrubber.core.measured import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched, Verified
+from scrubber.core.model import Outcome, Step
 from scrubber.cuda import chip, coverage, device, selftest
 from scrubber.cuda.card import CardBusyError, Span, Sweep
 from scrubber.cuda.driver import CudaDriver, Kernel
@@ -95,7 +95,7 @@ def test_a_clear_is_safe_to_run_twice(one):
     first = one.clear(KEY, PASSES, nothing)
     again = one.clear(KEY, PASSES, nothing)
     assert (again.covered_bytes, again.residue_bytes) == (first.covered_bytes, 0)
-    assert one.verify(nothing) == Findings(COVERED, SIZE, patterns=("zero",))
+    assert one.verify(nothing) == Verified(COVERED, ("zero",), SIZE)
 
 
 def test_memory_taken_by_another_process_prevents_a_proof(one, cuda, rig):

@@ -10,7 +10,7 @@ import pytest
 from ground.documents import strict_json
 from policies.hardware import Setting, SettingsPolicy
 from policies.load import load_text
-from scrubber.core.model import Findings
+from scrubber.core.measured import Restored
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.settings import StoredSettings
@@ -139,7 +139,7 @@ def test_an_unsupported_setting_of_the_policy_is_only_reported(rig, change: Chan
     for call in calls:
         rig.gpu(0).fail(call, UNTOLD)
     found = touch(rig, 0, settings=wanted).restore_settings()
-    assert found == Findings(unsupported=(f"settings.{change.name} of the policy is not supported by this GPU",))
+    assert found == Restored(unsupported=(f"settings.{change.name} of the policy is not supported by this GPU",))
 
 
 def test_locked_clocks_are_unlocked_without_a_report(rig, gpu) -> None:
@@ -166,11 +166,11 @@ def test_a_setting_that_the_policy_leaves_is_not_touched(rig) -> None:
     rig.gpu(0).set(tuned)
     begun = len(rig.machine.calls())
     leave = {"leave": [it.value for it in Setting]}
-    assert touch(rig, 0, settings=leave).restore_settings() == Findings()
+    assert touch(rig, 0, settings=leave).restore_settings() == Restored()
     assert {key: rig.gpu(0)[key] for key in tuned} == tuned
     assert [call for _, call, _ in rig.machine.calls()[begun:] if "Set" in call or "Reset" in call] == []
     rig.gpu(0).set({"ecc.current": 0})
-    assert touch(rig, 0, settings=leave).restore_settings() == Findings()  # another ECC mode is in force
+    assert touch(rig, 0, settings=leave).restore_settings() == Restored()  # another ECC mode is in force
     leave["leave"].remove("locked_clocks")
     touch(rig, 0, settings=leave).restore_settings()
     assert rig.gpu(0)["clock.locked.gpu"] == "none"
@@ -189,7 +189,7 @@ def test_an_unsupported_clock_lock_is_only_reported(rig) -> None:
     rig.gpu(0).fail("nvmlDeviceSetGpuLockedClocks", UNTOLD)
     found = touch(rig, 0, settings=locked).restore_settings()
     said = "settings.locked_clocks.graphics of the policy is not supported by this GPU"
-    assert found == Findings(unsupported=(said,))
+    assert found == Restored(unsupported=(said,))
     assert rig.gpu(0)["clock.locked.memory"] == "405 405"
     rig.gpu(0).fail("nvmlDeviceSetGpuLockedClocks", UNKNOWN)
     with pytest.raises(DeviceError, match=r"cannot restore settings: locked_clocks\.graphics: nvmlDeviceSet"):
