@@ -116,6 +116,8 @@ def test_rows_written_by_older_versions_are_still_read():
     decoded = stored.entries(rows)
     assert {stored.KINDS[type(entry.event)] for entry in decoded} == set(stored.CLASSES)
     assert [row.kind for row in rows if row.kind in stored.NOTES] == [stored.BEGUN, stored.COMPACTED]
+    steps = [result for it in decoded if isinstance(it.event, events.StepsRecorded) for result in it.event.results]
+    assert [type(result.findings) for result in steps] == [types.NoneType, *typing.get_args(model.Findings)]
 
 
 def test_snapshots_written_by_older_versions_are_still_read():
