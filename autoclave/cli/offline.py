@@ -13,7 +13,7 @@ from autoclave.cli.output import human
 from ground.errors import AutoclaveError, FatalError, Unreachable
 from policies.policy_model import Policy
 from scrub_api import admin_client, views
-from scrubber.core import presence
+from scrubber.core import device_names
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
 from scrubber.ledger import reading
@@ -97,10 +97,10 @@ class Offline:
 
     def explain(self, gpu: str) -> views.Explanation:
         """The events that led to the last known state. What the service would do next is left out."""
-        uuid = presence.find(self._file.records, gpu)
+        uuid = device_names.find(self._file.records, gpu)
         record = self._file.records[uuid]
         status = device_status.device_status(record, NO_ANSWER, "", Policy(), Moment(time.time(), 0.0))
         if status.quarantine is not None:
             status = replace(status, quarantine=replace(status.quarantine, next_probe_seconds=None, next_path=""))
         entries = tuple(map(self._history.shown, asyncio.run(self._history.of_present_state(uuid))))
-        return views.Explanation(status, entries, (*ADVICE, *presence.had_index(self._file.records, gpu, uuid)), "")
+        return views.Explanation(status, entries, (*ADVICE, *device_names.had_index(self._file.records, gpu, uuid)), "")

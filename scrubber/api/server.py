@@ -19,7 +19,7 @@ from scrub_api import last_list, request_limits, scrub_pb2, scrub_pb2_grpc, view
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.api import answering
 from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
-from scrubber.core import presence
+from scrubber.core import device_names
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.history_window import Window
@@ -137,7 +137,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async with answered(context, "scrub") as asked:
             names = request_limits.devices(request.gpus, needed=not request.all)
             records = self._service.context.ledger.records
-            uuids = [presence.find(records, name) for name in names] or sorted(self._reporter.listed())
+            uuids = [device_names.find(records, name) for name in names] or sorted(self._reporter.listed())
             path = _path(request.path)
             asked.quiet = True  # each device has its own line
         scrub = partial(self._service.operator_requests.scrub, path=path, op=asked.op)
@@ -149,7 +149,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
         """See ``scrub.proto``."""
         async with answered(context, "quarantine") as asked:
-            uuid = presence.find(self._service.context.ledger.records, request_limits.devices([request.gpu])[0])
+            uuid = device_names.find(self._service.context.ledger.records, request_limits.devices([request.gpu])[0])
             asked.devices = [uuid]
             reason = request_limits.one_line(request.reason, "the reason", needed=True)
             by = request_limits.one_line(request.by, "the name of the caller")
@@ -163,7 +163,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """See ``scrub.proto``."""
         async with answered(context, "reinstate") as asked:
             records = self._service.context.ledger.records
-            uuids = [presence.find(records, name) for name in request_limits.devices(request.gpus)]
+            uuids = [device_names.find(records, name) for name in request_limits.devices(request.gpus)]
             reason = request_limits.one_line(request.reason, "the reason")
             by = request_limits.one_line(request.by, "the name of the caller") or "an operator"
             asked.quiet = True  # each device has its own line

@@ -15,7 +15,7 @@ shows this table as a diagram.
 The table does not show everything: ``changes`` has all that an event changes beside the state, and ``owners`` the table
 of owners.
 
-Devices are not independent: a reset takes down all devices of a reset domain. ``presence`` and the facts
+Devices are not independent: a reset takes down all devices of a reset domain. ``reset_domains`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
 """
 

@@ -32,7 +32,7 @@ from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.policy_model import Eviction, Policy
 from scrub_api.measurements import Measurements
-from scrubber.core import changes, leftover, next_action, plans, presence, proof, step_results, verdict
+from scrubber.core import changes, leftover, next_action, plans, proof, reset_domains, step_results, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Veto
 from scrubber.core.model import (
@@ -419,7 +419,7 @@ class ScrubJob:
         self._free = facts.holders == ()
         if record.device.reset_domain is None:
             return facts
-        return replace(facts, domain_resetting=presence.resetting(record, self._ledger.records.values()))
+        return replace(facts, domain_resetting=reset_domains.resetting(record, self._ledger.records.values()))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
         """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""
@@ -427,7 +427,7 @@ class ScrubJob:
         waits = self._context.slots.waits
         return [
             replace(other, state=State.DIRTY) if waits(other.device.uuid) else other
-            for other in presence.siblings(record, records.values())
+            for other in reset_domains.siblings(record, records.values())
         ]
 
     # -- the ledger

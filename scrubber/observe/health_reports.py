@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
-from scrubber.core import presence
 from scrubber.core.model import Vitals
 from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Readings
 from scrubber.observe.driver_calls import DriverCalls
@@ -92,7 +91,7 @@ class HealthReports:
         try:
             # If a reset by the service removed the slice, the slice counts as lost.
             ours = parent in self._driver.backend.pending_restores()
-            return reported if ours else presence.slice_vitals(reported, self._driver.backend.vitals(parent))
+            return reported if ours else slice_vitals(reported, self._driver.backend.vitals(parent))
         except DeviceError:
             return reported
 
@@ -100,3 +99,10 @@ class HealthReports:
 def silence(error: DeviceError) -> Vitals:
     """The vitals of a device that does not answer."""
     return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True, why=str(error))
+
+
+def slice_vitals(vitals: Vitals, parent: Vitals) -> Vitals:
+    """The vitals of a slice. If it is lost while its GPU is there and answers, the GPU has another MIG layout."""
+    if not vitals.lost or parent.unresponsive or parent.partial or parent.reset_required:
+        return vitals
+    return replace(vitals, relaid=parent.relaid or not parent.lost)

@@ -10,7 +10,7 @@ from typing import Protocol
 from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
 from policies.policy_model import GateMode, Policy, Receipts
-from scrubber.core import gate_in_force, next_action, ownership, presence, proof
+from scrubber.core import gate_in_force, next_action, ownership, proof, reset_domains
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, State, Vitals
 from scrubber.core.offering import OfferFacts
@@ -129,7 +129,7 @@ class ServiceContext:
 
     def with_node(self, record: Record, facts: Facts) -> Facts:
         """The facts, whether a reset of a sibling is under way, and which users the create gate did not let through."""
-        if record.device.reset_domain is not None and presence.resetting(record, self.ledger.records.values()):
+        if record.device.reset_domain is not None and reset_domains.resetting(record, self.ledger.records.values()):
             facts = replace(facts, domain_resetting=True)
         unasked = gate_in_force.unasked(record, facts, self.gate.passages()) if facts.holders else ()
         return replace(facts, unasked=unasked) if unasked else facts

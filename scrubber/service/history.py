@@ -7,7 +7,7 @@ from dataclasses import replace
 from ground.errors import InvalidRequest
 from scrub_api import views
 from scrubber.core import events as ev
-from scrubber.core import presence
+from scrubber.core import device_names
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import State
 from scrubber.ledger import stored
@@ -34,7 +34,7 @@ class History:
 
         ``without_steps``: a scrub is the row of its end.
         """
-        device = presence.find(self._ledger.records, gpu) if gpu else None
+        device = device_names.find(self._ledger.records, gpu) if gpu else None
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
         if unknown := sorted(window.kinds - stored.CLASSES.keys()):

@@ -13,7 +13,7 @@ from ground.errors import joined
 from policies.policy_model import FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
-from scrubber.core import answers, offering, presence, proof, repeated_uses
+from scrubber.core import answers, device_names, offering, proof, repeated_uses
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Moment, State
@@ -58,7 +58,7 @@ class StatusReporter:
 
     async def status(self, gpus: Sequence[str]) -> views.Status:
         """The named devices, or all ``listed`` ones, by index, with their pods."""
-        uuids = [presence.find(self._context.ledger.records, gpu) for gpu in gpus] or self.listed()
+        uuids = [device_names.find(self._context.ledger.records, gpu) for gpu in gpus] or self.listed()
         about = self.about()  # first: a client waits for rows after ``ledger_rows``, and must miss none
         devices = await self._with_pods(uuids)
         return views.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
@@ -137,7 +137,7 @@ class StatusReporter:
 
     async def explain(self, gpu: str) -> views.Explanation:
         """How a device came into its state: its newest events, back to a grant or to its discovery."""
-        uuid = presence.find(self._context.ledger.records, gpu)
+        uuid = device_names.find(self._context.ledger.records, gpu)
         record = self._context.ledger.records[uuid]
         device_policy = self._context.active_policy.device_policy(record.device)
         forbidden = proof.reset_forbidden(record, device_policy.policy)
@@ -163,7 +163,7 @@ class StatusReporter:
         )
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
-        advice += presence.had_index(self._context.ledger.records, gpu, uuid)
+        advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
         [device] = await self._with_pods([uuid])
         device = replace(device, holders=tuple(map(_holder_view, holders)))
         entries = await self.history.of_present_state(uuid)

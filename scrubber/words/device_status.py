@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ground import process_names
 from policies.policy_model import Policy
 from scrub_api import views
-from scrubber.core import ailments, answers, ownership, presence, proof, verdict
+from scrubber.core import ailments, answers, device_names, ownership, presence, proof, verdict
 from scrubber.core.ailment_traits import AILMENTS, Course, Lasts
 from scrubber.core.model import (
     AilmentKind,
@@ -209,7 +209,7 @@ def advice(
     have the device open. ``unseen`` says what is in the way without a process that can be named. ``pods``:
     NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device reports.
     """
-    gpu = presence.argument(record)
+    gpu = device_names.argument(record)
     first = unseen or tuple(ends(holders, pods))
     if record.scrubs.job is not None and (record.health.quarantine is not None or record.scrubs.setback is not None):
         work = "probation" if record.health.quarantine is not None else "scrub"

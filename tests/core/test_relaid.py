@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 
 from policies.policy_model import Paths
-from scrubber.core import answers, next_action, offering, presence, states
+from scrubber.core import answers, next_action, offering, states
 from scrubber.core import events as ev
 from scrubber.core.answers import Proceed, RecordFirst, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Trigger, Vitals
 from scrubber.core.record import Record
+from scrubber.observe.health_reports import slice_vitals
 from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, noted, rows
@@ -49,13 +50,12 @@ PARENTS = rows(
     ("it is whole again", LOST, Vitals(), RELAID),
     ("it does not answer", LOST, Vitals(unresponsive=True), LOST),
     ("it wants a reset, so that it may say anything", LOST, Vitals(reset_required=True), LOST),
-    ("nobody knows it", LOST, None, LOST),
 )
 
 
 @pytest.mark.parametrize(("reported", "parent", "found"), PARENTS)
 def test_a_lost_slice_counts_as_replaced_if_its_gpu_answers(reported, parent, found):
-    assert presence.slice_vitals(reported, parent) == found
+    assert slice_vitals(reported, parent) == found
 
 
 @pytest.mark.parametrize("record", FREE)

@@ -36,8 +36,8 @@ from tests.fakes.cuda.fixtures import FORM
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "presence",
-    "leftover", "stuck", "next_action", "offering", "ailment_traits", "ailments", "answers", "gate_in_force",
-    "short_uses", "step_results", "verdict",
+    "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering", "ailment_traits", "ailments",
+    "answers", "gate_in_force", "short_uses", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from ground.errors import InvalidRequest, Reason
-from scrubber.core import ownership, presence
+from scrubber.core import device_names, ownership
 from scrubber.core.model import ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.ledger.history_window import Window
@@ -28,7 +28,7 @@ def reporter(world):
 
 @pytest.mark.parametrize("name", ["1", "GPU-0001", "gpu-0001", "GPU-0001"[:8]])
 async def test_a_device_is_found_by_index_uuid_and_prefix(world, name):
-    assert presence.find(world.life.ledger.records, name) == "GPU-0001"
+    assert device_names.find(world.life.ledger.records, name) == "GPU-0001"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ async def test_a_device_is_found_by_index_uuid_and_prefix(world, name):
 )
 async def test_an_unknown_or_ambiguous_name_is_refused(world, name, reason):
     with pytest.raises(InvalidRequest) as refused:
-        presence.find(world.life.ledger.records, name)
+        device_names.find(world.life.ledger.records, name)
     assert refused.value.reason is reason
 
 
@@ -51,20 +51,20 @@ async def test_a_slice_is_named_by_its_gpu_and_its_number(world):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
     await asyncio.sleep(OBSERVED_WITHIN + 1)
-    assert [presence.find(world.life.ledger.records, name) for name in ("3:0", "3:1")] == [*world.uuids]
+    assert [device_names.find(world.life.ledger.records, name) for name in ("3:0", "3:1")] == [*world.uuids]
     with pytest.raises(InvalidRequest) as refused:
-        presence.find(world.life.ledger.records, "3")
+        device_names.find(world.life.ledger.records, "3")
     assert refused.value.reason is Reason.INVALID_REQUEST
     world.node.gpus[world.uuids[0]].info = replace(world.node.gpus[world.uuids[0]].info, index=0)
     await asyncio.sleep(OBSERVED_WITHIN + 1)
-    assert presence.find(world.life.ledger.records, "3") == world.uuids[1]
+    assert device_names.find(world.life.ledger.records, "3") == world.uuids[1]
 
 
 async def test_a_full_uuid_wins_over_a_prefix(world):
     gpu = world.node.gpus[world.uuids[0]]
     world.node.gpus["GPU-00001"] = replace(gpu, info=replace(gpu.info, uuid="GPU-00001", index=2))
     await world.life.monitor.round()
-    assert presence.find(world.life.ledger.records, "GPU-0000") == "GPU-0000"
+    assert device_names.find(world.life.ledger.records, "GPU-0000") == "GPU-0000"
 
 
 async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
