@@ -196,8 +196,8 @@ def distrust(record: Record, why: str) -> answers.Wait | answers.RecordFirst | a
 
     Nothing is recorded for other devices: they have no proof, or their proof ends with their present use.
     """
-    grant, owner = record.tenancy.grant, record.tenancy.owner
-    awaited = grant is not None and grant.announced and not grant.until_release and owner is None
+    grant = record.tenancy.grant
+    awaited = grant is not None and grant.announced and not grant.until_release
     if record.state is State.SCRUBBING:
         why_not = answers.sentence(Action.DISTRUST, record, "it is being scrubbed")
         return answers.Wait(Reason.SCRUBBING, why_not, ("try again after the scrub",))

@@ -22,10 +22,10 @@ def compared(before: Testimony | None, said: Testimony) -> tuple[Testimony, Use 
     match before:
         case Counted(by, uses) if isinstance(said, Counted) and said.by == by and said.uses < uses:
             return before, None
-    return said, use_between(before, said)
+    return said, _use_between(before, said)
 
 
-def use_between(before: Testimony | None, now: Testimony) -> Use | None:
+def _use_between(before: Testimony | None, now: Testimony) -> Use | None:
     """What two answers in a row say of the time between. ``before``: None if ``now`` is the first answer."""
     if isinstance(now, Missed):
         return Use(now.why)
@@ -36,5 +36,5 @@ def use_between(before: Testimony | None, now: Testimony) -> Use | None:
     if isinstance(now, NoWitness):  # it had one until now
         return Use(now.why)
     if now.by != before.by:
-        return Use(f"{before.by} no longer counts, and {now.by} had not counted before")
+        return Use(f"{before.words} no longer counts, and {now.words} had not counted before")
     return Use() if now.uses > before.uses else None

@@ -8,28 +8,33 @@ cannot answer means that others may have used it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
-FENCE = "fence in the kernel"
-FILES = "watch on files"
+
+class Witness(Enum):
+    """Who counts the short uses of a device, in the words of status and receipts."""
+
+    FENCE = "fence in the kernel"
+    FILES = "watch on files"
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
     """All uses by others up to now are counted. What may have been missed before counts as a use."""
 
-    by: str  # the witness, for people
+    by: Witness
     uses: int  # only grows while the service runs
 
     @property
     def words(self) -> str:
         """The witness, as status and receipts say it."""
-        return self.by
+        return self.by.value
 
     @property
     def kind(self) -> str:
         """The witness as a value, for programs."""
-        return {FENCE: "fence", FILES: "files"}[self.by]
+        return self.by.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import Holder
-from scrubber.core.witness import FENCE, Counted, Testimony
+from scrubber.core.witness import Counted, Testimony, Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +96,4 @@ class Alone:
 
 def _counted(said: Testimony | None) -> int | None:
     """How many uses the fence has counted; None if another witness answers, or none does."""
-    return said.uses if isinstance(said, Counted) and said.by == FENCE else None
+    return said.uses if isinstance(said, Counted) and said.by is Witness.FENCE else None

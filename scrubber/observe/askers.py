@@ -1,4 +1,4 @@
-"""Remembers who asked for a device that was not given to him. Many questions of one program are one entry."""
+"""Remembers which programs asked for a device that they were not given. Many questions of one program are one entry."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class ByList:
     ) -> bool:
         """Whether the list says enough for a round. What takes a device from its user, or begins a scrub, is searched.
 
-        Who has the device open and is on no list shows at a search.
+        A search finds a process that has the device open and is on no list.
         """
         uuid, owner = record.device.uuid, record.tenancy.owner
         news = self._alone.has_news(uuid, witness) and fencing.open_to(record) is not OpenTo.ALL

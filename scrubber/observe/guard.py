@@ -18,7 +18,7 @@ from ground import log
 from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import DeviceNumber
-from scrubber.core.witness import FENCE, Counted, Missed, Testimony
+from scrubber.core.witness import Counted, Missed, Testimony, Witness
 from scrubber.fence.fence import Fence
 from scrubber.fence.questions import Question
 from scrubber.observe.excuses import Excuses, Sources
@@ -219,7 +219,7 @@ class Guard:
             self._said_at[uuid] = time.clock_gettime(time.CLOCK_BOOTTIME)
             said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
             self._uses[uuid], self._more[uuid] = said, said - uses
-            return Counted(FENCE, said)
+            return Counted(Witness.FENCE, said)
 
     def _counted(self, uuid: str) -> int:
         return sum(map(self._fence.uses, self._numbers[uuid]))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from scrubber.core import short_uses
 from scrubber.core.model import Facts, Moment
-from scrubber.core.witness import FENCE, Counted, Missed, Testimony
+from scrubber.core.witness import Counted, Missed, Testimony, Witness
 from scrubber.node import clock
 
 OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
@@ -91,7 +91,7 @@ class ObservedSince:
         now = self.now()
         if facts.holders is not None:
             last, fenced = self._last.get(device, (now.uptime, False))
-            gap, fences = now.uptime - last, isinstance(said, Counted) and said.by == FENCE
+            gap, fences = now.uptime - last, isinstance(said, Counted) and said.by is Witness.FENCE
             if gap > self._unobserved and not (fenced and fences):
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
                 self._since[device] = now.uptime, why

@@ -15,7 +15,7 @@ from pathlib import Path
 from scrubber.core import fencing, presence
 from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names
 from scrubber.core.record import Record
-from scrubber.core.witness import FENCE, Counted, Testimony
+from scrubber.core.witness import Counted, Testimony, Witness
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.node import assignments, clock
 from scrubber.node.ends import Ends
@@ -64,8 +64,8 @@ class Observer:
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts by the driver's list where it is enough; else a full observation.
 
-        ``before_use``: the last observation before a container uses the device. Who only has it open is not on the
-        list, so nothing but the fence takes the place of a search then.
+        ``before_use``: the last observation before a container uses the device. A process that only has it open is not
+        on the list, so nothing but the fence takes the place of a search then.
         """
         uuid, vitals = record.device.uuid, None
         try:
@@ -111,8 +111,8 @@ class Observer:
     async def listed(self, record: Record) -> Facts:
         """Facts by the driver's list, if it names no holder; else by a search.
 
-        Ask after a full observation that found no holder. Who has come since and uses the memory is on the list, but
-        not who only has the device open.
+        Ask after a full observation that found no holder. A process that has come since and uses the memory is on the
+        list, but not one that only has the device open.
         """
         facts = await self._by_driver(record, idle=False)
         return await self.searched(record) if facts is None else self._observed_since.stamped(record.device.uuid, facts)
@@ -228,7 +228,7 @@ class Observer:
         open_to = fencing.open_to(record)
         guard.changed(record.device.uuid, open_to)
         self._alone.changed(record.device.uuid, open_to)
-        if record.state is State.CLEAN and receipt is not None and receipt.witness == FENCE:
+        if record.state is State.CLEAN and receipt is not None and receipt.witness == Witness.FENCE.value:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.
             if said is not None and self._alone.proven(record.device.uuid, said):
@@ -246,7 +246,7 @@ class Observer:
             uses = guard.uses_at_proof(uuid, receipt.id)
             if uses is not None:
                 self._alone.resume(uuid, uses)
-                self._observed_since.resume(uuid, receipt.finished.uptime, Counted(FENCE, uses))
+                self._observed_since.resume(uuid, receipt.finished.uptime, Counted(Witness.FENCE, uses))
 
     def disown(self, uuid: str, worker: int, *, has_ended: bool) -> None:
         """A worker of the service does no more on the device. One that has not ended is a holder from now on."""

@@ -3,9 +3,9 @@
 import pytest
 
 from scrubber.core.short_uses import Use, compared
-from scrubber.core.witness import Counted, Missed, NoWitness
+from scrubber.core.witness import Counted, Missed, NoWitness, Witness
 
-ONE, TWO, OTHER = Counted("accounts", 1), Counted("accounts", 2), Counted("files", 1)
+ONE, TWO, OTHER = Counted(Witness.FENCE, 1), Counted(Witness.FENCE, 2), Counted(Witness.FILES, 1)
 NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
 
 
@@ -17,7 +17,7 @@ NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
         (None, LOST, Use("raise its limit")),
         (ONE, ONE, None),
         (ONE, TWO, Use()),
-        (TWO, OTHER, Use("accounts no longer counts, and files had not counted before")),
+        (TWO, OTHER, Use("fence in the kernel no longer counts, and watch on files had not counted before")),
         (ONE, NONE, Use("switched off")),
         (ONE, LOST, Use("raise its limit")),
         (NONE, NONE, None),

@@ -12,7 +12,7 @@ import pytest
 from scrubber.core.fencing import open_to
 from scrubber.core.model import Holder
 from scrubber.core.record import Record
-from scrubber.core.witness import FENCE, Counted
+from scrubber.core.witness import Counted, Witness
 from scrubber.devices.simulated.containers import MARK
 from scrubber.fence.fence import Fence
 from scrubber.node import clock
@@ -233,7 +233,7 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     await fenced.observer.listed(scrubbed)
     receipt = lives.CLEAN.scrubs.receipt
     assert receipt is not None
-    receipt = replace(receipt, witness=FENCE, finished=clock.now())
+    receipt = replace(receipt, witness=Witness.FENCE.value, finished=clock.now())
     fenced.becomes(replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt)))
     assert (fenced.guard.uses_at_proof(scrubbed.device.uuid, receipt.id) is None) is opened
 
@@ -243,14 +243,14 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     [(lives.IN_USE, (lives.OF_A,), True), (lives.IN_USE, (lives.OF_B,), False), (lives.DIRTY, (lives.OF_A,), False)],
 )
 def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
-    alone, said = Alone(), Counted(FENCE, 3)
+    alone, said = Alone(), Counted(Witness.FENCE, 3)
     alone.changed(record.device.uuid, open_to(record))
     alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), holders, at=0)
     assert alone.proven(lives.DEVICE.uuid, said) is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
-    alone, said, later = Alone(), Counted(FENCE, 3), Counted(FENCE, 4)
+    alone, said, later = Alone(), Counted(Witness.FENCE, 3), Counted(Witness.FENCE, 4)
     alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), (), at=0)
     for now, settled, holders, proven in (
         (said, False, (), True),
@@ -274,7 +274,7 @@ async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, m
 
 async def test_only_what_was_searched_is_kept_as_a_proof(fenced: Fenced) -> None:
     """A later run of the service believes it without a search."""
-    receipt = replace(lives.proof(lives.CLEAN), witness=FENCE)
+    receipt = replace(lives.proof(lives.CLEAN), witness=Witness.FENCE.value)
     clean = replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt))
     await fenced.observer.full(fenced.of(clean))
     fenced.becomes(clean)

@@ -17,7 +17,7 @@ from scrubber.core import events as ev
 from scrubber.core.fencing import open_to
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.record import Record
-from scrubber.core.witness import FENCE, Counted, Missed
+from scrubber.core.witness import Counted, Missed, Witness
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence
 from scrubber.node.processes import Processes
@@ -71,7 +71,7 @@ class Asking:
     def said(self) -> Counted:
         said = self.guard.witness(DEVICE)
         assert isinstance(said, Counted)
-        assert said.by == FENCE
+        assert said.by is Witness.FENCE
         return said
 
     def uses(self) -> int:
@@ -440,7 +440,7 @@ def test_an_exempt_group_that_has_ended_ends_no_proof(asking: Asking, foreign: P
     asking.exempt = set()
     asking.guard.renew()
     assert asking.uses() == 0
-    assert asking.guard.witness(DEVICE) == Counted(FENCE, 0)
+    assert asking.guard.witness(DEVICE) == Counted(Witness.FENCE, 0)
 
 
 def test_a_later_service_may_exempt_others(group: Path, service: Path, owner: Path, foreign: Path) -> None:

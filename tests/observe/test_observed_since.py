@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core.model import Moment
-from scrubber.core.witness import FENCE, FILES, Counted, NoWitness, Testimony
+from scrubber.core.witness import Counted, NoWitness, Testimony, Witness
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from tests.core.lives import facts
 
@@ -17,11 +17,11 @@ NO_HOLDER = replace(facts(), owner_alive=None)
 @pytest.mark.parametrize(
     ("before", "after", "is_gap"),
     [
-        (Counted(FENCE, 1), Counted(FENCE, 1), False),
-        (Counted(FILES, 1), Counted(FILES, 1), True),
+        (Counted(Witness.FENCE, 1), Counted(Witness.FENCE, 1), False),
+        (Counted(Witness.FILES, 1), Counted(Witness.FILES, 1), True),
         (NoWitness("none"), NoWitness("none"), True),
-        (NoWitness("none"), Counted(FENCE, 1), True),
-        (Counted(FENCE, 1), NoWitness("none"), True),
+        (NoWitness("none"), Counted(Witness.FENCE, 1), True),
+        (Counted(Witness.FENCE, 1), NoWitness("none"), True),
     ],
 )
 def test_a_time_without_observations_is_a_gap_without_a_fence(
@@ -40,7 +40,7 @@ def test_a_time_without_observations_is_a_gap_without_a_fence(
 def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: bool) -> None:
     """A proof of an earlier run, whose witness did not count on."""
     since = ObservedSince(began, lambda: Moment(3.0, 3.0))
-    since.testified("GPU-1", said := Counted(FENCE, 4))
+    since.testified("GPU-1", said := Counted(Witness.FENCE, 4))
     assert since.uses_since("GPU-1", 1.0) == (said if counts else None)
     since.resume("GPU-1", 1.0, said)
     assert since.uses_since("GPU-1", 1.0) == said

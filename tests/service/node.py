@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from scrubber.core.model import AilmentKind, DeviceInfo, DeviceNumber, Holder, Moment, NodeKind, Sign, Step, Vitals, Xid
-from scrubber.core.witness import FILES, Counted, Missed, NoWitness, Testimony
+from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import no_bystander
@@ -307,7 +307,7 @@ class Node:
         """How often a process has closed the device, if the driver records that."""
         if not self.keeps_uses:
             return NoWitness("this driver keeps no accounts")
-        return Missed("raise its limit") if self.misses_uses else Counted(FILES, self.gpus[uuid].uses)
+        return Missed("raise its limit") if self.misses_uses else Counted(Witness.FILES, self.gpus[uuid].uses)
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
         """One, if it can be fenced."""

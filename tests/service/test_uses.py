@@ -12,7 +12,7 @@ import pytest
 from ground.errors import AutoclaveError, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
-from scrubber.core.witness import FILES
+from scrubber.core.witness import Witness
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.tenant_requests import TenantRequests
@@ -179,7 +179,7 @@ async def test_a_receipt_names_the_witness_of_its_scrub(begin):
     device = world.uuids[0]
     receipt = world.record(device).scrubs.receipt
     assert receipt is not None
-    assert receipt.witness == FILES
+    assert receipt.witness == Witness.FILES.value
     world.node.keeps_uses = False
     await world.upkeep.reconcile(device)
     job = await world.operator_requests.scrub(device, ScrubPath.FAST)
@@ -188,7 +188,7 @@ async def test_a_receipt_names_the_witness_of_its_scrub(begin):
     await job.finished.wait()
     assert job.receipt is not None
     assert job.receipt.witness == "none: this driver keeps no accounts"
-    assert world.life.reporter.device(device).witness == FILES
+    assert world.life.reporter.device(device).witness == Witness.FILES.value
 
 
 async def test_a_short_use_before_the_clear_is_overwritten(begin):

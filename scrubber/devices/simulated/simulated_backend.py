@@ -18,7 +18,7 @@ from asyncinotify import Inotify, Mask
 
 from ground import log
 from scrubber.core.model import DeviceInfo, DeviceNumber, Vitals
-from scrubber.core.witness import FILES, Counted, Missed, NoWitness, Testimony
+from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.devices import shortage
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings
 from scrubber.devices.simulated import containers, layout, loops, open_check
@@ -245,7 +245,7 @@ class Writers:
                     self._said.add(why)
                     logger.warning("cannot watch the memory of a simulated GPU: it is not handed out", error=why)
                 return Missed(why)
-            return Counted(FILES, self._uses[paths[0].parent])
+            return Counted(Witness.FILES, self._uses[paths[0].parent])
 
     def close(self) -> None:
         """Stop watching."""

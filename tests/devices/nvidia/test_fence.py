@@ -13,7 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core import proof
 from scrubber.core.model import DeviceNumber, Facts, Incarnation, NodeKind
 from scrubber.core.record import Record
-from scrubber.core.witness import FENCE, Counted
+from scrubber.core.witness import Counted, Witness
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.fence.fence import Fence
 from scrubber.node import clock
@@ -73,8 +73,8 @@ class Run:
         await self.observer.full(scrubbing)  # a scrub begins with one, too
         facts = await self.observer.full(scrubbing)
         assert isinstance(facts.witness, Counted)
-        assert facts.witness.by == FENCE
-        receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=FENCE)
+        assert facts.witness.by is Witness.FENCE
+        receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=Witness.FENCE.value)
         scrubs = replace(lives.CLEAN.scrubs, receipt=receipt)
         record = replace(lives.CLEAN, device=device, incarnation=self._incarnation, scrubs=scrubs)
         self.observer.recorded(record)

@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, State, Vitals
 from scrubber.core.record import Record
-from scrubber.core.witness import FENCE, Counted, Testimony
+from scrubber.core.witness import Counted, Testimony, Witness
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
@@ -89,7 +89,7 @@ async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path, monkey
     processes = UsedMeanwhile(Path("/proc"), backend.container_of, whole_node=False)
     observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     uses = [1]
-    monkeypatch.setattr(backend, "witness", lambda _: Counted(FENCE, sum(uses)))
+    monkeypatch.setattr(backend, "witness", lambda _: Counted(Witness.FENCE, sum(uses)))
     here = record(backend, gpu.uuid)
     await observer.full(here)
     before = clock.now().uptime
