@@ -15,10 +15,8 @@ from scrubber.core.ailment_traits import AILMENTS, Lasts
 from scrubber.core.fencing import OpenTo
 from scrubber.core.model import Facts, Holder, Incarnation, State
 from scrubber.core.record import Record
-from scrubber.core.witness import Testimony
 from scrubber.devices.base import DeviceError
 from scrubber.devices.blocking_calls import in_turn
-from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls, DriverList
 from scrubber.observe.health_reports import HealthReports
 from scrubber.observe.holder_search import HolderSearch
@@ -39,7 +37,6 @@ class ByList:
         holders: HolderSearch,
         owners: OwnerContainers,
         observed_since: ObservedSince,
-        alone: Alone,
     ) -> None:
         """The parts are the observer's."""
         self._driver = driver
@@ -47,7 +44,6 @@ class ByList:
         self._holders = holders
         self._owners = owners
         self._observed_since = observed_since
-        self._alone = alone
 
     async def ask(self, uuid: str) -> DriverList | None:
         """The list; None during an orphaned reset. Raises DeviceError when the device does not answer."""
@@ -110,43 +106,38 @@ class ByList:
             listed = None
         alive = None if container is None else self._owners.has_member(container)
         # Last: it counts a use that began and ended meanwhile.
-        self._observed_since.testified(uuid, witness := self._driver.witness(uuid))
+        self._observed_since.testified(uuid, self._driver.witness(uuid))
         if listed is None and said.held and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
-        if listed is None or alive is False or not self._is_enough(record, said, listed, witness, alive=alive):
+        if listed is None or alive is False or not self._is_enough(record, said, listed, alive=alive):
             return None
         return Facts(said.incarnation, listed, owner_alive=alive)
 
-    def _is_enough(
-        self, record: Record, said: DriverList, listed: tuple[Holder, ...], witness: Testimony, *, alive: bool | None
-    ) -> bool:
+    def _is_enough(self, record: Record, said: DriverList, listed: tuple[Holder, ...], *, alive: bool | None) -> bool:
         """Whether the list says enough for a round. What takes a device from its user, or begins a scrub, is searched.
 
         A search finds a process that has the device open and is on no list.
         """
-        uuid, owner = record.device.uuid, record.tenancy.owner
-        news = self._alone.has_news(uuid, witness) and fencing.open_to(record) is not OpenTo.ALL
+        uuid, owner, since = record.device.uuid, record.tenancy.owner, self._observed_since
+        news = since.has_news(uuid) and fencing.open_to(record) is not OpenTo.ALL
         match record.state:
             case State.SCRUBBING:
                 return True
             case State.IN_USE:
-                if news and not self._searched_within(_NEWS_WITHIN, uuid):
+                if news and not since.searched_within(uuid, _NEWS_WITHIN):
                     return False
                 unannounced = owner is not None and owner.unannounced
-                return bool(listed) or (alive is True and not unannounced and self._searched_within(_IDLE_WITHIN, uuid))
+                return bool(listed) or (alive is True and not unannounced and since.searched_within(uuid, _IDLE_WITHIN))
             case State.DIRTY | State.UNKNOWN:
-                return bool(listed) or (said.held is not None and self._alone.proven(uuid, witness))
+                return bool(listed) or (said.held is not None and since.is_alone(uuid))
             case State.QUARANTINED if _is_stuck(record):
                 return bool(listed)
             case State.GRANTED if record.tenancy.until_release:
                 return not news and (
-                    bool(listed) or (said.held is not None and self._searched_within(_IDLE_WITHIN, uuid))
+                    bool(listed) or (said.held is not None and since.searched_within(uuid, _IDLE_WITHIN))
                 )
             case State.CLEAN | State.GRANTED | State.QUARANTINED:
                 return not news and (bool(listed) or said.held is not None)
-
-    def _searched_within(self, seconds: float, uuid: str) -> bool:
-        return self._observed_since.now().uptime - self._alone.searched_at(uuid) < seconds
 
 
 def _is_stuck(record: Record) -> bool:

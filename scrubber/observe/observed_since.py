@@ -1,23 +1,53 @@
-"""Since when each device is observed without a gap."""
+"""Since when each device is observed without a gap, and whether nobody has it but its owner, without another search.
+
+That nobody else has it follows from two things: a search found nobody else, and the fence has counted nobody since,
+from before the search on, and whatever the time. A pod that was let in does not count, so the proof ends with its
+tenancy.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from scrubber.core import short_uses
-from scrubber.core.model import Facts, Moment
-from scrubber.core.witness import Counted, Missed, Testimony, Witness
+from scrubber.core.fencing import Container, Group, OpenTo
+from scrubber.core.model import Facts, Holder, Moment
+from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.node import clock
 
 OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
 UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which there is a gap
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was known of a device when a search began."""
+
+    said: Testimony | None
+    changes: int  # how often another pod was let in, or none any more
+
+
+@dataclass(frozen=True, slots=True)
+class LastSearch:
+    """What the last search for the holders of a device showed."""
+
+    at: float = -math.inf  # the uptime of its end
+    uses: int | None = None  # how many the fence had counted when it began; None if the fence did not say
+    alone: bool = False  # nobody but the owner had the device then
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Others have used the device, or may have."""
+
+    unsure: str = ""  # why it is not known whether they have; empty: they have
+
+
 class ObservedSince:
-    """Since when each device is observed without a gap. A process that held the device meanwhile was seen."""
+    """What earlier observations of each device show of it now. A process that held it meanwhile was seen."""
 
     def __init__(self, began: float, now: Callable[[], Moment] = clock.now, unobserved: float = UNOBSERVED) -> None:
         """No device was observed before ``began``. ``unobserved``: the seconds after which there is a gap."""
@@ -29,6 +59,11 @@ class ObservedSince:
         self._used_at: dict[str, tuple[float, str]] = {}  # with the reason if it is not known whether it was used
         self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()
+        self._searches: dict[str, LastSearch] = {}
+        self._let_in: dict[str, Container | Group | None] = {}
+        self._changes = Counter[str]()
+
+    # -- without a gap
 
     def interrupt(self, device: str, why: str) -> None:
         """Something has the device open, and may leave before it can be recorded: no earlier proof is valid.
@@ -47,7 +82,7 @@ class ObservedSince:
         """
         with self._turn:
             before = self._testimonies.get(device)
-            self._testimonies[device], use = short_uses.compared(before, said)
+            self._testimonies[device], use = compared(before, said)
             if use is not None:
                 self._used(device, self.now().uptime, use.unsure)
 
@@ -61,12 +96,6 @@ class ObservedSince:
             said, (used_at, _) = self._testimonies.get(device), self._used_at.get(device, (-math.inf, ""))
             since, _ = self._since.get(device, (self._began, ""))
             return said if isinstance(said, Counted) and max(used_at, since) <= uptime else None
-
-    def resume(self, device: str, since: float, said: Counted) -> None:
-        """An earlier run observed the device at ``since``, and its witness, which has counted on, said this then."""
-        with self._turn:
-            self._since[device] = since, ""
-            self._testimonies[device] = said
 
     def used(self, device: str, at: float) -> None:
         """A process used the device until this uptime at the latest, and has left. Called by any thread."""
@@ -91,7 +120,7 @@ class ObservedSince:
         now = self.now()
         if facts.holders is not None:
             last, fenced = self._last.get(device, (now.uptime, False))
-            gap, fences = now.uptime - last, isinstance(said, Counted) and said.by is Witness.FENCE
+            gap, fences = now.uptime - last, _counted(said) is not None
             if gap > self._unobserved and not (fenced and fences):
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
                 self._since[device] = now.uptime, why
@@ -107,3 +136,111 @@ class ObservedSince:
             use_unsure=unsure,
             witness=said,
         )
+
+    # -- without another search
+
+    def changed(self, device: str, open_to: OpenTo | Container | Group) -> None:
+        """A row about the device is in the ledger, and the fence is open to whom it is open now."""
+        let_in, before = open_to if isinstance(open_to, Container | Group) else None, self._let_in.get(device)
+        if let_in == before:
+            return
+        if before is not None:
+            self.doubt(device)
+        self._let_in[device] = let_in
+        self._changes[device] += 1
+
+    def doubt(self, device: str) -> None:
+        """A program that the service has started may have the device open: the fence does not count it."""
+        self._searches[device] = replace(self._last_search(device), alone=False)
+
+    def is_sealed(self, device: str) -> bool:
+        """Whether the fence is open to no pod and no group."""
+        return self._let_in.get(device) is None
+
+    def before_search(self, devices: Iterable[str]) -> dict[str, Before]:
+        """What is known of these devices when a search for their holders begins."""
+        return {device: Before(self._testimonies.get(device), self._changes[device]) for device in devices}
+
+    def searched(
+        self,
+        before: Mapping[str, Before],
+        holders: Mapping[str, tuple[Holder, ...] | None],
+        answers: Mapping[str, Testimony],
+        *,
+        settled: bool = True,
+    ) -> None:
+        """The search has found these holders, and then the witnesses have answered.
+
+        One that is not ``settled`` proves nothing that was not proven before.
+        """
+        for device, said in answers.items():
+            self.testified(device, said)
+        at = self.now().uptime
+        for device, begun in before.items():
+            let_in, uses, found = self._let_in.get(device), _counted(begun.said), holders[device]
+            name = let_in.name if isinstance(let_in, Container) else None
+            alone = found is not None and all(name is not None and it.container == name for it in found)
+            alone = alone and begun.changes == self._changes[device]
+            alone = alone and (settled or self._is_alone(device, begun.said))
+            self._searches[device] = LastSearch(at, uses, alone)
+
+    def resume(self, device: str, since: float, said: Counted) -> None:
+        """An earlier run proved the device clean at ``since``, and its witness, which has counted on, said this then.
+
+        That run observed the device until then.
+        """
+        with self._turn:
+            self._since[device] = since, ""
+            self._testimonies[device] = said
+        self._searches[device] = LastSearch(uses=said.uses, alone=True)
+
+    def searched_within(self, device: str, seconds: float) -> bool:
+        """Whether the last search has ended in these last seconds."""
+        return self.now().uptime - self._last_search(device).at < seconds
+
+    def has_news(self, device: str) -> bool:
+        """Whether others have opened the device since the last search: they may have it still."""
+        uses = _counted(self._testimonies.get(device))
+        return uses is not None and self._last_search(device).uses != uses
+
+    def is_alone(self, device: str) -> bool:
+        """Whether nobody has the device but its owner, as of the last answer of the witness."""
+        return self._is_alone(device, self._testimonies.get(device))
+
+    def _is_alone(self, device: str, said: Testimony | None) -> bool:
+        uses, last = _counted(said), self._last_search(device)
+        return uses is not None and last.alone and last.uses == uses
+
+    def _last_search(self, device: str) -> LastSearch:
+        return self._searches.get(device, LastSearch())
+
+
+def _counted(said: Testimony | None) -> int | None:
+    """How many uses the fence has counted; None if another witness answers, or none does."""
+    return said.uses if isinstance(said, Counted) and said.by is Witness.FENCE else None
+
+
+def compared(before: Testimony | None, said: Testimony) -> tuple[Testimony, Use | None]:
+    """The later one of two answers of a witness, and what they say of the time between.
+
+    Of two counts of one witness, the smaller one was given before: answers may come in another order.
+    """
+    match before:
+        case Counted(by, uses) if isinstance(said, Counted) and said.by == by and said.uses < uses:
+            return before, None
+    return said, _use_between(before, said)
+
+
+def _use_between(before: Testimony | None, now: Testimony) -> Use | None:
+    """What two answers in a row say of the time between. ``before``: None if ``now`` is the first answer."""
+    if isinstance(now, Missed):
+        return Use(now.why)
+    if isinstance(before, Missed):
+        return Use(before.why)
+    if not isinstance(before, Counted):
+        return None
+    if isinstance(now, NoWitness):  # it had one until now
+        return Use(now.why)
+    if now.by != before.by:
+        return Use(f"{before.words} no longer counts, and {now.words} had not counted before")
+    return Use() if now.uses > before.uses else None

@@ -21,7 +21,6 @@ from scrubber.node import assignments, clock
 from scrubber.node.ends import Ends
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
-from scrubber.observe.alone import Alone
 from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
@@ -58,8 +57,7 @@ class Observer:
         self._processes = processes
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
-        self._alone = Alone()
-        self._list = ByList(driver, self.health, self.holders, self._owners, observed_since, self._alone)
+        self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
 
     async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
         """Facts by the driver's list where it is enough; else a full observation.
@@ -75,7 +73,7 @@ class Observer:
             vitals = self.health.unanswered(uuid, error)
         else:
             facts = await self._list.facts(record, said)
-            if facts is not None and (not before_use or self._alone.proven(uuid, self.witness(uuid))):
+            if facts is not None and (not before_use or self._observed_since.is_alone(uuid)):
                 return self._seen(record, facts)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             unknown = said is None or said.held is None
@@ -125,15 +123,15 @@ class Observer:
         ``of_owner``: the caller knows that only the owner may have come since the search.
         """
         uuid = record.device.uuid
-        if not self._alone.proven(uuid, self.witness(uuid)):
+        if not self._observed_since.is_alone(uuid):
             return None
         facts = await self._by_driver(record, starting_pod, idle=record.state is not State.SCRUBBING)
-        if facts is None or not self._alone.proven(uuid, self.witness(uuid)):
+        if facts is None or not self._observed_since.is_alone(uuid):
             return None
         # An owner that has ended may have sent the open device to another process. The record of its end closes the
         # fence, and a search follows before anything is overwritten.
         ended = facts.owner_alive is False and starting_pod is None and not record.tenancy.until_release
-        if not (self._alone.is_sealed(uuid) or of_owner or ended):
+        if not (self._observed_since.is_sealed(uuid) or of_owner or ended):
             return None
         return self._seen(record, facts, starting_pod)
 
@@ -166,7 +164,7 @@ class Observer:
         ``starting_pod``: the pod that asks to start on the device.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
-        before = {uuid: self._alone.begin(uuid, self.witness(uuid)) for uuid in uuids}
+        before = self._observed_since.before_search(uuids)
         try:
             (incarnation, search), (alive, starting_pod_alive) = await asyncio.gather(
                 self.holders.of(uuids), self._are_alive(record, starting_pod)
@@ -178,11 +176,7 @@ class Observer:
             why = "" if lack else str(error)
             blind = Facts(record.incarnation, None, shortage=lack, held_up=why)
             return self._observed_since.stamped(record.device.uuid, blind)
-        for uuid, said in search.testimonies.items():
-            self._observed_since.testified(uuid, said)
-        at = self._observed_since.now().uptime
-        for uuid, begun in before.items():
-            self._alone.end(uuid, begun, search.holders[uuid], at=at, settled=search.settled)
+        self._observed_since.searched(before, search.holders, search.testimonies, settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
             uuid, held = seen.device.uuid, search.holders[seen.device.uuid]
@@ -227,11 +221,11 @@ class Observer:
             return
         open_to = fencing.open_to(record)
         guard.changed(record.device.uuid, open_to)
-        self._alone.changed(record.device.uuid, open_to)
+        self._observed_since.changed(record.device.uuid, open_to)
         if record.state is State.CLEAN and receipt is not None and receipt.witness == Witness.FENCE.value:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.
-            if said is not None and self._alone.proven(record.device.uuid, said):
+            if said is not None and self._observed_since.is_alone(record.device.uuid):
                 guard.proven(record.device.uuid, receipt.id, said.uses)
 
     def resume(self, records: Iterable[Record]) -> None:
@@ -245,7 +239,6 @@ class Observer:
                 continue
             uses = guard.uses_at_proof(uuid, receipt.id)
             if uses is not None:
-                self._alone.resume(uuid, uses)
                 self._observed_since.resume(uuid, receipt.finished.uptime, Counted(Witness.FENCE, uses))
 
     def disown(self, uuid: str, worker: int, *, has_ended: bool) -> None:
@@ -256,7 +249,7 @@ class Observer:
 
     def doubt(self, uuid: str) -> None:
         """The next full observation takes a search: a program of the service may have the device open."""
-        self._alone.doubt(uuid)
+        self._observed_since.doubt(uuid)
 
     def witness(self, uuid: str) -> Testimony | None:
         """What the witness of the device's short uses said last; None if it was not asked yet."""

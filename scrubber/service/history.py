@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ground.errors import InvalidRequest
 from scrub_api import views
-from scrubber.core import events as ev
 from scrubber.core import device_names
+from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import State
 from scrubber.ledger import stored

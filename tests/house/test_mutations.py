@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "presence",
     "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering", "ailment_traits", "ailments",
-    "answers", "gate_in_force", "short_uses", "step_results", "verdict",
+    "answers", "gate_in_force", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -137,7 +137,7 @@ COVERAGE = "tests/core/test_verdict_coverage.py"
 JUDGE_OF, IN_JUDGE = "remnant/judge.py", "tests/remnant/test_judge.py"
 TENANT = "remnant/tenant.py"
 IN_ROUNDS = "tests/remnant/test_rounds.py::test_what_a_driver_leaves_is_found_to_the_byte"
-SHORT_USES, IN_SHORT_USES = "scrubber/core/short_uses.py", "tests/core/test_short_uses.py"
+OBSERVED_SINCE, IN_OBSERVED_SINCE = "scrubber/observe/observed_since.py", "tests/observe/test_observed_since.py"
 IN_NOTE, IN_POLICY = "tests/receipts/test_note.py", "tests/test_policy.py::test_a_policy_in_force_is_kept_already"
 TREE, IN_TREE = "scrubber/ledger/tree.py", "tests/ledger/test_tree.py"
 FENCING, IN_FENCING = "scrubber/core/fencing.py", "tests/core/test_fencing.py"
@@ -242,10 +242,10 @@ PLANTED = [
         tests=IN_USES,
     ),
     Mutant("scrubber/service/context.py", "if ended is not None", "if False", tests=IN_USES),
-    Mutant(SHORT_USES, "if isinstance(now, Missed):", "if False:", tests=IN_SHORT_USES),
-    Mutant(SHORT_USES, "if isinstance(before, Missed):", "if False:", tests=IN_SHORT_USES),
-    Mutant(SHORT_USES, "if isinstance(now, NoWitness):", "if False:", tests=IN_USES),
-    Mutant("scrubber/observe/observed_since.py", "isinstance(said, Missed)", "False", tests=IN_USES),
+    Mutant(OBSERVED_SINCE, "if isinstance(now, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
+    Mutant(OBSERVED_SINCE, "if isinstance(before, Missed):", "if False:", tests=IN_OBSERVED_SINCE),
+    Mutant(OBSERVED_SINCE, "if isinstance(now, NoWitness):", "if False:", tests=IN_USES),
+    Mutant(OBSERVED_SINCE, "isinstance(said, Missed)", "False", tests=IN_USES),
     Mutant(START, "pod == record.tenancy.last_owner and", "False and", tests=IN_START),
     Mutant(CHANGES, "tenancy.allocations if restart else", "", tests=IN_START),
     Mutant("scrubber/core/tenancies.py", "proven=not unproven", "proven=True", tests="tests/core/test_tenancies.py"),

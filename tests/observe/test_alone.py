@@ -17,7 +17,6 @@ from scrubber.devices.simulated.containers import MARK
 from scrubber.fence.fence import Fence
 from scrubber.node import clock
 from scrubber.node.processes import Processes
-from scrubber.observe.alone import Alone
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.guard import Guard
@@ -243,23 +242,27 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     [(lives.IN_USE, (lives.OF_A,), True), (lives.IN_USE, (lives.OF_B,), False), (lives.DIRTY, (lives.OF_A,), False)],
 )
 def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holder, ...], *, proven: bool) -> None:
-    alone, said = Alone(), Counted(Witness.FENCE, 3)
-    alone.changed(record.device.uuid, open_to(record))
-    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), holders, at=0)
-    assert alone.proven(lives.DEVICE.uuid, said) is proven
+    since, device = ObservedSince(0.0), lives.DEVICE.uuid
+    since.testified(device, Counted(Witness.FENCE, 3))
+    since.changed(device, open_to(record))
+    since.searched(since.before_search([device]), {device: holders}, {})
+    assert since.is_alone(device) is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
-    alone, said, later = Alone(), Counted(Witness.FENCE, 3), Counted(Witness.FENCE, 4)
-    alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, said), (), at=0)
+    since, device = ObservedSince(0.0), lives.DEVICE.uuid
+    said, later = Counted(Witness.FENCE, 3), Counted(Witness.FENCE, 4)
+    since.testified(device, said)
+    since.searched(since.before_search([device]), {device: ()}, {})
     for now, settled, holders, proven in (
         (said, False, (), True),
         (later, False, (), False),
         (later, True, (), True),
         (later, False, (lives.OF_A,), False),
     ):
-        alone.end(lives.DEVICE.uuid, alone.begin(lives.DEVICE.uuid, now), holders, at=0, settled=settled)
-        assert alone.proven(lives.DEVICE.uuid, now) is proven
+        since.testified(device, now)
+        since.searched(since.before_search([device]), {device: holders}, {}, settled=settled)
+        assert since.is_alone(device) is proven
 
 
 async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, monkeypatch: pytest.MonkeyPatch) -> None:

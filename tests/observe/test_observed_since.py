@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core.model import Moment
-from scrubber.core.witness import Counted, NoWitness, Testimony, Witness
-from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
+from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
+from scrubber.observe.observed_since import UNOBSERVED, ObservedSince, Use, compared
 from tests.core.lives import facts
 
 NO_HOLDER = replace(facts(), owner_alive=None)
+ONE, TWO, OTHER = Counted(Witness.FENCE, 1), Counted(Witness.FENCE, 2), Counted(Witness.FILES, 1)
+NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,31 @@ def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: b
     assert since.uses_since("GPU-1", 1.0) == (said if counts else None)
     since.resume("GPU-1", 1.0, said)
     assert since.uses_since("GPU-1", 1.0) == said
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "use"),
+    [
+        (None, ONE, None),
+        (None, NONE, None),
+        (None, LOST, Use("raise its limit")),
+        (ONE, ONE, None),
+        (ONE, TWO, Use()),
+        (TWO, OTHER, Use("fence in the kernel no longer counts, and watch on files had not counted before")),
+        (ONE, NONE, Use("switched off")),
+        (ONE, LOST, Use("raise its limit")),
+        (NONE, NONE, None),
+        (NONE, ONE, None),
+        (LOST, ONE, Use("raise its limit")),
+        (LOST, NONE, Use("raise its limit")),
+        (LOST, LOST, Use("raise its limit")),
+    ],
+)
+def test_only_a_witness_that_missed_nothing_excludes_a_use(
+    before: Testimony | None, now: Testimony, use: Use | None
+) -> None:
+    assert compared(before, now) == (now, use)
+
+
+def test_an_older_count_of_one_witness_is_passed_over() -> None:
+    assert compared(TWO, ONE) == (TWO, None)
