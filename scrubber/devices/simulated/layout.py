@@ -371,7 +371,7 @@ def _make_node(place: GpuFiles) -> str:
         size = place.info().memory_bytes
         if not loops.can_attach(size) or loops.leads_to(place.memory, place.cells):
             return ""
-        if not loops.is_node(place.memory):
+        if not place.memory.is_block_device():
             place.memory.rename(place.cells)
         os.truncate(place.cells, size)  # a tenant may have made it smaller or larger while it was a file
         loops.attach(place.cells, place.memory)
@@ -386,7 +386,7 @@ def _make_node(place: GpuFiles) -> str:
 
 def remove_node(place: GpuFiles) -> None:
     """Make the memory of a GPU a file again."""
-    if not loops.is_node(place.memory):
+    if not place.memory.is_block_device():
         return
     if loops.leads_to(place.memory, place.cells):
         loops.detach(place.memory)

@@ -27,11 +27,6 @@ def can_attach(memory_bytes: int) -> bool:
     return os.geteuid() == 0 and memory_bytes % _BLOCK == 0 and os.access(_CONTROL, os.R_OK | os.W_OK)
 
 
-def is_node(memory: Path) -> bool:
-    """Whether the memory is a device node. Raises OSError."""
-    return memory.is_block_device()
-
-
 def leads_to(node: Path, cells: Path) -> bool:
     """Whether the node is that of a loop device over this file: after a reboot its number may be another one's.
 
@@ -40,7 +35,7 @@ def leads_to(node: Path, cells: Path) -> bool:
     number = os.minor(node.stat().st_rdev)
     try:
         behind = Path(f"/sys/dev/block/{_MAJOR}:{number}/loop/backing_file").read_text(errors="surrogateescape")
-        return is_node(node) and Path(behind.removesuffix("\n")).samefile(cells)
+        return node.is_block_device() and Path(behind.removesuffix("\n")).samefile(cells)
     except OSError:
         return False
 

@@ -10,7 +10,7 @@ import struct
 import termios
 import threading
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,15 +21,18 @@ from scrubber.core.model import DeviceInfo, DeviceNumber, Vitals
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.devices import shortage
 from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings
-from scrubber.devices.simulated import containers, layout, loops, open_check
+from scrubber.devices.simulated import containers, layout, open_check
 from scrubber.devices.simulated.layout import Driver, GpuFiles
-from scrubber.devices.simulated.users import Users
 from scrubber.fence.numbers import number_of
 from scrubber.node.cgroups import GROUPS, Containers
+from scrubber.node.open_files import Search, Timer, separate_tables
+from scrubber.node.proc import ENDED, descends, user
+from scrubber.node.processes import Processes
 
 logger = log.get("simulated")
 
 _REPORT = struct.Struct("iIII")  # of inotify about a file: the number of the watch, what happened, and two zeros
+_LOOKS = 4  # while the memory is open and no process shows it: a user may fork all the time
 _MOST = 64 * 1024  # bytes for each read of the alarm; the events themselves are not used
 _NO_INOTIFY = {
     errno.EMFILE: "its user has no inotify instance left: raise sysctl fs.inotify.max_user_instances",
@@ -205,6 +208,56 @@ class Simulated:
         return place
 
 
+class Users:
+    """Who uses the memory of each simulated GPU: the list that its driver keeps. This process is none.
+
+    The kernel says whether a process has the memory open (``open_check``), and a search of /proc says which. While one
+    of those that were found has it open, another process that opens it meanwhile may be missing from the list. Only a
+    list that names nobody but workers of this service is complete: a worker must not hide who comes beside it.
+    """
+
+    def __init__(self, proc: Path) -> None:
+        """None is known yet."""
+        self._proc = proc
+        self._known: dict[str, frozenset[int]] = {}  # by GPU
+        self._processes = Processes(proc, lambda _pid: None, whole_node=False)
+        self._turn = threading.Lock()  # one search at a time
+
+    def listed(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
+        """Workers as well; DeviceError if a process has the memory open and none shows it. No file: no user."""
+        files = [file for file in files if os.path.exists(file)]  # noqa: PTH110 -- backends return paths as text
+        pids = self._those_with(files, self._known.get(uuid, ()))
+        if not self._names_others(pids):
+            pids = self._search(uuid, files)
+        self._known[uuid] = pids
+        return pids
+
+    def _search(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
+        for _ in range(_LOOKS):
+            if not open_check.is_open(files):
+                return frozenset()
+            with self._turn:
+                holders = self._processes.holders({uuid: files})[uuid]
+            if holders:
+                return frozenset(holder.pid for holder in holders)
+        hidden = f"that user {user(os.getpid())} may not inspect " if os.geteuid() else ""
+        raise DeviceError(f"a process {hidden}has the memory of {uuid} open: `fuser -v {files[0]}`, as root, names it")
+
+    def _names_others(self, pids: Iterable[int]) -> bool:
+        return any(not descends(self._proc, pid, {os.getpid()}) for pid in pids)
+
+    def _those_with(self, files: Sequence[str], among: Collection[int]) -> frozenset[int]:
+        if not among:
+            return frozenset()
+        search = Search({"": files})
+        return frozenset(pid for pid in among if pid != os.getpid() and self._has_open(search, pid))
+
+    def _has_open(self, search: Search, pid: int) -> bool:
+        with suppress(*ENDED, PermissionError):  # a process that we may not read cannot open the files either
+            return any(search.held_by(task, Timer()) for task in separate_tables(f"{self._proc}/{pid}"))
+        return False
+
+
 class Writers:
     """How often a process that is no worker of the service has closed a memory file that it could write to.
 
@@ -310,7 +363,7 @@ def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
 
 def _driven(place: GpuFiles) -> tuple[str, ...]:
     """What shows the driver a user. As with a real GPU, who only has the device node open is not on its list."""
-    return (str(place.chip),) if loops.is_node(place.memory) else _files(place)
+    return (str(place.chip),) if place.memory.is_block_device() else _files(place)
 
 
 def _files(place: GpuFiles) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated.users import Users
+from scrubber.devices.simulated.simulated_backend import Users
 from tests import few_rights
 from tests.few_rights import takes_setpriv
 from tests.node.open_programs import FORKING, IN_TRANSIT, MAP, RESTLESS, WRITE
@@ -71,7 +71,7 @@ ASK = """
 import sys
 from pathlib import Path
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated.users import Users
+from scrubber.devices.simulated.simulated_backend import Users
 try:
     print(sorted(Users(Path("/proc")).listed("GPU", sys.argv[1:])))
 except DeviceError:
@@ -94,7 +94,7 @@ HIDDEN = """
 import os, sys
 from pathlib import Path
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated.users import Users
+from scrubber.devices.simulated.simulated_backend import Users
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 try:
     os.chdir(sys.argv[1])
