@@ -134,7 +134,7 @@ def leaf(row: LedgerRow) -> bytes:
         envelope = json.loads(row.body)["receipt"].get("envelope", "") if row.kind == PASSED else ""
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CorruptLedgerError(f"row {row.seq}: cannot read an event: it has no receipt", row.seq) from error
-    return merkle.leaf(merkle.entry(row.hash, envelope))
+    return merkle.leaf_of_row(row.hash, envelope)
 
 
 def _compare(expected: Iterable[Node], nodes: Sequence[Iterator[tuple[int, bytes]]]) -> None:

@@ -50,14 +50,15 @@ class Inclusion:
     hashes: tuple[bytes, ...]
 
 
-def entry(row_hash: str, envelope: str) -> bytes:
-    """The entry of a row. ``envelope``: the signed document that the row has; empty: it has none."""
-    return f"{row_hash}\n{hashlib.sha256(envelope.encode()).hexdigest()}".encode() if envelope else row_hash.encode()
-
-
 def leaf(entry: bytes) -> bytes:
     """The hash of an entry."""
     return hashlib.sha256(b"\x00" + entry).digest()
+
+
+def leaf_of_row(row_hash: str, envelope: str) -> bytes:
+    """The leaf of a row. ``envelope``: the signed document that the row has; empty: it has none."""
+    entry = f"{row_hash}\n{hashlib.sha256(envelope.encode()).hexdigest()}" if envelope else row_hash
+    return leaf(entry.encode())
 
 
 def parent(left: bytes, right: bytes) -> bytes:

@@ -76,7 +76,7 @@ def logged(envelope: str, proof: str, keys: Collection[bytes], held: Sequence[st
     if given.index >= checkpoint.size:
         raise ReceiptError(f"the checkpoint has {quantity(checkpoint.size, 'row')}: it was made before the receipt")
     row_hash = given.extra.decode("ascii", errors="replace")
-    leaf = merkle.leaf(merkle.entry(row_hash, envelope))
+    leaf = merkle.leaf_of_row(row_hash, envelope)
     leads_to = merkle.root_above(given.index, checkpoint.size, leaf, given.hashes)
     if len(row_hash) != ROW_HASH or leads_to != checkpoint.root:
         raise ReceiptError("the proof does not lead from this receipt to its checkpoint: the log does not contain it")

@@ -334,6 +334,6 @@ def test_the_entry_of_a_receipt_also_names_its_document():
     event = lives.passed(lives.SCRUBBING)
     signed = replace(event, receipt=replace(event.receipt, envelope='{"payload":"e30="}'))
     [row] = stored.rows_after(0, [replace(drafted(), event=signed)])
-    assert tree.leaf(row) == merkle.leaf(merkle.entry(row.hash, '{"payload":"e30="}'))
+    assert tree.leaf(row) == merkle.leaf_of_row(row.hash, '{"payload":"e30="}')
     other = row._replace(kind="released")
     assert tree.leaf(other) == merkle.leaf(other.hash.encode())

@@ -40,7 +40,7 @@ def checked(state: Path, trusted: bytes) -> tuple[dict[str, Any], note.Checkpoin
     statement = json.loads(dsse.opened(envelope, [trusted]))
     proven = note.parse_proof(proof)
     checkpoint = note.opened(proven.checkpoint, [trusted])
-    leaf = merkle.leaf(merkle.entry(proven.extra.decode(), envelope))
+    leaf = merkle.leaf_of_row(proven.extra.decode(), envelope)
     assert merkle.root_above(proven.index, checkpoint.size, leaf, proven.hashes) == checkpoint.root
     return statement, checkpoint
 

@@ -58,7 +58,7 @@ class Log:
         self.nodes: dict[tuple[int, int], bytes] = {}
         frontier = merkle.Frontier()
         for index, row in enumerate(self.rows):
-            leaf = merkle.leaf(merkle.entry(row, envelope if index == PLACE else ""))
+            leaf = merkle.leaf_of_row(row, envelope if index == PLACE else "")
             frontier, completed = frontier.grown(leaf)
             self.nodes |= {(level, place): node for level, place, node in completed}
 
