@@ -13,7 +13,7 @@ from scrubber.ledger import database, stored, tree
 from scrubber.ledger.ledger_files import LedgerPaths
 from scrubber.ledger.reading import consistent_view, noted_head
 from scrubber.ledger.stored import CorruptLedgerError
-from scrubber.ledger.tree import Head
+from scrubber.receipts.merkle import Head
 from scrubber.receipts.note import Checkpoint
 
 

@@ -24,8 +24,7 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Record
 from scrubber.ledger import stored, tree
 from scrubber.ledger.stored import CorruptLedgerError, Fold
-from scrubber.ledger.tree import Head
-from scrubber.receipts.merkle import Frontier
+from scrubber.receipts.merkle import Frontier, Head
 
 REMEMBERED = 1_000  # rows in memory, about seventy scrubs
 AT_ONCE = 500  # rows that are in memory at once while a ledger is loaded

@@ -32,8 +32,7 @@ from scrubber.ledger import stored
 from scrubber.ledger.database import REMEMBERED, Loaded
 from scrubber.ledger.history_window import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.stored import KEEP_ALL, Fold, Retention
-from scrubber.ledger.tree import Head
-from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.merkle import Head, Inclusion
 from scrubber.receipts.notary import Notary
 from scrubber.words import event_text
 

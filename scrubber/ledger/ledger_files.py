@@ -10,7 +10,7 @@ from pathlib import Path
 from ground import private_files
 from ground.errors import FatalError
 from scrubber.ledger.stored import CorruptLedgerError
-from scrubber.ledger.tree import Head
+from scrubber.receipts.merkle import Head
 
 _HEAD = re.compile(r"(\d{20}) ([0-9a-f]{64})\n")
 

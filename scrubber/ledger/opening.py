@@ -21,8 +21,7 @@ from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, lock
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.ledger.stored import CorruptLedgerError
-from scrubber.ledger.tree import Head
-from scrubber.receipts.merkle import Frontier
+from scrubber.receipts.merkle import Frontier, Head
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from scrubber.ledger import database, history_window, tree
 from scrubber.ledger.history_window import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.ledger_files import LedgerPaths, read_head
 from scrubber.ledger.sqlite_errors import translated
-from scrubber.ledger.tree import Head
-from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.merkle import Head, Inclusion
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from scrubber.ledger.history_window import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, read_head
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.ledger.stored import CorruptLedgerError, Fold, Retention
-from scrubber.ledger.tree import Head
-from scrubber.receipts.merkle import Frontier, Inclusion
+from scrubber.receipts.merkle import Frontier, Head, Inclusion
 
 _KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from ground.quantities import quantity
@@ -20,7 +19,7 @@ from scrubber.core.events import ScrubPassed
 from scrubber.ledger import stored
 from scrubber.ledger.stored import CorruptLedgerError, LedgerRow, Snapshot
 from scrubber.receipts import merkle
-from scrubber.receipts.merkle import Frontier, Inclusion, Node
+from scrubber.receipts.merkle import Frontier, Head, Inclusion, Node
 
 SCHEMA = """
     CREATE TABLE tree (
@@ -33,19 +32,6 @@ SCHEMA = """
 PASSED = stored.KINDS[ScrubPassed]
 _NODES = "SELECT place, hash FROM tree WHERE level = ? AND place >= ? ORDER BY place"
 _LEVELS = 63  # that a tree may have: seq is a signed number of 64 bits
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """How many rows there are, and the root of their tree. A copy elsewhere shows if the last rows were cut off."""
-
-    size: int
-    root: str
-
-    @classmethod
-    def of(cls, frontier: Frontier) -> Head:
-        """The head of this tree."""
-        return cls(frontier.size, frontier.root.hex())
 
 
 def append(connection: sqlite3.Connection, frontier: Frontier, rows: Iterable[LedgerRow]) -> Frontier:

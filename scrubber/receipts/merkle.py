@@ -41,6 +41,19 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """How many rows there are, and the root of their tree. A copy elsewhere shows if the last rows were cut off."""
+
+    size: int
+    root: str
+
+    @classmethod
+    def of(cls, frontier: Frontier) -> Head:
+        """The head of this tree."""
+        return cls(frontier.size, frontier.root.hex())
+
+
+@dataclass(frozen=True, slots=True)
 class Inclusion:
     """That an entry is in a tree of this size and root: the hashes that lead from its leaf to the root."""
 

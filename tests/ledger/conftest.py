@@ -12,8 +12,9 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import opening, tree
+from scrubber.ledger import opening
 from scrubber.ledger.sqlite_store import SqliteStore
+from scrubber.receipts import merkle
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
@@ -30,7 +31,7 @@ class Unfolded:
 
     snapshot: tuple[Record, ...]
     entries: tuple[LedgerEntry, ...]
-    head: tree.Head
+    head: merkle.Head
 
 
 def unfolded(kept):

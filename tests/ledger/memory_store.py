@@ -28,9 +28,9 @@ class MemoryStore:
         self._nodes: dict[tuple[int, int], bytes] = {}
 
     @property
-    def head(self) -> tree.Head:
+    def head(self) -> merkle.Head:
         """How many rows there are, and the root of their tree."""
-        return tree.Head.of(self._frontier)
+        return merkle.Head.of(self._frontier)
 
     def load(self, fold: stored.Fold) -> Loaded:
         """Everything."""

@@ -19,8 +19,9 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import audit, database, ledger_files, opening, reading, stored, tree
+from scrubber.ledger import audit, database, ledger_files, opening, reading, stored
 from scrubber.ledger.sqlite_store import SqliteStore
+from scrubber.receipts import merkle
 from tests.ledger.conftest import NOW, unfolded
 
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -177,7 +178,7 @@ def write(path, kind, body):
     with closing(database.connect(path)) as connection, database.transaction(connection):
         before = database.tree_of(connection)
         row = stored.new_row(before.size + 1, "GPU-1", NOW, "op-1", kind, body)
-        head = tree.Head.of(database.insert(connection, before, [row]))
+        head = merkle.Head.of(database.insert(connection, before, [row]))
     with closing(ledger_files.HeadFiles(ledger_files.LedgerPaths(path))) as kept:
         kept.write(head, vouch=False)
 

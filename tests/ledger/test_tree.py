@@ -40,7 +40,7 @@ def forge_tail(path, count: int) -> None:
         size = database.tree_of(connection).size - count
         connection.execute("DELETE FROM entries WHERE seq > ?", (size,))
         tree.cut(connection, size)
-        head = tree.Head.of(database.tree_of(connection))
+        head = merkle.Head.of(database.tree_of(connection))
     path.with_name("ledger.head").write_text(f"{head.size:020d} {head.root}\n")
 
 
@@ -122,7 +122,7 @@ def head_of(rows):
     frontier = merkle.Frontier()
     for row in rows:
         frontier, _ = frontier.grown(tree.leaf(row))
-    return tree.Head.of(frontier)
+    return merkle.Head.of(frontier)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import stored, tree
+from scrubber.ledger import stored
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.history_window import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger import Store
-from scrubber.receipts.merkle import Inclusion
+from scrubber.receipts.merkle import Head, Inclusion
 from tests.service.virtual import KilledError
 
 
@@ -31,7 +31,7 @@ class Disk:
         self._dying = dying
 
     @property
-    def head(self) -> tree.Head:
+    def head(self) -> Head:
         """As the inner store says."""
         return self.inner.head
 
