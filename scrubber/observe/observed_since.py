@@ -58,10 +58,10 @@ class ObservedSince:
         self._since: dict[str, tuple[float, str]] = {}  # with the reason, for operators
         self._used_at: dict[str, tuple[float, str]] = {}  # with the reason if it is not known whether it was used
         self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # of what a witness has said, and the uses that follow from it
         self._searches: dict[str, LastSearch] = {}
-        self._let_in: dict[str, Container | Group | None] = {}
-        self._changes = Counter[str]()
+        self._let_in: dict[str, Container | Group | None] = {}  # whom the fence lets in, as the last row wants it
+        self._changes = Counter[str]()  # by device: how often that has changed
 
     # -- without a gap
 
