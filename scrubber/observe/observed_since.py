@@ -27,7 +27,7 @@ class Before:
     """What was known of a device when a search began."""
 
     said: Testimony | None
-    changes: int  # how often another pod was let in, or none any more
+    changes: int  # how often another pod was let in, or none any more, or the device was doubted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ObservedSince:
         self._turn = threading.Lock()  # of what a witness has said, and the uses that follow from it
         self._searches: dict[str, LastSearch] = {}
         self._let_in: dict[str, Container | Group | None] = {}  # whom the fence lets in, as the last row wants it
-        self._changes = Counter[str]()  # by device: how often that has changed
+        self._changes = Counter[str]()  # by device: as ``Before`` counts them
 
     # -- without a gap
 
@@ -150,7 +150,11 @@ class ObservedSince:
         self._changes[device] += 1
 
     def doubt(self, device: str) -> None:
-        """A program that the service has started may have the device open: the fence does not count it."""
+        """A program that the service has started may have the device open: the fence does not count it.
+
+        A search that has begun before may pass the program over, so it proves nothing.
+        """
+        self._changes[device] += 1
         self._searches[device] = replace(self._last_search(device), alone=False)
 
     def is_sealed(self, device: str) -> bool:

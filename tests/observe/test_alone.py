@@ -265,6 +265,16 @@ def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
         assert since.is_alone(device) is proven
 
 
+def test_a_doubt_during_a_search_outlives_it() -> None:
+    """The search passes over a worker that is ours when it begins."""
+    since, device = ObservedSince(0.0), lives.DEVICE.uuid
+    since.testified(device, Counted(Witness.FENCE, 3))
+    before = since.before_search([device])
+    since.doubt(device)
+    since.searched(before, {device: ()}, {})
+    assert not since.is_alone(device)
+
+
 async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them may have the device, and hand it on to the next one before it is read."""
     started = iter(range(10**6))
