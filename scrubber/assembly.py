@@ -314,7 +314,7 @@ def build(
         fenced = assembly_fence.guard(config, namespace, processes, ignored, policy, fences=fences)
     guard = fenced if isinstance(fenced, Guard) else None
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)
-    seen_since = ObservedSince(clock.now().uptime)
+    seen_since = ObservedSince(clock.now().uptime, bystanders=ignored)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
     for record in ledger.records.values():
         observer.recorded(record)

@@ -157,7 +157,7 @@ class Jobs:
                 address = (await observer.driver.pending_restores()).get(device)
                 if address is None:
                     return True
-                async with own_worker(observer, device, lambda: self._spawn_restorer(address)) as starting:
+                async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:
                     worker = await starting
                     result = await worker.do(
                         Step.SETTINGS, ScrubPath.SLOW, Order(), RESTORES_WITHIN, lambda _done, _total: None

@@ -205,7 +205,9 @@ class ScrubJob:
         plan = plans.plan(self.path, self._policy)
         rest = tuple(step for step in plan if plans.STEPS[step].driver is plans.Driver.BRIEFLY)
         *first, last = plan[: -len(rest)]
-        async with AsyncExitStack() as until_it_ends, own_worker(self._observer, self.device, self._spawn) as worker:
+        async with AsyncExitStack() as until_it_ends, own_worker(self._observer, self._spawn) as worker:
+            if Step.RESET in plan:  # once the worker has ended: until then its reset tool counts as ours
+                until_it_ends.callback(lambda: self._observer.doubt(self._domain()))
             for step in first:
                 if step is plans.FIRST_ON_MEMORY:
                     slot = self._context.slots.at_memory(self.device, (*first, last))
@@ -230,15 +232,14 @@ class ScrubJob:
     async def _let_end(self, worker: Worker, last: StepResult, until_it_ends: AsyncExitStack) -> StepResult:
         """The result of the last step of a worker, which stands only if the worker ends well."""
         last = await worker.finish(last)
-        # Now: another process may have its pid while the rest waits its turn.
-        self._observer.disown(self.device, worker.pid, has_ended=worker.has_ended)
+        self._observer.holders.disown(worker.pid)  # another process may have its pid while the rest waits its turn
         await until_it_ends.aclose()
         return last
 
     async def _run_rest(self, steps: tuple[Step, ...], plan: tuple[Step, ...], order: Order) -> list[StepResult]:
         """Run the steps after those on memory. Returns the results that passed, and keeps the first that did not."""
         passed = list[StepResult]()
-        async with own_worker(self._observer, self.device, self._spawn) as worker:
+        async with own_worker(self._observer, self._spawn) as worker:
             for step in steps:
                 result = await self._step(worker, step, plan, order, ends=step is steps[-1])
                 if result.outcome is not Outcome.PASSED:
@@ -312,17 +313,12 @@ class ScrubJob:
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._run_watched(worker, step, order)
         try:
-            async with self._context.slots.driver_release.during_reset(
-                self.device, *(it.device.uuid for it in self._siblings(self._ledger.records))
-            ):
+            async with self._context.slots.driver_release.during_reset(*self._domain()):
                 # Again: the release may have taken long.
                 veto = self._veto(step, await self._observe(step))
                 if veto is not None:
                     return self._aborted(step, veto)
-                try:
-                    return await self._run_watched(worker, step, order)
-                finally:
-                    self._observer.doubt(self.device)  # the reset tool may outlive the worker
+                return await self._run_watched(worker, step, order)
         except DeviceError as error:
             return self._aborted(step, Veto(Blame.SERVICE, str(error)))
 
@@ -420,6 +416,10 @@ class ScrubJob:
         if record.device.reset_domain is None:
             return facts
         return replace(facts, domain_resetting=reset_domains.resetting(record, self._ledger.records.values()))
+
+    def _domain(self) -> tuple[str, ...]:
+        """The devices that a reset takes down."""
+        return self.device, *(sibling.device.uuid for sibling in self._siblings(self._ledger.records))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
         """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""
@@ -582,9 +582,7 @@ def order(policy: Policy, path: ScrubPath, key: str, tenancy: leftover.Span | No
 
 
 @asynccontextmanager
-async def own_worker(
-    observer: Observer, device: str, spawn: Callable[[], Awaitable[Worker]]
-) -> AsyncIterator[StartingWorker]:
+async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[Worker]]) -> AsyncIterator[StartingWorker]:
     """Start a worker that the observer does not take for an unexpected holder. It is gone when the block ends."""
 
     async def start() -> Worker:
@@ -604,7 +602,7 @@ async def own_worker(
             try:
                 await worker.kill()
             finally:
-                observer.disown(device, worker.pid, has_ended=worker.has_ended)
+                observer.disown(worker.pid, has_ended=worker.has_ended)
 
 
 def _under_reset(facts: Facts) -> Facts:

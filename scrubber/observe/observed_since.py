@@ -27,7 +27,8 @@ class Before:
     """What was known of a device when a search began."""
 
     said: Testimony | None
-    changes: int  # how often another pod was let in, or none any more, or the device was doubted
+    changes: int  # how often somebody else was let in, or nobody any more, or the device was doubted
+    bystanders: object  # who does not count, as the policy says: it may change
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class LastSearch:
 
     at: float = -math.inf  # the uptime of its end
     uses: int | None = None  # how many the fence had counted when it began; None if the fence did not say
-    alone: bool = False  # nobody but the owner had the device then
+    alone: bool = False  # nobody but the owner had the device then ...
+    bystanders: object = None  # ... apart from these
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,18 @@ class Use:
 class ObservedSince:
     """What earlier observations of each device show of it now. A process that held it meanwhile was seen."""
 
-    def __init__(self, began: float, now: Callable[[], Moment] = clock.now, unobserved: float = UNOBSERVED) -> None:
-        """No device was observed before ``began``. ``unobserved``: the seconds after which there is a gap."""
+    def __init__(
+        self,
+        began: float,
+        now: Callable[[], Moment] = clock.now,
+        unobserved: float = UNOBSERVED,
+        bystanders: Callable[[str], object] = lambda _uuid: None,
+    ) -> None:
+        """No device was observed before ``began``. ``unobserved``: the seconds after which there is a gap.
+
+        ``bystanders``: who does not count as a holder of a device, as the policy says now.
+        """
+        self._bystanders = bystanders
         self._unobserved = unobserved
         self._began = began
         self.now = now  # as the times of the facts tell it
@@ -60,7 +72,7 @@ class ObservedSince:
         self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()  # of what a witness has said, and the uses that follow from it
         self._searches: dict[str, LastSearch] = {}
-        self._let_in: dict[str, Container | Group | None] = {}  # whom the fence lets in, as the last row wants it
+        self._let_in: dict[str, OpenTo | Container | Group | None] = {}  # whom the fence lets in, by the last row
         self._changes = Counter[str]()  # by device: as ``Before`` counts them
 
     # -- without a gap
@@ -141,7 +153,7 @@ class ObservedSince:
 
     def changed(self, device: str, open_to: OpenTo | Container | Group) -> None:
         """A row about the device is in the ledger, and the fence is open to whom it is open now."""
-        let_in, before = open_to if isinstance(open_to, Container | Group) else None, self._let_in.get(device)
+        let_in, before = open_to if open_to is not OpenTo.SERVICE else None, self._let_in.get(device)
         if let_in == before:
             return
         if before is not None:
@@ -150,20 +162,25 @@ class ObservedSince:
         self._changes[device] += 1
 
     def doubt(self, device: str) -> None:
-        """A program that the service has started may have the device open: the fence does not count it.
-
-        A search that has begun before may pass the program over, so it proves nothing.
-        """
+        """No search so far proves anything, nor does one that has begun."""
         self._changes[device] += 1
         self._searches[device] = replace(self._last_search(device), alone=False)
 
+    def doubt_all(self) -> None:
+        """``doubt`` each device."""
+        for device in tuple(self._searches):
+            self.doubt(device)
+
     def is_sealed(self, device: str) -> bool:
-        """Whether the fence is open to no pod and no group."""
+        """Whether the fence is open to the service alone."""
         return self._let_in.get(device) is None
 
     def before_search(self, devices: Iterable[str]) -> dict[str, Before]:
         """What is known of these devices when a search for their holders begins."""
-        return {device: Before(self._testimonies.get(device), self._changes[device]) for device in devices}
+        return {
+            device: Before(self._testimonies.get(device), self._changes[device], self._bystanders(device))
+            for device in devices
+        }
 
     def searched(
         self,
@@ -186,7 +203,7 @@ class ObservedSince:
             alone = found is not None and all(name is not None and it.container == name for it in found)
             alone = alone and begun.changes == self._changes[device]
             alone = alone and (settled or self._is_alone(device, begun.said))
-            self._searches[device] = LastSearch(at, uses, alone)
+            self._searches[device] = LastSearch(at, uses, alone, begun.bystanders)
 
     def resume(self, device: str, since: float, said: Counted) -> None:
         """An earlier run proved the device clean at ``since``, and its witness, which has counted on, said this then.
@@ -196,7 +213,7 @@ class ObservedSince:
         with self._turn:
             self._since[device] = since, ""
             self._testimonies[device] = said
-        self._searches[device] = LastSearch(uses=said.uses, alone=True)
+        self._searches[device] = LastSearch(uses=said.uses, alone=True, bystanders=self._bystanders(device))
 
     def searched_within(self, device: str, seconds: float) -> bool:
         """Whether the last search has ended in these last seconds."""
@@ -213,7 +230,8 @@ class ObservedSince:
 
     def _is_alone(self, device: str, said: Testimony | None) -> bool:
         uses, last = _counted(said), self._last_search(device)
-        return uses is not None and last.alone and last.uses == uses
+        same = last.alone and last.bystanders == self._bystanders(device)
+        return same and uses is not None and last.uses == uses
 
     def _last_search(self, device: str) -> LastSearch:
         return self._searches.get(device, LastSearch())

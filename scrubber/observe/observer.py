@@ -123,17 +123,16 @@ class Observer:
         ``of_owner``: the caller knows that only the owner may have come since the search.
         """
         uuid = record.device.uuid
-        if not self._observed_since.is_alone(uuid):
-            return None
-        facts = await self._by_driver(record, starting_pod, idle=record.state is not State.SCRUBBING)
-        if facts is None or not self._observed_since.is_alone(uuid):
-            return None
+        nobody = of_owner or self._observed_since.is_sealed(uuid)
         # An owner that has ended may have sent the open device to another process. The record of its end closes the
         # fence, and a search follows before anything is overwritten.
-        ended = facts.owner_alive is False and starting_pod is None and not record.tenancy.until_release
-        if not (self._observed_since.is_sealed(uuid) or of_owner or ended):
+        may_have_ended = starting_pod is None and record.state is State.IN_USE and not record.tenancy.until_release
+        if not (nobody or may_have_ended) or not self._observed_since.is_alone(uuid):
             return None
-        return self._seen(record, facts, starting_pod)
+        facts = await self._by_driver(record, starting_pod, idle=record.state is not State.SCRUBBING)
+        if facts is None or not (nobody or facts.owner_alive is False):
+            return None
+        return self._seen(record, facts, starting_pod) if self._observed_since.is_alone(uuid) else None
 
     async def _by_driver(self, record: Record, starting_pod: str | None = None, *, idle: bool) -> Facts | None:
         """Facts without their times, if the driver lists no holder; else None. ``idle``: as in ``none_listed``."""
@@ -241,15 +240,19 @@ class Observer:
             if uses is not None:
                 self._observed_since.resume(uuid, receipt.finished.uptime, Counted(Witness.FENCE, uses))
 
-    def disown(self, uuid: str, worker: int, *, has_ended: bool) -> None:
-        """A worker of the service does no more on the device. One that has not ended is a holder from now on."""
+    def disown(self, worker: int, *, has_ended: bool) -> None:
+        """A worker of the service does no more. One that has not ended is a holder from now on, perhaps of all devices.
+
+        The fence does not count the programs of the service. NVML may open each device.
+        """
         self.holders.disown(worker)
         if not has_ended:
-            self.doubt(uuid)
+            self._observed_since.doubt_all()
 
-    def doubt(self, uuid: str) -> None:
-        """The next full observation takes a search: a program of the service may have the device open."""
-        self._observed_since.doubt(uuid)
+    def doubt(self, uuids: Iterable[str]) -> None:
+        """The next full observation of these devices takes a search: a reset tool may have them open."""
+        for uuid in uuids:
+            self._observed_since.doubt(uuid)
 
     def witness(self, uuid: str) -> Testimony | None:
         """What the witness of the device's short uses said last; None if it was not asked yet."""

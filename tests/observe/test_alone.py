@@ -16,7 +16,7 @@ from scrubber.core.witness import Counted, Witness
 from scrubber.devices.simulated.containers import MARK
 from scrubber.fence.fence import Fence
 from scrubber.node import clock
-from scrubber.node.processes import Processes
+from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.guard import Guard
@@ -39,6 +39,7 @@ class Fenced:
         self.during: tuple[Record, ...] = ()  # what it becomes during each search
         self._uuid = uuid
         self.searches = 0
+        self.bystanders = no_bystander
 
     def search(self) -> None:
         """All processes are searched."""
@@ -87,7 +88,8 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     (only / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     search = Processes(only, lambda _pid: None, whole_node=False, on_pass=made.search)
     driver = DriverCalls(bank.backend, "boot", guard=guard, patience=WITHIN)  # a late answer takes a search, too
-    made.observer = Observer(driver, search, tmp_path, ObservedSince(0.0))
+    since = ObservedSince(0.0, bystanders=lambda _uuid: made.bystanders)
+    made.observer = Observer(driver, search, tmp_path, since)
     guard.learn({bank.first: frozenset({FULL})})
     made.becomes(lives.CLEAN)
     yield made
@@ -182,8 +184,25 @@ async def test_a_job_that_may_have_sent_its_device_is_searched(fenced: Fenced) -
 async def test_a_worker_that_has_not_ended_is_searched_for(fenced: Fenced, *, has_ended: bool) -> None:
     """The fence counts no program of the service."""
     await proven(fenced)
-    fenced.observer.disown(fenced.of(lives.DIRTY).device.uuid, os.getpid(), has_ended=has_ended)
+    fenced.observer.disown(os.getpid(), has_ended=has_ended)
     assert await searches(fenced, lives.CLEAN) == (not has_ended)
+
+
+async def test_a_change_of_the_bystanders_takes_a_search(fenced: Fenced) -> None:
+    """A program that the policy names no more may have the device open."""
+    await proven(fenced)
+    fenced.bystanders = lambda _holder: False
+    assert [await searches(fenced, lives.SCRUBBING) for _ in range(2)] == [1, 0]
+
+
+async def test_who_could_open_it_with_all_others_is_searched_for(fenced: Fenced, owner: Path) -> None:
+    """Groups that could open it before are not counted while everybody may."""
+    await proven(fenced)
+    fenced.becomes(lives.IN_USE)
+    unannounced = lives.but(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), announced=False))
+    await searches(fenced, unannounced)
+    run(owner, OPENS)
+    assert await searches(fenced, unannounced) == 1
 
 
 async def test_memory_in_use_that_no_list_explains_is_searched_for(

@@ -295,7 +295,8 @@ class Node:
         gpu = self._answering(uuid)
         for process in gpu.processes.values():
             process.seen = True
-        return None if gpu.silent_on_holders or gpu.blind or gpu.cut or gpu.away else bool(gpu.processes)
+        silent = gpu.silent_on_holders or gpu.blind or gpu.cut or gpu.away
+        return None if silent else any(not it.secret for it in gpu.processes.values())
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """All but the secret ones, which have no context."""

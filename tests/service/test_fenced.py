@@ -9,6 +9,8 @@ import pytest
 
 from ground.errors import NotReady
 from scrubber.core.model import ScrubPath, State, Step
+from scrubber.devices.base import Progress
+from scrubber.steps.orders import Order, Report
 from tests.service.asking import at_step, scrubs
 from tests.service.node import Kind
 from tests.service.pretend_worker import PretendWorker
@@ -197,16 +199,22 @@ async def test_who_was_sent_the_open_device_is_found(fenced):
     await scrubbed(world, device)
 
 
-@pytest.mark.parametrize("step", [Step.RESET, Step.HEALTH])
-async def test_a_reset_takes_searches(fenced, monkeypatch, step):
+async def test_a_reset_takes_searches(fenced, monkeypatch):
     """Before it, since it cannot be undone, and after it: its tool is a program of the service."""
     world = await fenced()
-    device = world.uuids[0]
+    device, searches, before = world.uuids[0], Searches(world, monkeypatch), dict[Step, int]()
+
+    class Counting(PretendWorker):
+        async def perform(self, step: Step, order: Order, progress: Progress) -> Report:
+            before.setdefault(step, searches.count)
+            return await super().perform(step, order, progress)
+
+    world._worker = Counting
     await world.operator_requests.scrub(device, ScrubPath.RESET)
-    await at_step(world, device, step)
-    searches = Searches(world, monkeypatch)
+    await at_step(world, device, Step.CLEAR)
+    await world.life.observer.before_start(world.record(device), "next")  # the tool counts as ours so far
     await scrubbed(world, device)
-    assert searches.count > 0
+    assert before[Step.EVICT] < before[Step.RESET] < before[Step.HEALTH] < searches.count
 
 
 async def test_a_worker_that_cannot_be_killed_is_found(fenced):
