@@ -78,6 +78,19 @@ async def test_a_use_while_the_service_is_away_ends_the_proof(fenced):
     assert scrubs(world, device) == passed + 1
 
 
+@pytest.mark.parametrize("asks", ["for a start", "again"])
+async def test_a_use_before_the_granted_start_ends_the_proof(fenced, asks):
+    """The service is away meanwhile. The policy lets a proof outlive that, if nobody is known to have come."""
+    world = await fenced(policy="fast")
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    await world.acquire("pod", device, announced=True)
+    await world.die()
+    world.node.leave(world.intrude(device))
+    await world.start()
+    await (world.begin("pod", device) if asks == "for a start" else world.acquire("next", device, announced=True))
+    assert scrubs(world, device) == passed + 1
+
+
 async def test_an_earlier_tenant_is_a_user_like_others(fenced):
     world = await fenced()
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
