@@ -31,6 +31,7 @@ from scrub_api.client import ScrubberClient
 from scrubber.ledger import audit, reading
 from tests.machine import building, vm
 from tests.machine.progress import say
+from tests.trace import FOUND, MOVE, ROW, Event, Trace
 
 LIVES = 3
 GPUS = 4
@@ -39,6 +40,8 @@ WRITES_FOR = 60.0  # seconds of a life after its first answer, about
 STARTS_WITHIN = 300.0
 BLOCK = 4096
 _DISK_BYTES = 96 << 20
+MOVE_OF = {"granted": "claim", "released": "claim", "quarantined": "quarantine", "reinstated": "quarantine"}
+CUT = "power_cut"
 _FLUSH, _FUA, _DISCARD = 1, 2, 4  # in the log
 _GPUS, _STATE, _UNIT = "/run/autoclave/gpus", "/var/lib/autoclave", "autoclave-scrubber"
 _IMAGE, _JUDGED = building.FOLDER / "cut.img", building.FOLDER / "judged"
@@ -226,8 +229,24 @@ def _judge(life: Life, place: int, name: str, chance: random.Random) -> int:
         f"{acknowledged} rows acknowledged, {len(rows)} found: {'; '.join(faults) or 'nothing wrong'}"
     )
     if faults:
+        (_JUDGED / "story").write_text(story(life, place, rows, faults))
         shutil.copytree(_JUDGED, building.FOLDER / f"faulty-{life.name}-{place}", dirs_exist_ok=True)
     return int(bool(faults))
+
+
+def story(life: Life, place: int, rows: Sequence[dict[str, Any]], faults: Sequence[str]) -> str:
+    """The answers that had come until the cut, and the rows that are left. The clock is the size of the log."""
+    trace = Trace(lambda: place)
+    for size, answer in life.answers:
+        if size <= place and "kind" in answer:
+            words = f"{MOVE_OF[answer['kind']]}: {answer['kind']} {answer.get('body', '')}"
+            trace.events.append(Event(size, MOVE, words, answer["device"]))
+    trace.say(MOVE, f"{CUT}: {place} bytes of the log had been written")
+    for row in rows:
+        trace.say(ROW, f"{row['kind']} {row['body']}", row["device"])
+    for fault in faults:
+        trace.say(FOUND, fault)
+    return trace.story()
 
 
 def _served(life: Life, before: list[dict[str, Any]], quarantined: set[str]) -> Iterator[str]:

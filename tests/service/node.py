@@ -23,6 +23,7 @@ from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import no_bystander
 from tests.service.kernel import SERVICE, Kernel
 from tests.service.virtual import VirtualLoop
+from tests.trace import NODE, Trace
 
 T = TypeVar("T")
 BLOCK = 2**20
@@ -142,6 +143,7 @@ class Node:
         """The last two devices share a reset domain, if there are three. ``fenced``: its kernel can fence them."""
         self.kernel = Kernel(lambda: self.now().uptime) if fenced else None
         self.loop = loop
+        self.trace = Trace(loop.time)
         self.gpus: dict[str, Gpu] = {}
         self.alive: set[str] = set()  # containers of which something runs
         self.boots = 1
@@ -202,8 +204,10 @@ class Node:
         group = SERVICE if kind is Kind.WORKER else self.kernel.group(container) if self.kernel is not None else 0
         if self.kernel is not None and not self.kernel.opens(number_of(gpu), group, process.pid):
             process.refused, process.alive = True, False
+            self._say(process, "is kept off")
             return process
         gpu.processes[process.pid] = process
+        self._say(process, "comes and writes" if writes else "comes")
         if container is not None:
             self.alive.add(container)
         if writes and kind is not Kind.WORKER:
@@ -215,11 +219,17 @@ class Node:
         if process.refused:
             return
         process.alive = False
+        self._say(process, "leaves")
         process.unwatched |= self.life != process.life
         if process.kind is not Kind.WORKER:
             self.gpus[process.gpu].left = self.now().uptime
             self.gpus[process.gpu].uses += self.keeps_uses and not self.misses_uses
         self.gpus[process.gpu].processes.pop(process.pid, None)
+
+    def _say(self, process: Process, does: str) -> None:
+        if process.kind is not Kind.WORKER:
+            where = f" of {process.container}" if process.container else ""
+            self.trace.say(NODE, f"process {process.pid}{where}, {process.kind.value}, {does}", process.gpu)
 
     def miss_uses(self, missed: bool) -> None:  # noqa: FBT001 - a switch
         """The witness of short uses cannot answer, or can again: what it has missed counts as a use."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 from hypothesis import Phase, settings
@@ -18,17 +19,20 @@ from ground.errors import AutoclaveError
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State, Step
 from scrubber.core.tenancies import tenancies
 from scrubber.node import assignments
+from tests.move_table import MOVES
 from tests.service.asking import healthy, let_on, written_down
 from tests.service.node import Kind
 from tests.service.truth import A_SLOW_LOOK
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World
+from tests.trace import MOVE
 
 GPUS = 3
 SHORT = 0.05  # seconds: less than the time between two observations
 DEVICE = st.integers(0, GPUS - 1)
 DEVICES = st.sets(DEVICE, min_size=1)
 CLAIMS = ("claim-a", "claim-b")
+BOTH_CLAIMS = st.permutations(CLAIMS)
 POLICIES = ("default", "strict", "fast", "observe")
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
@@ -44,6 +48,9 @@ FAULTS = (*FLAGS, *(f"xid {code}" for code in XIDS), *(f"sign {it.value}" for it
 LASTING = ("lost", "remap_failed", "reset_required")  # while one of these lasts, a device is not offered
 NOTICED_WITHIN = 30.0  # seconds: several rounds, and a reset of another device
 ENDS = ("ends", "ends", "leaves its process", "outlives its process")
+GOES = ("kill", "kill", "kill, but a worker lingers", "stop")
+OF_NODE = ("reboots", "reloads its driver", "loses its workers", "sets its clock")
+FOREIGN = "foreign comes_and_goes host_process importer asks asks_early"
 DEEDS = ("scrub", "scrub fast", "scrub slow", "quarantine", "reinstate", "excuse")
 
 
@@ -53,6 +60,26 @@ def up(machine) -> bool:
 
 def down(machine) -> bool:
     return not up(machine)
+
+
+PLAYED = set[str]()  # moves
+
+
+def move(names: str, when=None, **choices):
+    """A rule that plays these moves of the table, and says so in the trace."""
+    PLAYED.update(names.split())
+
+    def rule_of(deed) -> Any:  # noqa: ANN401 - what Hypothesis makes of it
+        @wraps(deed)
+        def played(self, *given, **chosen) -> None:
+            words = ", ".join([*map(str, given), *(f"{name} {value}" for name, value in chosen.items())])
+            self.world.trace.say(MOVE, f"{names}: {deed.__name__.replace('_', ' ')}: {words}")
+            deed(self, *given, **chosen)
+
+        made = rule(**choices)(played)
+        return made if when is None else precondition(when)(made)
+
+    return rule_of
 
 
 class Histories(RuleBasedStateMachine):
@@ -73,35 +100,31 @@ class Histories(RuleBasedStateMachine):
         self.loop.run_until_complete(self.world.start())
         self.loop.advance(20.0 if settled else 0.0)
 
-    @rule(seconds=st.sampled_from((0.1, 0.3, 0.7, 1.5, 10.0, 65.0)))
+    @move("time", seconds=st.sampled_from((0.1, 0.3, 0.7, 1.5, 10.0, 65.0)))
     def time_passes(self, seconds):
         self.loop.advance(seconds)
 
     # -- callers
 
-    @precondition(up)
-    @rule(devices=DEVICES, announced=st.booleans(), pause=PAUSE)
+    @move("pod", when=up, devices=DEVICES, announced=st.booleans(), pause=PAUSE)
     def a_tenant_asks(self, devices, announced, pause):
         tenant, uuids = self.world.name(), self._uuids(devices)
         task = self.world.spawn(self.world.acquire(tenant, *uuids, announced=announced))
         self.open.append((task, tenant, uuids, announced))
         self.loop.advance(pause)
 
-    @precondition(up)
-    @rule(device=DEVICE, announced=st.booleans(), stays=PAUSE)
+    @move("pod", when=up, device=DEVICE, announced=st.booleans(), stays=PAUSE)
     def a_tenant_comes_and_runs(self, device, announced, stays):
         self.a_tenant_asks({device}, announced, 6.0)
         self._collect()
         self.a_granted_tenant_runs(device, stays)
 
-    @precondition(lambda self: self.open)
-    @rule(pause=PAUSE)
+    @move("plugin_end", when=lambda self: self.open, pause=PAUSE)
     def a_caller_gives_up(self, pause):
         self.open.pop()[0].cancel()
         self.loop.advance(pause)
 
-    @precondition(lambda self: self.let_in)
-    @rule(device=DEVICE, pause=PAUSE)
+    @move("pod", when=lambda self: self.let_in, device=DEVICE, pause=PAUSE)
     def a_granted_tenant_runs(self, device, pause):
         uuid = self.world.uuids[device]
         tenant, announced = self.let_in.pop(uuid, ("", False))
@@ -112,8 +135,7 @@ class Histories(RuleBasedStateMachine):
                 self.world.run(tenant, uuid)
         self.loop.advance(pause)
 
-    @precondition(up)
-    @rule(device=DEVICE, again=st.booleans(), pause=PAUSE)
+    @move("pod", when=up, device=DEVICE, again=st.booleans(), pause=PAUSE)
     def somebody_says_start(self, device, again, pause):
         uuid = self.world.uuids[device]
         owner = self.world.record(uuid).tenancy.owner if uuid in self.world.life.ledger.records else None
@@ -121,7 +143,7 @@ class Histories(RuleBasedStateMachine):
         self.world.spawn(self.world.begin(known or self.world.name(), uuid))
         self.loop.advance(pause)
 
-    @rule(device=DEVICE, how=st.sampled_from(ENDS), pause=PAUSE)
+    @move("pod leftover", device=DEVICE, how=st.sampled_from(ENDS), pause=PAUSE)
     def a_container(self, device, how, pause):
         node = self.world.node
         for process in node.gpus[self.world.uuids[device]].users():
@@ -131,18 +153,16 @@ class Histories(RuleBasedStateMachine):
                 node.end_container(process.container, leaving=how == "leaves its process")
         self.loop.advance(pause)
 
-    @precondition(up)
-    @rule(devices=DEVICES, pause=PAUSE)
+    @move("claim", when=up, devices=DEVICES, pause=PAUSE)
     def a_caller_says_release(self, devices, pause):
         self.world.truth.given_back(*self._uuids(devices))
         self._do(self.world.tenant_requests.release(self._uuids(devices)), pause)
 
-    @precondition(up)
-    @rule(device=DEVICE, pause=PAUSE)
+    @move("distrust", when=up, device=DEVICE, pause=PAUSE)
     def a_caller_calls_a_device_unhealthy(self, device, pause):
         self._do(self.world.tenant_requests.distrust(self.world.uuids[device], "it calls it unhealthy"), pause)
 
-    @rule(device=DEVICE, container=st.booleans(), goes=st.booleans(), pause=PAUSE)
+    @move(FOREIGN, device=DEVICE, container=st.booleans(), goes=st.booleans(), pause=PAUSE)
     def a_foreign_process_comes(self, device, container, goes, pause):
         process = self.world.intrude(self.world.uuids[device], container=container)
         self.loop.advance(pause)
@@ -151,7 +171,7 @@ class Histories(RuleBasedStateMachine):
         elif goes:
             self.world.node.leave(process)
 
-    @rule(device=DEVICE, pause=PAUSE)
+    @move("asks asks_late", device=DEVICE, pause=PAUSE)
     def an_earlier_tenant_comes_and_goes(self, device, pause):
         """What it had is not its own any more. Nothing of it runs."""
         world, uuid = self.world, self.world.uuids[device]
@@ -163,8 +183,7 @@ class Histories(RuleBasedStateMachine):
             world.node.alive.discard(tenant)
         self.loop.advance(pause)
 
-    @precondition(up)
-    @rule(device=DEVICE, pause=PAUSE)
+    @move("in_clear", when=up, device=DEVICE, pause=PAUSE)
     def a_foreign_process_comes_and_goes_during_a_clear(self, device, pause):
         """The clear has written something, and goes on. Only the driver knows of a process that writes nothing."""
         uuid = self.world.uuids[device]
@@ -181,8 +200,7 @@ class Histories(RuleBasedStateMachine):
 
     # -- claims, as the DRA driver asks for them
 
-    @precondition(up)
-    @rule(claim=st.sampled_from(CLAIMS), devices=DEVICES, pause=PAUSE)
+    @move("claim", when=up, claim=st.sampled_from(CLAIMS), devices=DEVICES, pause=PAUSE)
     def a_claim_takes_devices(self, claim, devices, pause):
         """Until it gives them back, no other claim may get them."""
         self._do(self._taken(claim, self._uuids(devices)), pause)
@@ -194,8 +212,7 @@ class Histories(RuleBasedStateMachine):
             self.world.tenants[uuid] = claim
             self.let_in[uuid] = (claim, False)
 
-    @precondition(up)
-    @rule(device=DEVICE, claims=st.permutations(CLAIMS), killed=st.booleans(), runs=PAUSE, pause=PAUSE)
+    @move("other_claim", when=up, device=DEVICE, claims=BOTH_CLAIMS, killed=st.booleans(), runs=PAUSE, pause=PAUSE)
     def a_claim_asks_for_the_device_of_another(self, device, claims, killed, runs, pause):
         """The pod of the first claim has run and ended. The kubelet has not given its claim back."""
         self.a_claim_takes_devices(claims[0], {device}, 6.0)
@@ -207,8 +224,7 @@ class Histories(RuleBasedStateMachine):
         if self.world.up:
             self.a_claim_takes_devices(claims[1], {device}, 6.0)
 
-    @precondition(up)
-    @rule(claim=st.sampled_from(CLAIMS), device=DEVICE, visited=st.booleans(), pause=PAUSE)
+    @move("claim", when=up, claim=st.sampled_from(CLAIMS), device=DEVICE, visited=st.booleans(), pause=PAUSE)
     def a_container_of_a_claim_is_created(self, claim, device, visited, pause):
         """Somebody may have used the device since the claim took it."""
         self.a_claim_takes_devices(claim, {device}, 6.0)
@@ -225,8 +241,7 @@ class Histories(RuleBasedStateMachine):
             world.truth.started(pod, uuid)
         world.run(pod, uuid)
 
-    @precondition(up)
-    @rule(claim=st.sampled_from(CLAIMS), pause=PAUSE)
+    @move("claim", when=up, claim=st.sampled_from(CLAIMS), pause=PAUSE)
     def a_claim_gives_its_devices_back(self, claim, pause):
         """The service refuses as long as a container of the claim uses one of them."""
         self.let_in = {uuid: pod for uuid, pod in self.let_in.items() if pod[0] != claim}
@@ -235,8 +250,7 @@ class Histories(RuleBasedStateMachine):
 
     # -- the kubelet's checkpoint names another pod than the one that starts
 
-    @precondition(up)
-    @rule(device=DEVICE, apart=PAUSE)
+    @move("doubled", when=up, device=DEVICE, apart=PAUSE)
     def the_kubelet_doubles_a_grant(self, device, apart):
         """It has dropped the first pod, whose start is on its way and counts as one of the second."""
         self._undisturbed(self._doubled_grant(self.world.uuids[device], apart))
@@ -254,8 +268,7 @@ class Histories(RuleBasedStateMachine):
             await asyncio.sleep(SHORT)
             world.node.end_container(pod)
 
-    @precondition(up)
-    @rule(device=DEVICE, rolled_back=st.booleans())
+    @move("stale", when=up, device=DEVICE, rolled_back=st.booleans())
     def an_old_checkpoint_is_served(self, device, rolled_back):
         """It was not written since the grant, or it is a copy from before and names the last owner."""
         self._undisturbed(self._old_checkpoint(self.world.uuids[device], rolled_back=rolled_back))
@@ -280,8 +293,7 @@ class Histories(RuleBasedStateMachine):
 
     # -- operators
 
-    @precondition(up)
-    @rule(device=DEVICE, deed=st.sampled_from(DEEDS), pause=PAUSE)
+    @move("order quarantine", when=up, device=DEVICE, deed=st.sampled_from(DEEDS), pause=PAUSE)
     def an_operator(self, device, deed, pause):
         operations, uuid = self.world.operator_requests, self.world.uuids[device]
         work = {
@@ -294,13 +306,13 @@ class Histories(RuleBasedStateMachine):
         }[deed]
         self._do(work(), pause)
 
-    @rule(policy=st.sampled_from(POLICIES))
+    @move("policy", policy=st.sampled_from(POLICIES))
     def the_policy_changes(self, policy):
         self.world.change_policy(policy)
 
     # -- faults
 
-    @rule(device=DEVICE, fault=st.sampled_from(FAULTS), pause=PAUSE)
+    @move("fault stall shortage", device=DEVICE, fault=st.sampled_from(FAULTS), pause=PAUSE)
     def a_fault(self, device, fault, pause):
         gpu = self.world.node.gpus[self.world.uuids[device]]
         match fault.split():
@@ -316,7 +328,7 @@ class Histories(RuleBasedStateMachine):
                 setattr(gpu, fault, True)
         self.loop.advance(pause)
 
-    @rule(device=DEVICE, pause=PAUSE)
+    @move("heal", device=DEVICE, pause=PAUSE)
     def things_heal(self, device, pause):
         self.world.node.gpus[self.world.uuids[device]].heal()
         self.world.node.driver_hangs = False
@@ -325,8 +337,7 @@ class Histories(RuleBasedStateMachine):
             self.world.life.disk.full = False
         self.loop.advance(pause)
 
-    @precondition(up)
-    @rule(how=st.sampled_from((1, 2, "full", "driver", "witness")), pause=PAUSE)
+    @move("disk", when=up, how=st.sampled_from((1, 2, "full", "driver", "witness")), pause=PAUSE)
     def the_disk_the_driver_or_the_witness_fails(self, how, pause):
         match how:
             case int():
@@ -341,35 +352,31 @@ class Histories(RuleBasedStateMachine):
 
     # -- lives
 
-    @precondition(up)
-    @rule(rows=st.integers(1, 20), pause=PAUSE)
+    @move("power_cut", when=up, rows=st.integers(1, 20), pause=PAUSE)
     def the_service_is_killed_after_some_rows(self, rows, pause):
         self.world.life.disk.dies_after = rows
         self.loop.advance(pause)
 
-    @precondition(up)
-    @rule(how=st.sampled_from(("kill", "kill", "kill, but a worker lingers", "stop")), away=st.sampled_from((0.0, 5.0)))
+    @move("service_end", when=up, how=st.sampled_from(GOES), away=st.sampled_from((0.0, 5.0)))
     def the_service_goes(self, how, away):
         self.world.life.disk.dies_after = None
         self.loop.run_until_complete(self.world.stop() if how == "stop" else self.world.die(lingering="lingers" in how))
         self.open.clear()
         self.loop.advance(away)
 
-    @precondition(down)
-    @rule(pause=PAUSE)
+    @move("service_end", when=down, pause=PAUSE)
     def the_service_starts(self, pause):
         self.loop.run_until_complete(self.world.start())
         self.loop.advance(pause)
 
-    @precondition(up)
-    @rule(devices=DEVICES, pause=PAUSE)
+    @move("asks_while_away", when=up, devices=DEVICES, pause=PAUSE)
     def devices_are_used_while_the_service_is_away(self, devices, pause):
         self.the_service_goes("kill", 0.0)
         for device in devices:
             self.a_foreign_process_comes(device, container=False, goes=True, pause=0.0)
         self.the_service_starts(pause)
 
-    @rule(what=st.sampled_from(("reboots", "reloads its driver", "loses its workers", "sets its clock")), pause=PAUSE)
+    @move("reboot", what=st.sampled_from(OF_NODE), pause=PAUSE)
     def the_node(self, what, pause):
         match what:
             case "reboots":
@@ -383,7 +390,7 @@ class Histories(RuleBasedStateMachine):
                 self.world.node.jump += 3600.0 if self.world.node.jump <= 0 else -7200.0
         self.loop.advance(pause)
 
-    @rule(device=DEVICE, pause=PAUSE)
+    @move("kubelet_restart", device=DEVICE, pause=PAUSE)
     def the_kubelet_restarts(self, device, pause):
         """Between its restart and our registration the kubelet starts containers without asking anybody (R11)."""
         uuid = self.world.uuids[device]
@@ -417,7 +424,7 @@ class Histories(RuleBasedStateMachine):
         lasting = {gpu.info.uuid for gpu in gpus if any(getattr(gpu, flag) for flag in LASTING)}
         self.faulty = {uuid: self.faulty.get(uuid, now) for uuid in lasting}
         offered = [uuid for uuid, since in self.faulty.items() if now - since > NOTICED_WITHIN and healthy(world, uuid)]
-        assert not offered, "\n".join(world.story(uuid) for uuid in offered)
+        assert not offered, "\n".join(map(world.trace.story, offered))
 
     def teardown(self):
         try:
@@ -486,3 +493,7 @@ class Histories(RuleBasedStateMachine):
 # Not shrunk: a shorter history takes many minutes to find, and a history of a few seconds reads well.
 Histories.TestCase.settings = settings(stateful_step_count=40, phases=[Phase.generate])
 test_random_histories_break_no_promise = Histories.TestCase
+
+
+def test_the_histories_play_each_move_or_say_why_not():
+    assert {name for name, it in MOVES.items() if not it.not_in_histories} == PLAYED

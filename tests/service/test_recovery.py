@@ -59,7 +59,7 @@ async def test_reinstate_without_proof_cancels_a_probation(world):
     assert trial.finished.is_set()
     assert trial.receipt is None
     assert world.state(device) is State.CLEAN
-    assert "it was cancelled" in world.story(device)
+    assert "it was cancelled" in world.trace.story(device)
 
 
 async def test_a_pattern_of_a_cut_off_clear_is_no_residue(world):
@@ -75,7 +75,7 @@ async def test_a_pattern_of_a_cut_off_clear_is_no_residue(world):
     await world.start()
     receipt = (await world.reach(device, State.CLEAN)).scrubs.receipt
     assert (receipt.residue_bytes, receipt.residue_at, receipt.searched_bytes) == (0, (), 0)
-    assert "not zero before, which may be the pattern of an earlier clear" in world.story(device)
+    assert "not zero before, which may be the pattern of an earlier clear" in world.trace.story(device)
 
 
 class WithoutErrorLog(PretendWorker):

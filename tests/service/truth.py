@@ -8,6 +8,7 @@ that came after the last observation.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from policies.policy_model import Eviction, Mode, OnChip, Policy
 from scrubber.core import events as ev
@@ -15,7 +16,9 @@ from scrubber.core import states
 from scrubber.core.model import Grant, ScrubPath, State, Step
 from scrubber.core.record import Record
 from scrubber.policy import ActivePolicy
+from scrubber.words import event_text
 from tests.service.node import Gpu, Kind, Node, Process, number_of
+from tests.trace import FOUND, ROW
 
 FATAL = {48, 79}  # of the driver errors that a test brings about
 WATCH_EVERY = 0.25
@@ -57,7 +60,8 @@ class Truth:
 
     def accuse(self, text: str) -> None:
         """A promise was broken."""
-        self.violations.append(f"row {len(self.entries)}, {self.node.loop.time():.2f} s: {text}")
+        self.violations.append(text)
+        self.node.trace.say(FOUND, text)
 
     # -- deeds
 
@@ -114,6 +118,7 @@ class Truth:
             return
         before = self.records.get(entry.device)
         self.entries.append(entry)
+        self.node.trace.say(ROW, partial(event_text.tell, entry.event), entry.device)
         self.records[entry.device] = states.apply(before, entry)
         self.changed[entry.device] = self.node.loop.time()
         match entry.event:

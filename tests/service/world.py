@@ -43,7 +43,6 @@ from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 from scrubber.service.tenant_requests import TenantRequests
 from scrubber.service.upkeep import Upkeep
-from scrubber.words import event_text
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
 from tests.service.disk import Disk
@@ -52,6 +51,7 @@ from tests.service.node import Kind, Node, PretendCaller, Process
 from tests.service.pretend_worker import PretendWorker, RestoreWorker
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
 from tests.service.virtual import VirtualLoop, is_kill
+from tests.trace import NODE
 
 KEEP = 40  # rows: so few that every longer history is compacted on its way
 
@@ -113,7 +113,8 @@ class World:
         self.chance = random.Random(seed)  # noqa: S311 - to be the same every time is its purpose
         self.node = Node(self.loop, gpus, fenced=fenced)
         self.active_policy = copy.copy(_active_policy(policy))
-        self.truth = Truth(self.node, self.active_policy)
+        self.trace, self.truth = self.node.trace, Truth(self.node, self.active_policy)
+        self.trace.say(NODE, f"{gpus} GPUs, policy {policy}{', fenced' * fenced}")
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
         self.passages: dict[str, Passage] = {}  # device -> the last container that the create gate let through
@@ -178,6 +179,7 @@ class World:
     async def start(self, *, watching: bool = True) -> None:
         """As ``daemon`` does it: recover, look once, then go on looking."""
         self._lives += 1
+        self.trace.say(NODE, f"the service starts, life {self._lives}")
         self.node.life = self._lives
         self._up = self._build()
         with suppress(LedgerUnavailable):
@@ -188,6 +190,7 @@ class World:
     async def die(self, *, lingering: bool = False) -> None:
         """SIGKILL. A worker may linger, stuck in its driver."""
         life, self._up = self.life, None
+        self.trace.say(NODE, "the service is killed")
         life.disk.dead = True
         self.node.life = None
         for process in self.node.everybody():
@@ -199,6 +202,7 @@ class World:
     async def stop(self) -> None:
         """SIGTERM."""
         life, self._up = self.life, None
+        self.trace.say(NODE, "the service is stopped")
         if self._watching is not None:
             self._watching.cancel()
         await life.service.stop()
@@ -260,7 +264,7 @@ class World:
             if all(self.state(device) is State.CLEAN for device in self.uuids):
                 break
         for device in self.uuids:
-            assert self.state(device) is State.CLEAN, self.story(device)
+            assert self.state(device) is State.CLEAN, self.trace.story(device)
             self.truth.at_rest(device)
         self.check()
 
@@ -343,7 +347,7 @@ class World:
         """No promise was broken so far, and the service believes what it wrote."""
         for device in self.truth.records:
             self._check_fence(device)
-        assert not self.truth.violations, "\n".join(self.truth.violations)
+        assert not self.truth.violations, self.trace.story()
         assert not self.loop.complaints, "\n".join(self.loop.complaints)
         if self.up and self.life.ledger.fault is None and not self.life.disk.dead:
             for device, record in self.life.ledger.records.items():
@@ -378,11 +382,6 @@ class World:
             unknown = record.state is State.UNKNOWN and not observed
             assert not (reported[device].healthy and (out or unknown)), f"{device} is reported healthy (I3)"
             assert reported[device].clean == (record.state is State.CLEAN)
-
-    def story(self, device: str) -> str:
-        """How a device came to be where it is."""
-        rows = [entry for entry in self.truth.entries if entry.device == device]
-        return "\n".join(f"{row.seq:4} {row.at.uptime:8.2f} {device} {event_text.tell(row.event)}" for row in rows)
 
     # -- how it is put together
 

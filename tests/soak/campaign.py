@@ -6,10 +6,10 @@
     python -m tests.soak.campaign --only 17 --about asks       one of processes that open GPUs of others: takes root
 
 A history is one node of 2 to 8 simulated GPUs; for root, two of three nodes have a fence. It alternates between trouble
-and calm. In trouble everything may happen that ``moves.py`` lists. Then all attackers, pods and faults end, and each
-GPU must be clean and offered again. In the calm that follows, pods come and go in ordinary ways, and none may be
-refused. ``judge.py`` says what must not be, and what docs/threat-model.md names as not closed. The same seed makes the
-same moves, not the same timing.
+and calm. In trouble everything may happen that ``tests/move_table.py`` lists for it. Then all attackers, pods and
+faults end, and each GPU must be clean and offered again. In the calm that follows, pods come and go in ordinary ways,
+and none may be refused. ``judge.py`` says what must not be, and what docs/threat-model.md names as not closed. The same
+seed makes the same moves, not the same timing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TextIO
@@ -35,16 +37,20 @@ from typing import TextIO
 from demo.installation import RESOURCE
 from demo.stage import Stage
 from demo.standins.pods import Phase, Pod
+from ground.errors import LedgerUnavailable
 from scrub_api import views
 from scrubber.core import ownership
 from scrubber.devices.simulated import drills, loops
-from scrubber.ledger import audit, database
+from scrubber.ledger import audit, database, stored
+from scrubber.words import event_text
 from tests import forking
 from tests.flows.node import Node
-from tests.soak.hostile import Hostile
+from tests.move_table import ASKING, ATTACKS, FAULTS
+from tests.soak.hostile import Hostile, uptime
 from tests.soak.judge import BETWEEN, Judge, complaints
-from tests.soak.moves import ASKING, ASKS, ATTACKS, FAULTS, WIPES, Moves, answer
+from tests.soak.moves import ASKS, WIPES, Moves, answer
 from tests.soak.pods import Pods, within
+from tests.trace import MOVE, NODE, ROW, Event, Trace
 
 BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}"
 SURVIVES = "proof: {survives_restart: true}"
@@ -86,7 +92,9 @@ class History:
     def __init__(self, seed: int, root: Path, *, about: str = "") -> None:
         """``about``: a short history, of one thing alone."""
         dice, self._about = dice_of(str(seed), "node"), about
-        self.seed, self.step, self.said, self.moves = str(seed), 0, list[str](), Counter[str]()
+        self.seed, self.step, self.moves = str(seed), 0, Counter[str]()
+        self._began = uptime()
+        self.trace = Trace(lambda: uptime() - self._began)
         self.policy, gpus, grouped = dice.choice(POLICIES), dice.choice((2, 2, 3, 4, 8)), dice.random() < 0.5
         file = root / "policy.yaml"
         fenced = seed % len(FENCES) and loops.can_attach(MEMORY_BYTES)
@@ -101,15 +109,21 @@ class History:
         self.node = Node(self.stage)
         self.pods = Pods(self.node, self.runtime)
         self.judge = Judge(self.runtime, self.kubelet, refuses=self.fence == "refuse")
-        self._began = time.monotonic()
         self._moves = Moves(self.node, self.pods, self.judge, root / "copy", survives=SURVIVES in self.policy)
-        self.runtime.say = self.say
+        self.runtime.say = partial(self.trace.say, NODE)
         named_by = "control groups" if self.runtime.tenants.grouped else "environments"
-        self.say(f"{gpus} GPUs, {named_by}, fence: {self.fence}, {self.policy}")
+        self.trace.say(NODE, f"{gpus} GPUs, {named_by}, fence: {self.fence}, {self.policy}")
 
-    def say(self, words: str) -> None:
-        """A line of the history."""
-        self.said.append(f"  {time.monotonic() - self._began:7.2f} s {words}")
+    def story(self) -> str:
+        """All that happened, with the rows of the ledger as far as they can be read. The judge has not seen them."""
+        with (
+            suppress(LedgerUnavailable, sqlite3.Error),
+            closing(database.connect(self.stage.ledger, "mode=ro")) as rows,
+        ):
+            for row in stored.entries(database.rows(rows)):
+                words = self.judge.named(event_text.tell(row.event))
+                self.trace.events.append(Event(row.at.uptime - self._began, ROW, words, row.device))
+        return self.trace.story()
 
     @property
     def findings(self) -> list[str]:
@@ -134,8 +148,9 @@ class History:
                     await self._settle()
                 for _ in range(0 if self._about else course.randint(*ROUNDS)):
                     self.pods.calm = False
-                    weights = course.choice((ATTACKS, ATTACKS | FAULTS))
-                    weights = weights | ASKING if self.runtime.fenced else weights
+                    table = course.choice((ATTACKS, ATTACKS | FAULTS))
+                    table = table | ASKING if self.runtime.fenced else table
+                    weights = {name: it.weight for name, it in table.items()}
                     moves = course.choices(tuple(weights), tuple(weights.values()), k=course.randint(*TROUBLE))
                     await self._round(moves)
                     await self._settle()
@@ -169,11 +184,11 @@ class History:
         self.demand_nothing()
 
     async def _move(self, step: int, name: str, dice: random.Random) -> None:
-        label = f"{step:3} {name}{' (calm)' if self.pods.calm else ''}"
-        self.say(f"{label} begins")
+        label = f"{name}: {step}{' (calm)' if self.pods.calm else ''}"
+        self.trace.say(MOVE, f"{label} begins")
         self.moves[name] += 1
         done = await self._moves.make(name, dice)
-        self.say(f"{label}: {done}")
+        self.trace.say(MOVE, f"{label}: {done}")
 
     def demand_nothing(self) -> None:
         """The history ends with the first finding."""
@@ -204,7 +219,7 @@ class History:
                     self.findings.append(f"GPU {number} is not clean: {device.state}, {device.why}, {device.setback}")
             await self.node.offered(self.stage.gpus)
         self.runtime.forget_groups()
-        self.say("settled")
+        self.trace.say(NODE, "settled")
         self._moves.written.clear()
         self._audit()
         self.demand_nothing()
@@ -294,6 +309,7 @@ async def play(seed: int, summary: Summary, *, keep: bool, about: str = "") -> H
         await history.run()
     finally:
         await history.stage.clear_away(keep=True)
+        story = history.story() if history.findings else ""
         if not (keep and history.findings):
             shutil.rmtree(root)
     _count(history, summary)
@@ -301,7 +317,7 @@ async def play(seed: int, summary: Summary, *, keep: bool, about: str = "") -> H
         summary.findings.append(f"FINDING seed={seed} step={history.step}: {finding}")
     if history.findings:
         kept = [f"  kept in {root}"] if keep else []
-        _print(sys.stdout, *history.said, *summary.findings[-len(history.findings) :], *kept)
+        _print(sys.stdout, story, *summary.findings[-len(history.findings) :], *kept)
     return history
 
 

@@ -186,7 +186,7 @@ class Hostile(Guests):
             self.had[gpu].append(pod.uid)
         others = [it for it in self.attackers if it.gpu in gpus and it.pod != pod.uid and it.lives()]
         self.company += [(pod, gate, it) for it in others]
-        self.say(f"    {container.name} of {pod.name} starts on {', '.join(gpus)}")
+        self.say(f"{container.name} of {pod.name} starts on {', '.join(gpus)}")
         with self._shut_out(pod, gate):
             await super().start(pod, container, devices, response)
 
@@ -210,7 +210,7 @@ class Hostile(Guests):
 
     async def stop(self, pod: Pod, container: Container) -> None:
         await super().stop(pod, container)
-        self.say(f"    {container.name} of {pod.name} has ended")
+        self.say(f"{container.name} of {pod.name} has ended")
         if not any(uid == pod.uid for uid, _ in self._on):
             for attacker in self.attackers:
                 if attacker.pod == pod.uid:
@@ -245,6 +245,7 @@ class Hostile(Guests):
     def _tried(self, what: str, gpu: str, began: float, *, opened: bool) -> None:
         """Somebody has tried since this uptime to open a GPU that was not given to him."""
         self.kept_off += not opened
+        self.say(f"{what} {'opens' if opened else 'is kept off'} {gpu}")
         if opened and self.fenced:
             to_all = any(it == gpu and since <= uptime() and began <= until for it, since, until in self._open_to_all)
             self.uses.append(Use(what, gpu, uptime(), to_all))
@@ -318,7 +319,7 @@ class Hostile(Guests):
         said = said.replace(REFUSED, b"")
         attacker = Attacker(kind, f"{manner}, {deed}", gpu, own, pod, float(said or 0), process, ours)
         self.attackers.append(attacker)
-        self.say(f"    {kind}, {attacker.what}, of {self.names.get(pod, 'nobody')}, has {gpu}: {own}")
+        self.say(f"{kind}, {attacker.what}, of {self.names.get(pod, 'nobody')}, has {gpu}: {own}")
         if not said:
             await attacker.end()
             return None

@@ -78,7 +78,7 @@ class Judge:
             fault = self.runtime.faults.pop()
             pid = re.search(r"\(pid \d+\)", fault)
             if pid is None or pid[0] not in reports:
-                self.findings.append(f"a live process was ended: {self._named(fault)}")
+                self.findings.append(f"a live process was ended: {self.named(fault)}")
 
     def _judge_uses(self) -> None:
         """A use by others is refused, or ends the proof: what comes next on the GPU starts on a newer one."""
@@ -180,11 +180,11 @@ class Judge:
     def take(self, what: str, excuse: str | None) -> None:
         """Record a finding, or count an exception."""
         if not excuse:
-            self.findings.append(self._named(what))
+            self.findings.append(self.named(what))
         else:
             self.excused[excuse] += 1
 
-    def _named(self, words: str) -> str:
+    def named(self, words: str) -> str:
         """Replace the UIDs in a text by the names of pods and attackers."""
         for uid, name in self.runtime.names.items():
             words = words.replace(uid, f"[{name}]")

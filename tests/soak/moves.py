@@ -52,39 +52,9 @@ BEFORE_START = ("nobody", "a visitor", "a writer")  # who uses a GPU between its
 BEFORE_CLEAR = "comes between evict and clear, and stays"
 BEFORE_ITS_CLEAR = "asked in the group of a pod that has ended, before the clear"
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
-# How often each move comes: to a node whose programs run, and to one whose programs are in trouble, too.
-ATTACKS = {
-    "pod": 80,
-    "leftover": 20,
-    "foreign": 8,
-    "comes_and_goes": 4,
-    "host_process": 8,
-    "in_clear": 6,
-    "before_clear": 6,
-    "claim": 8,
-    "importer": 3,
-    "doubled": 8,
-    "stale": 3,
-    "list": 3,
-    "streams": 2,
-    "order": 3,
-    "stall": 4,
-}
-# The same of those who open a GPU that is not theirs, on a node with a fence.
-ASKING = {"asks": 12, "asks_early": 6, "asks_late": 3, "asks_while_away": 4}
 # How often each comes in a short history about one thing.
 WIPES = {"before_clear": 2, "in_clear": 2, "host_process": 1}
 ASKS = {"pod": 10, "asks": 8, "asks_early": 4, "asks_while_away": 2}
-FAULTS = {
-    "kubelet_restart": 4,
-    "keep": 2,
-    "rollback": 4,
-    "service_end": 4,
-    "service_stop": 3,
-    "plugin_end": 3,
-    "plugin_stop": 2,
-    "shortage": 3,
-}
 
 
 class Moves:
@@ -99,7 +69,7 @@ class Moves:
         self._busy = {name: asyncio.Lock() for name in ("service", "plugin", "kubelet")}
 
     async def make(self, name: str, dice: random.Random) -> str:
-        """Make a move by its name in ``ATTACKS`` or ``FAULTS``, and return its result in words."""
+        """Make a move by its name in ``tests/move_table.py``, and return its result in words."""
         move: Callable[[random.Random], Coroutine[None, None, str]] = getattr(self, f"_{name}")
         try:
             return await move(dice)
@@ -173,7 +143,6 @@ class Moves:
         return [gpu for gpu in self._stage.uuids if gpu not in used | self._taken]
 
     async def _asks(self, dice: random.Random) -> str:
-        """Processes of the host, and of pods that had the GPU before, open one."""
         gpu, tried = dice.choice(self._stage.uuids), list[str]()
         for pause in [dice.uniform(0, 1) for _ in range(TRIES)]:
             await asyncio.sleep(pause)
@@ -242,7 +211,7 @@ class Moves:
         return f"on {gpu}, {pod.name}: {opened}"
 
     async def _asks_while_away(self, dice: random.Random) -> str:
-        """Somebody opens a clean GPU while the service is down. The kernel counts, or refuses."""
+        """The kernel counts, or refuses."""
         async with self._clean_gpu(dice) as (gpu, _):
             if not gpu or self._is_held(gpu):
                 return "no GPU is free and clean"
@@ -251,7 +220,7 @@ class Moves:
             return f"on {gpu}: {opened}"
 
     async def _host_process(self, dice: random.Random) -> str:
-        """A process of the host opens a clean GPU. Once the service has noticed, neither it nor its bytes may go."""
+        """Once the service has noticed, neither the process nor its bytes may go."""
         uid, seconds = str(uuids.UUID(int=dice.getrandbits(128))), dice.uniform(0.2, 3.0)
         then = dice.choice(("nothing", "order", "service_end"))  # at which a scrub might begin under it
         async with self._clean_gpu(dice) as (gpu, before):
@@ -269,7 +238,7 @@ class Moves:
         return f"on {gpu} for {seconds:.1f} s, then {then}"
 
     async def _in_clear(self, dice: random.Random) -> str:
-        """Somebody uses a GPU in the middle of a clear: that scrub proves nothing, and ends under whoever stays.
+        """That scrub proves nothing, and ends under whoever stays.
 
         By chance this would hardly ever come about: a clear takes less than a millisecond. So it stands still.
         """
@@ -297,7 +266,7 @@ class Moves:
         return f"on {gpu}: it {manner}"
 
     async def _before_clear(self, dice: random.Random) -> str:
-        """Somebody opens a GPU and writes there, after evict has found nobody and before the clear: it must not begin.
+        """Somebody writes there, after evict has found nobody: the clear must not begin.
 
         By chance this would hardly ever come about: from evict to clear it takes milliseconds. So the scrub waits in
         between, for the end of a reset of another GPU.
@@ -353,7 +322,7 @@ class Moves:
                 await self._runtime.close_sandbox(pod)
 
     async def _claim(self, dice: random.Random) -> str:
-        """A claim gets a GPU. Its first container may come only onto empty memory, whoever used the GPU before."""
+        """Its first container may come only onto empty memory, whoever used the GPU before."""
         claim, pod = str(uuids.UUID(int=dice.getrandbits(128))), Pod.of(f"claimed-{len(self._runtime.names)}", {})
         between, pauses = dice.choice(BEFORE_START), [dice.uniform(0, most) for most in (0.3, 0.5, 1.0)]
         async with AsyncExitStack() as over, self._stage.scrubber() as scrubber:
@@ -462,7 +431,7 @@ class Moves:
         return any(gpu in ids for of in held for resources in of.values() for ids in resources.values())
 
     async def _importer(self, dice: random.Random) -> str:
-        """A process of another pod has the memory of a pod open, as after cudaIpcOpenMemHandle."""
+        """As after cudaIpcOpenMemHandle."""
         running = self._runtime.running()
         pairs = [(key, other[0]) for key in running for other in running if other[0] != key[0]]
         if not pairs:
@@ -473,7 +442,6 @@ class Moves:
         return f"of {self._runtime.names[other]} at {self._runtime.names[key[0]]}: {came}"
 
     async def _doubled(self, dice: random.Random) -> str:
-        """The kubelet drops a pod while its start is on its way, and admits another one."""
         first, second = (Pod.of(f"{which}-{len(self._runtime.names)}", {RESOURCE: 1}) for which in ("dropped", "next"))
         late, soon = dice.choice(((0.2, 1.0), (0.2, 1.0), (1.5, 0.1)))  # which start comes first
         pauses = [dice.uniform(0, most) for most in (0.5, late, 0.05, 0.5, soon)]
@@ -547,7 +515,6 @@ class Moves:
         return "an older checkpoint"
 
     async def _keep(self, dice: random.Random) -> str:  # noqa: ARG002 - a move
-        """Copies for later."""
         async with self._busy["service"], self._stopped(self._stage.service):
             shutil.rmtree(self._copy, ignore_errors=True)
             self._copy.mkdir()
@@ -571,7 +538,6 @@ class Moves:
             file.write_text("{")
 
     async def _rollback(self, dice: random.Random) -> str:
-        """The state directory becomes an older copy while the service is down."""
         state = self._stage.root / "state"
         async with self._down("service", signal.SIGKILL):
             await asyncio.sleep(dice.uniform(0, 1))
@@ -643,7 +609,6 @@ class Moves:
                 self._judge.unobserved.append((began, uptime()))
 
     async def _shortage(self, dice: random.Random) -> str:
-        """The service can open no more files for a while."""
         most, seconds = dice.choice((3, 16, 30)), dice.uniform(0.2, 3)
         async with self._busy["service"]:
             program, began = self._stage.service, uptime()
@@ -655,8 +620,6 @@ class Moves:
         return f"{most} files for {seconds:.1f} s"
 
     async def _streams(self, dice: random.Random) -> str:
-        """More Watch streams than there are places."""
-
         async def follow(watch: AsyncIterator[object]) -> None:
             with suppress(Refused, NotReady, Unreachable):
                 async for _ in watch:
@@ -671,7 +634,6 @@ class Moves:
         return f"{STREAMS}"
 
     async def _order(self, dice: random.Random) -> str:
-        """A person wants a GPU scrubbed, whoever has it."""
         return await self._scrub(dice.choice(self._stage.uuids), "")
 
     async def _scrub(self, gpu: str, path: str) -> str:
@@ -682,8 +644,20 @@ class Moves:
             return str(error)
         return str([it.clean for it in ends])
 
+    async def _quarantine(self, dice: random.Random) -> str:
+        """The person insists until the GPU is back, so that nobody is refused in calm for it."""
+        gpu, pause = dice.choice(self._stage.uuids), dice.uniform(0, 2)
+        async with self._busy["service"], self._stage.admin() as admin:
+            state = (await admin.quarantine(gpu, "a drill", "the campaign")).state
+            await asyncio.sleep(pause)
+            while True:
+                ends = [it.result async for it in admin.reinstate([gpu], "", "the campaign") if it.result]
+                if any(it.clean or it.withdrawn or it.left_alone for it in ends):
+                    return f"{gpu}, {state}, is back"
+                await asyncio.sleep(0.1)
+
     async def _list(self, dice: random.Random) -> str:  # noqa: ARG002 - a move
-        """PodResources: the kubelet forgets an Allocate that is under way."""
+        """PodResources."""
         with suppress(NotRunning):
             self._kubelet.list_pod_resources()
         return "done"

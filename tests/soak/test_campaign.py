@@ -21,11 +21,12 @@ from demo.standins.pods import Pod
 from demo.standins.runtime import CannotCreate
 from plugin.kubelet_api import deviceplugin_pb2
 from scrubber.devices.simulated import layout, loops, open_check
+from tests.move_table import ATTACKS, FAULTS
 from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Entry, Hostile, Use, uptime
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import ATTACKS, BEFORE_CLEAR, BEFORE_ITS_CLEAR, BEFORE_START, FAULTS, HOLDING, MANNERS, WIPES
+from tests.soak.moves import BEFORE_CLEAR, BEFORE_ITS_CLEAR, BEFORE_START, HOLDING, MANNERS, WIPES
 from tests.soak.planted import CARELESS, OPEN, REFUSES, ROOT, WATCHES, WIPES_SEED
 from tests.soak.pods import SHAPES
 
