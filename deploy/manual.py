@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -20,6 +20,61 @@ from autoclave.cli.output import document
 WIDTH = 80
 PROGRAMS = ("scrubber", "plugin", "dra")  # whose flags stand in units and manifests, which are read without a shell
 PAGE = "autoclave.1"  # for man
+_USERS_HEAD = """\
+## Who gives which flag, and when
+
+Everybody else leaves the flag out. Not each reason comes from a user: some are our own judgement.
+
+| flag | of | who gives it, and when |
+|---|---|---|"""
+# Who gives each flag of these programs, and when.
+USERS = {
+    "--backend": "drills and trials: `simulated`, which no node gets by itself",
+    "--policy": "security, SRE: any policy but `default`",
+    "--state-dir": "platform: the ledger on another disk; ordinary user: the default belongs to root",
+    "--run-dir": "platform: pods that share another directory; ordinary user: the default belongs to root",
+    "--kubelet-dir": "platform: a kubelet with another root directory, such as of k0s or MicroK8s",
+    "--pod-logs-dir": "platform: a kubelet with another `podLogsDir`",
+    "--operator-namespace": "platform: the operator is in another namespace, and the policy is a shipped one",
+    "--host-root": "platform: the service is in a container",
+    "--sight": "platform: a trial on a node that is a container itself, such as of kind",
+    "--cgroup-root": "SRE: a trial of the fence that touches no other program of the machine",
+    "--evidence-rows": "auditor: more; SRE: a small disk",
+    "--evidence-age": "auditor: more; data protection: less",
+    "--simulated-dir": "drills: their memory on a file system in memory",
+    "--simulated-gpus": "drills: a node like your own",
+    "--simulated-memory": "drills: scrubs that take long enough to be seen",
+    "--simulated-cdi-dir": "platform: pods with simulated GPUs, before real ones arrive",
+    "--create-gate": "platform: a pod shall wait, not fail",
+    "--gate-cdi-dir": "platform: a runtime that does not read `/etc/cdi`, or a service in a container",
+    "--standby": "platform: updates without a pause, by a DaemonSet with `maxSurge`",
+    "--runtime-request-timeout": "platform: a kubelet with another `runtimeRequestTimeout`",
+    "--node-name": "platform: the name is not the host's, and no manifest sets NODE_NAME",
+    "--metrics-address": "SRE: Prometheus, and probes of the kubelet",
+    "--log-level": "SRE: `debug` for a report to us; `warning` where each line costs",
+    "--log-format": "SRE: `console` where people read the log, such as by `kubectl logs`",
+    "--config": "without Kubernetes: one file under configuration management",
+    "--resource-prefix": "platform: names beside those of another device plugin",
+    "--strategy": "platform: a runtime without CDI, or NVIDIA's own runtime",
+    "--cdi-kind": "platform: specifications of another kind, which name GPUs by UUID",
+    "--pass-device-specs": "platform: a runtime without CDI; a kubelet with a static CPU manager",
+    "--driver-root": "platform: the driver is in a container",
+    "--mig-strategy": "platform: nodes with MIG",
+    "--cluster-reports": "platform: no rights in the cluster (`off`), or a failed start without them (`on`)",
+    "--checkpoint-annotation": "auditor: a witness of the ledger outside the node",
+    "--nvsentinel-socket": "SRE: nodes with NVSentinel",
+    "--nvsentinel-action": "SRE: NVSentinel repairs nodes by itself",
+    "--vendor-dir": "platform: the vendor's device plugin stays",
+    "--cdi-dir": "platform: a runtime with other directories, or a program in a container",
+    "--vendor-variable": "platform: a vendor's plugin with a variable that we do not know",
+    "--driver-name": "platform: a name that the classes of the cluster already have",
+    "--vendor-registry-dir": "platform: the vendor's DRA driver stays",
+    "--taint-rules": "SRE: no pod waits for a quarantined GPU of the vendor's driver",
+    "--plugins-dir": "platform: a kubelet with another root directory, such as of k0s or MicroK8s",
+    "--registry-dir": "platform: the same",
+    "--clean-within": "SRE: `paths.new_tenant: slow`, whose scrubs take longer; 0: the next pod waits, not the end",
+    "--claim-status": "tenant: evidence in the claim",
+}
 _MADE = re.compile(r"(<!-- made by `make docs`: begin -->\n).*(<!-- made by `make docs`: end -->)", re.DOTALL)
 
 
@@ -33,7 +88,23 @@ def text() -> str:
     root, *verbs = commands()
     programs = [verb for verb in verbs if verb.info_name in PROGRAMS]
     contract = inspect.cleandoc(document.__doc__ or "").replace("``", "`")
-    return "\n".join([*(_section(ctx) for ctx in (root, *programs)), f"## For programs\n\n{contract}\n"])
+    sections = (_section(ctx) for ctx in (root, *programs))
+    return "\n".join([*sections, _users(programs), f"## For programs\n\n{contract}\n"])
+
+
+def flags(programs: Iterable[click.Context]) -> dict[str, list[str]]:
+    """Each flag of the programs, with the names of those that have it."""
+    having: dict[str, list[str]] = {}
+    for ctx in programs:
+        for param in ctx.command.params:
+            having.setdefault(param.opts[0], []).append(str(ctx.info_name))
+    return having
+
+
+def _users(programs: Iterable[click.Context]) -> str:
+    """The table of these flags."""
+    rows = (f"| `{flag}` | {', '.join(having)} | {USERS[flag]} |" for flag, having in flags(programs).items())
+    return "\n".join((_USERS_HEAD, *rows, ""))
 
 
 def man() -> str:

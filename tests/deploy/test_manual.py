@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autoclave.cli import VERBS
+from autoclave.cli import SERVERS, VERBS
 from deploy import manual
 
 PAGE = Path(__file__).parents[2] / "docs/cli.md"
@@ -24,3 +24,10 @@ def test_every_verb_and_program_is_in_the_manual():
     requests = {line.split()[0] for line in man.splitlines() if line.startswith((".", "'"))}
     assert requests == {".TH", ".SH", ".PP", ".TP"}, "man would take text for a request"
     assert [program for program in manual.PROGRAMS if f"## autoclave {program}\n" not in text] == []
+
+
+def test_every_flag_of_a_program_has_somebody_who_gives_it():
+    """A flag that nobody has a reason for is not added."""
+    programs = [verb for verb in manual.commands() if verb.info_name in SERVERS]
+    assert [verb.info_name for verb in programs] == list(manual.PROGRAMS)
+    assert list(manual.flags(programs)) == list(manual.USERS)
