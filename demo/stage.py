@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -27,11 +28,14 @@ from scrub_api import admin_client, client, views
 from scrubber.devices.simulated import drills, layout
 
 ANSWERS_WITHIN = 60.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, a closed terminal
 T = TypeVar("T")
 
 
 def run(main: Coroutine[object, object, T]) -> T:
-    """Run what has a stage. SIGTERM and a closed terminal end it like Ctrl-C: the stage ends its programs.
+    """Run what has a stage. At the first of the signals ``ENDING`` the stage ends its programs and is cleared away.
+
+    A second one does not interrupt that. A third one ends the process at once.
 
     Only the main task is cancelled. To clear a stage away takes the others, such as the servers of the kubelet.
     """
@@ -42,10 +46,25 @@ def run(main: Coroutine[object, object, T]) -> T:
 
 
 async def _until_signalled(main: Coroutine[object, object, T]) -> T:
-    loop, task = asyncio.get_running_loop(), asyncio.create_task(main)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+    loop, task, signalled = asyncio.get_running_loop(), asyncio.create_task(main), asyncio.Event()
+
+    def end() -> None:
+        if not signalled.is_set():  # the loop hears the next signals, too
+            signalled.set()
+            task.cancel()
+            for number in ENDING:
+                signal.signal(number, _still_clearing)  # also while the loop waits for a control group
+
+    for number in ENDING:
+        loop.add_signal_handler(number, end)
     return await task
+
+
+def _still_clearing(_number: int, _frame: object) -> None:
+    for number in ENDING:  # before the words: who reads them may send the next signal at once
+        signal.signal(number, signal.SIG_DFL)
+    what = f"the programs, loop devices, control groups and directories of the stage in {tempfile.gettempdir()}"
+    print(f"still clearing away {what}; another signal ends this at once and leaves them", file=sys.stderr, flush=True)
 
 
 @dataclass

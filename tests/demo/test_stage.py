@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +29,48 @@ async def main():
         await stage.clear_away(keep=False)
 run(main())
 """
+
+
+CLEARS = """
+import asyncio, sys
+from demo.stage import run
+async def main():
+    try:
+        print("runs", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        told = asyncio.Event()
+        asyncio.get_running_loop().add_reader(sys.stdin, told.set)
+        print("clears", flush=True)
+        await told.wait()
+        print("cleared", flush=True)
+run(main())
+"""
+
+
+@contextmanager
+def clearing() -> Iterator[subprocess.Popen[str]]:
+    """A program that got two signals, and clears away until it reads a line."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", CLEARS], text=True, **pipes) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        for word in ("runs", "clears"):
+            assert program.stdout.readline() == f"{word}\n"
+            program.send_signal(signal.SIGTERM)
+        assert program.stderr.readline().startswith("still clearing away the programs, loop devices")
+        yield program
+
+
+def test_a_second_signal_does_not_interrupt_the_clearing() -> None:
+    with clearing() as program:
+        assert program.communicate("\n", WITHIN)[0] == "cleared\n"
+
+
+def test_a_third_signal_ends_the_clearing_at_once() -> None:
+    with clearing() as program:
+        program.send_signal(signal.SIGINT)
+        assert program.wait(WITHIN) == -signal.SIGINT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
