@@ -19,12 +19,30 @@ from ground.documents.faults import DocumentError, DocumentFault, Loc, quote
 from policies import match
 from policies.policy_model import MOST_RULES, Match, Policy, PolicySet
 
+OLDER = "a field of an older version"
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
-# Fields that a policy had before, and what to do instead: the end of "expected none: ...".
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RemovedField:
+    """A field that a policy had before."""
+
+    default: object  # as a file writes it: what happens now, whatever a file says
+    instead: str  # what to do instead: the end of "expected none: ..."
+
+    def may_stay(self, value: object) -> bool:
+        """Whether the file asks for what happens anyway. A node must not fall out of service for that at an update."""
+        return _says_the_same(value, self.default)
+
+
 REMOVED = {
-    "restart_on_sick": "no container restarts on a device whose results are in doubt",
-    "paths.escalate": "a failed path is followed by the path reset; `reset: {when: never}` forbids it",
-    "periodic": "to test idle devices, run `autoclave scrub GPU --path slow` from a timer",
+    "restart_on_sick": RemovedField("refuse", "no container restarts on a device whose results are in doubt"),
+    "paths.escalate": RemovedField(
+        default=True, instead="a failed path is followed by the path reset; `reset: {when: never}` forbids it"
+    ),
+    "periodic": RemovedField(
+        {"every": "0s", "keep_free": 1}, "to test idle devices, run `autoclave scrub GPU --path slow` from a timer"
+    ),
 }
 
 
@@ -59,11 +77,27 @@ def load_bytes(data: bytes, source: str) -> PolicySet:
 def load_text(text: str, source: str) -> PolicySet:
     """Read all policies from a text. Raises DocumentError with all faults."""
     root, faults = yaml_tree.parse(text, source)
-    policies = dict(_policies(root.plain()))
+    policies = {loc: _without_outdated(policy) for loc, policy in _policies(root.plain())}
     problems = [*_problems(root, policies), *_clashes(root)]
     if faults or problems:
         raise DocumentError(*faults, *(problem.fault(root, source) for problem in problems))
     return validation.build(PolicySet, _with(root, policies))
+
+
+def outdated(data: bytes, source: str) -> tuple[DocumentFault, ...]:
+    """Where a file without faults has fields of an older version, which change nothing."""
+    text = _decoded(data, source)
+    if not any(name.rpartition(".")[2] in text for name in REMOVED):  # it is parsed once more
+        return ()
+    root, _ = yaml_tree.parse(text, source)
+    return tuple(
+        validation.Problem(
+            (*loc, *name.split(".")), f"{OLDER} that changes nothing", f"none: {field.instead}", at_key=True
+        ).fault(root, source)
+        for loc, _ in _policies(root.plain())
+        for name, field in REMOVED.items()
+        if root.find((*loc, *name.split("."))) is not None
+    )
 
 
 def read(name: str) -> bytes:
@@ -125,10 +159,33 @@ def _problems(root: yaml_tree.YamlNode, policies: Mapping[Loc, object]) -> Itera
 
 def _or_removed(problem: validation.Problem) -> validation.Problem:
     """The problem of a policy. An unknown key that a policy had before is called so, with what to do instead."""
-    instead = REMOVED.get(".".join(map(str, problem.loc)))
-    if instead is None:
+    removed = REMOVED.get(".".join(map(str, problem.loc)))
+    if removed is None:
         return problem
-    return dataclasses.replace(problem, found="a field of an older version", expected=f"none: {instead}")
+    return dataclasses.replace(problem, found=OLDER, expected=f"none: {removed.instead}")
+
+
+def _without_outdated(policy: object) -> object:
+    """The policy without the fields of an older version that change nothing."""
+    for name, field in REMOVED.items():
+        *way, last = name.split(".")
+        policy = _without(policy, way, last, field)
+    return policy
+
+
+def _without(policy: object, way: list[str], last: str, field: RemovedField) -> object:
+    if not isinstance(policy, dict):
+        return policy
+    if way:
+        return {key: _without(value, way[1:], last, field) if key == way[0] else value for key, value in policy.items()}
+    return {key: value for key, value in policy.items() if key != last or not field.may_stay(value)}
+
+
+def _says_the_same(value: object, default: object) -> bool:
+    """Whether a value is the default, or a mapping of which each value is. True is not 1."""
+    if isinstance(value, dict) and isinstance(default, dict):
+        return all(key in default and _says_the_same(part, default[key]) for key, part in value.items())
+    return type(value) is type(default) and value == default
 
 
 def _stands_in(root: yaml_tree.YamlNode, problem: validation.Problem) -> bool:

@@ -120,6 +120,7 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
             ProcessCollector(registry=metrics.registry)
         if not active_policy.fault:
             await asyncio.to_thread(active_policy.keep)
+            _say_if_outdated(active_policy)
             _say_if_not_kept(active_policy)
         elif alone:  # otherwise the reload has said it
             _say_fault(active_policy)
@@ -369,6 +370,7 @@ async def _reload(active_policy: ActivePolicy) -> None:
     loaded, source = await asyncio.to_thread(active_policy.reload), active_policy.source
     if loaded:
         logger.info("policy loaded", policy=active_policy.name, source=source)
+        _say_if_outdated(active_policy)
         _say_if_not_kept(active_policy)
     elif active_policy.fault and active_policy.fault != before:
         _say_fault(active_policy)
@@ -379,6 +381,14 @@ async def _reload(active_policy: ActivePolicy) -> None:
 def _say_fault(active_policy: ActivePolicy) -> None:
     level, faults = logging.WARNING if active_policy.unread else logging.ERROR, active_policy.fault
     logger.log(level, "policy not loaded; the old policy stays in force", source=active_policy.source, faults=faults)
+
+
+def _say_if_outdated(active_policy: ActivePolicy) -> None:
+    if active_policy.outdated:
+        source, outdated = active_policy.source, active_policy.outdated
+        logger.warning(
+            "the policy has fields of an older version, which change nothing", source=source, fields=outdated
+        )
 
 
 def _say_if_not_kept(active_policy: ActivePolicy) -> None:

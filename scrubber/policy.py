@@ -37,6 +37,7 @@ class ActivePolicy:
         # The policies, their digest and what they say about known devices are replaced together, so that they agree.
         self._loaded: tuple[PolicySet, str, dict[str, tuple[DeviceInfo, DevicePolicy]]]
         self._kept = kept
+        self.outdated = ""  # the fields of an older version, which change nothing, and their places in the file
         self.not_kept = ""  # why a later start cannot have the policy in force
         self._text = b""  # of the policy in force, if it was read from the file
         self._last = ""  # the name and date of the policy in force since the start, if the file had faults then
@@ -84,7 +85,9 @@ class ActivePolicy:
         if self.path is None:
             return load.load(self.source), b""
         text = load.read(self.source)
-        return load.load_bytes(text, self.source), text
+        policies = load.load_bytes(text, self.source)
+        self.outdated = "\n".join(map(str, load.outdated(text, self.source)))
+        return policies, text
 
     def _last_good(self, error: DocumentError) -> PolicySet:
         """The last policy without faults that this file has held; the error if there is none."""

@@ -241,10 +241,14 @@ def test_a_restart_with_a_broken_policy_file_serves(service):
     """With the last policy that had no faults; the status and the answer to probes say so."""
     service.stop()
     file = service.root / "site.yaml"
-    file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
+    older = load.read_shipped("fast").replace("defaults:\n", "defaults:\n  restart_on_sick: refuse\n")
+    file.write_text(older.replace("name: fast", "name: before"))
     service.command += ["--policy", file, "--metrics-address", "127.0.0.1:0"]
     service.start()
     service.settled(0, "clean")
+    assert [line["level"] for line in map(json.loads, service.log_lines) if "older version" in line["event"]] == [
+        "warning"
+    ]
     service.stop()
     file.write_text("name: [")
     service.start()

@@ -121,6 +121,17 @@ def test_a_policy_is_checked_as_it_comes_through_a_pipe(text, code, shown):
     assert (run.exit_code, shown in run.output) == (code, True)
 
 
+def test_a_policy_of_an_older_version_is_valid_with_warnings(autoclave, tmp_path):
+    (tmp_path / "old.yaml").write_text("name: old\ndefaults: {paths: {escalate: true}}\n")
+    run = autoclave("policy", "check", tmp_path / "old.yaml")
+    assert (run.exit_code, run.stdout) == (0, f"{tmp_path}/old.yaml: policy old is valid, 0 rules\n")
+    assert run.stderr.startswith(
+        f"warning: {tmp_path}/old.yaml:2:20: defaults.paths.escalate: found a field of an older"
+    )
+    [item] = json.loads(autoclave("policy", "check", tmp_path / "old.yaml", "-o", "json").stdout)["items"]
+    assert (item["valid"], [fault["path"] for fault in item["outdated"]]) == (True, ["defaults.paths.escalate"])
+
+
 def test_policy_faults_are_reported_with_their_place(autoclave, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: mine\nrulez: []\ndefaults:\n  budgets:\n    allocate: 5\n")

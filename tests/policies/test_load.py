@@ -144,6 +144,9 @@ WRONG_VALUES = (
     ("settings: {mig: true}", "settings.mig: found an unknown key"),
     ("restart_on_sick: allow", "restart_on_sick: found a field of an older version, expected none: no container"),
     ("paths: {escalate: false}", "paths.escalate: found a field of an older version, expected none: a failed path"),
+    ("paths: {escalate: 1}", "paths.escalate: found a field of an older version"),
+    ("periodic: {every: 0s, keep_free: true}", "periodic: found a field of an older version"),
+    ("periodic: {every: 0s, kept: 1}", "periodic: found a field of an older version"),
     ("periodic: {every: 1d}", "periodic: found a field of an older version, expected none: to test idle devices, run"),
     ("settings: {power_limit: 500 W}", "settings.power_limit: "),
     ("settings: {power_limit: true}", "settings.power_limit: "),
@@ -171,6 +174,32 @@ def test_a_wrong_value_is_reported_at_its_place(written, fault):
     found, *_ = faults(f"name: a\nrules:\n- {{name: b, match: {{}}, policy: {{{written}}}}}\n")
     assert found.startswith("p.yaml:3:")
     assert f": rules[0].policy.{fault}" in found
+
+
+@pytest.mark.parametrize(
+    ("written", "field"),
+    [
+        ("restart_on_sick: refuse", "restart_on_sick"),
+        ("paths: {escalate: true, new_tenant: slow}", "paths.escalate"),
+        ("periodic: {every: 0s, keep_free: 1}", "periodic"),
+        ("periodic: {every: 0s}", "periodic"),
+    ],
+)
+def test_a_removed_field_that_changes_nothing_only_warns(written, field):
+    """An update stops no node because of a file that `policy show default` of an older version has printed."""
+    text = f"name: a\ndefaults: {{{written}}}\nrules:\n- {{name: b, match: {{}}, policy: {{{written}}}}}\n"
+    assert [policy.paths.new_tenant.value for policy in read(text).policies] == [
+        "slow" if "slow" in text else "fast"
+    ] * 2
+    warned = [(fault.line, fault.path) for fault in load.outdated(text.encode(), "p.yaml")]
+    assert warned == [(2, f"defaults.{field}"), (4, f"rules[0].policy.{field}")]
+
+
+def test_a_rule_that_changes_a_removed_field_is_refused():
+    text = (
+        "name: a\ndefaults: {periodic: {every: 0s}}\nrules:\n- {name: b, match: {}, policy: {periodic: {every: 7d}}}\n"
+    )
+    assert ["rules[0].policy.periodic: found a field of an older" in fault for fault in faults(text)] == [True]
 
 
 def test_the_longest_self_test_ends_before_its_step():

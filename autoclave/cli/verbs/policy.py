@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from autoclave.cli import DONE, ENVIRONMENT, WRONG_USAGE, options, service_call
 from autoclave.cli.output import document, human
 from ground import paths
-from ground.documents.faults import DocumentError
+from ground.documents.faults import DocumentError, DocumentFault
 from ground.errors import FatalError
 from ground.quantities import quantity
 from policies import load, match, policy_model
@@ -33,32 +33,48 @@ def check(files: tuple[str, ...], output: str) -> int:
 
     FILE is a file, the name of a shipped policy, or - for stdin.
 
-    Exit code 2 when a service would refuse one of them.
+    Exit code 2 when a service would refuse one of them. A field of an older version is only a warning if it asks for
+    what happens anyway.
     """
-    checked = {"stdin" if file == "-" else file: _check(file) for file in files}
+    checked = [_check(file) for file in dict.fromkeys(files)]
     if output != "text":
-        document.emit(document.listing("PolicyCheck", map(_item, checked, checked.values())), output)
-    for file, result in checked.items():
-        if isinstance(result, DocumentError):
-            click.echo("\n".join(human.printable(str(fault)) for fault in result.faults), err=True)
-        elif output == "text":
-            human.say(f"{file}: policy {result.name} is valid, {quantity(len(result.rules), 'rule')}")
-    return WRONG_USAGE if any(isinstance(result, DocumentError) for result in checked.values()) else DONE
+        document.emit(document.listing("PolicyCheck", map(_item, checked)), output)
+    for file in checked:
+        for line in (*file.faults, *(f"warning: {fault}" for fault in file.outdated)):
+            click.echo(human.printable(str(line)), err=True)
+        if file.policies is not None and output == "text":
+            policies = file.policies
+            human.say(f"{file.name}: policy {policies.name} is valid, {quantity(len(policies.rules), 'rule')}")
+    return WRONG_USAGE if any(file.policies is None for file in checked) else DONE
 
 
-def _check(file: str) -> policy_model.PolicySet | DocumentError:
+@dataclass(frozen=True, slots=True)
+class _CheckedFile:
+    """A policy file, and what a service would say of it."""
+
+    name: str
+    policies: policy_model.PolicySet | None  # None: it would refuse the file
+    faults: tuple[DocumentFault, ...] = ()
+    outdated: tuple[DocumentFault, ...] = ()
+
+
+def _check(file: str) -> _CheckedFile:
+    name = "stdin" if file == "-" else file
     try:
-        if file == "-":
-            return load.load_bytes(sys.stdin.buffer.read(load.LARGEST + 1), "stdin")
-        return load.load(file)
+        if file in load.shipped():
+            return _CheckedFile(name, load.load(file))
+        data = sys.stdin.buffer.read(load.LARGEST + 1) if file == "-" else load.read(file)
+        return _CheckedFile(name, load.load_bytes(data, name), outdated=load.outdated(data, name))
     except DocumentError as error:
-        return error
+        return _CheckedFile(name, None, error.faults)
 
 
-def _item(file: str, result: policy_model.PolicySet | DocumentError) -> dict[str, object]:
-    if isinstance(result, DocumentError):
-        return {"file": file, "valid": False, "name": "", "rules": None, "faults": list(map(asdict, result.faults))}
-    return {"file": file, "valid": True, "name": result.name, "rules": len(result.rules), "faults": []}
+def _item(file: _CheckedFile) -> dict[str, object]:
+    about: dict[str, object] = {"name": "", "rules": None}
+    if file.policies is not None:
+        about = {"name": file.policies.name, "rules": len(file.policies.rules)}
+    faults, outdated = (list(map(asdict, those)) for those in (file.faults, file.outdated))
+    return {"file": file.name, "valid": file.policies is not None, **about, "faults": faults, "outdated": outdated}
 
 
 def _digest(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
