@@ -165,6 +165,7 @@ class DeviceStatus:
     fence: str = ""  # watch, refuse or WATCHES_ONLY, while the kernel is asked about it; else empty
     askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
     witness_kind: str = ""  # the same as ``witness`` for a program: fence, files, none, unknown; empty: not asked yet
+    policy_gate: str = ""  # what the policy says: allocate, prestart or create
 
     @property
     def name(self) -> str:

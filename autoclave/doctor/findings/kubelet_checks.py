@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoclave.doctor.facts import create_gate, kubelet_facts, service_facts
+from autoclave.doctor.facts.posture import guards_nvidia
 from autoclave.doctor.finding import Finding, as_root, broken, check, check_of_service, ok, unseen, warning
 from autoclave.doctor.node_facts import CheckFault, CreateGateFacts, Node
 from ground import errors
 from ground.quantities import quantity
+from policies.policy_model import FenceMode, GateMode
 from scrub_api import views
 from scrubber.core import gate_in_force
 from scrubber.core.model import State
@@ -18,6 +20,10 @@ RESTARTED = "if the container runtime was restarted since, start a new pod on th
 SWITCH_ON = (
     "switch CDI on in the container runtime (containerd 1.7: enable_cdi = true in /etc/containerd/config.toml; 2.0 and "
     "later have it on), and let it read the directory of --gate-cdi-dir"
+)
+FENCED = "correct what the finding `fence` names, or choose another `gate` in the policy"
+ON_SIMULATED = (
+    "run the service as root with --cgroup-root, which needs version 2 of control groups, or choose another `gate`"
 )
 
 GATES = {
@@ -45,6 +51,21 @@ def gate(node: Node, status: views.Status) -> Iterator[Finding]:
             yield warning(text, SWITCH_ON)
         faults = tuple(_faults(facts, status))
         yield from faults or (_in_force(status, service_facts.now(node)),)
+
+
+@check_of_service("prestart-gate", of_kubernetes=True)
+def prestart(node: Node, status: views.Status) -> Iterator[Finding]:
+    """The fence holds back the containers for which PreStartContainer waits."""
+    usable = [device for device in status.devices if device.quarantine is None]
+    waiting = [device for device in usable if device.policy_gate == GateMode.PRESTART.value]
+    not_held = ", ".join(device.device for device in waiting if device.fence != FenceMode.REFUSE.value)
+    if not_held:
+        text = f"`gate: prestart` acts as `gate: allocate` on GPU {not_held}, so pods fail instead of waiting: no fence"
+        yield warning(f"{text} refuses others there", FENCED if guards_nvidia(node) else ON_SIMULATED)
+    elif waiting:
+        yield ok(f"`gate: prestart` lets pods wait for {quantity(len(waiting), 'GPU')}")
+    else:
+        yield ok("no pod waits by `gate: prestart`: the policy does not ask for it")
 
 
 def _faults(gate: CreateGateFacts, status: views.Status) -> Iterator[Finding]:
