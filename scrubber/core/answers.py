@@ -171,11 +171,6 @@ def quarantined(action: Action, record: Record) -> Refuse:
     return Refuse(Reason.QUARANTINED, sentence(action, record, "it is quarantined"))
 
 
-def being_reset(action: Action, record: Record) -> Wait:
-    """Its job has begun a reset, which cannot be cancelled."""
-    return Wait(Reason.SCRUBBING, sentence(action, record, "it is being reset"), ("try again",))
-
-
 def final(answer: Wait) -> Refuse:
     """The same no, for a caller that does not wait."""
     return Refuse(answer.reason, answer.message, answer.remedies)

@@ -327,12 +327,16 @@ class TenantRequests:
                 return final
         return self._no_decision(request, device)
 
-    async def _carry_out(self, request: Request, record: Record, answer: A) -> A | answers.Wait | None:
-        """The final answer; None if it was to record an event or cancel a job first: that is done, so decide again."""
+    async def _carry_out(self, request: Request, record: Record, answer: A) -> A | None:
+        """The final answer; None if it was to record an event or cancel a job first: that is done, so decide again.
+
+        A job that has begun its reset since the decision is not cancelled. The next decision joins it, since its path
+        is due.
+        """
         device = record.device.uuid
         if isinstance(answer, answers.CancelJob):
-            cancelled = await self._context.jobs.cancel_unless_resetting(device)
-            return None if cancelled else answers.being_reset(request.action, record)
+            await self._context.jobs.cancel_unless_resetting(device)
+            return None
         if isinstance(answer, answers.RecordFirst):
             await self._context.ledger.append(request.op, (device, answer.event))
             return None
