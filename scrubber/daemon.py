@@ -92,7 +92,8 @@ def _leave(error: Exception, path: Path) -> None:
         case DeviceError():
             left = {"message": str(error)}
         case _:
-            left = {"message": f"unexpected error: {type(error).__name__}: {error}"}
+            remedies = "restart the service", "report the error: the end of its log has the report, or names its file"
+            left = {"message": f"unexpected error: {type(error).__name__}: {error}", "remedies": remedies}
     try:
         with os.fdopen(private_files.opened(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), "w") as file:
             json.dump(left, file)

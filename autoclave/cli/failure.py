@@ -26,13 +26,15 @@ from scrubber.devices.base import DeviceError
 _REPORT = """\
 `{command}` ended with an unexpected error.
 
+Before you publish this text, remove what nobody else may know: it can name pods, users and paths of your machine.
+
 * autoclave {version}
 * {machine}
 
 ```
 {traceback}```
 """
-"""In Markdown, to be pasted into an issue."""
+"""In Markdown, to be pasted into an issue. Only the command and the error can hold values."""
 
 _LISTED = "`autoclave status` lists the GPUs, and the log of the scrub service says which GPU cannot be read"
 

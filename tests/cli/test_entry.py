@@ -246,7 +246,8 @@ def test_an_unexpected_error_leaves_a_report_to_paste(capsys, monkeypatch, tmp_p
     name = r"KeyError: 'two\nlines'"
     assert capsys.readouterr().err == f"autoclave: unexpected error: {name}; report it with the text in {file}\n"
     report = file.read_text()
-    assert report.startswith(f"`autoclave status 'a b'` ended with an unexpected error.\n\n* autoclave {__version__}\n")
+    assert report.startswith("`autoclave status 'a b'` ended with an unexpected error.\n\nBefore you publish")
+    assert f"\n\n* autoclave {__version__}\n" in report
     assert report.endswith(f"{name}\n```\n")
     assert 'raise KeyError("two' in report
     assert file.stat().st_mode & 0o777 == 0o600

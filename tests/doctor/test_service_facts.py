@@ -35,7 +35,11 @@ def test_a_key_that_others_can_read_is_named(tmp_path, monkeypatch):
     [
         (FatalError("cannot: it; is so", "end it", "wait; or not"), "cannot: it; is so", "end it; wait; or not"),
         (DeviceError("no driver; load it"), "no driver; load it", ""),
-        (KeyError("x"), "unexpected error: KeyError: 'x'", ""),
+        (
+            KeyError("x"),
+            "unexpected error: KeyError: 'x'",
+            "restart the service; report the error: the end of its log has the report, or names its file",
+        ),
     ],
 )
 def test_the_last_error_of_the_service_keeps_its_remedies_apart(tmp_path, error, text, remedy):
