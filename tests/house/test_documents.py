@@ -3,16 +3,20 @@
 import re
 import tomllib
 import typing
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
-from scrubber.core import events, states
+from policies import load
+from policies.policy_model import STEP_SECONDS
+from scrubber.core import events, plans, states
 from scrubber.core.model import State
 from tests.house.sources import FENCED, FILES, HOUSES, place
 
 ROOT = Path(__file__).parents[2]
 STATES = (ROOT / "docs" / "states.md").read_text()
+DEFAULT = " ".join(load.read_shipped("default").replace("#", "").split())  # without line breaks of comments
 WIDTH = 120
 WHOLE = re.compile(r"`[^`]*`|\]\([^)]*\)")  # code and targets of links, which a line break would damage
 STAND_IN = ROOT / "demo" / "standins" / "README.md"
@@ -35,6 +39,23 @@ def test_the_state_diagram_shows_the_transition_table():
     table = ((state, kind, to) for state, row in states.TABLE.items() for kind, to in row.items() if to is not state)
     assert all(drawn)
     assert moves == {(state.value, kind.__name__, to.value) for state, kind, to in table}
+
+
+def test_the_pages_list_the_steps_of_each_path():
+    listed = dict(re.findall(r"^\| (\w+) \| (\w+, [a-z, ]+) \|$", STATES, re.MULTILINE))
+    assert listed == {path.value: ", ".join(step.value for step in plan) for path, plan in plans.PLANS.items()}
+    assert f"Path fast: {listed['fast']}." in DEFAULT
+
+
+def test_the_pages_name_the_deadline_of_each_step():
+    """Steps with the same one stand together: reset, clear and verify 60 s each."""
+    groups = [(seconds, list(steps)) for seconds, steps in groupby(STEP_SECONDS, STEP_SECONDS.__getitem__)]
+    names = [" and ".join(filter(None, (", ".join(steps[:-1]), steps[-1]))) for _, steps in groups]
+    each = [" each" if len(steps) > 1 else "" for _, steps in groups]
+    policies = " ".join((ROOT / "docs" / "policies.md").read_text().split())
+    for page, begins, unit in ((policies, "times `timeouts`", " s"), (DEFAULT, "With 1", "s")):
+        said = [f"{name} {seconds:g}{unit}{end}" for name, (seconds, _), end in zip(names, groups, each, strict=True)]
+        assert f"{begins}: {', '.join(said)}." in page
 
 
 def test_every_state_and_every_event_has_its_sentence():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from ground import paths
+from ground.metric_table import Kind
 from scrubber import assembly
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
 from scrubber.metrics import service_metrics
@@ -190,6 +192,24 @@ async def test_repeated_new_layouts_add_no_series(node):
         await relaid(node, layout)
     await day(node)
     assert {name(line).replace('-9"', '"') for line in node.series()} == first
+
+
+async def test_every_gauge_of_the_table_has_a_value(node, monkeypatch):
+    await day(node)
+    sick, out, blocked, scrubbed = (device.uuid for device in node.devices[:4])
+    grant = Grant("grant", lives.NOW, "epoch", announced=True, receipt=lives.proof(node.record(sick)).id)
+    owner = Owner("pod", lives.NOW, seen=True)
+    await node.tell(sick, ev.Granted(grant), ev.PutInUse(owner), ev.AilmentFound(lives.quarantine().ailment))
+    await node.tell(out, ev.Quarantined(lives.quarantine()))
+    context = node.built.service.context
+    context.seen.blocked[blocked] = "somebody holds it"
+    node.counters.signing.last_checkpoint = 1.0
+    node.built.monitor.ended = lives.NOW
+    monkeypatch.setattr(context.jobs, "of", {scrubbed: SimpleNamespace(step=Step.CLEAR)}.get)
+    shown = {name(line).partition("{")[0] for line in node.series()}
+    gauges = {row.name for row in service_metrics.TABLE if row.kind in (Kind.GAUGE, Kind.INFO)}
+    assert gauges - shown == set()
+    assert f'autoclave_scrub_step{{gpu="0:3",step="clear",uuid="{scrubbed}"}} 1.0' in node.series()
 
 
 async def test_the_newest_signed_checkpoint_is_shown_where_there_is_one(node):

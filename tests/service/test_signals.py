@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from policies.hardware import DeviceSign
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State
 from scrubber.words import device_status
 from tests.service.asking import healthy, reported, rows
 
-ALL = "defaults: {quarantine: {signs: [sram, links, fabric, switch, reboot-required, pcie, heat, ghost-load]}}"
+ALL = f"defaults: {{quarantine: {{signs: [{', '.join(sign.value for sign in DeviceSign)}]}}}}"
 INTERVAL = 5.0  # of the monitor: the tests mostly wait for what must not happen
 A_ROUND = INTERVAL + 0.1
 LONG = 200.0  # a trial would have come after a minute, and the next one two minutes later
@@ -81,6 +82,10 @@ SIGNALS = {
     ),
     "heat": Signal(sign(AilmentKind.HEAT), AilmentKind.HEAT, "cooling", ScrubPath.FAST, "never"),
 }
+
+
+def test_each_sign_that_may_quarantine_has_its_row():
+    assert {sign.value for sign in DeviceSign} <= {signal.kind.value for signal in SIGNALS.values()}
 
 
 def each(table):

@@ -96,6 +96,11 @@ CASES: dict[str, tuple[AilmentKind, dict[str, object], str]] = {
 }  # fmt: skip
 
 
+def test_each_sign_that_is_watched_has_its_case() -> None:
+    elsewhere = {AilmentKind.SWITCH, AilmentKind.REBOOT_REQUIRED}
+    assert {kind for kind, *_ in CASES.values()} | elsewhere == set(LASTS)
+
+
 @pytest.mark.parametrize(("kind", "state", "words"), CASES.values(), ids=CASES)
 def test_a_sign_that_lasts_is_reported_until_it_ends(rig, reader: SignReader, kind, state, words) -> None:
     reader.look(1)
