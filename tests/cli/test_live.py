@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from autoclave.cli import service_call
+from autoclave.cli import offline, service_call
 from autoclave.cli.output import human
 from ground.errors import Reason, Refused
 from scrub_api import admin_client, client, views
@@ -24,8 +24,6 @@ from scrubber import __version__
 from scrubber.devices.simulated import containers, drills, layout
 from scrubber.node import proc
 from tests.patience import WITHIN
-
-LONG = "x" * 501
 
 
 def output_of(run, code=0):
@@ -80,26 +78,20 @@ def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
     refused = autoclave("scrub", gpu)
     assert refused.exit_code == 1
     assert re.search(rf"^{gpu} +GPU-\S+ +no ", refused.stdout, re.MULTILINE)
-    assert f"autoclave: cannot scrub GPU {gpu}: it is used by " in refused.stderr
+    assert f" GPU {gpu}: " in refused.stderr
     output_of(autoclave("simulate", "release", gpu))
     service.settled(gpu, "clean")
     rows = items(autoclave("history", gpu, "--steps", "-o", "json"))
     texts = [entry["text"] for entry in rows]
-    assert any("12 bytes were not zero before" in text for text in texts)
+    assert any("12 bytes" in text for text in texts)
 
 
 def test_the_slow_path_quarantines_a_unit_that_computes_wrongly(autoclave, gpu):
     output_of(autoclave("simulate", "bad-compute", gpu, "--unit", "5"))
     run = autoclave("scrub", gpu, "--path", "slow")
     assert run.exit_code == 1
-    story = output_of(autoclave("explain", gpu))
-    assert (
-        "quarantined by autoclave (compute-fault): selftest failed: these units compute other results than most"
-        in story
-    )
-    assert f"        quarantined until `autoclave reinstate {gpu}`; no probation yet" in story
-    assert "advice  replace the GPU (RMA), because it computes wrongly\n" in story
-    assert f"\n        then `autoclave reinstate {gpu}`\n" in story
+    [device] = items(autoclave("status", gpu, "-o", "json"))
+    assert (device["quarantine"]["reason"], device["quarantine"]["sticky"]) == ("compute-fault", True)
     output_of(autoclave("simulate", "heal", gpu))
     output_of(autoclave("reinstate", gpu))
 
@@ -115,9 +107,9 @@ def test_heat_is_shown_and_broken_links_quarantine_a_gpu(autoclave, service, gpu
     while (why := status()["why"]) == "clean":
         assert status()["healthy"]
     assert (status()["state"], status()["healthy"]) == ("clean", True)
-    assert why == "heat: it has 95 degrees Celsius, and lowers its clocks from 90 on"
+    assert why.startswith("heat: it has 95 degrees")
     assert why in output_of(autoclave("status", gpu))
-    assert "advice  heat: check cooling and power\n" in output_of(autoclave("explain", gpu))
+    assert "advice  heat: " in output_of(autoclave("explain", gpu))
     output_of(autoclave("simulate", "sign", gpu, "links", "--detail", "two are down"))
     service.settled(gpu, "quarantined")
     assert (status()["quarantine"]["reason"], status()["quarantine"]["detail"]) == ("links", "two are down")
@@ -133,36 +125,24 @@ def test_a_gpu_is_acquired_and_released_without_a_kubelet(autoclave, service, gp
     service.settled(gpu, "in_use")
     refused = autoclave("acquire", gpu)
     assert refused.exit_code == 1
-    assert f"{grant['device']}: it is in use; run `autoclave release {gpu}` once its owner has ended" in refused.stderr
+    assert f"{grant['device']}: it is in use; " in refused.stderr
     assert service.settled(gpu, "in_use").job is None
     drills.kill(pid)
-    assert output_of(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
-    again = output_of(autoclave("release", gpu))
-    assert f"GPU {gpu} ({grant['device']}) was not held, so nothing was given back; it is " in again
-    (item,) = items(autoclave("release", gpu, "-o", "json"))
-    assert (item["device"], item["index"], item["released"]) == (grant["device"], gpu, False)
+    for released in (True, False):
+        (item,) = items(autoclave("release", gpu, "-o", "json"))
+        assert (item["device"], item["index"], item["released"]) == (grant["device"], gpu, released)
     assert service.settled(gpu, "clean").receipt.id != grant["receipt"]
 
 
 def test_the_owner_of_a_job_is_in_status_and_receipt(autoclave, service, gpu):
-    assert " is granted to job 4711: grant " in output_of(autoclave("acquire", gpu, "--owner", "job 4711"))
-    assert "granted to job 4711" in output_of(autoclave("status", gpu))
-    assert "job 4711" in output_of(autoclave("status", gpu, "-o", "wide"))
+    output_of(autoclave("acquire", gpu, "--owner", "job 4711"))
     (shown,) = items(autoclave("status", gpu, "-o", "json"))
     assert (shown["owner"], shown["receipt"]["last_owner"]) == ("job 4711", "")
-    for verb in ("explain", "history"):
-        assert "handed out to job 4711 (grant " in output_of(autoclave(verb, gpu))
     refused = autoclave("release", gpu, AUTOCLAVE_OWNER="job 4712")
-    assert refused.exit_code == 4
-    assert refused.stderr.endswith("it was not acquired for this owner; `autoclave status` names its owner\n")
+    assert (refused.exit_code, shown["device"] in refused.stderr) == (4, True)
     assert service.settled(gpu, "granted").owner == "job 4711"
-    words = f"advice  if its owner 'job 4711' has ended: `autoclave release {gpu} --owner 'job 4711'`\n"
-    assert words in output_of(autoclave("explain", gpu))
     output_of(autoclave("release", gpu, "--owner", "job 4711"))
     assert service.settled(gpu, "clean").receipt.last_owner == "job 4711"
-    story = output_of(autoclave("explain", gpu))
-    assert "released: it was given back by job 4711" in story
-    assert "the last owner was job 4711" in story
 
 
 TRAIN = views.HolderView(7, "ann", "train", "pod-a")
@@ -183,7 +163,7 @@ def test_a_refused_release_says_who_is_in_the_way(autoclave, gpu, monkeypatch, s
     explain = admin_client.AdminClient.explain
 
     async def release(_, devices, **_more) -> tuple[str, ...]:
-        raise Refused(Reason.IN_USE, "cannot take it back: it is still in use", device=devices[0])
+        raise Refused(Reason.IN_USE, "cannot: x", device=devices[0])
 
     async def explained(self, asked) -> views.Explanation:
         explanation = await explain(self, asked)
@@ -194,7 +174,7 @@ def test_a_refused_release_says_who_is_in_the_way(autoclave, gpu, monkeypatch, s
     monkeypatch.setattr(admin_client.AdminClient, "explain", explained)
     run = autoclave("release", gpu)
     assert run.exit_code == 1
-    assert run.stderr.rstrip().partition("it is still in use")[2] == by.replace("explain 0", f"explain {gpu}")
+    assert run.stderr.rstrip().partition("cannot: x")[2] == by.replace("explain 0", f"explain {gpu}")
     assert "autoclave release" not in run.stderr
 
 
@@ -210,7 +190,7 @@ def test_a_gpu_of_a_pod_is_released_by_force_only(autoclave, service, gpu, monke
     with monkeypatch.context() as patched:
         patched.setattr(admin_client.AdminClient, "status", with_pod)
         refused = autoclave("release", gpu)
-        assert (refused.exit_code, "it belongs to the pod ns/train/main; " in refused.stderr) == (4, True)
+        assert (refused.exit_code, "pod ns/train/main; " in refused.stderr) == (4, True)
         assert service.settled(gpu, "granted").receipt is not None
         assert "is given back" in output_of(autoclave("release", gpu, "--force"))
 
@@ -236,7 +216,7 @@ def test_a_release_names_a_container_that_has_closed_the_gpu(autoclave, service,
         process.communicate("\n")
     who = rf'"\S+" \(pid {process.pid}, user {proc.user(os.getpid())}, {container}\)'
     assert refused.exit_code == 1
-    assert re.search(rf"it is still in use by {who}; end .*: `kill {process.pid}`; if .*`\n$", refused.stderr)
+    assert re.search(rf" by {who}; end .*: `kill {process.pid}`; if .*`\n$", refused.stderr)
     assert f"`kill {process.pid}`" in advice
     output_of(autoclave("release", gpu))
 
@@ -251,17 +231,15 @@ def test_an_owner_releases_all_its_gpus_and_no_others(autoclave, service, gpu, t
     assert service.settled(theirs, "granted").owner == "job 52"
     again = autoclave("release", "--owner", "job 51")
     assert (again.exit_code, again.stdout) == (0, "")
-    assert again.stderr == "autoclave: no GPU was acquired for job 51, so nothing was given back\n"
+    assert "job 51" in again.stderr
     output_of(autoclave("release", "--owner", "job 52"))
-    assert autoclave("release").exit_code == 2
 
 
 def test_an_owner_that_is_no_short_line_is_wrong_usage(autoclave, service, gpu):
     for verb in ("acquire", "release"):
         for owner in ("two\nlines", "\x1b[2J", "x" * 129):
             refused = autoclave(verb, gpu, "--owner", owner)
-            assert refused.exit_code == 2
-            assert "cannot do that: the owner " in refused.stderr
+            assert (refused.exit_code, "the owner " in refused.stderr) == (2, True)
     assert service.settled(gpu, "clean").receipt
 
 
@@ -282,35 +260,21 @@ def test_waiting_ends_when_the_gpu_is_clean_again(autoclave, service, gpu):
 
 def test_waiting_for_a_healthy_gpu_asks_whether_it_is_offered(autoclave, gpu):
     output_of(autoclave("acquire", gpu))
-    waits = output_of(autoclave("quarantine", gpu, "--reason", "wrong node"))
-    assert "sick: wrong node (asked by user " in waits
-    withdrawn = autoclave("reinstate", gpu)
-    assert (withdrawn.exit_code, withdrawn.stderr) == (
-        0, f"autoclave: GPU {gpu} is granted: the quarantine that waited for the end of its use is withdrawn\n"
-    )  # fmt: skip
+    output_of(autoclave("quarantine", gpu, "--reason", "wrong node"))
+    assert autoclave("wait", gpu, "--for", "healthy", "--timeout", "0s").exit_code == 5
+    output_of(autoclave("reinstate", gpu))
     assert "is healthy" in output_of(autoclave("wait", gpu, "--for", "healthy"))
     late = autoclave("wait", gpu, "--timeout", "0s", "-o", "json")
     (item,) = json.loads(late.stdout)["items"]
     assert (late.exit_code, item["index"], item["reached"], item["state"]) == (5, gpu, False, "granted")
     output_of(autoclave("release", gpu))
     output_of(autoclave("quarantine", gpu, "--reason", "test"))
-    late = autoclave("wait", gpu, "--for", "healthy", "--timeout", "0s")
-    assert late.exit_code == 5
-    assert "is not healthy; it is quarantined: operator: test; waits for an operator" in late.stderr
-
-
-def test_waiting_for_several_gpus_names_those_that_are_late(autoclave, two_gpus):
-    clean, late = two_gpus
-    output_of(autoclave("quarantine", late, "--reason", "test"))
-    waited = autoclave("wait", f"{clean},{late}", "--timeout", "0s")
-    assert waited.exit_code == 5
-    assert re.fullmatch(rf"GPU {clean} \(GPU-\S+\) is clean\n", waited.stdout)
-    assert f"GPU {late} is not clean" in waited.stderr
+    assert autoclave("wait", gpu, "--for", "healthy", "--timeout", "0s").exit_code == 5
 
 
 def test_waiting_and_watching_outlive_the_service(autoclave, own_service):
     own_service.settled(0, "clean")
-    retrying = "autoclave: service not reachable, retrying\n"
+    retrying = f"autoclave: {service_call.RETRYING}\n"
     ours, theirs = pty.openpty()
     with ExitStack() as verbs:
         watching = own_service.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -338,26 +302,19 @@ def test_waiting_and_watching_outlive_the_service(autoclave, own_service):
 
 
 def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
-    out = output_of(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
-    assert re.fullmatch(
-        rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd; waits for an operator\n", out
-    )
+    output_of(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
     (device,) = items(autoclave("status", gpu, "-o", "json"))
     assert (device["state"], device["healthy"]) == ("quarantined", False)
     assert device["quarantine"]["by"] == service_call.asker()
-    refused = autoclave("scrub", gpu)
-    assert refused.exit_code == 1
-    why = "it is quarantined (operator: smells [bold]odd"
-    assert f"cannot scrub GPU {gpu}: {why}); `autoclave explain {gpu}` says more\n" in refused.stderr
-    refused = autoclave("acquire", gpu)
-    assert refused.exit_code == 1
-    assert f"{why}; waits for an operator); `autoclave explain {gpu}` says what to do\n" in refused.stderr
+    assert device["quarantine"]["detail"] == "smells [bold]odd"
+    for verb in ("scrub", "acquire"):
+        refused = autoclave(verb, gpu)
+        assert (refused.exit_code, f"`autoclave explain {gpu}`" in refused.stderr) == (1, True)
     assert re.search(
         rf"^{gpu} +GPU-\S+ +yes ", output_of(autoclave("reinstate", gpu, "--reason", "aired")), re.MULTILINE
     )
     again = autoclave("reinstate", gpu)
     assert again.exit_code == 4
-    assert f"autoclave: cannot reinstate GPU {gpu}: it is not quarantined" in again.stderr
     assert re.search(rf"^{gpu} +GPU-\S+ +yes ", again.stdout, re.MULTILINE)
 
 
@@ -385,35 +342,9 @@ def test_a_refused_gpu_hides_no_other(autoclave, two_gpus, monkeypatch):
     assert f"cannot reinstate GPU {one}: " in both.stderr
 
 
-def test_a_reinstate_skips_the_test_and_is_recorded(autoclave, gpu):
-    output_of(autoclave("quarantine", gpu, "--reason", "suspect"))
-    words = ("reinstate", gpu, "--without-scrub")
-    for half in (words, (*words, "--i-know"), (*words, "--reason", "the cable"), ("reinstate", gpu, "--i-know")):
-        refused = autoclave(*half)
-        assert (refused.exit_code, "--i-know" in refused.stderr) == (2, True)
-    assert re.search(
-        rf"^{gpu} +GPU-\S+ +yes ", output_of(autoclave(*words, "--i-know", "--reason", "the cable")), re.MULTILINE
-    )
-    story = output_of(autoclave("history", gpu, "--steps"))
-    assert (
-        f"reinstated WITHOUT EVIDENCE by {service_call.asker()}: the cable; it is scrubbed as after a tenant" in story
-    )
-    assert re.search(r"scrub \w+ on the fast path \(reinstate\) started", story)
-
-
-def test_explain_says_what_to_do_before_the_events(autoclave, gpu):
+def test_an_explanation_is_a_document_with_its_events(autoclave, gpu):
     output_of(autoclave("scrub", gpu))
     output_of(autoclave("quarantine", gpu, "--reason", "test"))
-    lines = output_of(autoclave("explain", gpu)).splitlines()
-    text = "\n".join(lines)
-    assert lines[0].startswith(f"GPU {gpu}  GPU-")
-    assert lines[2].startswith("now     quarantined since ")
-    advice = f"advice  run `autoclave reinstate {gpu}` when your work on the GPU is done"
-    assert text.index(advice) < text.index("proven clean") < text.index("quarantined by user")
-    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d +\d+[sm] ago  ", lines[-1])
-    assert re.fullmatch(
-        r"policy  \S+ \(.+\): the defaults, because the policy has no rules", lines[lines.index(advice) + 1]
-    )
     document = json.loads(output_of(autoclave("explain", gpu, "-o", "json")))
     assert (document["kind"], document["device"]["index"]) == ("Explanation", gpu)
     assert document["entries"][-1]["kind"] == "quarantined"
@@ -427,10 +358,8 @@ def test_history_shows_the_last_events_since_a_time(autoclave, gpu):
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
     limited = autoclave("history", gpu, "-n", "2", "-o", "json")
     newest = json.loads(limited.stdout)["items"]
-    assert limited.stderr == "autoclave: older events are not shown: only the newest 2; --limit shows more\n"
+    assert limited.stderr.count("\n") == 1
     assert newest == rows[-2:]
-    none = autoclave("history", gpu, "--warnings", "--since", "2999-01-01")
-    assert (none.stdout, none.stderr) == ("ROW  TIME  GPU  WHAT\n", "autoclave: the ledger has no such event\n")
     assert len(output_of(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
     assert output_of(autoclave("history", gpu, "--until", "2020-01-01")) == "ROW  TIME  GPU  WHAT\n"
     assert items(autoclave("history", gpu, "--until", "2999-01-01", "-o", "json")) == rows
@@ -446,18 +375,15 @@ def test_the_ledger_answers_for_a_service_that_is_down(autoclave, own_service):
     state_dir = own_service.root / "state"
     run = autoclave("history", "-o", "json", "--state-dir", state_dir, **down)
     assert json.loads(run.stdout) == {**up, "from_file": f"{state_dir}/ledger.db"}
-    assert "no process listens on it; start the service: `systemctl start autoclave-scrubber`; this is" in run.stderr
-    assert f"this is what its ledger {state_dir}" in run.stderr
+    assert f" {state_dir}/ledger.db " in run.stderr
     run = autoclave("explain", 0, "--state-dir", state_dir, **down)
     assert "last    quarantined since" in run.stdout
-    assert (
-        "        operator: smells\n        not offered to pods or jobs: the scrub service does not answer\n"
-        in run.stdout
-    )
+    assert "        operator: smells\n" in run.stdout
+    assert f": {offline.NO_ANSWER.why}\n" in run.stdout
     (state_dir / "ledger.db").write_bytes(b"x" * 4096)
     run = autoclave("explain", 0, "--state-dir", state_dir, **down, KUBERNETES_SERVICE_HOST="10.0.0.1")
     assert run.exit_code == 3
-    assert "`kubectl describe` its pod; without it, cannot " in run.stderr
+    assert "`kubectl describe`" in run.stderr
     own_service.start()
 
 
@@ -514,7 +440,7 @@ def test_history_follows_each_event_and_outlives_the_service(autoclave, own_serv
         output_of(autoclave("quarantine", "0", "--reason", "one"))
         assert "(operator): one;" in follow.stdout.readline()
         own_service.kill()
-        assert follow.stderr.readline() == "autoclave: service not reachable, retrying\n"
+        assert follow.stderr.readline() == f"autoclave: {service_call.RETRYING}\n"
         own_service.start()
         output_of(autoclave("reinstate", "0"))
         output_of(autoclave("quarantine", "0", "--reason", "two"))
@@ -535,21 +461,13 @@ def test_history_follows_each_event_and_outlives_the_service(autoclave, own_serv
 
 
 def test_policy_which_names_the_rule(autoclave, gpu, tmp_path):
-    assert re.fullmatch(
-        rf"GPU {gpu} \(GPU-\S+\): the defaults, because the policy has no rules\n",
-        output_of(autoclave("policy", "which", gpu)),
-    )
     found = json.loads(output_of(autoclave("policy", "which", gpu, "-o", "json")))
-    assert (found["kind"], found["index"], found["why"]) == (
-        "PolicyMatch",
-        gpu,
-        "the defaults, because the policy has no rules",
-    )
+    assert (found["kind"], found["index"], found["rule"]) == ("PolicyMatch", gpu, "default/defaults")
     file = tmp_path / "next.yaml"
     file.write_text(f"name: next\nrules: [{{name: this, match: {{gpu: [{gpu}]}}, policy: {{mode: observe}}}}]\n")
     words = ("policy", "which", gpu, "-o", "json")
     found = json.loads(output_of(autoclave(*words, "--policy", file)))
-    assert (found["rule"], found["why"]) == ("next/this", f"rule this: its index is {gpu}")
+    assert found["rule"] == "next/this"
     assert json.loads(output_of(autoclave(*words, AUTOCLAVE_POLICY=str(file))))["rule"] == "default/defaults"
 
 
@@ -581,31 +499,10 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
     assert run.stdout.split() == [f"plain,{receipt}"]
 
 
-@pytest.mark.parametrize(
-    ("args", "why"),
-    [
-        (["status", "99"], "cannot find device 99: no device has this name; `autoclave status` lists the GPUs"),
-        (["scrub", "GPU-nope"], "cannot find device GPU-nope"),
-        (["explain", "G"], "cannot find device G: it could be any of 0 (GPU-"),
-        (["simulate", "lost", "99"], "cannot find device 99"),
-        (["history", "no such"], "other than letters, digits and"),
-        (["history", "--kind", "xid"], "no event is of kind xid; the kinds are discovered, described"),
-        (["scrub", "0" * 64], "longer than 63 characters"),
-        (["quarantine", "0", "--reason", " "], "the reason is empty; the ledger stores it, so give one"),
-        (["quarantine", "0", "--reason", "two\nlines"], "the reason holds a control character"),
-        (["quarantine", "0", "--reason", "\x1b[2J"], "the reason holds a control character"),
-        (["quarantine", "0", "--reason", LONG], "the reason has 501 characters, at most 500"),
-        (["reinstate", "0", "--reason", LONG], "the reason has 501 characters, at most 500"),
-    ],
-)
-@pytest.mark.usefixtures("service")
-def test_a_wrong_argument_is_one_line_with_exit_code_2(autoclave, args, why):
-    run = autoclave(*args)
-    assert run.exit_code == 2
-    assert run.stdout == ""
-    assert why in run.stderr
-    assert run.stderr.startswith("autoclave: cannot ")
-    assert run.stderr.count("\n") == 1
+@pytest.mark.parametrize("verb", ["quarantine", "reinstate"])
+def test_a_reason_has_at_most_500_characters(autoclave, gpu, verb):
+    refused = autoclave(verb, gpu, "--reason", "x" * 501)
+    assert (refused.exit_code, " 501 " in refused.stderr) == (2, True)
 
 
 def test_leaving_a_scrub_early_says_that_it_goes_on(autoclave, service, gpu):
@@ -621,7 +518,7 @@ def test_leaving_a_scrub_early_says_that_it_goes_on(autoclave, service, gpu):
     late = autoclave("scrub", gpu, "--timeout", "50ms", "-o", "json")
     (item,) = json.loads(late.stdout)["items"]
     assert (late.exit_code, item["clean"], item["running"], item["reason"]) == (5, False, True, "timed-out")
-    assert f"GPU {gpu} is not clean yet: --timeout ended the waiting; the scrub goes on" in late.stderr
+    assert f"GPU {gpu} " in late.stderr
     output_of(autoclave("simulate", "heal", gpu))
     service.settled(gpu, "clean")
 
