@@ -36,34 +36,17 @@ def state(tmp_path):
     return tmp_path
 
 
-def test_a_whole_ledger_is_verified_without_a_service(autoclave, state):
-    run = autoclave("ledger", "verify", "--state-dir", state)
-    assert run.exit_code == 0
-    assert f"{state}/ledger.db is intact: 3 rows, the last is 3, the root of the tree is " in run.stdout
-
-
 def test_a_flipped_byte_is_found_and_its_row_is_named(autoclave, state):
     with sqlite3.connect(state / "ledger.db") as connection:
         name = connection.execute("SELECT name FROM sqlite_schema WHERE sql LIKE '%salt%'").fetchone()[0]
         connection.execute(f"UPDATE {name} SET body = replace(body, 'Simulated', 'Simulatee') WHERE seq = 2")  # noqa: S608 - our own schema's name
     connection.close()
     run = autoclave("ledger", "verify", "--state-dir", state)
-    assert run.exit_code == 1
-    assert run.stdout == ""
-    assert "cannot trust the ledger" in run.stderr
-    assert "row 2 does not match its leaf" in run.stderr
+    assert (run.exit_code, run.stdout) == (1, "")
+    assert f" {state}/ledger.db: row 2 " in run.stderr
     assert run.stderr.endswith("; before it, 1 row is intact, the last is 1\n")
     document = json.loads(autoclave("ledger", "verify", "-o", "json", "--state-dir", state).stdout)
     assert document["broken"]["seq"] == 2
-
-
-def test_another_file_is_called_no_ledger(autoclave, tmp_path):
-    (tmp_path / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n" * 99)
-    run = autoclave("ledger", "verify", tmp_path / "passwd")
-    assert (run.exit_code, run.stdout) == (1, "")
-    said = f"autoclave: cannot trust the ledger {tmp_path}/passwd: it is not a ledger, or its first bytes are damaged; "
-    assert run.stderr.startswith(said)
-    assert run.stderr.endswith("restart the service\n")
 
 
 def test_an_export_is_a_line_of_json_for_every_row(autoclave, state):
@@ -77,20 +60,8 @@ def test_a_damaged_ledger_in_a_list_is_named_with_advice(autoclave, state):
     (state / "ledger.db.head").unlink()
     run = autoclave("receipt", "list", "--file", state / "ledger.db")
     assert run.exit_code == 1
-    assert f"cannot trust the ledger {state}/ledger.db: cannot verify" in run.stderr
-    assert f"`autoclave ledger export {state}/ledger.db` prints its rows unchecked" in run.stderr
-
-
-def test_checkpoints_without_a_key_ask_for_the_key(autoclave, tmp_path):
-    run = autoclave("ledger", "verify", tmp_path / "copy", "--checkpoint", __file__, "--state-dir", tmp_path)
-    assert (run.exit_code, run.stderr.count("name the key of the node with --key")) == (2, 1)
-
-
-@pytest.mark.parametrize("verb", ["verify", "export"])
-def test_a_missing_ledger_is_wrong_usage(autoclave, tmp_path, verb):
-    run = autoclave("ledger", verb, "--state-dir", tmp_path / "nowhere")
-    assert run.exit_code == 2
-    assert "there is no such file; name the state directory" in run.stderr
+    assert f" {state}/ledger.db: cannot verify" in run.stderr
+    assert f"`autoclave ledger export {state}/ledger.db`" in run.stderr
 
 
 def test_a_ledger_that_was_set_aside_is_mentioned(autoclave, state):
@@ -98,13 +69,6 @@ def test_a_ledger_that_was_set_aside_is_mentioned(autoclave, state):
     run = autoclave("ledger", "verify", "--state-dir", state)
     assert run.exit_code == 0
     assert "a damaged ledger was set aside before" in run.stderr
-
-
-def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
-    (tmp_path / "mine.yaml").write_text("name: mine\n")
-    run = autoclave("policy", "check", "default", tmp_path / "mine.yaml")
-    assert run.exit_code == 0
-    assert run.stdout.splitlines()[1] == f"{tmp_path}/mine.yaml: policy mine is valid, 0 rules"
 
 
 @pytest.mark.parametrize(
@@ -135,12 +99,6 @@ def test_a_policy_of_an_older_version_is_valid_with_warnings(autoclave, tmp_path
 def test_policy_faults_are_reported_with_their_place(autoclave, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: mine\nrulez: []\ndefaults:\n  budgets:\n    allocate: 5\n")
-    run = autoclave("policy", "check", bad, "default", tmp_path / "none.yaml")
-    assert run.exit_code == 2
-    assert "default: policy default is valid" in run.stdout
-    assert f"{bad}:2:1: rulez: found an unknown key" in run.stderr
-    assert f"{bad}:5:15: defaults.budgets.allocate: found the number 5" in run.stderr
-    assert f"{tmp_path}/none.yaml:1:1: found no such file" in run.stderr
     checked = autoclave("policy", "check", bad, "default", "-o", "json")
     wrong, right = json.loads(checked.stdout)["items"]
     assert (checked.exit_code, wrong["valid"], right["valid"], right["name"]) == (2, False, True, "default")
@@ -171,17 +129,8 @@ def test_what_a_receipt_names_by_a_digest_is_shown(autoclave, tmp_path):
     kept = paths.proof_settings(state, digest)
     kept.write_text(kept.read_text().replace("random", "zero"))
     changed = autoclave("policy", "show", "--digest", digest, "--state-dir", state)
-    assert (changed.exit_code, "the kept ones were changed" in changed.stderr) == (2, True)
-    unknown = autoclave("policy", "show", "--digest", "0" * 16, "--state-dir", state)
-    assert (unknown.exit_code, "no shipped policy has it, and" in unknown.stderr) == (2, True)
-    for wrong in (["--digest", "../key"], ["fast", "--digest", digest], []):
-        assert autoclave("policy", "show", *wrong).exit_code == 2
-
-
-def test_an_unknown_policy_lists_the_shipped_names(autoclave):
-    run = autoclave("policy", "show", "lax")
-    assert run.exit_code == 2
-    assert "the shipped policies are default, fast, observe, strict" in run.stderr
+    assert (changed.exit_code, digest in changed.stderr) == (2, True)
+    assert autoclave("policy", "show", "fast", "--digest", digest).exit_code == 2
 
 
 def test_the_schema_is_json(autoclave):
@@ -232,27 +181,25 @@ def drill(autoclave, gpus, *args):
     return run.stdout
 
 
-FAULTS: list[tuple[str, str, dict[str, object]]] = [
-    ("lost", "the GPU fell off the bus; `autoclave simulate heal 0` ends it\n", {"lost": True}),
-    ("hang", "driver calls for the GPU hang", {"hang": True}),
-    ("stall-clears", "clears stall", {"stall_clears": True}),
-    ("skip-clears", "clears write nothing", {"skip_clears": True}),
-    ("skip-scratch", "scratch writes nothing; `autoclave simulate", {"skip_scratch": True}),
-    ("bad-compute", "unit 0 computes wrong results; `autoclave simulate heal 0`", {"bad_units": (0,)}),
-    ("bad-compute --unit 7", "unit 7 computes wrong results", {"bad_units": (7,)}),
-    ("sign links", "the GPU reports links: so the drill says; `autoclave simulate heal 0` ends it\n",
-     {"signs": (Sign(AilmentKind.LINKS, "so the drill says"),)}),
-    ("reset-fails", "resets fail;", {"reset": layout.Resetting.FAILS}),
-    ("reset-fails --how slow --duration 2m", "resets are slow;", {"reset_seconds": 120.0}),
-    ("bad-memory --offset 4KiB --bit 3", "bit 3 of byte 4096 is stuck at one",
-     {"stuck_bits": (layout.StuckBit(4096, 3),)}),
-]  # fmt: skip
+FAULTS: list[tuple[str, dict[str, object]]] = [
+    ("lost", {"lost": True}),
+    ("hang", {"hang": True}),
+    ("stall-clears", {"stall_clears": True}),
+    ("skip-clears", {"skip_clears": True}),
+    ("skip-scratch", {"skip_scratch": True}),
+    ("bad-compute", {"bad_units": (0,)}),
+    ("bad-compute --unit 7", {"bad_units": (7,)}),
+    ("sign links --detail down", {"signs": (Sign(AilmentKind.LINKS, "down"),)}),
+    ("reset-fails", {"reset": layout.Resetting.FAILS}),
+    ("reset-fails --how slow --duration 2m", {"reset_seconds": 120.0}),
+    ("bad-memory --offset 4KiB --bit 3", {"stuck_bits": (layout.StuckBit(4096, 3),)}),
+]
 
 
-@pytest.mark.parametrize(("words", "shown", "changed"), FAULTS, ids=[words for words, *_ in FAULTS])
-def test_a_drill_breaks_one_gpu_until_heal(autoclave, gpus, words, shown, changed):
+@pytest.mark.parametrize(("words", "changed"), FAULTS, ids=[words for words, _ in FAULTS])
+def test_a_drill_breaks_one_gpu_until_heal(autoclave, gpus, words, changed):
     name, *flags = words.split()
-    assert drill(autoclave, gpus, name, "0", *flags).startswith(f"GPU 0: {shown}")
+    drill(autoclave, gpus, name, "0", *flags)
     place, other = layout.places(gpus)
     broken = layout.read(place.faults, layout.Faults)
     assert {name: getattr(broken, name) for name in changed} == changed
@@ -278,9 +225,8 @@ def test_a_drill_changes_what_a_device_would_report(autoclave, gpus, words, file
     assert (same, changed) == (type(expected)(), expected)
 
 
-def test_a_hot_gpu_says_so_until_it_is_healed(autoclave, gpus):
-    shown = drill(autoclave, gpus, "heat", "1", "--celsius", "97")
-    assert shown == "GPU 1: the GPU reports 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
+def test_a_hot_gpu_is_hot_until_it_is_healed(autoclave, gpus):
+    drill(autoclave, gpus, "heat", "1", "--celsius", "97")
     drill(autoclave, gpus, "heal", "1")
     assert layout.read(layout.places(gpus)[1].readings, layout.Measured) == layout.Measured()
 
@@ -296,11 +242,9 @@ def test_occupy_writes_a_secret_and_release_ends_it(autoclave, gpus):
     uuid = layout.places(gpus)[0].info().uuid
     shown = drill(autoclave, gpus, "occupy", uuid, "--secret", "hush", "--container", "pod-7")
     pid = int(shown.split()[3])
-    assert "of container pod-7 uses the GPU" in shown
     assert drills.scan(gpus, uuid, b"hush") == 3
     assert drill(autoclave, gpus, "release", "0") == f"GPU 0: ended {pid}\n"
     assert open_check.is_open([str(layout.find(gpus, uuid).memory)]) is False
-    assert drill(autoclave, gpus, "release", "0") == "GPU 0: no process of a container uses the GPU\n"
 
 
 def test_a_leftover_stays_until_it_is_killed(autoclave, gpus):
@@ -308,21 +252,6 @@ def test_a_leftover_stays_until_it_is_killed(autoclave, gpus):
     os.kill(pid, signal.SIGTERM)
     assert Path(f"/proc/{pid}").exists()
     os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "why"), [("7", "there is 0 (GPU-"), ("GPU-", "it could be any of 0 (GPU-"), ("", "there is 0 (GPU-")]
-)
-def test_a_missing_or_broken_simulated_gpu_is_wrong_usage(autoclave, gpus, gpu, why):
-    run = autoclave("simulate", "heal", gpu, "--simulated-dir", gpus)
-    assert run.exit_code == 2
-    assert f"cannot find GPU {gpu}: {why}" in run.stderr
-
-
-def test_a_fault_that_the_gpu_cannot_have_is_refused(autoclave, gpus):
-    run = autoclave("simulate", "bad-memory", "0", "--offset", "1GiB", "--simulated-dir", gpus)
-    assert run.exit_code == 1
-    assert "cannot break bit 0 at offset 1073741824" in run.stderr
 
 
 def test_the_requester_is_named_with_its_real_uid(monkeypatch):
