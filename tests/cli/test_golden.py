@@ -8,19 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from plugin import plugin_process
+from scrubber import daemon
 from scrubber.devices.simulated import layout
 from tests.cli.transcripts import FILES, Stage, by_hand
 from tests.live import Service
 
 
 @pytest.fixture
-def play(autoclave, short_tmp: Path):
-    """Plays a file, whose first line says how many GPUs it has."""
+def play(autoclave, short_tmp: Path, monkeypatch: pytest.MonkeyPatch):
+    """Plays a file, whose first line says how many GPUs it has. No program stays, whatever its flags."""
+    for program in (daemon, plugin_process):
+        monkeypatch.setattr(program, "run", lambda _: None)
     with ExitStack() as ending:
 
         def play(file: str) -> str:
-            places = {name: str(short_tmp / name.lower()) for name in ("RUN", "STATE")}
-            words = {"AUTOCLAVE_SERVICE_WAIT": "0s"} | {f"AUTOCLAVE_{name}_DIR": it for name, it in places.items()}
+            places = {name: str(short_tmp / name.lower()) for name in ("RUN", "STATE", "KUBELET")}
+            words = {"AUTOCLAVE_SERVICE_WAIT": "0s", "AUTOCLAVE_HOST_ROOT": places["STATE"]} | {
+                f"AUTOCLAVE_{name}_DIR": it for name, it in places.items()
+            }
             head, service = file.partition("\n")[0], None
             gpus = int(count[1]) if (count := re.search(r"(\d+) GPUs?\b", head)) else 0
             if gpus and "without a service" in head:

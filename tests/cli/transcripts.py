@@ -41,12 +41,17 @@ VARIES = [
         (r"\b([0-9a-f]{4,8}-)*[0-9a-f]{12,}\b", "ID"),
         (r"\b\d+(\.\d+)?(e-\d+)?m?s\b(?= ago|  |, \S+ \d| \((fast|slow|reset)\))", "TIME"),
         (r"(?<= of autoclave/)\S+|(?<= on )\S+(?=, policy )", "HOST"),
-        (r"\d+(?= rows, )|(?<=the last is )\d+|(?<= row )\d+( of \d+)?|^\d+(?= +TIME)", "N"),
+        (r"\d+(?= rows\b)|(?<=the last is )\d+|(?<= row )\d+( of \d+)?|^\d+(?= +TIME)", "N"),
         (r"( ago  \S+ \S+) .*", r"\1 ..."),  # history has the words of events
         (r"  +", "  "),
     )
 ]
-FAULTS = ("policy check ", "xid 79 --policy ")  # they print the faults of a file as they are
+FAULTS = (
+    "policy check ",
+    "xid 79 --policy ",
+    "plugin --config ",
+    "scrubber --config ",
+)  # they print the faults of a file as they are
 
 
 @dataclass
@@ -105,6 +110,7 @@ class Stage:
                     self.service.settled(*rest.split())
                 case "<":
                     name, _, text = rest.partition(" ")
+                    (self.folder / name).parent.mkdir(exist_ok=True)
                     (self.folder / name).write_text(text.encode().decode("unicode_escape"))
                 case ">":
                     name, _, command = rest.partition(" ")
