@@ -18,6 +18,7 @@ from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import WHOLE, Program, connects, until_ready
 from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
+from tests.plugin.live_plugin import STANDING_BY
 from tests.pod_groups import roots
 
 Wanted = Callable[[views.DeviceStatus], bool]
@@ -28,7 +29,6 @@ DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 SIMULATED = STATE / "autoclave/simulated"
 POLICY = STATE / "policy.yaml"
 CDI = RUN / "cdi"
-WAITS = "waiting for another plugin of this node to stop"  # logs a plugin on standby
 _PROGRAM = [sys.executable, "-m", "autoclave"]
 
 
@@ -159,7 +159,7 @@ async def stand_by(present: Program) -> Program:
     """Start one more like this plugin. Return when it waits for the end of the present one."""
     standby = Program(f"{present.name}-2", [*present.command], present.logs)
     standby.start()
-    await files.until(standby.log, lambda: WAITS in standby.log.read_text())
+    await files.until(standby.log, lambda: STANDING_BY in standby.log.read_text())
     return standby
 
 

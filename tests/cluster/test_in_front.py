@@ -16,6 +16,7 @@ from tests.cluster.cluster import container
 from tests.cluster.nvidia import lose, mounted
 from tests.cluster.programs import until_ready
 from tests.fetching import fetch
+from tests.plugin.live_plugin import FOLLOWED
 
 ONLY_PREFERS = {"DP_DISABLE_HEALTHCHECKS": "all"}  # NVIDIA's plugin goes on calling a lost GPU healthy
 STRATEGIES = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
@@ -128,7 +129,7 @@ async def test_two_updates_in_a_row_stop_at_no_node(behind):
         until_ready(following, partial(ready, following.log))
         behind.gate.end()
         behind.gate = following
-        await files.until(following.log, lambda: "the kubelet follows this plugin" in behind.gate.log.read_text())
+        await files.until(following.log, lambda: FOLLOWED in behind.gate.log.read_text())
         await behind.offered()
         await behind.cluster.said(last, "INTACT", more=4)
         await behind.cluster.delete(last)

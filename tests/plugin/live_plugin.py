@@ -22,6 +22,16 @@ from plugin.registration.sockets import FileWatch
 from plugin.stopping import InFlight
 from tests.patience import WITHIN
 
+# Lines of the log that several tests wait for.
+STANDING_BY = "waiting for another plugin of this node to stop"
+FOLLOWED = "the kubelet follows this plugin"
+NO_DIRECTORY = "waiting for the directory of the kubelet"
+NO_KUBELET = "waiting for the kubelet"
+NO_SERVICE = "waiting for the scrub service"
+NO_VENDOR = "waiting for the vendor's plugin"
+TAKEN_OVER = "the vendor's list is taken over"
+LIST_ENDED = "the list of the vendor's plugin ended"
+
 
 class Plugin:
     """``autoclave plugin`` on the directories of a test."""

@@ -12,6 +12,7 @@ from plugin.devices import MigStrategy, own_devices
 from scrub_api import client
 from scrub_api.device_messages import ReportedDevices
 from tests.patience import WITHIN
+from tests.plugin.live_plugin import NO_SERVICE
 from tests.plugin.scrub_server import gpu
 
 GPU = "nvidia.com/gpu"
@@ -321,7 +322,7 @@ async def test_no_device_is_known_before_the_first_list(door, followed):
                 async with asyncio.timeout(1):
                     await listing.until_known()
             assert listing.resources() == frozenset()
-            assert [line["event"] for line in lines] == ["waiting for the scrub service"]
+            assert [line["event"] for line in lines] == [NO_SERVICE]
             door.say(gpu(0))
             await door.open()
             await first(listing)

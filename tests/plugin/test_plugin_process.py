@@ -17,7 +17,7 @@ from demo.standins.vendor_plugin import VendorPlugin
 from plugin.registration import sockets
 from tests.patience import WITHIN
 from tests.plugin.kubelet_server import Kubelet as NewerKubelet
-from tests.plugin.live_plugin import allocate
+from tests.plugin.live_plugin import FOLLOWED, NO_DIRECTORY, NO_KUBELET, NO_SERVICE, STANDING_BY, allocate
 from tests.plugin.scraping import get, scrape
 from tests.plugin.scrub_server import gpu, hang
 
@@ -85,7 +85,7 @@ async def test_a_signal_ends_it_cleanly_and_at_once(scrub_server, kubelet, plugi
     if missing == "nothing":
         await it.hear("registered")
     else:
-        await it.hear("waiting for the kubelet" if missing == "kubelet" else "waiting for the scrub service")
+        await it.hear(NO_KUBELET if missing == "kubelet" else NO_SERVICE)
     it.process.send_signal(number)
     assert await it.ended() == 0
     begin, end = it.lines("stopping")[0], it.log_lines[-1]  # what was under way may be told in between
@@ -147,7 +147,7 @@ async def test_a_plugin_on_standby_registers_when_the_other_one_stops(kubelet, p
     first = await plugin("--standby", "--metrics-address", "127.0.0.1:0")
     await kubelet.registered(GPU)
     second = await plugin("--standby", "--metrics-address", "127.0.0.1:0")
-    await second.hear("waiting for another plugin of this node to stop")
+    await second.hear(STANDING_BY)
     await second.hear("devices known")
     # Only when it is ready does a rolling update stop the other plugin.
     address = (await second.hear("showing metrics"))["address"]
@@ -170,8 +170,8 @@ async def test_in_an_update_the_kubelet_always_has_a_plugin(newer, plugin):
     for count in (2, 3):
         await newer.knows(count - 1)
         following = await plugin("--standby")
-        await following.hear("waiting for another plugin of this node to stop")
-        await last.hear("the kubelet follows this plugin")
+        await following.hear(STANDING_BY)
+        await last.hear(FOLLOWED)
         assert await last.stop() == 0
         last = following
         assert len(newer.registers) == count
@@ -189,12 +189,12 @@ def await_locks() -> set[str]:
 async def test_an_update_of_pods_of_two_leaves_no_gap(newer, plugin):
     """Both containers of the old pod stop at the same time, while those of the new pod stand by."""
     old = [await plugin("--standby")]
-    await old[0].hear("the kubelet follows this plugin")
+    await old[0].hear(FOLLOWED)
     old.append(await plugin("--standby"))
-    await old[1].hear("waiting for another plugin of this node to stop")
+    await old[1].hear(STANDING_BY)
     new = [await plugin("--standby") for _ in range(2)]
     for each in new:
-        await each.hear("waiting for another plugin of this node to stop")
+        await each.hear(STANDING_BY)
     async with asyncio.timeout(WITHIN):
         while not {str(each.process.pid) for each in new} <= await_locks():  # noqa: ASYNC110 - a list in /proc has no event
             await asyncio.sleep(0.01)
@@ -210,7 +210,7 @@ async def test_after_each_kill_the_standby_registers(newer, plugin):
     await newer.knows()
     standby = await plugin("--standby")
     for count in (2, 3):
-        await standby.hear("waiting for another plugin of this node to stop")
+        await standby.hear(STANDING_BY)
         present.process.kill()
         await newer.knows(count)
         present, standby = standby, await plugin("--standby")
@@ -222,7 +222,7 @@ async def test_the_standby_replaces_a_plugin_that_hangs(kubelet, plugin):
     present = await plugin("--standby")
     await kubelet.registered(GPU)
     standby = await plugin("--standby")
-    await standby.hear("waiting for another plugin of this node to stop")
+    await standby.hear(STANDING_BY)
     present.process.send_signal(signal.SIGSTOP)
     async with asyncio.timeout(WITHIN):
         await kubelet.admit(pod := Pod.of("one", {GPU: 1}))
@@ -271,7 +271,7 @@ async def test_the_plugin_waits_for_the_first_kubelet_of_a_node(short_tmp, plugi
     """A unit of systemd may start before a kubelet has ever made its directory."""
     directory = short_tmp / "kubelet/device-plugins"
     waiting = await plugin("--kubelet-dir", directory, *flags)
-    assert (await waiting.hear("waiting for the directory of the kubelet"))["directory"] == str(directory)
+    assert (await waiting.hear(NO_DIRECTORY))["directory"] == str(directory)
     directory.mkdir(parents=True)
     kubelet = Kubelet(directory)
     await kubelet.start()
@@ -282,15 +282,15 @@ async def test_the_plugin_waits_for_the_first_kubelet_of_a_node(short_tmp, plugi
 async def test_in_front_the_plugin_waits_for_the_first_kubelet(short_tmp, plugin):
     directory = short_tmp / "kubelet"
     waiting = await plugin("--kubelet-dir", directory, "--vendor-dir", directory / "vendor")
-    await waiting.hear("waiting for the directory of the kubelet")
+    await waiting.hear(NO_DIRECTORY)
     directory.mkdir()
-    await waiting.hear("waiting for the scrub service")
+    await waiting.hear(NO_SERVICE)
     assert (directory / "vendor").is_dir()
 
 
 async def test_a_plugin_waiting_for_the_first_kubelet_can_be_stopped(short_tmp, plugin):
     waiting = await plugin("--kubelet-dir", short_tmp / "absent")
-    await waiting.hear("waiting for the directory of the kubelet")
+    await waiting.hear(NO_DIRECTORY)
     assert await waiting.stop() == 0
     assert not (short_tmp / "absent").exists()
 

@@ -14,7 +14,7 @@ from scrub_api import admin_client
 from scrubber import __version__
 from tests.fetching import lint
 from tests.plugin import kubelet_server
-from tests.plugin.live_plugin import Plugin, allocate
+from tests.plugin.live_plugin import NO_KUBELET, NO_SERVICE, Plugin, allocate
 from tests.plugin.scraping import get, scrape
 from tests.plugin.scrub_server import gpu, no, yes
 
@@ -134,7 +134,7 @@ async def test_a_silent_service_is_reported_until_it_answers(scrub_server, kubel
 async def test_probes_learn_what_the_start_waits_for(scrub_server, shown, short_tmp):
     await scrub_server.close()
     it = await shown()
-    await it.plugin.hear("waiting for the scrub service")
+    await it.plugin.hear(NO_SERVICE)
     status, why = await it.ready()
     assert (status, "the scrub service does not answer: cannot reach" in why, why.count("\n")) == (503, True, 1)
     assert await get(it.address, "/healthz") == (200, "ok\n")
@@ -143,7 +143,7 @@ async def test_probes_learn_what_the_start_waits_for(scrub_server, shown, short_
     await it.plugin.hear("devices known")
     assert await it.ready() == (503, "not ready: there is no device to offer\n")
     scrub_server.say(gpu(0))
-    await it.plugin.hear("waiting for the kubelet")
+    await it.plugin.hear(NO_KUBELET)
     assert await it.ready() == (503, f"not ready: {GPU} is not registered: the plugin has not registered yet\n")
     scraped = await it.scrape()
     assert (scraped.of(plugin_metrics.READY), scraped.of(plugin_metrics.SCRUBBER)) == (0, 1)

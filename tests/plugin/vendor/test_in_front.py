@@ -16,7 +16,7 @@ from plugin.listing import Listing
 from plugin.metrics import plugin_metrics
 from plugin.vendor.directory import VendorDirectory
 from plugin.vendor.offer import MOST, VendorList, VendorOffer
-from tests.plugin.live_plugin import Plugin, allocate, own_socket
+from tests.plugin.live_plugin import LIST_ENDED, NO_VENDOR, STANDING_BY, TAKEN_OVER, Plugin, allocate, own_socket
 from tests.plugin.scraping import get, scrape
 from tests.plugin.scrub_server import gpu, no, yes
 
@@ -57,7 +57,7 @@ async def front(plugin, short_tmp):
 
     async def front(*flags: object) -> Plugin:
         it: Plugin = await plugin("--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi", *flags)
-        await it.hear("waiting for the vendor's plugin")
+        await it.hear(NO_VENDOR)
         return it
 
     return front
@@ -315,7 +315,7 @@ async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, ready, vendo
     many = [wire.Device(ID=f"GPU-{number:05}", health=HEALTHY) for number in range(60_000)]
     vendor._list = lambda: wire.ListAndWatchResponse(devices=many)
     vendor.show()
-    assert "it has 60000 devices" in (await it.hear("the list of the vendor's plugin ended"))["error"]
+    assert "it has 60000 devices" in (await it.hear(LIST_ENDED))["error"]
     await kubelet.until(lambda: set(kubelet.devices(GPU).values()) == {UNHEALTHY})
     vendor._list = good
     await kubelet.until(lambda: kubelet.devices(GPU) == dict.fromkeys(IDS, HEALTHY))
@@ -325,7 +325,7 @@ async def test_a_list_that_cannot_be_used_offers_no_device(kubelet, ready, vendo
 async def test_an_allocate_waits_for_a_vendor_that_restarts(kubelet, ready, vendor):
     it = await ready()
     await vendor.stop()
-    await it.hear("the list of the vendor's plugin ended")
+    await it.hear(LIST_ENDED)
     admission = asyncio.create_task(kubelet.admit(pod()))
     await vendor.begin()
     assert (await admission).phase is not Phase.FAILED
@@ -382,7 +382,7 @@ async def test_a_plugin_on_standby_is_ready_without_the_vendor(front, vendor, pl
     await kubelet.registered(GPU)
     for name in ("first", "second"):
         following = await plugin("--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi", *flags)
-        await following.hear("waiting for another plugin of this node to stop")
+        await following.hear(STANDING_BY)
         await following.hear("devices known")
         assert await get((await following.hear("showing metrics"))["address"], "/readyz") == (200, "ready\n")
         before = len(kubelet.registrations)
@@ -397,17 +397,17 @@ async def test_a_standby_takes_the_vendors_list_over(plugin, kubelet, short_tmp)
     """The vendor's plugin registers once, with the first one, which is then killed. Its list is what it says now."""
     flags = "--standby", "--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi"
     first = await plugin(*flags)
-    await first.hear("waiting for the vendor's plugin")
+    await first.hear(NO_VENDOR)
     vendor = Vendor(short_tmp)
     await vendor.serve()
     await vendor.register()
     await kubelet.registered(GPU)
     second = await plugin(*flags)
-    await second.hear("waiting for another plugin of this node to stop")
+    await second.hear(STANDING_BY)
     await second.hear("devices known")
     vendor.devices["GPU-0001"] = UNHEALTHY  # it says so to the next one that asks
     first.process.kill()
-    await second.hear("the vendor's list is taken over")
+    await second.hear(TAKEN_OVER)
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": HEALTHY, "GPU-0001": UNHEALTHY})
     assert (await kubelet.run(pod())).phase is not Phase.FAILED
     await vendor.stop()
@@ -417,15 +417,15 @@ async def test_a_standby_takes_the_vendors_list_over(plugin, kubelet, short_tmp)
 async def test_what_the_last_plugin_left_is_checked_as_a_register(plugin, kubelet, vendor, short_tmp, left):
     flags = "--standby", "--vendor-dir", short_tmp / "vendor", "--cdi-dir", short_tmp / "cdi"
     first = await plugin(*flags)
-    await first.hear("waiting for the vendor's plugin")
+    await first.hear(NO_VENDOR)
     second = await plugin(*flags)
-    await second.hear("waiting for another plugin of this node to stop")
+    await second.hear(STANDING_BY)
     (short_tmp / "autoclave/vendor.json").write_text(left)
     (short_tmp / "autoclave/vendor.json").chmod(0o600)
     await vendor.serve()
     first.process.kill()
-    await second.hear("waiting for the vendor's plugin")
-    assert second.lines("the vendor's list is taken over") == []
+    await second.hear(NO_VENDOR)
+    assert second.lines(TAKEN_OVER) == []
     await vendor.register()
     await kubelet.registered(GPU)
 
@@ -453,7 +453,7 @@ async def test_a_container_starts_while_the_vendor_is_away(kubelet, ready, vendo
     it = await ready()
     await kubelet.admit(mine := pod())
     await vendor.stop()
-    await it.hear("the list of the vendor's plugin ended")
+    await it.hear(LIST_ENDED)
     assert await kubelet.sync(mine)
 
 
