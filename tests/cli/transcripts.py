@@ -35,11 +35,11 @@ VARIES = [
     for pattern, name in (
         (re.escape(__version__), "VERSION"),
         (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", "TIME"),
-        (r'"\S+" \(pid \d+(, user \w+)?', '"NAME" (pid PID'),
+        (r'"\S+" \(pid \d+(, user [^,)]+)?', '"NAME" (pid PID'),
         (r"(?<=process )\d+|(?<=kill )\d+|(?<=kill -9 )\d+|(?<=ended )\d+", "PID"),
         (r"(user \S+ \()?uid \d+\)?", "USER"),
         (r"\b([0-9a-f]{4,8}-)*[0-9a-f]{12,}\b", "ID"),
-        (r"\b\d+(\.\d+)?(e-\d+)?m?s\b(?= ago|  |, \S+ \d| \((fast|slow|reset)\))", "TIME"),
+        (r"\b\d+(\.\d+)?(e-\d+)?(ms|s|m|h)\b(?= ago|  |, \S+ \d| \((fast|slow|reset)\))", "TIME"),
         (r"(?<= of autoclave/)\S+|(?<= on )\S+(?=, policy )", "HOST"),
         (r"\d+(?= rows\b)|(?<=the last is )\d+|(?<= row )\d+( of \d+)?|^\d+(?= +TIME)", "N"),
         (r"( ago  \S+ \S+) .*", r"\1 ..."),  # history has the words of events
