@@ -226,12 +226,9 @@ def test_an_owner_releases_all_its_gpus_and_no_others(autoclave, service, gpu, t
     output_of(autoclave("acquire", *ours, "--owner", "job 51"))
     granted = output_of(autoclave("acquire", theirs, "--owner", "job 52"))
     assert output_of(autoclave("acquire", theirs, "--owner", "job 52")) == granted
-    said = output_of(autoclave("release", "--owner", "job 51")).splitlines()
-    assert [re.sub(r"\(.*\) ", "", line) for line in said] == [f"GPU {it} is given back" for it in ours]
+    released = items(autoclave("release", "--owner", "job 51", "-o", "json"))
+    assert [(it["index"], it["released"]) for it in released] == [(it, True) for it in ours]
     assert service.settled(theirs, "granted").owner == "job 52"
-    again = autoclave("release", "--owner", "job 51")
-    assert (again.exit_code, again.stdout) == (0, "")
-    assert "job 51" in again.stderr
     output_of(autoclave("release", "--owner", "job 52"))
 
 
@@ -258,18 +255,11 @@ def test_waiting_ends_when_the_gpu_is_clean_again(autoclave, service, gpu):
     assert output_of(autoclave("wait", gpu, "--timeout", "0s")) == out
 
 
-def test_waiting_for_a_healthy_gpu_asks_whether_it_is_offered(autoclave, gpu):
+def test_a_wait_is_a_document_of_what_was_reached(autoclave, gpu):
     output_of(autoclave("acquire", gpu))
-    output_of(autoclave("quarantine", gpu, "--reason", "wrong node"))
-    assert autoclave("wait", gpu, "--for", "healthy", "--timeout", "0s").exit_code == 5
-    output_of(autoclave("reinstate", gpu))
-    assert "is healthy" in output_of(autoclave("wait", gpu, "--for", "healthy"))
-    late = autoclave("wait", gpu, "--timeout", "0s", "-o", "json")
-    (item,) = json.loads(late.stdout)["items"]
-    assert (late.exit_code, item["index"], item["reached"], item["state"]) == (5, gpu, False, "granted")
+    (item,) = items(autoclave("wait", gpu, "--timeout", "0s", "-o", "json"), 5)
+    assert (item["index"], item["reached"], item["state"]) == (gpu, False, "granted")
     output_of(autoclave("release", gpu))
-    output_of(autoclave("quarantine", gpu, "--reason", "test"))
-    assert autoclave("wait", gpu, "--for", "healthy", "--timeout", "0s").exit_code == 5
 
 
 def test_waiting_and_watching_outlive_the_service(autoclave, own_service):
@@ -301,21 +291,12 @@ def test_waiting_and_watching_outlive_the_service(autoclave, own_service):
     assert (wait.returncode, watch.returncode) == (0, 130)
 
 
-def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
+def test_a_quarantine_is_in_the_status_with_who_and_why(autoclave, gpu):
     output_of(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
     (device,) = items(autoclave("status", gpu, "-o", "json"))
     assert (device["state"], device["healthy"]) == ("quarantined", False)
-    assert device["quarantine"]["by"] == service_call.asker()
-    assert device["quarantine"]["detail"] == "smells [bold]odd"
-    for verb in ("scrub", "acquire"):
-        refused = autoclave(verb, gpu)
-        assert (refused.exit_code, f"`autoclave explain {gpu}`" in refused.stderr) == (1, True)
-    assert re.search(
-        rf"^{gpu} +GPU-\S+ +yes ", output_of(autoclave("reinstate", gpu, "--reason", "aired")), re.MULTILINE
-    )
-    again = autoclave("reinstate", gpu)
-    assert again.exit_code == 4
-    assert re.search(rf"^{gpu} +GPU-\S+ +yes ", again.stdout, re.MULTILINE)
+    assert (device["quarantine"]["by"], device["quarantine"]["detail"]) == (service_call.asker(), "smells [bold]odd")
+    output_of(autoclave("reinstate", gpu, "--reason", "aired"))
 
 
 def test_a_refused_gpu_hides_no_other(autoclave, two_gpus, monkeypatch):

@@ -458,18 +458,6 @@ def test_a_device_that_appeared_meanwhile_counts_for_the_exit_code(capsys):
     assert f"GPU {SICK.device} is not clean" in capsys.readouterr().err
 
 
-def test_results_are_on_stdout_and_reasons_on_stderr(capsys):
-    results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
-    assert scrub.report(results, BOTH, "table", "scrub") == 1
-    shown = capsys.readouterr()
-    assert shown.out == (
-        "GPU  UUID          CLEAN  RESIDUE  COVERAGE  TESTS  TIME   RECEIPT\n"
-        "0    GPU-aaaaaaaa  yes    1MiB     99.50%    -      0.75s  3dac54cd6a98ac39\n"
-        "1    GPU-bbbbbbbb  no     -        -         -      -      -\n"
-    )
-    assert shown.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` says more\n"
-
-
 def test_a_slow_result_shows_the_number_of_tests():
     passed = replace(PASSED, receipt=DEEP)
     [row] = text_tables.results([progress(CLEAN, result=passed)], BOTH)
