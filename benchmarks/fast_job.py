@@ -20,7 +20,7 @@ from policies.policy_model import Policy
 from scrubber.core import plans
 from scrubber.core.measured import Cleared, Verified
 from scrubber.core.model import Findings, MemoryManager, Outcome, ScrubPath, Step
-from scrubber.cuda import card, device
+from scrubber.cuda import card, cuda_card
 from scrubber.cuda.patterns import Pattern
 from scrubber.devices.base import Counts
 from scrubber.devices.nvidia.address import WorkerTarget
@@ -49,11 +49,11 @@ class Cost:
         return (self.swept - self.searched) / self.memory
 
 
-class CountingCard(device.CudaCard):
+class CountingCard(cuda_card.CudaCard):
     """Adds up what is swept."""
 
     def __init__(self, uuid: str, cost: Cost) -> None:
-        super().__init__(device.driver_of(uuid), uuid)
+        super().__init__(cuda_card.driver_of(uuid), uuid)
         self._cost = cost
 
     def sweep(
@@ -93,7 +93,7 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     cost, path = Cost(), ScrubPath.FAST
 
     def opened(uuid: str, pci_address: str, manager: MemoryManager) -> card.Card:
-        device.only(uuid)
+        cuda_card.only(uuid)
         found = CountingCard(uuid, cost)
         found.begin(pci_address, manager)
         return found

@@ -28,7 +28,7 @@ from demo.standins.journal import Call
 from demo.standins.pods import Phase, Pod
 from scrub_api.admin_client import AdminClient
 from scrubber.ledger import database
-from scrubber.ledger.stored import LedgerRow
+from scrubber.ledger.ledger_rows import LedgerRow
 from scrubber.node import clock
 
 MEMORY, POLICY = "64MiB", "default"

@@ -24,9 +24,9 @@ from ground.documents import strict_json
 from remnant import gpu_identity
 from remnant.container_answers import Filled, Looked, Ready, Refused
 from remnant.round_result import Ending, GpuAndDriver, Look, Medium, Planted
-from scrubber.cuda import device, memory
+from scrubber.cuda import cuda_card, memory
 from scrubber.cuda.card import CudaError, KernelProgram, Span, Sweep
-from scrubber.cuda.device import CudaCard
+from scrubber.cuda.cuda_card import CudaCard
 from scrubber.cuda.driver import CudaDriver, status_of
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind
@@ -106,7 +106,7 @@ class Tenant(CudaCard):
                 call("cuMemSetAccess", address, length, _READ_AND_WRITE, ctypes.c_size_t(1))
                 undo.pop_all()
         except self._driver.Error as error:
-            self.maps = status_of(error) == device.OUT_OF_MEMORY
+            self.maps = status_of(error) == cuda_card.OUT_OF_MEMORY
             return None
         return address.value
 
@@ -116,7 +116,7 @@ class Tenant(CudaCard):
         try:
             self._driver.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
         except self._driver.Error as error:
-            if status_of(error) == device.OUT_OF_MEMORY:
+            if status_of(error) == cuda_card.OUT_OF_MEMORY:
                 return None
             raise self._error("pin memory of the host for", error) from error
         return address.value
@@ -130,7 +130,7 @@ class Tenant(CudaCard):
         """How many words of the chip one launch of this program reads or writes."""
         if program in (KernelProgram.PLANT, KernelProgram.LISTEN):
             return self.units * self._granted.get(program, 0) // _WORD
-        return self.units * device.THREADS * device.KEPT
+        return self.units * cuda_card.THREADS * cuda_card.KEPT
 
     def trap(self, span: Span) -> None:
         """Launch a kernel that ends with a trap, which ends the context."""
@@ -149,7 +149,7 @@ def recognised(data: bytes, key: str) -> int:
 
 def opened(order: ContainerOrder, driver: CudaDriver) -> Tenant:
     """The GPU, as any program opens it; CudaError if that fails. Nothing is loaded yet."""
-    device.only(order.uuid)
+    cuda_card.only(order.uuid)
     card = Tenant(driver, order.uuid)
     card.begin(order.pci_address, Host(Path(order.host_root)).memory_manager(order.pci_address))
     return card
@@ -295,7 +295,7 @@ def main(lines: Iterable[str]) -> NoReturn:
         except DeviceError as error:
             sys.exit(str(error))
         order = dataclasses.replace(order, uuid=board.uuid, pci_address=board.pci_address)
-    driver = device.driver_of(order.uuid)  # loading CuPy takes longer than all else
+    driver = cuda_card.driver_of(order.uuid)  # loading CuPy takes longer than all else
     _say(Ready(about))
     if next(rest, None) is None:
         os._exit(0)  # who gave the order has gone
@@ -308,7 +308,7 @@ def main(lines: Iterable[str]) -> NoReturn:
             answer = look(order, driver)
     except CudaError as error:
         cause = error.__cause__
-        full = isinstance(cause, driver.Error) and status_of(cause) == device.OUT_OF_MEMORY
+        full = isinstance(cause, driver.Error) and status_of(cause) == cuda_card.OUT_OF_MEMORY
         answer = Refused(str(error), full)
     _say(answer)
     match next(rest, "").strip():

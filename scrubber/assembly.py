@@ -34,7 +34,7 @@ from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.fence import fence
 from scrubber.fence.fence import FenceError
 from scrubber.jobs.jobs import Jobs
-from scrubber.ledger import opening, stored
+from scrubber.ledger import ledger_rows, opening
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.ledger_files import LedgerPaths
@@ -60,9 +60,9 @@ from scrubber.receipts.tenant_files import TenantFiles
 from scrubber.service.chronicle import Chronicle
 from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
-from scrubber.service.readiness import Readiness
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
+from scrubber.service.service_readiness import Readiness
 from scrubber.workers.pool import WorkerPool
 from scrubber.workers.wire import Assignment, Prepare
 from scrubber.workers.worker import BrokenError, Worker
@@ -189,13 +189,13 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
         try:
             accepted.append(opened.load(states.replay))
         except IllegalEventError as error:
-            raise stored.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
+            raise ledger_rows.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
 
     path, run_head = paths.ledger(config.state_dir), paths.ledger_head(config.run_dir)
     opened, aside = opening.open_or_set_aside(path, clock.now(), load, run_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    evidence = stored.Retention(config.evidence_rows, config.evidence_age)
+    evidence = ledger_rows.Retention(config.evidence_rows, config.evidence_age)
     try:
         notary = _notary(config, opened, counters)
     except LedgerUnavailable:
@@ -221,12 +221,12 @@ def _notary(config: ScrubberConfig, store: SqliteStore, counters: ServiceCounter
     try:
         origin = note.log_name(node)
         key = key_file.open_key(config.state_dir)
-        noted = store.last_note(stored.KEY)
+        noted = store.last_note(ledger_rows.KEY)
         signs = key.next or key
         if noted is None or json.loads(noted)["key"] != signs.key_id:  # a start that was killed may have noted it
             if noted is not None and key.next is None:
                 logger.warning("another key signs receipts, and the last one does not vouch for it", key=key.key_id)
-            store.write_note(stored.KEY, clock.now(), endorsement.announcement(key))
+            store.write_note(ledger_rows.KEY, clock.now(), endorsement.announcement(key))
         if key.next is not None:
             key = key_file.take_next(config.state_dir)
     except (ReceiptError, OSError, ImportError) as error:  # an import fails where a part of ``cryptography`` is missing

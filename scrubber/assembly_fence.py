@@ -13,9 +13,9 @@ from scrubber.core.model import Holder
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence, FenceError
 from scrubber.node import cgroups
+from scrubber.node.cgroup_tree import Tree
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
-from scrubber.node.unified import Tree
 from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.exempt import Exempt
 from scrubber.observe.guard import Guard

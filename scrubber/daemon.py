@@ -24,14 +24,14 @@ from scrubber.config import ScrubberConfig
 from scrubber.core import events as ev
 from scrubber.create_gate.gate_server import GateServer
 from scrubber.devices.base import Backend, DeviceError
-from scrubber.ledger import stored
-from scrubber.ledger.history_window import Window
+from scrubber.ledger import ledger_rows
+from scrubber.ledger.entry_queries import Window
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.metrics.gauges import ServiceCollector
 from scrubber.node import clock
 from scrubber.policy import ActivePolicy
-from scrubber.service.readiness import Readiness
+from scrubber.service.service_readiness import Readiness
 from scrubber.workers.pool import WorkerPool
 
 logger = log.get("daemon")
@@ -265,7 +265,7 @@ async def _run_service(
 
 async def _record_start(ledger: Ledger) -> None:
     """Record the start, and whether the last run was cut off."""
-    runs = frozenset({stored.KINDS[ev.ServiceStarted], stored.KINDS[ev.ServiceStopped]})
+    runs = frozenset({ledger_rows.KINDS[ev.ServiceStarted], ledger_rows.KINDS[ev.ServiceStopped]})
     with suppress(LedgerUnavailable):  # a service without this row is better than none
         last = (await ledger.history(None, None, 1, Window(kinds=runs))).entries
         cut_off = any(isinstance(entry.event, ev.ServiceStarted) for entry in last)

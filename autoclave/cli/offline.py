@@ -17,9 +17,9 @@ from scrubber.core import device_names
 from scrubber.core.answers import Offer
 from scrubber.core.model import Moment
 from scrubber.ledger import reading
-from scrubber.ledger.history_window import Window
+from scrubber.ledger.entry_queries import Window
 from scrubber.ledger.ledger_files import LedgerPaths
-from scrubber.ledger.stored import CorruptLedgerError
+from scrubber.ledger.ledger_rows import CorruptLedgerError
 from scrubber.receipts.merkle import Inclusion
 from scrubber.service.history import MAX_ENTRIES, History
 from scrubber.words import device_status

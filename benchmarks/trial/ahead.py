@@ -16,7 +16,7 @@ from benchmarks.trial.card import MeasuredCard, Where, fresh, opened, unheard, z
 from benchmarks.trial.driver import MeasuringDriver
 from benchmarks.trial.figures import Measured, NotDone, Question, remark, rounds
 from benchmarks.trial.forks import Fork, say
-from scrubber.cuda import cupy_loading, device, memory
+from scrubber.cuda import cuda_card, cupy_loading, memory
 from scrubber.devices.nvidia import boards, holders
 from scrubber.devices.nvidia.nvml import Library
 
@@ -62,7 +62,7 @@ def _nothing(where: Where) -> MeasuredCard:
 
 
 def _cuda_started(where: Where) -> MeasuringDriver:
-    device.only(where.uuid)
+    cuda_card.only(where.uuid)
     driver = MeasuringDriver(cupy_loading.load())
     driver.devices()
     return driver

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.trial.driver import MeasuringDriver
-from scrubber.cuda import cupy_loading, device, memory
+from scrubber.cuda import cuda_card, cupy_loading, memory
 from scrubber.cuda.card import Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.coverage import Account
-from scrubber.cuda.device import KERNELS, CudaCard
+from scrubber.cuda.cuda_card import KERNELS, CudaCard
 from scrubber.cuda.driver import Word
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, keyed
@@ -158,7 +158,7 @@ def opened(where: Where) -> MeasuredCard:
 
 def opened_as(kind: type[C], where: Where) -> C:
     """The same, with a card of this kind."""
-    device.only(where.uuid)
+    cuda_card.only(where.uuid)
     card = kind(MeasuringDriver(cupy_loading.load()), where.uuid, where.limit)
     card.begin(where.pci_address, manager=target(where).host.memory_manager(where.pci_address))
     card.ready()

@@ -12,7 +12,7 @@ from benchmarks.trial.card import MeasuredCard, Where, fresh, opened, unheard
 from benchmarks.trial.driver import MeasuringDriver
 from benchmarks.trial.figures import Measured, NotDone, Question, rounds
 from benchmarks.trial.forks import Fork, say
-from scrubber.cuda import cupy_loading, device, memory
+from scrubber.cuda import cuda_card, cupy_loading, memory
 
 MOST = 5  # rounds
 Leave = Callable[[Where, Connection], NoReturn]
@@ -44,13 +44,13 @@ def _gone(line: Connection, last: Callable[[], object] = lambda: None) -> NoRetu
 
 
 def _without_context(where: Where, line: Connection) -> NoReturn:
-    device.only(where.uuid)
+    cuda_card.only(where.uuid)
     MeasuringDriver(cupy_loading.load()).devices()
     _gone(line)
 
 
 def _with_context(where: Where, line: Connection) -> NoReturn:
-    device.only(where.uuid)
+    cuda_card.only(where.uuid)
     driver = MeasuringDriver(cupy_loading.load())
     driver.devices()
     driver.make_context()

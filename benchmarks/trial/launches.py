@@ -10,7 +10,7 @@ from benchmarks.trial.card import MeasuredCard, Where, opened_as
 from benchmarks.trial.figures import Measured, Unproven, one, remark
 from benchmarks.trial.forks import in_a_fork
 from scrubber.cuda.card import KernelProgram, Span, Sweep
-from scrubber.cuda.device import ROUNDS, THREADS
+from scrubber.cuda.cuda_card import ROUNDS, THREADS
 from scrubber.cuda.driver import Word, status_of
 from scrubber.cuda.patterns import ZERO
 

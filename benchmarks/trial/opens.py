@@ -18,7 +18,7 @@ from benchmarks.trial.card import Where
 from benchmarks.trial.driver import MeasuringDriver
 from benchmarks.trial.figures import Measured, Question, remark, rounds
 from benchmarks.trial.forks import in_a_fork
-from scrubber.cuda import cupy_loading, device
+from scrubber.cuda import cuda_card, cupy_loading
 from scrubber.devices.nvidia.nvml import Library
 
 MOST = 3  # rounds
@@ -87,7 +87,7 @@ def _asked(where: Where) -> Times:
 
 
 def _started(where: Where) -> Times:
-    device.only(where.uuid)
+    cuda_card.only(where.uuid)
     driver = MeasuringDriver(cupy_loading.load())
     began = time.perf_counter()
     driver.devices()

@@ -15,7 +15,7 @@ from benchmarks.nvml_questions import reads_only
 from benchmarks.trial.card import MeasuredCard, Where, expect_nothing, fresh, opened, unheard, zeroed
 from benchmarks.trial.figures import Measured, Question, one, rounds
 from benchmarks.trial.forks import Fork, say
-from scrubber.cuda import cupy_loading, device, memory
+from scrubber.cuda import cuda_card, cupy_loading, memory
 from scrubber.cuda.card import Span
 from scrubber.cuda.driver import CudaDriver
 from scrubber.cuda.memory import GpuMemory
@@ -59,7 +59,7 @@ def life(where: Where, mark: Callable[[str], None]) -> None:
         boards.memory(nvml, nvml.handle(where.uuid))
     library.close()
     mark("NVML: open, read the memory in use, close")
-    device.only(where.uuid)
+    cuda_card.only(where.uuid)
     driver = CudaDriver(cupy_loading.load())
     mark("import of CuPy")
     driver.devices()

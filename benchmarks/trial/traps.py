@@ -26,7 +26,7 @@ from policies.policy_model import Policy
 from policies.xids import Treatment
 from scrubber.cuda import memory, selftest
 from scrubber.cuda.card import CudaError, KernelFailedError, KernelProgram, Span, Sweep
-from scrubber.cuda.device import THREADS
+from scrubber.cuda.cuda_card import THREADS
 from scrubber.cuda.driver import Word, status_of
 from scrubber.cuda.patterns import Pattern, PatternKind
 from scrubber.devices.nvidia.health.xid_messages import GpuError, read

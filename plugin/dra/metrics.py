@@ -18,7 +18,7 @@ from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.listing import Listing
 from plugin.metrics import plugin_metrics
 from plugin.metrics.collector import RegistrationCounters, StateCollector
-from plugin.readiness import Readiness
+from plugin.plugin_readiness import Readiness
 
 API_SERVER = "api-server"  # the reason of a refusal because a claim could not be read
 VENDOR = "vendor"  # the driver behind ours has refused

@@ -21,7 +21,7 @@ from ground.logged_calls import CallOutcome
 from ground.metric_table import Instruments, Sample, families
 from plugin.listing import Listing
 from plugin.metrics import plugin_metrics
-from plugin.readiness import PluginReadiness, Readiness, Vendors
+from plugin.plugin_readiness import PluginReadiness, Readiness, Vendors
 from plugin.registration.registration_state import Cause, NotRegistered
 
 REGISTERED = "registered"

@@ -22,7 +22,7 @@ from scrubber.api.answering import Context, LoggedRequest, abort, answered, logg
 from scrubber.core import device_names
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.ledger.history_window import Window
+from scrubber.ledger.entry_queries import Window
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service

@@ -1,6 +1,6 @@
 """What happened to a device or to the node, in the past tense. The ledger stores these events and nothing else.
 
-Fields are a stored format: a new one needs a default. A class may be renamed, because ``ledger.stored`` gives each
+Fields are a stored format: a new one needs a default. A class may be renamed, because ``ledger.ledger_rows`` gives each
 event a fixed kind.
 """
 

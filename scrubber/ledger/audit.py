@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ground.errors import joined
 from ground.quantities import quantity
-from scrubber.ledger import database, stored, tree
+from scrubber.ledger import database, ledger_rows, tree
 from scrubber.ledger.ledger_files import LedgerPaths
+from scrubber.ledger.ledger_rows import CorruptLedgerError
 from scrubber.ledger.reading import consistent_view, noted_head
-from scrubber.ledger.stored import CorruptLedgerError
 from scrubber.receipts.merkle import Head
 from scrubber.receipts.note import Checkpoint
 
@@ -50,10 +50,10 @@ def verify(path: Path, checkpoints: Iterable[Checkpoint] = ()) -> Audit:
             database.check_version(connection, path)
             snapshot = database.snapshot_of(connection)
             for row in tree.check(connection, snapshot, database.rows(connection), noted):
-                stored.entry(row)
+                ledger_rows.entry(row)
                 count, last = count + 1, row.seq
             if snapshot is not None:
-                stored.decode_records(snapshot.records)
+                ledger_rows.decode_records(snapshot.records)
                 _check_evidence(connection, snapshot)
                 tree.check_folded(connection, snapshot)
             for checkpoint in sorted(checkpoints, key=lambda each: each.size):
@@ -78,13 +78,13 @@ def _check_against(connection: sqlite3.Connection, last: int, vouched: int, chec
         raise CorruptLedgerError(f"{others}: there are two histories", vouched + 1)
 
 
-def _check_evidence(connection: sqlite3.Connection, snapshot: stored.Snapshot) -> None:
+def _check_evidence(connection: sqlite3.Connection, snapshot: ledger_rows.Snapshot) -> None:
     """Check each batch of evidence, and that there is no evidence outside the batches."""
     first = database.EARLIEST
     for batch in snapshot.batches:
         last = database.LATEST if batch is snapshot.batches[-1] else batch.cut
         kept = tuple(database.evidence(connection, first, last))
         tree.check_leaves(connection, kept)
-        stored.check_evidence(batch, kept)
-        stored.entries(kept)
+        ledger_rows.check_evidence(batch, kept)
+        ledger_rows.entries(kept)
         first = batch.cut + 1

@@ -22,8 +22,8 @@ from pathlib import Path
 from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Record
-from scrubber.ledger import stored, tree
-from scrubber.ledger.stored import CorruptLedgerError, Fold
+from scrubber.ledger import ledger_rows, tree
+from scrubber.ledger.ledger_rows import CorruptLedgerError, Fold, LedgerRow
 from scrubber.receipts.merkle import Frontier, Head
 
 REMEMBERED = 1_000  # rows in memory, about seventy scrubs
@@ -74,7 +74,7 @@ SCHEMA = (
     + tree.SCHEMA
 )
 
-COLUMNS = ", ".join(stored.LedgerRow._fields)
+COLUMNS = ", ".join(LedgerRow._fields)
 _INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _RANGE = "SELECT {columns} FROM {table} WHERE seq BETWEEN ? AND ? ORDER BY seq"
 _ENTRIES = _RANGE.format(columns=COLUMNS, table="entries")
@@ -144,19 +144,19 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
     connection.execute("COMMIT")
 
 
-def insert(connection: sqlite3.Connection, frontier: Frontier, new: Sequence[stored.LedgerRow]) -> Frontier:
+def insert(connection: sqlite3.Connection, frontier: Frontier, new: Sequence[LedgerRow]) -> Frontier:
     """Append rows, and to their tree; ValueError when one cannot be stored. Returns what the tree is then."""
     grown = tree.append(connection, frontier, new)
     connection.executemany(_INSERT, new)
     return grown
 
 
-def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[stored.LedgerRow]:
+def rows(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[LedgerRow]:
     """Rows in order. The default range includes rows with a damaged number."""
     return map(row_of, connection.execute(_ENTRIES, (first, last)))
 
 
-def evidence(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[stored.LedgerRow]:
+def evidence(connection: sqlite3.Connection, first: int = EARLIEST, last: int = LATEST) -> Iterator[LedgerRow]:
     """The evidence among the folded rows, in order."""
     return map(row_of, connection.execute(_EVIDENCE, (first, last)))
 
@@ -176,7 +176,7 @@ def last_note(connection: sqlite3.Connection, kind: str) -> str | None:
     return None
 
 
-def snapshot_of(connection: sqlite3.Connection) -> stored.Snapshot | None:
+def snapshot_of(connection: sqlite3.Connection) -> ledger_rows.Snapshot | None:
     """The snapshot of the last compaction, if any."""
     match connection.execute("SELECT cut, records FROM snapshot").fetchone():
         case None:
@@ -189,19 +189,19 @@ def snapshot_of(connection: sqlite3.Connection) -> stored.Snapshot | None:
     for columns in connection.execute("SELECT cut, rows, newest, digest FROM batches ORDER BY cut"):
         match columns:
             case (int(end), int(count), float(latest), bytes(digest)):
-                batches.append(stored.Batch(end, count, latest, _text(digest, None)))
+                batches.append(ledger_rows.Batch(end, count, latest, _text(digest, None)))
             case _:
                 raise CorruptLedgerError("cannot read a batch of evidence: a column has the wrong type")
-    return stored.Snapshot(cut, records, tuple(batches))
+    return ledger_rows.Snapshot(cut, records, tuple(batches))
 
 
-def row_of(columns: tuple[object, ...]) -> stored.LedgerRow:
+def row_of(columns: tuple[object, ...]) -> LedgerRow:
     """The columns as a row; CorruptLedgerError when one of them has another type."""
     match columns:
         case (int(seq), bytes(), float(wall), float(uptime), bytes(), bytes(), bytes(), bytes()) if math.isfinite(
             wall
         ) and math.isfinite(uptime):
-            return stored.LedgerRow._make(_text(value, seq) if isinstance(value, bytes) else value for value in columns)
+            return LedgerRow._make(_text(value, seq) if isinstance(value, bytes) else value for value in columns)
         case (int(seq), *_):
             raise CorruptLedgerError(f"row {seq} was changed: a column has the wrong type", seq)
         case _:
@@ -264,11 +264,11 @@ def _schema(connection: sqlite3.Connection) -> frozenset[tuple[bytes, ...]]:
 def load(connection: sqlite3.Connection, noted: Head | None, fold: Fold) -> Loaded:
     """All rows, folded into the records, if they are those of their tree. ``noted``: what the head file says."""
     snapshot = snapshot_of(connection)
-    records, count = stored.decode_records(snapshot.records) if snapshot else (), 0
+    records, count = ledger_rows.decode_records(snapshot.records) if snapshot else (), 0
     checked = tree.check(connection, snapshot, rows(connection), noted)
     recent = deque[LedgerEntry](maxlen=REMEMBERED)
     while part := tuple(islice(checked, AT_ONCE)):
-        entries = stored.entries(part)
+        entries = ledger_rows.entries(part)
         records, count = fold(records, entries), count + len(entries)
         recent.extend(entries)
     return Loaded(records, count, tuple(recent), Head.of(tree_of(connection)))

@@ -28,10 +28,10 @@ from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Change, Record
 from scrubber.core.standstills import LONG
-from scrubber.ledger import stored
+from scrubber.ledger import ledger_rows
 from scrubber.ledger.database import REMEMBERED, Loaded
-from scrubber.ledger.history_window import EVERYTHING, HistoryPage, Kept, Window
-from scrubber.ledger.stored import KEEP_ALL, Fold, Retention
+from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
+from scrubber.ledger.ledger_rows import KEEP_ALL, Fold, Retention
 from scrubber.receipts.merkle import Head, Inclusion
 from scrubber.receipts.notary import Notary
 from scrubber.words import event_text
@@ -346,7 +346,7 @@ class Ledger:
     def _remembered(self, device: str | None, since: float | None, window: Window) -> Iterator[LedgerEntry]:
         for entry in reversed(self._recent):
             in_time = (since or 0.0) <= entry.at.wall <= (window.until or entry.at.wall)
-            wanted = not window.kinds or stored.KINDS[type(entry.event)] in window.kinds
+            wanted = not window.kinds or ledger_rows.KINDS[type(entry.event)] in window.kinds
             if device in (None, entry.device) and in_time and entry.seq > window.after and wanted:
                 yield entry
 

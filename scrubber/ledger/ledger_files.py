@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ground import private_files
 from ground.errors import FatalError
-from scrubber.ledger.stored import CorruptLedgerError
+from scrubber.ledger.ledger_rows import CorruptLedgerError
 from scrubber.receipts.merkle import Head
 
 _HEAD = re.compile(r"(\d{20}) ([0-9a-f]{64})\n")

@@ -16,11 +16,11 @@ from pathlib import Path
 from ground import calendar_time, private_files
 from ground.errors import LedgerUnavailable
 from scrubber.core.model import Moment
-from scrubber.ledger import database, stored
+from scrubber.ledger import database
 from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, lock
+from scrubber.ledger.ledger_rows import BEGUN, CorruptLedgerError, LedgerRow, new_note
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.ledger.sqlite_store import SqliteStore
-from scrubber.ledger.stored import CorruptLedgerError
 from scrubber.receipts.merkle import Frontier, Head
 
 
@@ -60,13 +60,13 @@ def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[Sqli
     try:
         if not paths.database.exists():
             _check_nothing_left(paths)
-            _create(paths, stored.new_note(1, stored.BEGUN, at, {}))
+            _create(paths, new_note(1, BEGUN, at, {}))
         return _loaded(paths, locked, load), None
     except CorruptLedgerError as error:
         aside = SetAside(_move(paths, at), str(error))
     try:
         with translated("create a new ledger at", paths.database):
-            _create(paths, stored.new_note(1, stored.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
+            _create(paths, new_note(1, BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
         return _loaded(paths, locked, load), aside
     except LedgerUnavailable as error:
         why = f"{error.message}; the damaged ledger was set aside as {aside.path}: {aside.why}"
@@ -111,7 +111,7 @@ def _move(paths: LedgerPaths, at: Moment) -> Path:
     return aside.database
 
 
-def _create(paths: LedgerPaths, first: stored.LedgerRow) -> None:
+def _create(paths: LedgerPaths, first: LedgerRow) -> None:
     """Create a ledger with its first row under another name, then rename it: it exists completely or not at all."""
     for suffix in ("", "-journal", "-wal", "-shm"):
         paths.fresh.with_name(paths.fresh.name + suffix).unlink(missing_ok=True)

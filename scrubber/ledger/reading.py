@@ -14,8 +14,8 @@ from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.core import states
 from scrubber.core.record import Record
-from scrubber.ledger import database, history_window, tree
-from scrubber.ledger.history_window import EVERYTHING, HistoryPage, Kept, Window
+from scrubber.ledger import database, entry_queries, tree
+from scrubber.ledger.entry_queries import EVERYTHING, HistoryPage, Kept, Window
 from scrubber.ledger.ledger_files import LedgerPaths, read_head
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.receipts.merkle import Head, Inclusion
@@ -34,7 +34,7 @@ class LedgerFile:
     ) -> HistoryPage:
         """The newest entries of the window, of one device or of all, newest last."""
         with consistent_view(LedgerPaths(self.path)) as connection:
-            return HistoryPage(history_window.newest_entries(connection, device, since, limit, window))
+            return HistoryPage(entry_queries.newest_entries(connection, device, since, limit, window))
 
     def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
         """That a row is in the tree of the first ``size`` rows; and the row's hash."""
@@ -56,7 +56,7 @@ def read(path: Path) -> LedgerFile:
     with consistent_view(paths) as connection:
         database.check_version(connection, path)
         records = database.load(connection, noted, states.replay).records
-        return LedgerFile(path, {record.device.uuid: record for record in records}, history_window.kept(connection))
+        return LedgerFile(path, {record.device.uuid: record for record in records}, entry_queries.kept(connection))
 
 
 def export(path: Path) -> Iterator[dict[str, object]]:

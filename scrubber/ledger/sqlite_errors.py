@@ -11,7 +11,7 @@ from pathlib import Path
 from ground import private_files
 from ground.errors import LedgerUnavailable
 from ground.private_files import ForeignFileError
-from scrubber.ledger.stored import CorruptLedgerError
+from scrubber.ledger.ledger_rows import CorruptLedgerError
 
 
 @contextmanager

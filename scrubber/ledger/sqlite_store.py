@@ -17,12 +17,12 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import database, history_window, stored, tree
+from scrubber.ledger import database, entry_queries, ledger_rows, tree
 from scrubber.ledger.database import Loaded
-from scrubber.ledger.history_window import EVERYTHING, Kept, Window
+from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, read_head
+from scrubber.ledger.ledger_rows import KEEP_ALL, CorruptLedgerError, Fold, LedgerRow, Retention, Snapshot
 from scrubber.ledger.sqlite_errors import translated
-from scrubber.ledger.stored import CorruptLedgerError, Fold, Retention
 from scrubber.receipts.merkle import Frontier, Head, Inclusion
 
 _KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -54,7 +54,7 @@ class SqliteStore:
                 with database.transaction(connection, "BEGIN"):
                     loaded = database.load(connection, read_head(self._paths.head), fold)
                     loaded = replace(loaded, may_be_old=self._may_be_old(connection))
-                    self.kept, frontier = history_window.kept(connection), database.tree_of(connection)
+                    self.kept, frontier = entry_queries.kept(connection), database.tree_of(connection)
             with translated("write to the ledger", path):
                 self._connected()  # fails now, not at the first write, when the disk is read-only
                 self._acknowledge(frontier, vouch=not loaded.may_be_old)
@@ -63,7 +63,7 @@ class SqliteStore:
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""
         with self._ready() as connection:
-            new = stored.rows_after(self.head.size, drafts)
+            new = ledger_rows.rows_after(self.head.size, drafts)
             with database.transaction(connection):
                 grown = database.insert(connection, self._frontier, new)
             # A row of the node says nothing about proofs, so an older copy must stay recognisable after it.
@@ -73,7 +73,7 @@ class SqliteStore:
     def write_note(self, kind: str, at: Moment, body: object) -> None:
         """Write a note to the disk. It vouches for no proof: an older copy of the ledger stays recognisable."""
         with self._ready() as connection:
-            new = stored.new_note(self.head.size + 1, kind, at, body)
+            new = ledger_rows.new_note(self.head.size + 1, kind, at, body)
             with database.transaction(connection):
                 grown = database.insert(connection, self._frontier, [new])
             self._acknowledge(grown, vouch=False)
@@ -94,9 +94,9 @@ class SqliteStore:
     ) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last. It opens a new connection, so any thread may call it."""
         with translated("read the ledger", self._paths.database), self._read_only() as connection:
-            return history_window.newest_entries(connection, device, since, limit, window)
+            return entry_queries.newest_entries(connection, device, since, limit, window)
 
-    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = stored.KEEP_ALL) -> int:
+    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot, in one transaction; then shrink the file."""
         with self._ready() as connection:
             with database.transaction(connection):
@@ -104,13 +104,13 @@ class SqliteStore:
                 covered = database.rows(connection, last=last)
                 # Verified once more: later, only the snapshot says what the rows said.
                 folded = tuple(tree.check_rows(connection, before.cut if before else 0, covered))
-                if len(folded) < stored.WORTH_FOLDING:
+                if len(folded) < ledger_rows.WORTH_FOLDING:
                     return 0
-                snapshot = stored.fold(before, folded, fold, at.wall, retention)
+                snapshot = ledger_rows.fold(before, folded, fold, at.wall, retention)
                 _store(connection, snapshot, folded)
-                note = stored.compaction(self.head.size + 1, at, snapshot)
+                note = ledger_rows.compaction(self.head.size + 1, at, snapshot)
                 grown = database.insert(connection, self._frontier, [note])
-                self.kept = history_window.kept(connection)
+                self.kept = entry_queries.kept(connection)
             self._acknowledge(grown, vouch=True)
         with translated("shrink the ledger", self._paths.database), self._disconnecting():
             connection = self._connected()
@@ -194,10 +194,10 @@ class SqliteStore:
         self.head, self._frontier, self._loaded = head, frontier, True
 
 
-def _store(connection: sqlite3.Connection, snapshot: stored.Snapshot, folded: Sequence[stored.LedgerRow]) -> None:
+def _store(connection: sqlite3.Connection, snapshot: Snapshot, folded: Sequence[LedgerRow]) -> None:
     """Replace the rows that the snapshot covers with the snapshot, and keep those of them that are evidence."""
-    for row in stored.evidence(folded):
-        entry = stored.entry(row)
+    for row in ledger_rows.evidence(folded):
+        entry = ledger_rows.entry(row)
         connection.execute(_KEEP, (*row, entry is not None and events.is_warning(entry.event)))
     remaining = sum(batch.rows for batch in snapshot.batches)
     gone = "SELECT seq FROM evidence ORDER BY seq DESC LIMIT 1 OFFSET ?"  # the newest row of the batches that go
@@ -218,7 +218,7 @@ def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: Frontie
     beyond = {row.seq: row.kind for row in database.rows(connection, first=size)}
     if beyond.pop(size, None) is None or tree.frontier(connection, size) != acknowledged:
         raise CorruptLedgerError("cannot use the ledger: another program changed it", None, "restart the service")
-    if [*beyond.values()] == [stored.COMPACTED]:
+    if [*beyond.values()] == [ledger_rows.COMPACTED]:
         return database.tree_of(connection)  # a compaction that was completed changes no fact
     if beyond:
         with database.transaction(connection):

@@ -16,8 +16,8 @@ from itertools import islice
 
 from ground.quantities import quantity
 from scrubber.core.events import ScrubPassed
-from scrubber.ledger import stored
-from scrubber.ledger.stored import CorruptLedgerError, LedgerRow, Snapshot
+from scrubber.ledger import ledger_rows
+from scrubber.ledger.ledger_rows import CorruptLedgerError, LedgerRow, Snapshot
 from scrubber.receipts import merkle
 from scrubber.receipts.merkle import Frontier, Head, Inclusion, Node
 
@@ -29,7 +29,7 @@ SCHEMA = """
         PRIMARY KEY (level, place)
     ) STRICT, WITHOUT ROWID;
 """
-PASSED = stored.KINDS[ScrubPassed]
+PASSED = ledger_rows.KINDS[ScrubPassed]
 _NODES = "SELECT place, hash FROM tree WHERE level = ? AND place >= ? ORDER BY place"
 _LEVELS = 63  # that a tree may have: seq is a signed number of 64 bits
 
@@ -78,10 +78,10 @@ def check(
     size, vouched = snapshot.cut if snapshot else 0, None
     for row in check_rows(connection, size, rows):
         size = row.seq
-        if row.kind == stored.COMPACTED:
+        if row.kind == ledger_rows.COMPACTED:
             vouched = row
         yield row
-    stored.check_snapshot(snapshot, vouched)
+    ledger_rows.check_snapshot(snapshot, vouched)
     _check_noted(connection, size, noted)
     for level, nodes in enumerate(_stored_nodes(connection, size)):
         if next(nodes, None) is not None:  # with such a node, no row could be written

@@ -21,8 +21,8 @@ from scrubber.metrics.counters import ServiceCounters
 from scrubber.observe.askers import Asked
 from scrubber.observe.observer import Observer
 from scrubber.service.context import ServiceContext
-from scrubber.service.readiness import Readiness
 from scrubber.service.report import StatusReporter
+from scrubber.service.service_readiness import Readiness
 from scrubber.words import device_status
 
 SAMPLED_EVERY = 15.0  # seconds: metrics are seldom fetched more often

@@ -14,7 +14,7 @@ from ground import log, process_names
 from scrubber.core.model import Holder
 from scrubber.fence.questions import Question
 from scrubber.node import clock
-from scrubber.node.unified import GroupPlace
+from scrubber.node.cgroup_tree import GroupPlace
 from scrubber.observe.askers import Askers
 
 logger = log.get("fence")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from scrubber.node import pods
-from scrubber.node.unified import GroupPlace, Tree
+from scrubber.node.cgroup_tree import GroupPlace, Tree
 
 
 class Exempt:

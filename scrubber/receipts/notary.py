@@ -12,7 +12,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Receipt
 from scrubber.core.record import Change, Record
 from scrubber.receipts import dsse, note, statement
-from scrubber.receipts.handover import owner_digest
+from scrubber.receipts.handover_id import owner_digest
 from scrubber.receipts.key import FileKey
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.note import Checkpoint

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ground import log, private_files
 from scrubber.core.record import Record, Tenancy
-from scrubber.receipts.handover import handover_id
+from scrubber.receipts.handover_id import handover_id
 
 logger = log.get("receipts")
 

@@ -13,12 +13,12 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
 from scrubber.core import standstills
 from scrubber.core.standstills import PAUSE, Clocks, Seen
-from scrubber.ledger import stored
-from scrubber.ledger.history_window import Window
+from scrubber.ledger import ledger_rows
+from scrubber.ledger.entry_queries import Window
 from scrubber.ledger.ledger import Ledger
 from scrubber.policy import ActivePolicy
 
-OF_POLICY = Window(kinds=frozenset({stored.KINDS[ev.PolicyInForce]}))
+OF_POLICY = Window(kinds=frozenset({ledger_rows.KINDS[ev.PolicyInForce]}))
 
 
 class Chronicle:

@@ -10,14 +10,14 @@ from scrubber.core import device_names
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import State
-from scrubber.ledger import stored
-from scrubber.ledger.history_window import EVERYTHING, Window
+from scrubber.ledger import ledger_rows
+from scrubber.ledger.entry_queries import EVERYTHING, Window
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.reading import LedgerFile
 from scrubber.words import event_text
 
 MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
-_KINDS = f"the kinds are {', '.join(stored.CLASSES)}"
+_KINDS = f"the kinds are {', '.join(ledger_rows.CLASSES)}"
 EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
@@ -37,12 +37,12 @@ class History:
         device = device_names.find(self._ledger.records, gpu) if gpu else None
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
-        if unknown := sorted(window.kinds - stored.CLASSES.keys()):
+        if unknown := sorted(window.kinds - ledger_rows.CLASSES.keys()):
             raise InvalidRequest(f"cannot list history: no event is of kind {unknown[0]}", _KINDS)
         limit = min(limit or MAX_ENTRIES, MAX_ENTRIES)
         if not window.kinds and (window.warnings or without_steps):
-            wanted = set(ev.WARNINGS) if window.warnings else stored.KINDS.keys() - set(ev.STEPS)
-            window = replace(window, kinds=frozenset(stored.KINDS[event] for event in wanted))
+            wanted = set(ev.WARNINGS) if window.warnings else ledger_rows.KINDS.keys() - set(ev.STEPS)
+            window = replace(window, kinds=frozenset(ledger_rows.KINDS[event] for event in wanted))
         entries: list[LedgerEntry] = []
         while True:
             rows = MAX_ENTRIES if window.warnings else limit
@@ -65,7 +65,7 @@ class History:
 
     def shown(self, entry: LedgerEntry) -> views.HistoryEntry:
         """An event as people read it."""
-        kind, body = stored.encode(entry.event)
+        kind, body = ledger_rows.encode(entry.event)
         record = self._ledger.records.get(entry.device)
         index, number = (record.device.index, record.device.slice) if record else (-1, None)
         text, simulated = event_text.tell(entry.event), record is not None and record.device.simulated

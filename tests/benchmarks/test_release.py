@@ -15,7 +15,7 @@ import pytest
 from benchmarks import processes, release, rig
 from demo.stage import Stage
 from demo.standins.pods import Pod
-from scrubber.ledger.stored import LedgerRow
+from scrubber.ledger.ledger_rows import LedgerRow
 from scrubber.node import clock
 from tests.patience import WITHIN
 

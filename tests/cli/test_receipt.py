@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from autoclave.cli import SIMULATED, receipts, service_call
+from autoclave.cli import SIMULATED, service_call, signed_receipts
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
-from scrubber.ledger import stored
-from scrubber.receipts import dsse, endorsement, handover, key, note
+from scrubber.ledger import ledger_rows
+from scrubber.receipts import dsse, endorsement, handover_id, key, note
 from tests.receipts import vectors
 from tests.receipts.vectors import BOOT, FOLDER, GPU, HANDOVER, NODE, OTHER, SCRIPT, SITE
 
@@ -172,8 +172,8 @@ def in_container(files, monkeypatch):
             (files / "dev" / name).touch()
         (files / "receipts").mkdir()
         shutil.move(files / HANDOVER, files / "receipts")
-        monkeypatch.setattr(receipts, "DEV", files / "dev")
-        monkeypatch.setattr(receipts, "boot_id", lambda: boot)
+        monkeypatch.setattr(signed_receipts, "DEV", files / "dev")
+        monkeypatch.setattr(signed_receipts, "boot_id", lambda: boot)
         monkeypatch.setenv("AUTOCLAVE_RECEIPTS", str(files / "receipts"))
         for change in more.get("changes", ()):
             change(files / "receipts")
@@ -338,7 +338,7 @@ def test_a_handover_writes_as_many_rows_as_the_page_says(own_service, autoclave)
     def rows() -> tuple[int, int]:
         history = service_call.ask(own_service.run_dir, lambda admin: admin.history(limit=10_000))
         kinds = [row.kind for row in history]
-        return len(kinds), sum(kind not in stored.STEPS for kind in kinds)
+        return len(kinds), sum(kind not in ledger_rows.STEPS for kind in kinds)
 
     own_service.settled(0, "clean")
     before = rows()
@@ -353,7 +353,7 @@ def test_a_handover_writes_as_many_rows_as_the_page_says(own_service, autoclave)
 
 def test_a_receipt_whose_handover_is_forgotten_is_exported(service, autoclave, gpu, tmp_path, monkeypatch):
     receipt = service.settled(gpu, "clean").receipt.id
-    monkeypatch.setattr(handover, "EARLIER", 0)
+    monkeypatch.setattr(handover_id, "EARLIER", 0)
     run = autoclave("receipt", "export", receipt, tmp_path, "--state-dir", service.root / "state")
     assert Path(run.stdout.strip()) == tmp_path / receipt
     assert f"verify the file {tmp_path / receipt / 'receipt.dsse.json'} alone" in run.stderr

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from scrubber.cuda import device, memory
+from scrubber.cuda import cuda_card, memory
 from scrubber.cuda.driver import CudaDriver, Kernel, Word
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
@@ -33,8 +33,8 @@ class Bench:
         return self.machine.machine.gpu(0).uuid
 
     @cached_property
-    def card(self) -> device.CudaCard:
-        card = device.opened(self.uuid, self.machine.machine.gpu(0).pci)
+    def card(self) -> cuda_card.CudaCard:
+        card = cuda_card.opened(self.uuid, self.machine.machine.gpu(0).pci)
         card.ready()
         self.launches.clear()
         return card

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pynvml
 import pytest
 
-from scrubber.cuda import clearing, device, driver, memory
+from scrubber.cuda import clearing, cuda_card, driver, memory
 from scrubber.cuda.card import CardBusyError, CudaError, Free
 from scrubber.devices.nvidia.nvml import Library
 from tests.fakes.cuda.fixtures import in_this_process, libraries
@@ -39,7 +39,7 @@ def cuda(tmp_path, gpu) -> Iterator[CudaMachine]:
 
 def scrub(gpu: Gpu) -> None:
     """All that a scrub asks of the driver."""
-    held = memory.take(device.opened(gpu.uuid, gpu.pci))
+    held = memory.take(cuda_card.opened(gpu.uuid, gpu.pci))
     clearing.clear(held, KEY, ("random", "zero"), lambda _done, _total: None)
     clearing.verify(held, lambda _done, _total: None)
     clearing.scratch(held.card, KEY)
@@ -63,7 +63,7 @@ def test_a_context_has_one_channel_and_waits_without_spinning(gpu, monkeypatch):
         call(self, name, *arguments)
 
     monkeypatch.setattr(driver.CudaDriver, "call", noted)
-    device.opened(gpu.uuid, gpu.pci)
+    cuda_card.opened(gpu.uuid, gpu.pci)
     made = next(place for place, (name, *_) in enumerate(asked) if name == "cuDevicePrimaryCtxRetain")
     assert asked[made - 1] == ("cuDevicePrimaryCtxSetFlags_v2", "1", 0, 4)
     assert asked[0] == ("cuInit", "1", 0)
@@ -82,7 +82,7 @@ def test_a_stalled_call_goes_on_when_the_driver_does(cuda, gpu, tmp_path):
     stall = tmp_path / "stall"
     stall.touch()
     gpu.set({"cuda.hang.cuMemGetInfo_v2": stall})
-    card = device.opened(gpu.uuid, gpu.pci)
+    card = cuda_card.opened(gpu.uuid, gpu.pci)
     card.ready()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(card._driver.make_context).result()
@@ -96,7 +96,7 @@ def test_a_stalled_call_goes_on_when_the_driver_does(cuda, gpu, tmp_path):
 
 @pytest.mark.usefixtures("cuda")
 def test_a_context_belongs_to_the_thread_that_made_it(gpu):
-    card = device.opened(gpu.uuid, gpu.pci)
+    card = cuda_card.opened(gpu.uuid, gpu.pci)
     card.ready()
     with ThreadPoolExecutor(1) as pool, pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
         pool.submit(card.allocate, 16).result()
@@ -151,10 +151,10 @@ def test_a_scrub_never_reaches_the_runtime_of_cuda(cuda, gpu):
 OPENED = """
 import sys
 from types import SimpleNamespace
-from scrubber.cuda import card, cupy_loading, device
+from scrubber.cuda import card, cupy_loading, cuda_card
 {before}
 try:
-    device.opened(*sys.argv[1:])
+    cuda_card.opened(*sys.argv[1:])
 except card.CardBusyError as error:
     print(error)
 print("numpy" in sys.modules)

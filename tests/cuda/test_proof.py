@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from scrubber.core.measured import Scratched, Verified
-from scrubber.cuda import clearing, device, memory, selftest
+from scrubber.cuda import clearing, cuda_card, memory, selftest
 from scrubber.cuda.card import (
     NOWHERE,
     CardBusyError,
@@ -100,11 +100,11 @@ class Bench:
     def change(self, **changes: object) -> None:
         self.machine.change(self.uuid, **changes)
 
-    def opened(self) -> device.CudaCard:
+    def opened(self) -> cuda_card.CudaCard:
         """Nothing is loaded yet."""
-        return device.opened(self.uuid, self.machine.machine.gpu(0).pci)
+        return cuda_card.opened(self.uuid, self.machine.machine.gpu(0).pci)
 
-    def ready(self) -> device.CudaCard:
+    def ready(self) -> cuda_card.CudaCard:
         """The device, with its kernels loaded."""
         card = self.opened()
         card.ready()
@@ -316,7 +316,7 @@ def test_every_kernel_runs_once_before_memory_is_taken(bench, work):
 
 @pytest.mark.parametrize("rungs", [1, 2])
 def test_many_spans_are_reported_in_order(bench, monkeypatch, rungs):
-    monkeypatch.setattr(device, "_MOST_SPANS", 3)
+    monkeypatch.setattr(cuda_card, "_MOST_SPANS", 3)
     monkeypatch.setattr(memory, "RUNGS", (rungs * PAGE, PAGE))
     held = memory.take(bench.ready())
     held.write(ZERO, unheard)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from scrubber.core import measured
-from scrubber.cuda import device, memory, selftest
+from scrubber.cuda import cuda_card, memory, selftest
 from scrubber.cuda.card import Found, Span, Step, Sweep, Unit
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, keyed, repeated
 from scrubber.cuda.selftest import Clock
@@ -139,7 +139,7 @@ def test_tests_without_time_are_reported_as_skipped(gpu, a_pass):
 
 
 def test_the_result_names_deviating_multiprocessors_and_counts_reached_ones(gpu, monkeypatch):
-    monkeypatch.setattr(device, "TRIES", 2)
+    monkeypatch.setattr(cuda_card, "TRIES", 2)
     gpu.change(deviating=[2], unreached=[1])
     tested = Bench(gpu).run()
     assert (tested.deviating, tested.units) == ((2,), UNITS - 1)

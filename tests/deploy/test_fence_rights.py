@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.fence import fence
-from scrubber.node.unified import Tree
+from scrubber.node.cgroup_tree import Tree
 group, full = Path(sys.argv[1]), DeviceNumber(NodeKind.CHARACTER, 1, 7)
 try:
     standing = fence.Fence(group)

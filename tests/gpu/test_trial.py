@@ -19,7 +19,7 @@ from benchmarks.trial.figures import Part
 from benchmarks.trial.parts import PARTS
 from benchmarks.trial.records import Records
 from scrubber.cuda.card import KernelProgram, Unit
-from scrubber.cuda.device import CudaCard
+from scrubber.cuda.cuda_card import CudaCard
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip

@@ -64,10 +64,10 @@ PLANTED = [
     ("scrubber/steps/on_device.py", "from scrubber.steps import evict", STEPS),
     ("scrubber/cuda/memory.py", "from scrubber import config", MEMORY),
     ("scrubber/cuda/memory.py", "import pynvml", NO_NVML),
-    ("scrubber/assembly.py", "from scrubber.cuda import device", HANDS),
+    ("scrubber/assembly.py", "from scrubber.cuda import cuda_card", HANDS),
     ("scrubber/assembly.py", "from scrubber.cuda import memory", CUDA),
     ("scrubber/devices/nvidia/backend.py", "from scrubber.devices.nvidia import gpu", HANDS),
-    ("scrubber/cuda/device.py", "import cupy_backends", CUPY),
+    ("scrubber/cuda/cuda_card.py", "import cupy_backends", CUPY),
     ("plugin/__init__.py", "from scrubber.core import acquire", DOOR),
     ("dashboards/__init__.py", "from scrubber import service", DOOR),
     ("dashboards/node.py", "from plugin import gate", METRICS_CONTRACT),
@@ -103,7 +103,7 @@ PLANTED = [
     ("scrub_api/views.py", "from scrubber.core import model", HOUSES),
     ("scrub_api/views.py", "import time", PURE),
     ("autoclave/cli/__init__.py", "from scrub_api import scrub_pb2", WIRE),
-    ("scrubber/ledger/stored.py", "from scrubber.ledger import ledger", CYCLE),
+    ("scrubber/ledger/ledger_rows.py", "from scrubber.ledger import ledger", CYCLE),
     ("scrubber/receipts/signer.py", "import cryptography", SIGNING),
 ]
 

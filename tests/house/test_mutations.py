@@ -176,7 +176,7 @@ PLANTED = [
     Mutant("scrubber/policy.py", "            self._keep(policies, text)", "            pass", tests=IN_POLICY),
     Mutant(TREE, "!= (place, node):", "!= (place, node) and level == 0:", tests=IN_TREE),
     Mutant(TREE, "elif not contains(connection, size, noted):", "elif False:", tests=IN_TREE),
-    Mutant("scrubber/ledger/stored.py", "secrets.token_hex(SALT)", '""', tests=IN_TREE),
+    Mutant("scrubber/ledger/ledger_rows.py", "secrets.token_hex(SALT)", '""', tests=IN_TREE),
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN", tests=IN_STATES),

@@ -17,7 +17,7 @@ EXTRAS = (
     "plugin/vendor/cdi.py",  # YAML, which that client brings; a driver of our own reads none
 )
 
-SHARED = {"config", "readiness"}  # basenames of several files: what a reader looks for in each of the programs
+SHARED = {"config"}  # basenames of several files: what a reader looks for in each of the programs
 
 REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|pypi/+simple|file:///\w")
 UNOWNED = re.compile(r"(?:github\.com|ghcr\.io|docker\.io|quay\.io)/autoclave")  # anybody may register it

@@ -10,9 +10,10 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import stored, tree
+from scrubber.ledger import ledger_rows, tree
 from scrubber.ledger.database import Loaded
-from scrubber.ledger.history_window import EVERYTHING, Kept, Window
+from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
+from scrubber.ledger.ledger_rows import KEEP_ALL, Fold, Retention
 from scrubber.receipts import merkle
 
 
@@ -20,9 +21,9 @@ class MemoryStore:
     """Keeps rows in a tuple that is replaced whole, so that ``history`` may look from another thread."""
 
     def __init__(self) -> None:
-        self._snapshot: stored.Snapshot | None = None
-        self._rows: tuple[stored.LedgerRow, ...] = ()
-        self._evidence: tuple[stored.LedgerRow, ...] = ()
+        self._snapshot: ledger_rows.Snapshot | None = None
+        self._rows: tuple[ledger_rows.LedgerRow, ...] = ()
+        self._evidence: tuple[ledger_rows.LedgerRow, ...] = ()
         self._closed = False
         self._frontier = merkle.Frontier()
         self._nodes: dict[tuple[int, int], bytes] = {}
@@ -32,19 +33,19 @@ class MemoryStore:
         """How many rows there are, and the root of their tree."""
         return merkle.Head.of(self._frontier)
 
-    def load(self, fold: stored.Fold) -> Loaded:
+    def load(self, fold: Fold) -> Loaded:
         """Everything."""
         self._check_open()
-        snapshot = stored.decode_records(self._snapshot.records) if self._snapshot else ()
-        entries = stored.entries(self._rows)
+        snapshot = ledger_rows.decode_records(self._snapshot.records) if self._snapshot else ()
+        entries = ledger_rows.entries(self._rows)
         return Loaded(fold(snapshot, entries), len(entries), entries, self.head)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
-        rows = stored.rows_after(self.head.size, drafts)
+        rows = ledger_rows.rows_after(self.head.size, drafts)
         self._add(rows)
-        return stored.entries(rows)
+        return ledger_rows.entries(rows)
 
     def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
@@ -58,14 +59,14 @@ class MemoryStore:
         wanted = (
             row
             for row in reversed((_warnings(self._evidence) if window.warnings else self._evidence) + self._rows)
-            if row.kind not in stored.NOTES
+            if row.kind not in ledger_rows.NOTES
             and (device is None or row.device == device)
             and (since is None or row.wall >= since or row.seq >= first)
             and (window.until is None or row.wall <= window.until)
             and window.after < row.seq < (window.before or row.seq + 1)
             and (not window.kinds or row.kind in window.kinds)
         )
-        return stored.entries(reversed(list(islice(wanted, limit))))
+        return ledger_rows.entries(reversed(list(islice(wanted, limit))))
 
     @property
     def kept(self) -> Kept:
@@ -74,16 +75,16 @@ class MemoryStore:
         walls = [0.0 if row.seq == 1 else row.wall for row in firsts] or [0.0]
         return Kept(walls[0], walls[-1])
 
-    def compact(self, fold: stored.Fold, keep: int, at: Moment, retention: stored.Retention = stored.KEEP_ALL) -> int:
+    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = KEEP_ALL) -> int:
         """Fold all but the newest ``keep`` rows."""
         self._check_open()
         folded = self._rows[: max(len(self._rows) - keep, 0)]
-        if len(folded) < stored.WORTH_FOLDING:
+        if len(folded) < ledger_rows.WORTH_FOLDING:
             return 0
-        snapshot = stored.fold(self._snapshot, folded, fold, at.wall, retention)
-        kept = self._evidence + stored.evidence(folded)
+        snapshot = ledger_rows.fold(self._snapshot, folded, fold, at.wall, retention)
+        kept = self._evidence + ledger_rows.evidence(folded)
         self._evidence = kept[len(kept) - sum(batch.rows for batch in snapshot.batches) :]
-        note = stored.compaction(self.head.size + 1, at, snapshot)
+        note = ledger_rows.compaction(self.head.size + 1, at, snapshot)
         self._snapshot, self._rows = snapshot, self._rows[len(folded) :]
         self._add((note,))
         return len(folded)
@@ -93,7 +94,7 @@ class MemoryStore:
         [row] = [row for row in self._rows if row.seq == seq]
         return merkle.include(seq - 1, self.head.size, lambda *at: self._nodes[at]), row.hash
 
-    def _add(self, rows: tuple[stored.LedgerRow, ...]) -> None:
+    def _add(self, rows: tuple[ledger_rows.LedgerRow, ...]) -> None:
         for leaf in [tree.leaf(row) for row in rows]:
             self._frontier, completed = self._frontier.grown(leaf)
             self._nodes |= {(level, place): node for level, place, node in completed}
@@ -108,5 +109,5 @@ class MemoryStore:
             raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
 
 
-def _warnings(rows: tuple[stored.LedgerRow, ...]) -> tuple[stored.LedgerRow, ...]:
-    return tuple(row for row in rows if (entry := stored.entry(row)) and events.is_warning(entry.event))
+def _warnings(rows: tuple[ledger_rows.LedgerRow, ...]) -> tuple[ledger_rows.LedgerRow, ...]:
+    return tuple(row for row in rows if (entry := ledger_rows.entry(row)) and events.is_warning(entry.event))

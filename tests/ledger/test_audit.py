@@ -16,7 +16,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import audit, opening, reading, stored
+from scrubber.ledger import audit, ledger_rows, opening, reading
 from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
@@ -62,7 +62,7 @@ def everything(path):
     """All that is stored, None when it cannot be read."""
     try:
         return list(reading.export(path))
-    except (stored.CorruptLedgerError, FatalError):
+    except (ledger_rows.CorruptLedgerError, FatalError):
         return None
 
 

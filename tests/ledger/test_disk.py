@@ -20,7 +20,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.ledger import audit, database, opening, sqlite_errors, stored
+from scrubber.ledger import audit, database, ledger_rows, opening, sqlite_errors
 from scrubber.ledger.ledger import SLOW
 from tests.ledger.conftest import unfolded
 from tests.patience import WITHIN
@@ -184,7 +184,7 @@ def test_a_read_only_ledger_refuses_rows_and_can_be_verified(tmp_path):
     }
 
 
-NO_EVIDENCE = stored.Retention(rows=0)
+NO_EVIDENCE = ledger_rows.Retention(rows=0)
 
 
 def test_compaction_gives_the_space_back(ledger, path, draft):
@@ -200,9 +200,9 @@ def test_a_row_removed_by_another_program_stops_the_writer(ledger, path, draft):
     ledger.append([draft("a")])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM entries WHERE seq = 2")
-    with pytest.raises(stored.CorruptLedgerError, match="the last rows are lost"):
+    with pytest.raises(ledger_rows.CorruptLedgerError, match="the last rows are lost"):
         unfolded(ledger)
-    with pytest.raises(stored.CorruptLedgerError, match="another program changed it"):
+    with pytest.raises(ledger_rows.CorruptLedgerError, match="another program changed it"):
         ledger.append([draft("b")])
 
 

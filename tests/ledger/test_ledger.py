@@ -13,7 +13,7 @@ from scrubber.core import states
 from scrubber.core.events import IllegalEventError, LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
 from scrubber.ledger import ledger as module
-from scrubber.ledger.history_window import EVERYTHING, Window
+from scrubber.ledger.entry_queries import EVERYTHING, Window
 from scrubber.ledger.ledger import Ledger
 from tests.ledger.conftest import unfolded
 from tests.ledger.memory_store import MemoryStore

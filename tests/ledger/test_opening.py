@@ -19,7 +19,7 @@ from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import audit, database, ledger_files, opening, reading, stored
+from scrubber.ledger import audit, database, ledger_files, ledger_rows, opening, reading
 from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import merkle
 from tests.ledger.conftest import NOW, unfolded
@@ -177,7 +177,7 @@ def write(path, kind, body):
     """One more row whose leaf is right, as another version would have written it."""
     with closing(database.connect(path)) as connection, database.transaction(connection):
         before = database.tree_of(connection)
-        row = stored.new_row(before.size + 1, "GPU-1", NOW, "op-1", kind, body)
+        row = ledger_rows.new_row(before.size + 1, "GPU-1", NOW, "op-1", kind, body)
         head = merkle.Head.of(database.insert(connection, before, [row]))
     with closing(ledger_files.HeadFiles(ledger_files.LedgerPaths(path))) as kept:
         kept.write(head, vouch=False)
@@ -323,7 +323,7 @@ def test_a_crash_while_setting_aside_is_not_believed_either(open_ledger, draft, 
 def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger, draft, path):
     def refuse(opened: SqliteStore) -> None:
         if opened.load().rows:
-            raise stored.CorruptLedgerError("row 2 cannot follow")
+            raise ledger_rows.CorruptLedgerError("row 2 cannot follow")
 
     fill(open_ledger, draft)
     ledger, aside = opening.open_or_set_aside(path, NOW, refuse)

@@ -10,7 +10,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.ledger import opening, stored
+from scrubber.ledger import ledger_rows, opening
 from scrubber.ledger.sqlite_store import SqliteStore
 from tests.ledger.conftest import NOW, unfolded
 
@@ -71,7 +71,7 @@ def test_a_note_does_not_vouch_for_an_older_copy(node):
     node.put_copy_back()
     ledger, _ = opening.open_or_set_aside(node.state / "ledger.db", NOW, run_head=node.head)
     ledger.load()
-    ledger.write_note(stored.KEY, NOW, {"key": "ab"})
+    ledger.write_note(ledger_rows.KEY, NOW, {"key": "ab"})
     ledger.append([LedgerEntry(0, ev.NODE, NOW, "", ev.ServiceStarted("0.1.0"))])
     ledger.close()
     assert node.may_be_old()

@@ -13,7 +13,7 @@ import pytest
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.model import Moment, Step
-from scrubber.ledger import audit, database, stored, tree
+from scrubber.ledger import audit, database, ledger_rows, tree
 from scrubber.ledger.sqlite_store import SqliteStore
 from scrubber.receipts import merkle
 from scrubber.receipts.note import Checkpoint
@@ -101,7 +101,7 @@ def test_the_database_of_yesterday_put_back_is_found(open_ledger, path):
 def test_a_compaction_keeps_every_leaf(ledger, path):
     ledger.append([drafted(f"tenant {number}") for number in range(20)])
     before = checkpoint(ledger)
-    ledger.compact(lambda records, _: records, 3, NOW, stored.Retention(rows=0))
+    ledger.compact(lambda records, _: records, 3, NOW, ledger_rows.Retention(rows=0))
     ledger.append([drafted("after it")])
     ledger.close()
     result = audit.verify(path, [before])
@@ -111,11 +111,11 @@ def test_a_compaction_keeps_every_leaf(ledger, path):
 # -- the rows and their tree, as values
 
 AT = Moment(1.5, 2.5)
-ROWS = tuple(stored.new_row(seq, "GPU-1", AT, "op", "released", '{"why":"x"}') for seq in range(1, 5))
+ROWS = tuple(ledger_rows.new_row(seq, "GPU-1", AT, "op", "released", '{"why":"x"}') for seq in range(1, 5))
 FORGED = (ROWS[0]._replace(device="GPU-2"), *ROWS[1:])
-SNAPSHOT = stored.Snapshot(4, "[]")
-COMPACTION = (stored.compaction(5, AT, SNAPSHOT),)
-NOTE = (stored.new_note(5, stored.BEGUN, AT, {}),)
+SNAPSHOT = ledger_rows.Snapshot(4, "[]")
+COMPACTION = (ledger_rows.compaction(5, AT, SNAPSHOT),)
+NOTE = (ledger_rows.new_note(5, ledger_rows.BEGUN, AT, {}),)
 
 
 def head_of(rows):
@@ -134,8 +134,8 @@ def planted(rows):
         yield connection
 
 
-def refused(connection, snapshot, rows, noted) -> stored.CorruptLedgerError:
-    with pytest.raises(stored.CorruptLedgerError) as caught:
+def refused(connection, snapshot, rows, noted) -> ledger_rows.CorruptLedgerError:
+    with pytest.raises(ledger_rows.CorruptLedgerError) as caught:
         list(tree.check(connection, snapshot, rows, noted))
     return caught.value
 
@@ -187,7 +187,7 @@ def test_rows_other_than_those_of_the_head_are_found(rows, of_tree, noted, named
     ("snapshot", "rows"),
     [
         (replace(SNAPSHOT, records="[ ]"), COMPACTION),
-        (replace(SNAPSHOT, batches=(stored.Batch(4, 1, 1.0, "ab"),)), COMPACTION),
+        (replace(SNAPSHOT, batches=(ledger_rows.Batch(4, 1, 1.0, "ab"),)), COMPACTION),
         (replace(SNAPSHOT, cut=3), ROWS[3:] + COMPACTION),
         (None, ROWS + COMPACTION),
         (SNAPSHOT, NOTE),
@@ -271,7 +271,7 @@ def test_the_tree_above_folded_rows_is_verified_too(ledger, path, change, named)
 def test_a_row_changed_since_the_start_is_not_folded(ledger, path):
     ledger.append([drafted(f"tenant {number}") for number in range(9)])
     changing(path, "UPDATE entries SET body = replace(body, 'tenant', 'nobody') WHERE seq = 4")
-    with pytest.raises(stored.CorruptLedgerError, match="row 4 does not match its leaf"):
+    with pytest.raises(ledger_rows.CorruptLedgerError, match="row 4 does not match its leaf"):
         ledger.compact(lambda records, _: records, 2, NOW)
 
 
@@ -314,14 +314,14 @@ def test_a_tree_changed_by_another_program_stops_the_writer(ledger, path):
     ledger.append([drafted("a tenant")] * 6)
     ledger.disconnect()  # as after a failed write
     changing(path, "UPDATE tree SET hash = zeroblob(32) WHERE level = 2 AND place = 0")
-    with pytest.raises(stored.CorruptLedgerError, match="another program changed it"):
+    with pytest.raises(ledger_rows.CorruptLedgerError, match="another program changed it"):
         ledger.append([drafted("the next")])
 
 
 def test_a_forged_row_without_its_receipt_is_named(ledger, path):
     """Whoever computes the tree anew may leave fields out."""
     with ledger._ready() as connection:
-        forged = stored.new_row(2, "GPU-1", NOW, "op", "scrub-passed", "{}")
+        forged = ledger_rows.new_row(2, "GPU-1", NOW, "op", "scrub-passed", "{}")
         connection.execute(database._INSERT, forged)
         connection.execute("INSERT INTO tree VALUES (0, ?, zeroblob(32))", (forged.seq - 1,))
     ledger.close()
@@ -333,7 +333,7 @@ def test_a_forged_row_without_its_receipt_is_named(ledger, path):
 def test_the_entry_of_a_receipt_also_names_its_document():
     event = lives.passed(lives.SCRUBBING)
     signed = replace(event, receipt=replace(event.receipt, envelope='{"payload":"e30="}'))
-    [row] = stored.rows_after(0, [replace(drafted(), event=signed)])
+    [row] = ledger_rows.rows_after(0, [replace(drafted(), event=signed)])
     assert tree.leaf(row) == merkle.leaf_of_row(row.hash, '{"payload":"e30="}')
     other = row._replace(kind="released")
     assert tree.leaf(other) == merkle.leaf(other.hash.encode())

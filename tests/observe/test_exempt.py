@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scrubber.node.unified import Tree
+from scrubber.node.cgroup_tree import Tree
 from scrubber.observe.exempt import Exempt
 from tests.control_groups import group, identity
 

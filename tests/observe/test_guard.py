@@ -20,8 +20,8 @@ from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Missed, Witness
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence
+from scrubber.node.cgroup_tree import Tree
 from scrubber.node.processes import Processes
-from scrubber.node.unified import Tree
 from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.guard import Guard
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing

@@ -44,7 +44,7 @@ def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: b
     since = ObservedSince(began, lambda: Moment(3.0, 3.0))
     since.testified("GPU-1", said := Counted(Witness.FENCE, 4))
     assert since.uses_since("GPU-1", 1.0) == (said if counts else None)
-    since.resume("GPU-1", 1.0)
+    since.resume("GPU-1", 1.0, said)
     assert since.uses_since("GPU-1", 1.0) == said
 
 

@@ -15,7 +15,7 @@ from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Owner
 from scrubber.core.record import Change, Record
 from scrubber.receipts import dsse, key
-from scrubber.receipts.handover import handover_id, owner_digest
+from scrubber.receipts.handover_id import handover_id, owner_digest
 from scrubber.receipts.key import FileKey
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.notary import Notary

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoclave.cli import handovers
+from autoclave.cli import handover_table
 from scrub_api.views import HistoryEntry
 from scrubber.core.tenancies import TenancyRow
 
@@ -30,7 +30,7 @@ def written(file: Path, capsys, *tenancies: dict[str, Any], simulated: bool = Fa
         TenancyRow(device="GPU-1", **{"began": 10.0 * n, "ended": 10.0 * n + 5} | it) for n, it in enumerate(tenancies)
     ]
     place = HistoryEntry(1, "GPU-1", 0, 0.0, "", "granted", "", "{}", None, simulated)
-    handovers.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
+    handover_table.show([(row, place, "H100") for row in rows], "node-1", "jsonl", since=0.0, until=0.0)
     file.write_text(capsys.readouterr().out)
     return file
 

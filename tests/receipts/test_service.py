@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scrubber.ledger import audit, reading, stored
+from scrubber.ledger import audit, ledger_rows, reading
 from scrubber.receipts import dsse, endorsement, key, merkle, note
 from tests.live import Service
 
@@ -47,7 +47,7 @@ def checked(state: Path, trusted: bytes) -> tuple[dict[str, Any], note.Checkpoin
 
 def notes(state: Path) -> list[Any]:
     """What the ledger notes of keys."""
-    return [row["body"] for row in reading.export(state / "ledger.db") if row["kind"] == stored.KEY]
+    return [row["body"] for row in reading.export(state / "ledger.db") if row["kind"] == ledger_rows.KEY]
 
 
 def test_a_tenant_checks_its_receipt_and_each_following_key(service: Service) -> None:

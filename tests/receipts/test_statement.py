@@ -18,7 +18,7 @@ from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.cuda import chip
 from scrubber.receipts import dsse, statement
-from scrubber.receipts.handover import owner_digest
+from scrubber.receipts.handover_id import owner_digest
 from scrubber.receipts.statement import Program
 from tests.receipts.signing import WordSigner
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from autoclave import cli
-from autoclave.cli import DONE, receipts
+from autoclave.cli import DONE, signed_receipts
 from ground.errors import FatalError
 from scrubber.receipts import dsse, key, note
 from scrubber.receipts.note import Checkpoint
@@ -57,7 +57,7 @@ class Verifiers:
     def both(self, folder: Path, *, held: bool = False) -> tuple[bool, bool]:
         given = (self.path(CHECKPOINT),) if held else ()
         try:
-            done = receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text") == DONE
+            done = signed_receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text") == DONE
         except FatalError:
             done = False
         flags = [str(folder), f"--key={self.path(KEY)}", *(f"--checkpoint={each}" for each in given)]

@@ -26,7 +26,7 @@ from remnant.launchers import Launcher
 from remnant.round_result import Ending, GpuAndDriver, Medium, Planted, Result, Round
 from remnant.rounds import Subject
 from remnant.tenant import ContainerOrder
-from scrubber.cuda import device
+from scrubber.cuda import cuda_card
 from tests.cli.on_machine import FLAGS, needs_namespace
 from tests.fakes.cuda.fixtures import in_this_process, libraries
 from tests.fakes.cuda.machine import PAGE, CudaMachine, equip
@@ -146,7 +146,7 @@ def test_all_memory_is_filled_whatever_can_be_mapped(bench, changes, pages) -> N
     pci, root = bench.stage.machine.gpu(0).pci, str(bench.stage.root.path)
     order = ContainerOrder("fill", bench.uuid, pci, root, "0" * 32, "1" * 32, ("memory",))
     with in_this_process(bench.cuda):
-        answer, _ = tenant.fill(order, device.driver_of(bench.uuid))
+        answer, _ = tenant.fill(order, cuda_card.driver_of(bench.uuid))
     assert answer.planted["memory"] == Planted(10 * PAGE, 10 * PAGE, pages * PAGE)
     taken = bench.cuda.memory(bench.uuid).read_bytes()[2 * PAGE :]  # beside the context and its page of results
     assert taken == tenant.words(order.key) * (10 * PAGE // 16)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scrub_api import admin_client, client, measurements, scrub_pb2, views
 from scrub_api.device_messages import GrantedDevice, GrantProof, ReportedDevice
 from scrubber.core.events import ScrubPassed
-from scrubber.ledger import stored
+from scrubber.ledger import ledger_rows
 from scrubber.words import event_text
 from tests.core import lives
 
@@ -54,5 +54,7 @@ def test_a_page_of_signed_receipts_fits_into_a_message():
     """An envelope has at most 3 KiB. The rest of a row is the receipt, once as data and once as a sentence."""
     receipt = dataclasses.replace(lives.proof(lives.CLEAN), envelope=lives.ENVELOPE.replace("e30=", "x" * 3000))
     passed = ScrubPassed("job-1", receipt)
-    row = scrub_pb2.HistoryEntry(body=stored.encode(passed)[1], text=event_text.tell(passed), device="GPU-" + "x" * 36)
+    row = scrub_pb2.HistoryEntry(
+        body=ledger_rows.encode(passed)[1], text=event_text.tell(passed), device="GPU-" + "x" * 36
+    )
     assert admin_client.PAGE * 1.2 * row.ByteSize() < 4 * 2**20

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from ground.errors import LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import stored
 from scrubber.ledger.database import Loaded
-from scrubber.ledger.history_window import EVERYTHING, Kept, Window
+from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger import Store
+from scrubber.ledger.ledger_rows import KEEP_ALL, Fold, Retention
 from scrubber.receipts.merkle import Head, Inclusion
 from tests.service.virtual import KilledError
 
@@ -35,7 +35,7 @@ class Disk:
         """As the inner store says."""
         return self.inner.head
 
-    def load(self, fold: stored.Fold) -> Loaded:
+    def load(self, fold: Fold) -> Loaded:
         """Load all that the store has."""
         self._live()
         return self.inner.load(fold)
@@ -69,7 +69,7 @@ class Disk:
         """As the inner store says."""
         return self.inner.kept
 
-    def compact(self, fold: stored.Fold, keep: int, at: Moment, retention: stored.Retention = stored.KEEP_ALL) -> int:
+    def compact(self, fold: Fold, keep: int, at: Moment, retention: Retention = KEEP_ALL) -> int:
         """Compact the older rows."""
         self._live()
         if self.full:

@@ -12,7 +12,7 @@ from ground.errors import InvalidRequest, Reason
 from scrubber.core import device_names, ownership
 from scrubber.core.model import ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
-from scrubber.ledger.history_window import Window
+from scrubber.ledger.entry_queries import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
 from scrubber.observe.askers import Askers

@@ -41,7 +41,7 @@ from ground.errors import LedgerUnavailable
 from scrub_api import views
 from scrubber.core import ownership
 from scrubber.devices.simulated import drills, loops
-from scrubber.ledger import audit, database, stored
+from scrubber.ledger import audit, database, ledger_rows
 from scrubber.words import event_text
 from tests import forking
 from tests.flows.node import Node
@@ -120,7 +120,7 @@ class History:
             suppress(LedgerUnavailable, sqlite3.Error),
             closing(database.connect(self.stage.ledger, "mode=ro")) as rows,
         ):
-            for row in stored.entries(database.rows(rows)):
+            for row in ledger_rows.entries(database.rows(rows)):
                 words = self.judge.named(event_text.tell(row.event))
                 self.trace.events.append(Event(row.at.uptime - self._began, ROW, words, row.device))
         return self.trace.story()

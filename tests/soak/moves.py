@@ -27,7 +27,7 @@ from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrub_api import views
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.layout import Resetting
-from scrubber.ledger import database, stored
+from scrubber.ledger import database, ledger_rows
 from scrubber.node import assignments
 from tests.flows.node import Node
 from tests.soak import create_gate
@@ -417,7 +417,7 @@ class Moves:
         since = {row.kind for row in self._rows_of(gpu, before)}
         return _left_alone(device) and not {"granted", "in-use"} & since and not self._is_held(gpu)
 
-    def _rows_of(self, gpu: str, before: int) -> list[stored.LedgerRow]:
+    def _rows_of(self, gpu: str, before: int) -> list[ledger_rows.LedgerRow]:
         """The rows of a GPU after so many rows of the ledger."""
         with closing(database.connect(self._stage.ledger, "mode=ro")) as connection:
             return [row for row in database.rows(connection, before + 1) if row.device == gpu]

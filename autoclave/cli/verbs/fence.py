@@ -14,7 +14,7 @@ from ground.quantities import quantity
 from scrubber.core.model import NodeKind
 from scrubber.fence import fence as kernel
 from scrubber.fence.fence import FenceError, FenceRule
-from scrubber.node.unified import Tree
+from scrubber.node.cgroup_tree import Tree
 
 HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")
 

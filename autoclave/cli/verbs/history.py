@@ -24,7 +24,7 @@ START_ROWS = 4  # of one start of a container, at most: see ``text_tables.one_fo
 def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Kinds of events for the shell. Imported late, because pydantic takes long to load."""
     del ctx, param
-    kinds = importlib.import_module("scrubber.ledger.stored").CLASSES
+    kinds = importlib.import_module("scrubber.ledger.ledger_rows").CLASSES
     return [CompletionItem(kind) for kind in kinds if kind.startswith(incomplete)]
 
 

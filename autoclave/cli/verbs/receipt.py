@@ -50,7 +50,7 @@ def listing(  # noqa: PLR0913, PLR0917 - its flags
     The list is as trustworthy as the ledger: `autoclave ledger verify` checks it, and `autoclave receipt verify` a
     receipt. If the service does not answer, the list comes from the ledger in --state-dir, and stderr says so.
     """
-    handovers = importlib.import_module("autoclave.cli.handovers")  # late: it decodes events
+    handovers = importlib.import_module("autoclave.cli.handover_table")  # late: it decodes events
     rows = handovers.read(file, run_dir, state_dir, gpu, since)
     node = node_name or ("" if file else platform.node())  # a copy may be of any node
     handovers.show(rows, node, output, since=since, until=until)
@@ -96,7 +96,7 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
     for each. A key is a PEM, base64, or a verifier key of signed notes. Exit code 1, with what is wrong or missing, if
     the check fails; 6 if the receipt is good and its GPU is simulated, so that it claims nothing about hardware.
     """
-    receipts = importlib.import_module("autoclave.cli.receipts")  # late: most verbs verify nothing
+    receipts = importlib.import_module("autoclave.cli.signed_receipts")  # late: most verbs verify nothing
     code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)
     return code
 
@@ -111,7 +111,7 @@ def show(receipt: str, output: str, run_dir: Path, state_dir: Path) -> int:
 
     If the service does not answer, it comes from the ledger in --state-dir, and stderr says so.
     """
-    code: int = importlib.import_module("autoclave.cli.receipts").show(
+    code: int = importlib.import_module("autoclave.cli.signed_receipts").show(
         receipt, output, run_dir, paths.ledger(state_dir)
     )
     return code
@@ -129,7 +129,7 @@ def export(receipt: str, folder: Path, state_dir: Path) -> int:
     directory in DIR that is called after the hand-over, and is printed. Other users must not be able to write to it. It
     needs the rights of the service.
     """
-    receipts = importlib.import_module("autoclave.cli.receipts")
+    receipts = importlib.import_module("autoclave.cli.signed_receipts")
     code: int = receipts.export(receipt, folder, state_dir)
     return code
 
@@ -145,6 +145,6 @@ def key(rotate: bool, output: str, node_name: str, state_dir: Path) -> int:
     Give it to those who verify receipts. With --rotate, make the next key and show that one: the service takes it at
     its next start, and notes in the ledger which key follows which, signed by both.
     """
-    receipts = importlib.import_module("autoclave.cli.receipts")
+    receipts = importlib.import_module("autoclave.cli.signed_receipts")
     code: int = receipts.show_key(state_dir, node_name or platform.node(), output, rotate=rotate)
     return code

@@ -10,7 +10,7 @@ from pathlib import Path
 from ground.documents import strict_json
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
 from scrubber.core.model import Vitals
-from scrubber.cuda import chip, clearing, device, selftest
+from scrubber.cuda import chip, clearing, cuda_card, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import Counts, DeviceError, DeviceLostError, Progress, Users
 from scrubber.devices.nvidia import holders, locks, pending_restore, preconditions, reset, settings, slices
@@ -32,7 +32,7 @@ class NvidiaGpu:
         reset_holders: Users,
         library: Library | None = None,
         daemon_runs: Callable[[str], bool] | None = None,
-        open_card: OpenCard = device.opened,
+        open_card: OpenCard = cuda_card.opened,
         memory: Counts | None = None,
         clock: Clock = CLOCK,
     ) -> None:

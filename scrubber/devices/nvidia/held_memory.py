@@ -17,7 +17,7 @@ from typing import TypeVar
 from scrub_api.measurements import Uncovered
 from scrubber.core.measured import OURS_AT_MOST
 from scrubber.core.model import MemoryManager
-from scrubber.cuda import coverage, device, memory
+from scrubber.cuda import coverage, cuda_card, memory
 from scrubber.cuda.card import Card, CardBusyError, CudaError, Free, KernelFailedError, NotStartedError
 from scrubber.cuda.coverage import Account, MemoryCounts
 from scrubber.cuda.memory import GpuMemory
@@ -51,7 +51,7 @@ class HeldMemory:
         self,
         place: WorkerTarget,
         library: Library,
-        open_card: OpenCard = device.opened,
+        open_card: OpenCard = cuda_card.opened,
         counts: Counts | None = None,
         clock: Clock = CLOCK,
     ) -> None:

@@ -17,8 +17,8 @@ from scrubber.core.witness import Counted, Witness
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.fence.fence import Fence
 from scrubber.node import clock
+from scrubber.node.cgroup_tree import Tree
 from scrubber.node.processes import Processes
-from scrubber.node.unified import Tree
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.guard import Guard

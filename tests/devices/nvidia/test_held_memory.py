@@ -16,7 +16,7 @@ import pytest
 
 from scrubber.core.measured import OWN_CONTEXT, OWN_IDLE, OWN_LISTED, Mismatch, Scratched, Verified
 from scrubber.core.model import Outcome, Step
-from scrubber.cuda import chip, coverage, device, selftest
+from scrubber.cuda import chip, coverage, cuda_card, selftest
 from scrubber.cuda.card import CardBusyError, Span, Sweep
 from scrubber.cuda.driver import CudaDriver, Kernel
 from scrubber.cuda.images import image_for
@@ -219,7 +219,7 @@ def test_a_multiprocessor_that_computes_nothing_fails_the_self_test(one, cuda, r
 )
 def test_a_scratch_names_the_memory_that_it_leaves(rig, cuda, monkeypatch, capability, virtual, left):
     code = image_for((9, 0))  # the only one that the stand-in for the driver runs
-    monkeypatch.setattr(device, "image_for", lambda _capability: code)
+    monkeypatch.setattr(cuda_card, "image_for", lambda _capability: code)
     cuda.change(rig.gpu(0).uuid, capability=capability)
     rig.gpu(0).set(virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU if virtual else 0)
     if virtual is None:
@@ -389,10 +389,10 @@ def test_cuda_names_a_slice_by_its_own_uuid(rig, cells, shown, opens):
     uuids = {"slice": slice_, "parent": rig.gpu(0).uuid, "another": another}
     rig.gpu(0).set({"mig.0.cuda.memory": cells, "mig.0.cuda.shown_uuid": uuids[shown]})
     if opens:
-        assert device.opened(slice_, rig.gpu(0).pci).units
+        assert cuda_card.opened(slice_, rig.gpu(0).pci).units
         return
     with pytest.raises(CardBusyError, match="which is another one"):
-        device.opened(slice_, rig.gpu(0).pci)
+        cuda_card.opened(slice_, rig.gpu(0).pci)
 
 
 def test_nothing_runs_on_the_device_before_the_clear(one, cuda, rig, cells, monkeypatch):
@@ -414,8 +414,8 @@ def test_a_refused_heap_limit_does_not_fail_the_scrub(one, cuda, rig):
 
 
 @pytest.fixture
-def card(cuda, rig) -> device.CudaCard:  # noqa: ARG001 - it must be there
-    return device.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
+def card(cuda, rig) -> cuda_card.CudaCard:  # noqa: ARG001 - it must be there
+    return cuda_card.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
 
 
 @pytest.mark.usefixtures("card")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from scrubber.cuda.device import ENVIRONMENT
+from scrubber.cuda.cuda_card import ENVIRONMENT
 from tests.fakes.cuda import emulation
 from tests.fakes.cuda.driver import build as driver
 from tests.fakes.cuda.machine import CudaMachine, Libraries

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.node.unified import Tree
+from scrubber.node.cgroup_tree import Tree
 from tests.control_groups import group, identity
 
 __all__ = ["group"]  # a fixture

@@ -17,11 +17,11 @@ from scrubber.core import tenancies
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Receipt
 from scrubber.core.tenancies import TenancyRow
-from scrubber.ledger import stored
+from scrubber.ledger import ledger_rows
 
 EVERY = 2**31  # rows: more than a ledger has
 EARLIER = 200  # rows of a GPU from before --since: they tell who had it then, and which key signed its receipt
-KINDS = tuple(stored.KINDS[event] for event in tenancies.EVENTS)
+KINDS = tuple(ledger_rows.KINDS[event] for event in tenancies.EVENTS)
 FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
     "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
@@ -62,7 +62,7 @@ async def _rows(history: History, gpu: str, since: float, models: Mapping[str, s
     for device in {row.device for row in rows.values()}:
         rows |= {row.seq: row for row in await history(device, until=since, limit=EARLIER, kinds=KINDS)}
     events = (
-        LedgerEntry(seq, row.device, Moment(row.at, 0.0), row.op, stored.decode(row.kind, row.body))
+        LedgerEntry(seq, row.device, Moment(row.at, 0.0), row.op, ledger_rows.decode(row.kind, row.body))
         for seq, row in sorted(rows.items())
     )
     places = {row.device: row for row in rows.values()}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scrubber.core import events, model
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
-from scrubber.ledger import database, stored
+from scrubber.ledger import database, ledger_rows
 
 HERE = Path(__file__).parent
 EVENTS = typing.get_args(events.Event)
@@ -41,27 +41,27 @@ def values(wanted):
 
 
 def test_every_event_of_the_union_has_a_kind():
-    assert set(stored.CLASSES.values()) == set(EVENTS)
-    assert not stored.NOTES & set(stored.CLASSES)
+    assert set(ledger_rows.CLASSES.values()) == set(EVENTS)
+    assert not ledger_rows.NOTES & set(ledger_rows.CLASSES)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda kind: kind.__name__)
 def test_every_event_comes_back_as_it_went(event):
     @given(values(event))
     def comes_back(value) -> None:
-        assert stored.decode(*stored.encode(value)) == value
+        assert ledger_rows.decode(*ledger_rows.encode(value)) == value
 
     comes_back()
 
 
 @given(st.lists(values(Record), max_size=2).map(tuple))
 def test_a_decoded_record_equals_the_encoded_one(records):
-    assert stored.decode_records(stored.encode_records(records)) == records
+    assert ledger_rows.decode_records(ledger_rows.encode_records(records)) == records
 
 
 def test_a_body_is_canonical():
     holder = model.Holder(7, 0.1, "é x", None)
-    assert stored.encode(events.Soiled("why", (holder,))) == (
+    assert ledger_rows.encode(events.Soiled("why", (holder,))) == (
         "soiled",
         (
             '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"times":1,'
@@ -85,14 +85,14 @@ def test_a_body_is_canonical():
     ],
 )
 def test_an_inexact_event_is_corrupt(kind, body, complaint):
-    with pytest.raises(stored.CorruptLedgerError, match=complaint):
-        stored.decode(kind, body)
+    with pytest.raises(ledger_rows.CorruptLedgerError, match=complaint):
+        ledger_rows.decode(kind, body)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '[{"device":{}}]', "nonsense"])
 def test_an_inexact_snapshot_is_corrupt(text):
-    with pytest.raises(stored.CorruptLedgerError, match="cannot read a snapshot"):
-        stored.decode_records(text)
+    with pytest.raises(ledger_rows.CorruptLedgerError, match="cannot read a snapshot"):
+        ledger_rows.decode_records(text)
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ def test_an_inexact_snapshot_is_corrupt(text):
 )
 def test_an_unreadable_value_is_not_written(event):
     with pytest.raises(ValueError, match=r"."):
-        stored.encode(event)
+        ledger_rows.encode(event)
 
 
 def test_rows_written_by_older_versions_are_still_read():
     """One stored row of each kind, frozen: never regenerate this file, only add to its end."""
     lines = [json.loads(line) for line in (HERE / "golden.jsonl").read_text().splitlines()]
-    assert [line.pop("hash") for line in lines] == [stored.LedgerRow(**line).hash for line in lines]
-    rows = [stored.LedgerRow(**line) for line in lines]
-    decoded = stored.entries(rows)
-    assert {stored.KINDS[type(entry.event)] for entry in decoded} == set(stored.CLASSES)
-    assert [row.kind for row in rows if row.kind in stored.NOTES] == [stored.BEGUN, stored.COMPACTED]
+    assert [line.pop("hash") for line in lines] == [ledger_rows.LedgerRow(**line).hash for line in lines]
+    rows = [ledger_rows.LedgerRow(**line) for line in lines]
+    decoded = ledger_rows.entries(rows)
+    assert {ledger_rows.KINDS[type(entry.event)] for entry in decoded} == set(ledger_rows.CLASSES)
+    assert [row.kind for row in rows if row.kind in ledger_rows.NOTES] == [ledger_rows.BEGUN, ledger_rows.COMPACTED]
     steps = [result for it in decoded if isinstance(it.event, events.StepsRecorded) for result in it.event.results]
     assert [type(result.findings) for result in steps] == [types.NoneType, *typing.get_args(model.Findings)]
 
 
 def test_snapshots_written_by_older_versions_are_still_read():
-    [full, bare] = stored.decode_records((HERE / "golden_records.json").read_text().strip())
+    [full, bare] = ledger_rows.decode_records((HERE / "golden_records.json").read_text().strip())
     assert full.health.quarantine is not None
     assert bare.health.quarantine is None
 
@@ -137,7 +137,7 @@ def described(wanted):
 
 
 def test_the_stored_format_changes_only_with_the_schema_version():
-    fields = {kind: described(event) for kind, event in stored.CLASSES.items()} | {"snapshot": described(Record)}
+    fields = {kind: described(event) for kind, event in ledger_rows.CLASSES.items()} | {"snapshot": described(Record)}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     version = str(database.VERSION)
     assert json.loads((HERE / "golden_format.json").read_text()).get(version) == digest, (
@@ -153,13 +153,13 @@ AT = Moment(1.5, 2.5)
 
 def used(times, container="pod-a", why="it was used without a grant"):
     holder = model.Holder(100 + times, 0.5, "python", container)
-    return stored.encode(events.Soiled(why, (holder,), times))
+    return ledger_rows.encode(events.Soiled(why, (holder,), times))
 
 
 def failed(times, container="pod-a", blame=model.Blame.TENANT):
     """A scrub that failed, with other words each time."""
     holder = model.Holder(100 + times, 0.5, "python", container)
-    return stored.encode(events.ScrubFailed("job", f"used by pid {100 + times}", blame, (holder,), times=times))
+    return ledger_rows.encode(events.ScrubFailed("job", f"used by pid {100 + times}", blame, (holder,), times=times))
 
 
 PROVEN = "scrub-passed", "{}"  # what it says does not matter here
@@ -196,6 +196,6 @@ UNDECIDED = model.Blame.UNDECIDED
 )
 def test_repeated_uses_and_failures_are_counted_together_by_container(rows, kept):
     both = [each for row in rows for each in (("GPU-1", row), ("GPU-2", PROVEN))]
-    numbered = [stored.new_row(seq, device, AT, "op", *row) for seq, (device, row) in enumerate(both, 1)]
-    assert [(row.seq + 1) // 2 for row in stored.evidence(numbered) if row.device == "GPU-1"] == kept
-    assert sum(row.device == "GPU-2" for row in stored.evidence(numbered)) == len(rows)
+    numbered = [ledger_rows.new_row(seq, device, AT, "op", *row) for seq, (device, row) in enumerate(both, 1)]
+    assert [(row.seq + 1) // 2 for row in ledger_rows.evidence(numbered) if row.device == "GPU-1"] == kept
+    assert sum(row.device == "GPU-2" for row in ledger_rows.evidence(numbered)) == len(rows)

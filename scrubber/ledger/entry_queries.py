@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scrubber.core.events import LedgerEntry
-from scrubber.ledger import database, stored
+from scrubber.ledger import database, ledger_rows
 
 _NEWEST = """
     SELECT {columns} FROM {table}
@@ -63,7 +63,7 @@ def newest_entries(
     for statement in (_NEWEST_ENTRIES, _NEWEST_WARNINGS if window.warnings else _NEWEST_EVIDENCE):
         wanted = (device, since, limit - len(newest), window.after, window.before, kinds, window.until, first)
         newest += connection.execute(statement, wanted)
-    return stored.entries(database.row_of(columns) for columns in reversed(newest))
+    return ledger_rows.entries(database.row_of(columns) for columns in reversed(newest))
 
 
 def _first_since(connection: sqlite3.Connection, uptime: float | None) -> int | None:

@@ -22,7 +22,7 @@ from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachab
 from ground.quantities import quantity
 from scrub_api import admin_client, views
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
-from scrubber.receipts import dsse, endorsement, handover, note, verification
+from scrubber.receipts import dsse, endorsement, handover_id, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER as SUBJECT
@@ -281,7 +281,7 @@ def export(name: str, folder: Path, state_dir: Path) -> int:
     predicate, subjects = signed.statement["predicate"], signed.statement["subject"]
     device, boot = predicate["device"]["uuid"], predicate["boot"]["id"]
     digests = {each["digest"]["sha256"] for each in subjects if each["name"] == SUBJECT}
-    handover_id = handover.found_handover(
+    handover = handover_id.found_handover(
         key.secret, device, ledger.tenancy(device) + 1, lambda number: handover_digest(device, boot, number) in digests
     )
     try:
@@ -289,14 +289,14 @@ def export(name: str, folder: Path, state_dir: Path) -> int:
     except ReceiptError as error:
         advice = f"`autoclave receipt show {signed.id} -o json` has the signed document, which verifies without the log"
         raise FatalError(f"cannot export receipt {signed.id}: {error.message}", *error.remedies, advice) from error
-    place = folder / (handover_id or signed.id)
+    place = folder / (handover or signed.id)
     try:
         private_files.write_for_others(place, {ENVELOPE: signed.envelope, PROOF: proof})
     except OSError as error:
         raise FatalError(f"cannot write the receipt into {place}: {error.strerror}") from error
     if key.key_id not in signed.keys:
         human.warn(f"an earlier key has signed the receipt ({', '.join(signed.keys)}): verify it with both keys")
-    if not handover_id:
+    if not handover:
         human.warn(f"its hand-over is not known any more: verify the file {place / ENVELOPE} alone")
     human.say(str(place))
     return DONE
