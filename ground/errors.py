@@ -1,4 +1,4 @@
-"""The errors of the product, as a tree. An exit code in brackets is what ``cli`` ends with.
+"""The tree of the product's errors, their remedies and reasons. An exit code in brackets is what ``cli`` ends with.
 
 ::
 

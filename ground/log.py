@@ -1,4 +1,4 @@
-"""Logs: key-value lines on stderr, readable on a terminal and JSON elsewhere. Stdout belongs to data.
+"""Logs: key-value lines on stderr (JSON where no terminal is), without repeats. Stdout belongs to data.
 
 Many people can read collected logs. So a line above debug names no process of a tenant (``process_names``), and a line
 that repeats is counted instead of written. ``docs/logs.md`` lists every event.

@@ -1,4 +1,4 @@
-"""The directories and files of a program, which no other user may change, and which are never links.
+"""Directories, files and locks of a program, which no other user may change, and which are never links.
 
 The service runs as root and writes into its directories by fixed names. A link in the place of such a name would make
 it overwrite another file, and a directory of another user could be replaced by one with other files.

@@ -1,4 +1,4 @@
-"""The five calls of the kubelet for one resource. The gate and the listing decide; this module answers.
+"""The kubelet's five calls for one resource, such as Allocate: decoded, asked of the gate, answered.
 
 The kubelet treats the errors of each call differently. An error of Allocate is final: the pod fails. After an error of
 PreStartContainer the container waits and the kubelet tries again every few seconds, so every refusal there except an

@@ -1,4 +1,4 @@
-"""What the plugin knows of a device, and the resource name under which the kubelet sees it. Pure."""
+"""A device as the plugin knows it (island, NUMA node, PCI address), and its resource name in the kubelet. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the scrub service whether devices may be handed out, and whether a container may start on them.
+"""Asks the scrub service to acquire and start the kubelet's devices, and waits while it restarts or scrubs.
 
 Every failure is one of ``ground.errors``, and each one refuses. Exception: where the create gate holds the
 containers until the proof, a service that is away or busy fails no pod. Requests are repeated only while the service

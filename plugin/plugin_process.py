@@ -1,4 +1,4 @@
-"""Builds the plugin and runs it. Every long-running task of the process starts here.
+"""Builds the plugin and runs its tasks: listing, registrations, vendors, cluster reports, metrics.
 
 The HTTP server for metrics and probes starts first, so that ``/readyz`` can say what the plugin waits for. Only the
 kubelet's directory is waited for earlier: where there is none, there is no kubelet, and no probe.

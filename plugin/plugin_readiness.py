@@ -1,4 +1,4 @@
-"""Whether a program is ready, for the probe ``/readyz`` and its metric: what prevents it, one line each."""
+"""The obstacles of a plugin, for ``/readyz`` and its metric: registrations, vendors, rivals, standby."""
 
 from __future__ import annotations
 

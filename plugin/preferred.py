@@ -1,4 +1,4 @@
-"""Which of the free devices the kubelet should take.
+"""Which of the free devices the kubelet should take: the fewest NVLink islands and NUMA nodes.
 
 Devices that must be included come first. The rest is filled class by class: clean devices, then healthy devices that
 need a scrub, then unhealthy devices. A device that is not clean makes its pod wait, and no placement is worth a wait.

@@ -1,4 +1,4 @@
-"""Runs the work of a program until a signal stops it. Calls of the kubelet that have begun are answered first.
+"""Runs a program's tasks until a signal stops it. Calls of the kubelet that have begun are answered first.
 
 Nothing delays the end of the program: neither calls that take too long, nor look-ups of names.
 """

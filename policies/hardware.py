@@ -1,4 +1,4 @@
-"""When a device is reset, which settings it has before it is handed out, and what quarantines it.
+"""The policy for hardware: resets, settings (clocks, power limit), signs and probation in quarantine.
 
 Operators read the text under a field, as in ``policy_model``.
 """

@@ -1,4 +1,4 @@
-"""Which rule applies to a device, and why. Pure: the same set and device always give the same result."""
+"""Which rule applies to a device, and which rules never do. Pure: the same set and device give the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of a policy and of a set of policies, with its default and its bounds.
+"""The fields of a policy (modes, paths, budgets, fence, clear, proof): defaults, bounds and checks; rules of a set.
 
 They are values, checked when they are built. Every default is the one in ``default.yaml``. The model has no field that
 the code does not read. Operators read the text under a field: in their editor, through ``schema.json``, and in

@@ -1,4 +1,4 @@
-"""What a container answers, one line each time. It may be any program, so a line is checked before it is believed."""
+"""The answers of a container (ready, filled, looked, refused), a line each, checked before they are believed."""
 
 from __future__ import annotations
 

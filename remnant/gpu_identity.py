@@ -1,4 +1,4 @@
-"""Which GPU a container has, and what its driver is."""
+"""Asks NVML which GPU a container has (UUID, board), and what its driver is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rounds of one cell show: one medium after one kind of ending.
+"""The verdict on a cell, the rounds of one medium and one ending: were the planted words recognised?
 
 Memory that is not zero is not yet a remnant: only words of the key that was written are. A run without a finding is no
 proof: it bounds how often a remnant can be there.

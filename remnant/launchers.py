@@ -1,4 +1,4 @@
-"""What starts and ends the two containers. Elsewhere than here, the command line of each place does it.
+"""The command lines that start and end both containers in each place: here, Docker, Kubernetes, Slurm.
 
 A container reads its order from stdin and answers on stdout, so that a command that passes both on is all it takes.
 """

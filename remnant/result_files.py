@@ -1,4 +1,4 @@
-"""The files of a result: for programs, for people, a picture, and a statement for who signs it. UUIDs are cut short."""
+"""The files of a result: JSON, a page, a picture of the grid of cells, and a statement to sign. UUIDs are cut short."""
 
 from __future__ import annotations
 

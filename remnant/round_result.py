@@ -1,4 +1,4 @@
-"""What one round showed: a container ends, and the next one looks. All sizes are in bytes."""
+"""The values of a result: media, endings, what a round planted, and what the next look found, in bytes."""
 
 from __future__ import annotations
 

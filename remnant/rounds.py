@@ -1,4 +1,4 @@
-"""One round: a container fills a GPU and ends, and the next one looks."""
+"""Runs one round: starts a container that fills a GPU, ends it, and starts one that looks."""
 
 from __future__ import annotations
 

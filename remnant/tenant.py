@@ -1,4 +1,4 @@
-"""The program of one container: it fills a GPU with words that can be recognised, or looks for those of the last one.
+"""The program in a container: fills memory of GPU and host with words by CUDA, or looks for earlier ones.
 
 It reads its order from the first line of stdin, says on stdout what it has done, and goes on with the next line.
 Whoever looks does so before it writes anything, and searches what is not zero at any alignment.

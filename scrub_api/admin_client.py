@@ -1,4 +1,4 @@
-"""The client of the socket for operators. The plugin does not import it: its views take a tenth of a start."""
+"""The operators' client: status, history, scrub. The plugin does not import it: its views take a tenth of a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The client of the socket of the plugin. Every call has a deadline; each failure is in ``ground.errors``."""
+"""The plugin's client of the scrub service: its list and calls, and gRPC errors translated with their reasons.
+
+Every call has a deadline; each failure is in ``ground.errors``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service shows of its devices. The command line gets the same values.
+"""What the service shows people: status, receipts, jobs, quarantine, holders, history, explanations.
 
 Field names are those of ``scrub.proto`` and of ``-o json``: a stable contract.
 """

@@ -1,4 +1,4 @@
-"""Builds the service from its configuration. Builds everything, starts nothing."""
+"""Builds the parts of the service from its configuration: backend, ledger, notary, workers, gate. Starts nothing."""
 
 from __future__ import annotations
 

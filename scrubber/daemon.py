@@ -1,4 +1,7 @@
-"""Starts the service and stops it. ``_run_service`` names all long-running tasks of the program."""
+"""Starts and stops the service and its tasks: standby, servers, metrics, policy reload, signed checkpoints.
+
+``_run_service`` names all long-running tasks of the program.
+"""
 
 from __future__ import annotations
 

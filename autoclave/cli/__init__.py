@@ -1,7 +1,7 @@
-"""The command line. A verb asks the service and prints the answer; it decides nothing.
+"""The command line: flags, errors, calls to the service, what verbs share. Lists the verbs and loads the one called.
 
-A verb is imported when it is called, so that ``autoclave --help`` is quick. Data goes to stdout; progress, reasons and
-remedies go to stderr.
+It decides nothing. A verb is imported when it is called, so that ``autoclave --help`` is quick. Data goes to stdout;
+progress, reasons and remedies go to stderr.
 """
 
 from __future__ import annotations

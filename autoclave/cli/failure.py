@@ -1,4 +1,4 @@
-"""Turns every error into one line on stderr and an exit code.
+"""Turns every error, of click's usage or of ours, into one line on stderr and an exit code.
 
 The line says what could not be done, why, and what to do.
 """

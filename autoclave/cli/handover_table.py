@@ -1,4 +1,4 @@
-"""The list of hand-overs, one row for each tenancy: from the events of the service, or of a ledger's file."""
+"""``autoclave receipt list``: a row for each tenancy, with its wipe and who signed it, from service or ledger file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of several verbs (GPU, output, owner, policy) and how their words are read and completed."""
+"""Flags of several verbs (GPU, output, owner, policy, paths): their types, how words are converted and completed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request to the service, from an event loop of its own, with a helpful error when the service does not answer."""
+"""One request to the service from an event loop of its own; what to do when nothing answers on its socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed receipts at the shell: verified, shown, and the key that signs them."""
+"""``autoclave receipt verify``, ``show``, ``export``, ``key``: the envelope, its statement, keys, checkpoint, proof."""
 
 from __future__ import annotations
 

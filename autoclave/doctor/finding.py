@@ -1,4 +1,4 @@
-"""A check of the doctor, and its findings: what it says about the node, how bad that is, and the remedy."""
+"""A check of the doctor, and its findings: text, level (ok, warning, broken) and remedy."""
 
 from __future__ import annotations
 

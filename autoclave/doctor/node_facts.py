@@ -1,4 +1,4 @@
-"""A node as the doctor asks it, the forms of its answers, and why there is none."""
+"""The node that the doctor asks, the types of its answers, and ``CheckFault``: why there is no answer."""
 
 from __future__ import annotations
 

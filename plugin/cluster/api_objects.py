@@ -1,4 +1,4 @@
-"""The JSON objects for the API server. Pure."""
+"""The JSON of a Node's condition, an Event and a time for the API server. Pure."""
 
 from __future__ import annotations
 

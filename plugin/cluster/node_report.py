@@ -1,4 +1,4 @@
-"""What the plugin reports to the cluster about the devices, and the events that wait. Pure: values in, values out.
+"""The condition and the Events that a node reports about its devices, and the outbox of those that wait. Pure.
 
 A device has failed when the scrub service says that it is sick or quarantined, or does not list it any more. A device
 that is only unhealthy, because it waits for a scrub or is scrubbed, fails after ``NOT_READY_AFTER``: a node must not

@@ -1,4 +1,4 @@
-"""Reports the devices to the cluster as long as the plugin runs.
+"""Sends the reports about devices (condition, Events, NVSentinel) as long as the plugin runs.
 
 Two loops, each with its own pauses, write the condition and the Events. A failure of one loop does not delay the other.
 Of the condition only the latest state is written; Events wait in a bounded outbox. No call of the kubelet waits for a

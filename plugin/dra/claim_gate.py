@@ -1,4 +1,4 @@
-"""Takes devices for claims, and gives them back. The scrub service knows which claim has a device; the driver does not.
+"""Takes a claim's devices from the scrub service, gives them back, and waits until the listing shows it.
 
 Rule 1: a claim gets all of its devices or none.
 Rule 2: a device that another claim has is not taken, not even if that claim was deleted: its pod may still run.

@@ -1,4 +1,4 @@
-"""``NodePrepareResources`` and ``NodeUnprepareResources``: the kubelet's calls for claims.
+"""The kubelet's DRA calls: prepares and unprepares claims, each under its lock, with gates and CDI ids.
 
 An error of one claim is in the answer of that claim; the others go on.
 

@@ -1,4 +1,4 @@
-"""Builds the DRA driver and runs it."""
+"""Builds the DRA driver and runs its tasks: registrar, publisher, claim status, vendor, metrics."""
 
 from __future__ import annotations
 

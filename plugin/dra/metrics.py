@@ -1,4 +1,4 @@
-"""The metrics of the DRA driver, and why it is not ready.
+"""The counters and collector of the DRA driver, and the obstacles to its readiness.
 
 Every label is a fixed word or the name of the driver: no claim can add a series.
 """

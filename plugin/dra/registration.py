@@ -1,4 +1,4 @@
-"""Registers the driver with the kubelet: two sockets, and the kubelet finds the second one in its plugin registry.
+"""Registers the DRA driver through the kubelet's plugin registry: a registration socket and a service socket.
 
 The sockets of each process have names of their own. The kubelet asks the newest process that it can reach, and so it
 knows a driver at each moment of an update or a restart. The sockets of a killed process are removed after that.

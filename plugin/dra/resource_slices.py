@@ -1,4 +1,4 @@
-"""The ResourceSlices of a node: the one that is written for its devices, and those of a vendor's driver. Pure.
+"""ResourceSlices as JSON: pools, devices with attributes and taints, of ours or of a vendor's driver. Pure.
 
 All devices of a node are in one slice, so that each update is complete in itself. The scheduler takes the first device
 of the list that fits, so clean devices stand first.

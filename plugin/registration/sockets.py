@@ -1,4 +1,4 @@
-"""The files of the plugin's sockets, and a watch of their directories.
+"""The files of the plugin's sockets: locked, hidden, published, removed; and a watch of their directories.
 
 One plugin on a node, paths that fit, no file of another program removed.
 

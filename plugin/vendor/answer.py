@@ -1,4 +1,4 @@
-"""Does a vendor's answer to Allocate give a container the granted GPUs, and no other?
+"""Checks a vendor's answer to Allocate (envs, mounts, device nodes, CDI names): only the granted GPUs?
 
 An answer may have the forms that NVIDIA's plugin gives it, and no other part: docs/in-front.md lists them. Each name of
 a GPU in it, by UUID or by index, must be that of a granted one, and each granted GPU must be named. Only variables may

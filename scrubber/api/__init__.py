@@ -1,1 +1,1 @@
-"""The gRPC servers and clients of the service. Protobuf stops here."""
+"""The gRPC servers of the service. Protobuf stops here."""

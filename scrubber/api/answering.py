@@ -1,4 +1,4 @@
-"""How the servers answer every request: a place, a decoded message, one log line, its metrics, errors with a reason.
+"""How gRPC servers answer any request: a place, decoding, one log line, metrics, an error's reason and code.
 
 Streams have a limit of their own, so that streams that stay open leave a place for the requests of the plugin. The
 limit of gRPC counts both together. A message that cannot be decoded is the caller's fault; gRPC says UNKNOWN for it. A

@@ -1,4 +1,4 @@
-"""The gRPC servers of both sockets. Every error carries a reason."""
+"""The gRPC methods of both sockets: they check a request's limits, ask the service, and encode its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about a device while no request asks for it.
+"""The next action on a device without a request: scrub, probation, quarantine, or what a new ailment needs.
 
 The monitor calls ``tend`` in every round. What one round misses, the next one sees.
 """

@@ -1,4 +1,4 @@
-"""What the facts of one moment say about who has a device.
+"""Who has a device, by the facts of one moment: named, unannounced, assigned, contested or gone.
 
 ``owners`` has the table of owners, and which fact leads from one to the next.
 """

@@ -1,4 +1,4 @@
-"""The life of a device, as a table.
+"""The life of a device, as a table: which event is legal in which state, and what it leads to.
 
 Rule 1: every change of a device's state is an event in ``TABLE``. An event that is not in the row of the present state
         is an error and changes nothing.

@@ -1,1 +1,1 @@
-"""Code that runs only in a worker child with one GPU. The service only calls ``cupy_loading.missing``."""
+"""A scrub's passes and tests by CUDA, only in a worker child. The service only calls ``cupy_loading.missing``."""

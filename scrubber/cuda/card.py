@@ -1,6 +1,7 @@
-"""The interface that a scrub needs of a GPU. It is small, so that the code around it can be tested without a GPU.
+"""The interface that a scrub needs of a GPU: ``Card``, its units and spans, kernel programs, and errors of CUDA.
 
-``device`` implements it with CuPy. Each implementation computes the patterns as ``patterns`` does.
+It is small, so that the code around it can be tested without a GPU. ``cuda_card`` implements it with CuPy. Each
+implementation computes the patterns as ``patterns`` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A ``Card`` on a real GPU: the interface of the CUDA driver, and our own kernels, without memory pool and compiler.
+"""A ``Card`` on a real GPU: opens it by the CUDA driver, takes its memory, and launches our kernels on units.
 
 The process calls no CUDA function before ``opened``. It frees nothing afterwards: only the end of the process releases
 its memory for certain.

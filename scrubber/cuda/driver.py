@@ -1,4 +1,4 @@
-"""The interface of the CUDA driver (``libcuda.so.1``), as far as a scrub needs it.
+"""Functions of the CUDA driver (``libcuda.so.1``) by name: context, memory, events, modules, kernels.
 
 Devices, the context, memory and events are reached with ctypes: the names and numbers are those of NVIDIA's driver API.
 CuPy's bindings, which wrap the same library, load kernels and launch them, and their exception reports each error. The

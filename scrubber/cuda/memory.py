@@ -1,4 +1,4 @@
-"""Take all free memory of a GPU by the driver's allocator, in blocks, and run one pass over them.
+"""All free memory of a GPU, taken in blocks as spans, and one pass over them: write, compare, count.
 
 Not as one large block: the driver's own scrubber is known to fail on such blocks. Passes go up or down in the order of
 the addresses, so that data is read long after it was written, when it has left the caches. Memory counts as compared

@@ -1,4 +1,4 @@
-"""The two ports to hardware, ``Backend`` (the node) and ``Gpu`` (what a worker does to one), and the errors of both.
+"""The protocols ``Backend`` (the node) and ``Gpu`` (what a worker does to one), their values, and device errors.
 
 ``Backend`` is used by the service and only reads: the devices, and by a port each, who uses them, how they are, the
 driver that they share, and the containers of the node. Each call may block for ever, because drivers do, so the

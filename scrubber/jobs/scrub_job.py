@@ -1,4 +1,4 @@
-"""One scrub of one device, from its start to its receipt.
+"""One scrub of one device: its worker, steps, results and vetoes, from the start to the receipt.
 
 The job runs the steps of its path one after the other, each with a deadline, in a worker process that can be killed.
 Before each step the job observes the device and asks whether there is a veto. During each step it watches for

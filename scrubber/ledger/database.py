@@ -1,4 +1,4 @@
-"""The SQLite database of a ledger: its tables, their rows, and whether they are as this program writes them.
+"""The SQLite database of a ledger: tables and schema, reading and inserting rows, and whether a file is as written.
 
 It is in WAL mode, and each commit costs one fdatasync. Each row is a leaf of a Merkle tree (``tree``).
 

@@ -1,4 +1,4 @@
-"""The history of a ledger: which of its rows are asked for, and what its database has of them."""
+"""SQL for the newest entries: a ``Window`` of kinds, times and warnings, and which rows a ledger has kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ledger stores, as values: rows, how an event becomes the text of a row, snapshots and batches of evidence.
+"""Rows of a ledger as values: the kind and text of each event, notes, hashes, snapshots, batches of evidence.
 
 Besides events there are three kinds of notes: how the ledger began (which damaged ledger was set aside), where older
 rows were folded into a snapshot, and which key signs receipts from now on.
@@ -8,7 +8,7 @@ Folded rows that are evidence are kept in batches, one for each compaction. The 
 The kinds below are a stored format: a class may be renamed, a kind never. After a release, increase
 ``database.VERSION`` with each new kind and each new field (which needs a default): an older program must refuse the
 whole ledger, not fail at one row.
-``tests/ledger/test_stored.py`` fails when the format changes.
+``tests/ledger/test_ledger_rows.py`` fails when the format changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opens the ledger of a service, as its one writer.
+"""Opens a ledger for its one writer: locks, creates or loads it, and sets a damaged one aside.
 
 It creates a ledger if it is missing. A damaged one, or one of an older schema, is set aside unchanged, and a new one is
 created; it is never deleted or repaired. A schema newer than this program is refused. A new ledger knows no device, so

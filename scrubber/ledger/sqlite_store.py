@@ -1,4 +1,4 @@
-"""The writer of a ledger: each row that it acknowledges is on the disk.
+"""The writer's SQLite store: appends and compacts; each row that it acknowledges is on the disk.
 
 After a failed write the connection is closed. The next call opens a new one, reads the head from the disk and deletes
 the rows that a failed append may have left: an event that was reported as not recorded does not become true later.

@@ -1,4 +1,4 @@
-"""The Merkle tree over the rows of a ledger, in its file: it shows a changed, missing, added or moved row.
+"""The Merkle tree of a ledger's rows, as nodes in its SQLite file: appended, and checked against rows and notes.
 
 Row 1 is leaf 0. The entry of a row is its hash, and for a row with a signed receipt also the hash of that document. So
 a person who has the document can show that the ledger has it, and needs to know nothing else of the row.

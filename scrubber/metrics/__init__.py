@@ -1,1 +1,1 @@
-"""What the scrub service counts and shows."""
+"""Counters, histograms and gauges of the scrub service, and the table of their names."""

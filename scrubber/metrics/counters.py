@@ -1,4 +1,4 @@
-"""The counters and histograms of the service.
+"""The counters and histograms of the service, which each new entry of the ledger raises.
 
 A ledger row is counted after it is stored, so that metrics and ledger agree. Rows of an earlier process are not counted
 again.

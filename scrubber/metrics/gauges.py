@@ -1,4 +1,4 @@
-"""The gauges of the service, computed at each scrape.
+"""The gauges of the service, computed at each scrape from records, vitals and sampled readings.
 
 A scrape asks no driver. The gauges show the ledger, the last observations, and what ``BoardSampler`` read last.
 """

@@ -1,4 +1,4 @@
-"""Control groups of version 2, by the numbers that the kernel has for them: the unit, pod or container of each."""
+"""The tree of cgroups of version 2: for the kernel's number of a group, its place, unit, pod or container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report the end of containers and processes without polling.
+"""Reports the end of containers (groups) and processes (pidfds) that are followed, without polling.
 
 A container has ended when its control group holds no process any more. Version 2 of control groups tells that as an
 event. Where a container has no such group, one of its processes is followed.

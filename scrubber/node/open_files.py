@@ -1,4 +1,4 @@
-"""Find the devices that a task has open or mapped.
+"""Which of the searched files one task has open or mapped, within a time; its /proc entries may be unreadable.
 
 Files are compared by inode or device number, never by name: a container has its own device nodes, with names of its
 choice.

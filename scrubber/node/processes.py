@@ -1,4 +1,4 @@
-"""Find the processes that have a device's files open or mapped.
+"""Searches all processes for holders of devices; says which could not be read, and why.
 
 One pass over /proc reads each process, and finds the holders of all these devices. It ends with a listing that shows no
 new process: a child of a holder may be one. It can miss a holder: a process that reopens the file all the time, or a

@@ -1,1 +1,1 @@
-"""Observes devices: the observer, the cache of its observations, and the release of the driver during a reset."""
+"""Observes devices: their holders, health, owners and uses, and who may open them by the fence."""

@@ -1,4 +1,4 @@
-"""Observes devices by the driver's list alone, and says when that is not enough.
+"""Observes devices by the driver's list of holders alone, and says when only a search of /proc can tell.
 
 The list is enough for a round, and before a use where the fence proves the rest. A process that only has a device open
 is not on it: a search finds such a process.

@@ -1,4 +1,7 @@
-"""Asks the driver, and knows what it means when the driver does not answer. Callers can share an observation."""
+"""Asks the backend for inventory, incarnation, witness and lists of holders; says why a silent driver is no fault.
+
+Callers can share an observation.
+"""
 
 from __future__ import annotations
 

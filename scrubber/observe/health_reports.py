@@ -1,4 +1,4 @@
-"""The health of the devices, and what they measure."""
+"""The vitals and readings that devices report; late and missing answers, as vitals too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the processes that hold devices."""
+"""Searches for the holders of devices by /proc and the driver's list, without workers and bystanders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observes devices through the backend and /proc, and returns facts. Decides nothing.
+"""Observes devices and returns facts: holders, siblings, owners, pods, witness. Decides nothing.
 
 A quick observation asks the driver alone: it is enough for a round, not before a use, unless the fence proves the same.
 A full observation knows all holders. It searches all processes of the node, unless the fence proves that a search would

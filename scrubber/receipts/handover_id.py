@@ -1,4 +1,4 @@
-"""The id of a hand-over: which tenancy of a device a receipt is for."""
+"""The id (an HMAC) of a hand-over, the tenancy that a receipt is for, and the digest of its owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Merkle tree over the rows of a ledger, with the hashes of RFC 6962. Pure.
+"""The arithmetic of RFC 6962: hashes of leaves and parents, a tree's frontier, inclusion of an entry. Pure.
 
 A node is named by its level and its place on that level; a leaf has level 0. Only complete nodes are stored: those
 above 2 to the power of ``level`` leaves. So a stored node never changes.

@@ -1,4 +1,4 @@
-"""Checkpoints and proofs of a log, as text.
+"""Checkpoints and inclusion proofs of a log, as text with signature lines: written, opened, parsed.
 
 The formats are those of C2SP (c2sp.org): ``signed-note``, ``tlog-checkpoint`` and ``tlog-proof``.
 

@@ -1,4 +1,4 @@
-"""What the parts of the service share: ledger, observer, jobs, policy, and what the last observation found."""
+"""What the service's parts share: ledger, observer, policy, create gate, last facts, and the devices withheld."""
 
 from __future__ import annotations
 

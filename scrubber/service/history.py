@@ -1,4 +1,4 @@
-"""The events of the ledger as people read them, from the service's own ledger or from a file."""
+"""Pages of ledger entries for people, by kind, device and time, each with its text, from the service or from a file."""
 
 from __future__ import annotations
 

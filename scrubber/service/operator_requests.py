@@ -1,4 +1,4 @@
-"""What people ask for: scrub, quarantine, reinstate.
+"""Scrub, quarantine and reinstate, as people ask for them: what is allowed, and the job or row that follows.
 
 Each operation holds the lock of its device from the observation until the decision is recorded. Its error is about one
 device, and says only why: the caller knows what was asked for, and of which device.

@@ -1,4 +1,4 @@
-"""What people read (status, history, explanations), and the list of devices for the plugin. Changes nothing."""
+"""Status, history and explanations for people, and the list of devices for the plugin, as views of records."""
 
 from __future__ import annotations
 

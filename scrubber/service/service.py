@@ -1,4 +1,4 @@
-"""The service: its parts, put together."""
+"""The service: its parts (requests, upkeep, monitor, jobs), put together."""
 
 from __future__ import annotations
 

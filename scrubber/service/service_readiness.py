@@ -1,4 +1,4 @@
-"""Whether the service can hand out devices, for the probe ``/readyz`` and its metric."""
+"""The obstacles to handing out devices, for ``/readyz`` and its metric, such as a monitor whose rounds stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May these devices be handed out, may a container start on them, are they free again?
+"""Acquires, starts and releases devices for tenants: carries out what core answers, within a request's deadline.
 
 Rule 1: a device's lock is held from the observation until the decision is recorded, never while waiting.
 Rule 2: several devices are locked in sorted order. The answer is for all of them or for none.

@@ -1,4 +1,4 @@
-"""Makes sure that no process holds the device.
+"""The step ``evict``: signals the processes that hold a device, and waits until none does.
 
 A process of a live container is never touched. A process that may be ended is signalled through its pidfd. A second
 observation, taken after the pidfd was opened, must show the same process, still a holder and still in no container.

@@ -1,4 +1,4 @@
-"""The steps that the device itself does: all but ``evict``. No step calls another one.
+"""The steps on the device itself: reset, clear, verify, scratch, selftest, settings, health. None calls another one.
 
 A step does its work and reports. Whether the report shows a fault is decided in ``core/step_results``.
 """

@@ -1,4 +1,4 @@
-"""What a step is given (its order, policy and device) and what it reports."""
+"""What a step is given (order, purpose, context) and what it reports (outcome, findings)."""
 
 from __future__ import annotations
 

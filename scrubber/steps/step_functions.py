@@ -1,4 +1,4 @@
-"""Which function does which step. Turns an error of the device into a failed step."""
+"""Prepares and performs a step by its function; turns a device's error into a failed step."""
 
 from __future__ import annotations
 

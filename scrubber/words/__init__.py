@@ -1,1 +1,1 @@
-"""What people read of decisions and events: the views of a device, sentences, advice. Decides nothing."""
+"""What people read of records and events: the views of a device, sentences, advice. Decides nothing."""

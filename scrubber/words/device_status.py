@@ -1,4 +1,4 @@
-"""A device as people see it, made from its record."""
+"""The views of a device, made from its record: receipt, job, quarantine, owner, advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each event as a plain sentence. Operators read it; it may name processes and containers."""
+"""Each event as a plain sentence for operators: its steps, findings, receipt, owner, quarantine, holders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker: runs steps on one device, one at a time, until the service closes stdin.
+"""The program of a worker: reads requests from stdin and runs steps on one device, until the service closes it.
 
 The worker ends at once when its stdin is closed, even in the middle of a step. An error that is not an error of the
 device ends the worker with a traceback.

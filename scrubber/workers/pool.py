@@ -1,4 +1,4 @@
-"""Starts worker processes: a zygote forks them, and is replaced when it fails.
+"""The service's side of the zygote: asks it to fork workers, and starts another one when it is lost.
 
 A worker that cannot be started is an error within a time limit. The children of a lost zygote end with the zygote, and
 what they did counts for nothing.

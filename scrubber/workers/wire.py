@@ -1,4 +1,4 @@
-"""The messages between the service, its zygote and its workers.
+"""The packets between service, zygote and workers: assignments, requests and answers, and the files sent with them.
 
 To and from a worker: one JSON object a line. From the zygote: one JSON packet each, with open files. The zygote and the
 workers import this module, so it imports no library.

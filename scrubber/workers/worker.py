@@ -1,4 +1,4 @@
-"""Worker processes as the service sees them: ``Child``, a process on three pipes, and ``Worker``, which runs steps."""
+"""A worker as the service sees it: its process (``Child``) on three pipes, steps, stderr, and blame for its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zygote: a process that has all modules loaded and forks the workers, so that no worker waits for imports.
+"""The zygote's own program: it has all modules loaded, forks workers, and reports the end of each.
 
 The zygote is a program of its own. Its stdin is the socket to the service. It has one thread and never calls a driver,
 because threads and open drivers do not survive a fork. It ends with the service, and its children end with it,

@@ -1,4 +1,4 @@
-"""A table on a terminal, with colours.
+"""Draws the headers and rows of a table on a terminal: colours, widths, wrapped cells.
 
 This module loads rich, which takes as long as everything else that a verb loads. So it is loaded by name, and only to
 write to a terminal.

@@ -1,4 +1,4 @@
-"""``-o json`` and ``-o yaml``: a stable contract.
+"""``-o json``, ``yaml``, ``csv``: documents of devices and events, a stable contract.
 
 Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrub_api.views``. In a
 ScrubResult, ``clean`` says that this command has a proof; ``state`` is the state of the GPU now. After a refusal,

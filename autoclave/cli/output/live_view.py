@@ -1,4 +1,4 @@
-"""A page on a terminal that changes in place, as large as the screen.
+"""A screen of tables on a terminal that changes in place, as large as the terminal.
 
 This module loads rich, which takes as long as everything else that a verb loads. So it is loaded by name, and only to
 write to a terminal.

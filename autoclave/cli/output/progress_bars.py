@@ -1,4 +1,4 @@
-"""The progress of scrubs on a terminal: a bar for each device.
+"""The progress of scrubs on a terminal: a bar for each device, with its phase, amount and speed.
 
 This module loads rich, which takes as long as everything else that a verb loads. So it is loaded by name, and only to
 write to a terminal.

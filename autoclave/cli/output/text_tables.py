@@ -1,4 +1,4 @@
-"""Tables about devices, scrubs and history: their cells, and their text for grep and awk.
+"""Headers and cells of the tables about devices, scrubs, receipts and history, as text for grep and awk.
 
 The text has no colours, no lines, and no cut or wrapped cells. Two spaces separate columns, and an empty cell is a
 dash, so that ``awk '{print $3}'`` finds the third column. ``terminal`` draws the same cells for people.

@@ -1,4 +1,4 @@
-"""``autoclave cdi``: writes the CDI specification that lets container runtimes find GPUs by UUID.
+"""``autoclave cdi``: runs ``nvidia-ctk``, and writes the CDI specification that names GPUs by UUID.
 
 It is the one that NVIDIA's ``nvidia-ctk`` generates, in a file of our own. Container runtimes give out no device that
 two files of one directory name. So the file leaves out each device that another specification of the node names, and

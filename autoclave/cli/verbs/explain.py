@@ -1,4 +1,4 @@
-"""``autoclave explain``: what is wrong with a GPU, what to do, and how it came into its state.
+"""``autoclave explain``: what is wrong with a GPU, what to do, and the story of how it came into its state.
 
 The service makes the sentences about events (``words/event_text``), about the offer (``core/offering``) and the advice
 (``words/device_status``). This module and ``text_tables`` make the lines about the present state.

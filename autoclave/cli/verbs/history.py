@@ -1,4 +1,4 @@
-"""``autoclave history``: the events in the ledger of the running service."""
+"""``autoclave history``: shows, or follows, the events in the ledger of the running service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autoclave receipt``: the proofs of this node's GPUs, for people who do not trust the node's word alone."""
+"""``autoclave receipt``: the flags of its commands; ``handover_table`` and ``signed_receipts`` do the work."""
 
 from __future__ import annotations
 

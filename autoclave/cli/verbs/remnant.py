@@ -1,4 +1,4 @@
-"""``autoclave remnant``: what does the next container see of the last one?"""
+"""``autoclave remnant``: plans the rounds on the chosen GPU and place, runs them, and tells the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autoclave simulate``: drills on simulated GPUs. Real GPUs are never touched."""
+"""``autoclave simulate``: drills (faults, signs, holders) on simulated GPUs. Real GPUs are never touched."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Read what files and processes of the node say. What cannot be read is a CheckFault, never an exception or a wait."""
+"""Reads what a node's files, processes and sockets say. What cannot be read is a CheckFault, never an exception."""

@@ -1,4 +1,4 @@
-"""Read the state of the driver and of the node from files under a root, such as /proc/driver and /sys.
+"""State of the driver (libraries, options, bus) and node (cgroups, disk, kernel log), from /proc and /sys.
 
 Only files of the kernel, the driver, its installer and the service are read; the driver itself is not called.
 """

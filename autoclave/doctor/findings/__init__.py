@@ -1,4 +1,4 @@
-"""Is this node able to keep the promise? Each check asks for facts and yields findings, each with its remedy.
+"""The checks of the doctor: each asks for facts and yields findings, each with its remedy.
 
 Rule 1: a finding is OK only when the facts show it. A fact that could not be read counts as the worst case. Exception:
         another broken finding already says why it could not be read.

@@ -1,4 +1,4 @@
-"""Checks of NVIDIA's driver and container tools: they could undo, or bypass, what the service proves."""
+"""Checks of NVIDIA's driver, CuPy, MIG, resets, MPS, guests, toolkit and CDI: do they undo what a scrub proves?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the node: privileges of the service, clock, disk, and other plugins that hand out GPUs."""
+"""Checks of the node: rights, PID namespace, control groups, kernel log, clock, disk, and rival plugins."""
 
 from __future__ import annotations
 

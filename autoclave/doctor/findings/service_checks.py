@@ -1,4 +1,4 @@
-"""Checks of what the scrub service says: whether it answers, its sockets, its ledger, its policy, and its GPUs."""
+"""Checks of what the service says of its sockets, ledger, receipts, policy, fence, and each GPU's coverage."""
 
 from __future__ import annotations
 

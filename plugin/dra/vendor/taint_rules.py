@@ -1,4 +1,4 @@
-"""Keeps the scheduler away from the devices of a vendor's DRA driver that no claim may get.
+"""Writes DeviceTaintRules: they keep the scheduler off a vendor's devices that no claim may get.
 
 The slices are the vendor's, and only their owner can write a taint into them. So each such device has a
 DeviceTaintRule, which goes when the device is well again. While the scrub service does not answer, the rules stay as

@@ -1,4 +1,4 @@
-"""What the service passes to a worker child about its device."""
+"""What a worker child is told of an NVIDIA device: its parent, locks, pending restores and first settings."""
 
 from __future__ import annotations
 

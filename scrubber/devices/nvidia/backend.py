@@ -1,4 +1,4 @@
-"""The backend that lists NVIDIA GPUs and MIG slices and reads their health."""
+"""The backend for NVML: GPUs and slices, their health, memory, numbers and listed holders, and the alarm."""
 
 from __future__ import annotations
 

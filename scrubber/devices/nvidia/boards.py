@@ -1,4 +1,4 @@
-"""A whole GPU: its properties, which do not change while NVML stays open, and its sensors.
+"""A whole GPU by NVML: properties that stay (architecture, NUMA node), and its sensors.
 
 For Ada and later, NVIDIA recommends the fields 193 to 196 instead of temperature thresholds. Those fields are distances
 from a limit, not temperatures. So without a threshold from the driver, no threshold is shown.

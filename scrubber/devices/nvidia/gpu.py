@@ -1,4 +1,4 @@
-"""What a worker child does to one NVIDIA GPU or one MIG slice."""
+"""The steps of a worker on one NVIDIA GPU or slice: CUDA memory, reset, settings, vitals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holders of a GPU as NVML reports them, and leaked memory.
+"""Holders and memory in use of a GPU as NVML lists them, its idle memory, and leaked memory.
 
 NVML lists the processes that have a context. Memory in use above the idle memory shows a holder that no list names.
 The idle memory is what is in use while NVML lists no process. NVML counts the memory of the driver as reserved, not as

@@ -1,4 +1,4 @@
-"""The only access to NVML in this process.
+"""The only access to NVML in this process: the library, its sessions, and its errors as ours.
 
 Rule 1: every call happens inside a session. The first session opens NVML, and NVML is never closed during a session.
 Rule 2: a reset needs a driver that no process uses, not even this service: ``release_driver`` closes NVML, and

@@ -1,4 +1,4 @@
-"""What must be true before a reset, because a reset takes down everything on a GPU."""
+"""What must hold before a reset, which takes down all on a GPU: rights, daemons, fabric manager, open holders."""
 
 from __future__ import annotations
 

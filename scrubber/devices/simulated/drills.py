@@ -1,4 +1,4 @@
-"""Inject faults, and start and end real processes that hold a GPU, from any process.
+"""Drills on simulated GPUs, from any process: inject faults, start and end real processes that hold one.
 
 Each function breaks or heals one GPU under a root, or searches its memory for the data that a process left.
 """

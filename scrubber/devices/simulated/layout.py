@@ -1,4 +1,4 @@
-"""The files of simulated GPUs: how they are made, and the state that they say.
+"""The files of simulated GPUs: how they are made, and what they say of faults, memory, driver and vitals.
 
 A document is a small JSON file, which is replaced atomically and read strictly. One that is missing, incomplete or
 unexpected is a ``DeviceError``, never a healthy default.

@@ -1,4 +1,4 @@
-"""The operations of a worker child on one simulated GPU, and what they do to its memory and its on-chip memory.
+"""The steps of a worker on one simulated GPU: bytes of its memory and chip, written, compared, tested.
 
 The memory is read, written and compared in complete chunks, at memcpy speed. A pattern returns the bytes of one chunk.
 ``random`` is a keyed stream of one chunk's length, rotated by a different amount in each of the chunks of 64 GiB. So

@@ -1,4 +1,4 @@
-"""Health as the driver reports it now.
+"""Health of a GPU by NVML: ECC and remapped rows, heat, PCIe, NVLink and fabric, and repairs since before.
 
 A value that the device or driver does not support counts as healthy, unless it was supported since the last reset.
 Only the values that are read with ``ask_optional`` or ``field`` may be missing. Any other missing answer is an error,

@@ -1,4 +1,4 @@
-"""Reads the signs of each GPU periodically, and remembers since when each sign is present.
+"""Reads the signs of each GPU periodically: the best links seen, and since when a sign is present.
 
 A sign must last: a sign that is gone at the next reading is not reported. Each sign is read separately. If a sign
 cannot be read, its last value stays, so that an error never ends a sign.
