@@ -123,14 +123,14 @@ class Observer:
         ``of_owner``: the caller knows that only the owner may have come since the search.
         """
         uuid = record.device.uuid
-        nobody = of_owner or self._observed_since.is_sealed(uuid)
+        alone = of_owner or self._observed_since.is_sealed(uuid)
         # An owner that has ended may have sent the open device to another process. The record of its end closes the
         # fence, and a search follows before anything is overwritten.
         may_have_ended = starting_pod is None and record.state is State.IN_USE and not record.tenancy.until_release
-        if not (nobody or may_have_ended) or not self._observed_since.is_alone(uuid):
+        if not (alone or may_have_ended) or not self._observed_since.is_alone(uuid):
             return None
         facts = await self._by_driver(record, starting_pod, idle=record.state is not State.SCRUBBING)
-        if facts is None or not (nobody or facts.owner_alive is False):
+        if facts is None or not (alone or facts.owner_alive is False):
             return None
         return self._seen(record, facts, starting_pod) if self._observed_since.is_alone(uuid) else None
 
