@@ -32,6 +32,9 @@ SERVICE: dict[str, tuple[str, ...]] = {
     "end of a pod's last process to clean, 64 MiB, p50": (
         "a tenant's last process gone to CLEAN, 4 devices of 64MiB: p50",
     ),
+    "the same where the other GPUs train": (
+        "a tenant's last process gone to CLEAN, 4 devices of 64MiB, 136 working processes of 3000 mappings: p50",
+    ),
     "the idle service": ("idle, 8 devices: processor", "idle, 8 devices: resident memory"),
     "the idle plugin": ("autoclave, 8 devices: processor, idle", "autoclave, 8 devices: resident memory"),
 }
