@@ -150,7 +150,7 @@ class Observer:
             return None
         incarnation, said = listed
         self._observed_since.testified(uuid, said)
-        return Facts(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive, siblings_busy=False)
+        return Facts(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive)
 
     async def searched(
         self,

@@ -161,6 +161,7 @@ async def test_a_scrub_takes_one_search_behind_the_fence(fenced: Fenced, foreign
     assert [await searches(fenced, it) for it in (lives.DIRTY, lives.SCRUBBING, lives.SCRUBBING)] == [1, 0, 0]
     run(foreign, OPENS)
     assert [await searches(fenced, it) for it in (lives.SCRUBBING, lives.CLEAN)] == [1, 0]
+    assert (await fenced.observer.full(fenced.of(lives.CLEAN))).siblings_busy is None, "no sibling was asked about"
 
 
 async def test_an_owners_end_is_searched_for_behind_the_fence(fenced: Fenced, launch) -> None:
