@@ -41,7 +41,7 @@ ALLOCATE = re.compile(r'kubelet_device_plugin_alloc_duration_seconds_(sum|count)
 
 async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
     """So many pods of each kind, in turn."""
-    autoclave, other = Autoclave(logs), _do_nothing(logs)
+    autoclave, other = Autoclave(logs), do_nothing(logs)
     waits: dict[str, list[float]] = {kind: [] for kind in RESOURCES}
     async with Cluster.connect() as client:
         cluster = Cluster(client, logs)
@@ -110,7 +110,7 @@ def lines(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
-def _do_nothing(logs: Path) -> programs.Program:
+def do_nothing(logs: Path) -> programs.Program:
     """The plugin, and its GPUs: sparse files."""
     names = [f"GPU-{number:032d}" for number in range(GPUS)]
     folder = STATE / "floor"

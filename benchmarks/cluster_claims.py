@@ -21,6 +21,7 @@ from lightkube.resources.core_v1 import Pod
 from lightkube.resources.resource_v1 import DeviceClass
 
 from benchmarks.cluster import lines, run
+from benchmarks.cluster_handover import waits_for_the_scheduler
 from benchmarks.figures import Figure, quantile
 from ground import paths
 from plugin.dra.config import DRIVER
@@ -70,18 +71,13 @@ async def _follow(claims: Claims, kind: str, grace: int | None, pods: int) -> li
     await claims.hold(names[0], GPUS)
     for name, following in pairwise(names):
         await claims.create(following, GPUS)
-        await cluster.until(Pod, following, _waits_for_the_scheduler)
+        await cluster.until(Pod, following, waits_for_the_scheduler)
         deleted = asyncio.get_running_loop().time()
         await cluster.delete(name, grace=grace)
         await claims.holds(following)
         starts.append(asyncio.get_running_loop().time() - deleted)
     await claims.end(names[-1])
     return starts
-
-
-def _waits_for_the_scheduler(pod: Pod | None) -> bool:
-    conditions = (pod.status.conditions or []) if pod is not None and pod.status is not None else []
-    return any(condition.type == "PodScheduled" and condition.status == "False" for condition in conditions)
 
 
 def _figures(about: str, calls: list[dict[str, Any]], starts: list[float]) -> Iterator[Figure]:
