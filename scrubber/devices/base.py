@@ -100,6 +100,9 @@ class LivingContainers(Protocol):
     def member(self, container: str) -> int | None:
         """A live process of the container, if one is found without going through all processes."""
 
+    def has_ended(self, container: str) -> bool:
+        """Whether the kernel says that no process of the container is left. False proves nothing."""
+
 
 class Uses(Protocol):
     """Who uses a device, as far as the driver knows."""

@@ -86,8 +86,7 @@ class Tree:
         """Whether a process is in a group or below it, also if that cannot be told."""
         try:
             with self._opened(group) as opened:
-                events = Path(f"/proc/self/fd/{opened}/cgroup.events")
-                return events.exists() and b"populated 0" not in events.read_bytes()
+                return cgroups.is_populated(Path(f"/proc/self/fd/{opened}"))
         except OSError as error:
             return error.errno not in _GONE
 

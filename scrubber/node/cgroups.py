@@ -46,6 +46,7 @@ _UNIFIED = "0::"
 _REMOVED = " (deleted)"
 GROUPS = Path("/sys/fs/cgroup")
 _HIERARCHIES = ("systemd", "pids", "memory", "unified")  # of cgroup v1, each with the same groups
+_GONE = frozenset({errno.ENOENT, errno.ENODEV})  # errors of a group that was removed
 _MOST_GROUPS = 32  # of a pod that are read: a container may create as many groups as it wants
 _WHOLE_UID = re.compile(_UID)
 _POD_GROUPS = (  # below a hierarchy; {0}: the UID, {1}: the UID as systemd writes it
@@ -108,7 +109,8 @@ class Containers:
         self._proc = proc
         self._namespace = namespace
         self._groups = groups
-        self._pods: dict[str, None] = {}  # those that a process was found in, the latest last
+        # Those that a process was found in, the latest last; with the group that holds all of the pod, if any does.
+        self._pods: dict[str, tuple[Path | None]] = {}
 
     def of(self, pid: int) -> str | None:
         """The pod or container of a process; None if it is in neither or has ended. BlindError if it is hidden."""
@@ -122,11 +124,19 @@ class Containers:
         except OSError as error:
             raise BlindError(f"cannot find the container of process {pid}: {error.strerror}") from error
         if name is not None and is_pod(name):
-            self._pods.pop(name, None)
-            self._pods[name] = None
+            seen = self._pods.pop(name, None)
+            self._pods[name] = seen if seen is not None else (self._whole_group(name, process),)
             if len(self._pods) > _REMEMBERED:
                 del self._pods[next(iter(self._pods))]
         return name
+
+    def _whole_group(self, pod: str, process: str) -> Path | None:
+        """The group that holds all processes of a pod. None: others may be in the pod by a group of version 1 alone."""
+        try:
+            only_second = _read(process).count("\n") == 1
+        except OSError:
+            return None
+        return unified_group(self._groups, pod, process) if only_second else None
 
     def living(self) -> dict[str, int]:
         """All pods and containers that have a live process, each with one of its processes; or BlindError."""
@@ -163,6 +173,11 @@ class Containers:
                     continue
         return min(members)[1] if members else None
 
+    def has_ended(self, pod: str) -> bool:
+        """Whether the kernel says that no process of the pod is left. False proves nothing, as None of ``member``."""
+        (group,) = self._pods.get(pod, (None,))
+        return group is not None and not any(map(is_populated, {group, *_usual(self._groups, pod)}))
+
     def has_group(self, pod: str) -> bool:
         """Whether the pod has a control group at a usual place, or had one in which a process was found."""
         return pod in self._pods or any(True for _ in self._groups_of(pod))
@@ -191,6 +206,14 @@ class Containers:
             for place in _POD_GROUPS:
                 group = os.path.join(self._groups, hierarchy, place.format(pod, pod.replace("-", "_")))  # noqa: PTH118 - text
                 yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
+
+
+def is_populated(group: Path) -> bool:
+    """Whether a process is in a control group of version 2 or below it, also if that cannot be told."""
+    try:
+        return b"populated 0" not in (group / "cgroup.events").read_bytes()
+    except OSError as error:
+        return error.errno not in _GONE
 
 
 def unified_group(root: Path, name: str, process: str) -> Path | None:

@@ -35,28 +35,28 @@ class OwnerContainers:
 
     def has_member(self, container: str) -> bool:
         """Whether a process of the container is found alive without a search. In a thread."""
-        member = self._find_member(container, self._members.get(container))
-        if member is not None:
-            self._members = {**self._members, container: member}
-        return member is not None
+        return self._ask_groups(container) is True
 
     async def is_alive(self, container: str | None) -> bool | None:
         """Whether a process of the container lives. None for no container."""
         if container is None:
             return None
-        last_member = self._members.get(container)
         ask, patience = self._driver.caller.ask, self._driver.patience
-        member = await ask(f"pod {container}", lambda: self._find_member(container, last_member), patience)
-        if member is not None:
-            self._members = {**self._members, container: member}
-            return True
-        return container in await self._live_containers.ask(container)
+        alive = await ask(f"pod {container}", lambda: self._ask_groups(container), patience)
+        return container in await self._live_containers.ask(container) if alive is None else alive
 
-    def _find_member(self, container: str, last_member: int | None) -> int | None:
-        """A live process of the container, the last one if it still runs; None if only a search can tell."""
+    def _ask_groups(self, container: str) -> bool | None:
+        """Whether a process of the container lives: the last one, or by its control groups. None: a search can tell."""
+        last_member, backend = self._members.get(container), self._driver.backend
         if last_member is not None and self._is_in(last_member, container):
-            return last_member
-        return self._driver.backend.member(container)
+            return True
+        if backend.has_ended(container):
+            return False
+        member = backend.member(container)
+        if member is None:
+            return None
+        self._members = {**self._members, container: member}
+        return True
 
     async def _find_containers(self, _asked: frozenset[str]) -> Mapping[str, int]:
         self._on_pass()

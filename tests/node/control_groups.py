@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
 
     yield make
     for directory in reversed(made):
-        directory.rmdir()
+        with suppress(FileNotFoundError):  # the test has removed it
+            directory.rmdir()
 
 
 class Process:

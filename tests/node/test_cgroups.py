@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.node import proc
+from scrubber.node import cgroups, proc
 from scrubber.node.cgroups import Containers, place
 from tests.node.conftest import NodeProc
 
@@ -157,6 +157,11 @@ def test_a_process_with_hidden_groups_is_not_the_hosts(node_proc: NodeProc, faul
         observer.of(7)
     with pytest.raises(proc.BlindError):
         observer.living()
+
+
+def test_a_group_that_cannot_be_read_may_hold_a_process(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.events").mkdir()
+    assert cgroups.is_populated(tmp_path)
 
 
 def test_another_pid_namespace_cannot_list_the_pods(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.node.control_groups import CONTAINER, ID, INNER, POD, UID, pod
 from tests.pod_groups import roots
 
 NEIGHBOUR = f"ffffffff{UID[8:]}"
+GUARANTEED = "cgroupfs, guaranteed"
 WATCHER = f"crio-conmon-{ID}.scope"  # of the pod, and in no container
 
 
@@ -51,6 +52,47 @@ def test_a_process_in_the_pods_group_counts(driver, group, enter) -> None:
     assert observer.member(UID) == process.pid
     process.collect()
     assert observer.member(UID) is None
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+@pytest.mark.parametrize("driver", POD)
+def test_the_kernel_tells_the_end_of_a_pod(driver, group, enter, node_proc) -> None:
+    observer, inside = Containers(node_proc.path, groups=group("")), f"{pod(driver)}/{ID}/inner"
+    process = enter(group(inside))
+    assert not observer.has_ended(UID), "no process of it was found so far: it may be elsewhere"
+    node_proc.add(7, f"0::/{inside}\n")
+    assert (observer.of(7), observer.has_ended(UID)) == (UID, False)
+    process.collect()
+    assert observer.has_ended(UID)
+    again = enter(group(inside))
+    assert not observer.has_ended(UID)
+    again.collect()
+    for part in (inside, f"{pod(driver)}/{ID}", pod(driver)):
+        group(part).rmdir()
+    assert observer.has_ended(UID), "its groups were removed"
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+def test_a_pod_in_two_groups_ends_with_both(group, enter, node_proc) -> None:
+    """After a change of the kubelet's driver, containers that begin are in another group than those before."""
+    observer = Containers(node_proc.path, groups=group(""))
+    before, after = pod("systemd, guaranteed"), pod(GUARANTEED)
+    node_proc.add(7, f"0::/{before}\n")
+    group(before)
+    assert observer.of(7) == UID
+    process = enter(group(after))
+    assert not observer.has_ended(UID)
+    process.collect()
+    assert observer.has_ended(UID)
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+def test_beside_groups_of_version_1_no_end_is_told(group, node_proc) -> None:
+    """Another process of the pod may be in it by such a group alone."""
+    observer, name = Containers(node_proc.path, groups=group("")), pod(GUARANTEED)
+    group(name)
+    node_proc.add(7, f"4:cpu:/{name}\n0::/{name}\n")
+    assert (observer.of(7), observer.has_ended(UID)) == (UID, False)
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)

@@ -343,6 +343,14 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
     assert (facts.holders, facts.owner_alive) == ((), True)
 
 
+async def test_where_the_kernel_tells_an_end_no_process_is_read(bank, processes, tmp_path, monkeypatch):
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    monkeypatch.setattr(bank.backend, "has_ended", lambda container: container == POD)
+    monkeypatch.setattr(bank.backend, "living", lambda: pytest.fail("went through all processes"))
+    assert (await observer.full(owned)).owner_alive is False
+
+
 async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))

@@ -146,6 +146,7 @@ class Node:
         self.trace = Trace(loop.time)
         self.gpus: dict[str, Gpu] = {}
         self.alive: set[str] = set()  # containers of which something runs
+        self.tells_ends = True  # as control groups of version 2 do; otherwise only a walk tells
         self.boots = 1
         self.drivers = 1
         self.hidden: set[str] = set()  # devices that are not there any more
@@ -369,6 +370,10 @@ class Node:
     def member(self, container: str) -> int | None:
         """A process of the container that uses a device. Of others only ``living`` tells."""
         return next((it.pid for it in self.everybody() if it.container == container), None)
+
+    def has_ended(self, container: str) -> bool:
+        """Where the kernel tells it."""
+        return self.tells_ends and container not in self.alive and self.member(container) is None
 
     def living(self) -> dict[str, int]:
         """The containers that have a running process."""

@@ -259,6 +259,10 @@ class Nvidia:
         """A process of the pod, by the pod's control group."""
         return self._containers.member(container)
 
+    def has_ended(self, container: str) -> bool:
+        """Whether no process is left in the pod's control group."""
+        return self._containers.has_ended(container)
+
     def release_driver(self) -> None:
         """Close NVML until ``reacquire_driver``."""
         self._library.release_driver()

@@ -156,6 +156,10 @@ class Simulated:
         """A process of the pod, by the pod's control group. Of a container with a mark, only ``living`` finds one."""
         return self._pods.member(container)
 
+    def has_ended(self, container: str) -> bool:
+        """Whether no process is left in the pod's control group. Of a container with a mark, only ``living`` tells."""
+        return self._pods.has_ended(container)
+
     def pending_restores(self) -> dict[str, Address]:
         """None: a reset leaves nothing to restore."""
         return {}
