@@ -8,6 +8,7 @@ its program ends at once. The plugin that does nothing has GPUs of its own. The 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from collections.abc import Iterator
@@ -37,9 +38,9 @@ TURN = 5  # pods
 BACKS_OFF = 1.5  # seconds in which the scheduler does not look again at a pod that it could not place
 
 
-async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
-    """So many pods of each kind, in turns."""
-    autoclave, floor = Autoclave(logs), do_nothing(logs)
+async def measure(node: programs.Node, logs: Path, pods: int, memory: str) -> list[Figure]:
+    """So many pods of each kind, in turns. ``memory``: of each of Autoclave's GPUs."""
+    autoclave, floor = Autoclave(logs, memory), do_nothing(logs)
     waits: dict[str, list[float]] = {kind: [] for kind in KINDS}
     async with Cluster.connect() as client:
         journals = logs / "pods"
@@ -120,4 +121,6 @@ def _figures(waits: dict[str, list[float]]) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    run("benchmarks.cluster_handover", __doc__, measure)
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument("--memory", default="64MiB", help="of a simulated GPU; with little, its passes take no time")
+    run("benchmarks.cluster_handover", __doc__, measure, flags=flags)

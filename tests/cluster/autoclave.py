@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,15 @@ class Operator:
 class Autoclave(Operator):
     """The scrub service and the device plugin of the node."""
 
-    def __init__(self, logs: Path) -> None:
-        """Nothing is started."""
+    def __init__(self, logs: Path, memory: str = "64MiB") -> None:
+        """Nothing is started. ``memory``: of each GPU."""
         super().__init__(RUN_DIR)
         self._logs = logs
         CDI.mkdir(exist_ok=True)
-        service: list[str | Path] = [
+        self._unfenced: list[str | Path] = [
+            *_PROGRAM,
             *("scrubber", "--backend", "simulated", "--simulated-gpus", str(GPUS)),
+            *("--simulated-memory", memory),
             *(
                 "--sight",
                 "namespace",
@@ -97,16 +99,28 @@ class Autoclave(Operator):
                 "--simulated-cdi-dir",
                 CDI,
             ),
-            *_fenced(),
             *("--create-gate", compiled(STATE / "autoclave-gate", SOURCE), "--gate-cdi-dir", CDI),
         ]
-        self.service = Program("autoclave-scrubber", [*_PROGRAM, *service], logs)
+        self.service = Program("autoclave-scrubber", [*self._unfenced, *_fenced()], logs)
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
 
     def rule(self, **defaults: object) -> None:
         """Another policy; without one, that of every node. The processor of a whole machine is emulated."""
         patience = {"timeouts": 10} if WHOLE else {}
         POLICY.write_text(json.dumps({"name": "cluster", "defaults": {**patience, **defaults}}))
+
+    @contextmanager
+    def in_files(self) -> Iterator[None]:
+        """The memory of the GPUs is in files, which a pod can mount, and there is no fence. Neither program runs."""
+        self.down()
+        for place in layout.places(SIMULATED):
+            layout.remove_node(place)
+        fenced, self.service.command = self.service.command, self._unfenced
+        try:
+            yield
+        finally:
+            self.down()
+            self.service.command = fenced
 
     def serve(self) -> None:
         """Start the service. Return when it answers."""

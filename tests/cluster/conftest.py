@@ -128,7 +128,19 @@ def floor(autoclave: Autoclave) -> Iterator[str]:
 
 
 @pytest.fixture
-async def node_with_nvidia(pods: Cluster, autoclave: Autoclave, pytestconfig: pytest.Config) -> AsyncIterator[InFront]:
+def in_files(pods: Cluster, autoclave: Autoclave) -> Iterator[None]:  # noqa: ARG001 - the GPUs are clean
+    """NVIDIA's programs give a container nodes of their own, so its pod mounts the memory of its GPUs."""
+    with autoclave.in_files():
+        yield
+
+
+@pytest.fixture
+async def node_with_nvidia(
+    pods: Cluster,
+    autoclave: Autoclave,
+    in_files: None,  # noqa: ARG001 - it is so
+    pytestconfig: pytest.Config,
+) -> AsyncIterator[InFront]:
     """NVIDIA's plugin and ours, in place of our own devices; nothing is started."""
     program = (ROOT / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
     if not program.exists():

@@ -65,9 +65,7 @@ class InFront:
 
 
 def replace(autoclave: Autoclave) -> dict[str, str]:
-    """Put NVIDIA's library in the place of our plugin. Returns the environment of NVIDIA's plugin."""
-    autoclave.plugin.end()
-    autoclave.service.end()
+    """Put NVIDIA's library in the place of our plugin, and start the service. Returns what NVIDIA's plugin needs."""
     environment: dict[str, str] = install()
     SPECS.mkdir(exist_ok=True)
     autoclave.service.start()

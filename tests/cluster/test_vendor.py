@@ -60,13 +60,11 @@ class NvidiaClaims(Claims):
 
 
 @pytest.fixture
-async def claims(pods, autoclave, pytestconfig, gate):
+async def claims(pods, autoclave, in_files, pytestconfig, gate):  # noqa: ARG001 - the memory is in files
     """NVIDIA's driver and our gate, in place of the device plugin."""
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / PROGRAM).resolve()
     if not program.exists():
         pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
-    autoclave.plugin.end()
-    autoclave.service.end()
     environment = install() | {"KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE}
     environment |= {"KUBELET_REGISTRAR_DIRECTORY_PATH": str(GATED)}  # as by a GPUCluster
     assigned = [f"{key}={value}" for key, value in environment.items()]
