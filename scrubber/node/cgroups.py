@@ -109,14 +109,15 @@ class Containers:
         self._proc = proc
         self._namespace = namespace
         self._groups = groups
-        # Those that a process was found in, the latest last; with the group that holds all of the pod, if any does.
-        self._pods: dict[str, tuple[Path | None]] = {}
+        # Those that a process was found in, the latest last; with the group that holds all of the pod, if it is known.
+        self._pods: dict[str, Path | None] = {}
 
     def of(self, pid: int) -> str | None:
         """The pod or container of a process; None if it is in neither or has ended. BlindError if it is hidden."""
         process = f"{self._proc}/{pid}"
         try:
-            name = _name(process)
+            text = _read(process)
+            name = _name(process, text)
         except ENDED:
             if os.path.lexists(process):
                 raise BlindError(f"cannot find the container of process {pid}: it has no control group") from None
@@ -124,19 +125,21 @@ class Containers:
         except OSError as error:
             raise BlindError(f"cannot find the container of process {pid}: {error.strerror}") from error
         if name is not None and is_pod(name):
-            seen = self._pods.pop(name, None)
-            self._pods[name] = seen if seen is not None else (self._whole_group(name, process),)
+            self._pods[name] = self._pods.pop(name, None) or self._whole_group(name, text)
             if len(self._pods) > _REMEMBERED:
                 del self._pods[next(iter(self._pods))]
         return name
 
-    def _whole_group(self, pod: str, process: str) -> Path | None:
+    def _whole_group(self, pod: str, text: str) -> Path | None:
         """The group that holds all processes of a pod. None: others may be in the pod by a group of version 1 alone."""
+        if text.count("\n") > 1:
+            return None
         try:
-            only_second = _read(process).count("\n") == 1
+            group = _unified_group(self._groups, pod, text)
         except OSError:
             return None
-        return unified_group(self._groups, pod, process) if only_second else None
+        # A process is in it now. Otherwise it may be another group of the pod, which nobody uses.
+        return group if group is not None and is_populated(group) else None
 
     def living(self) -> dict[str, int]:
         """All pods and containers that have a live process, each with one of its processes; or BlindError."""
@@ -175,8 +178,10 @@ class Containers:
 
     def has_ended(self, pod: str) -> bool:
         """Whether the kernel says that no process of the pod is left. False proves nothing, as None of ``member``."""
-        (group,) = self._pods.get(pod, (None,))
-        return group is not None and not any(map(is_populated, {group, *_usual(self._groups, pod)}))
+        group, is_mounted = self._pods.get(pod), (self._groups / "cgroup.controllers").exists()
+        if group is None or not is_mounted:
+            return False
+        return not any(map(is_populated, {group, *_usual(self._groups, pod)}))
 
     def has_group(self, pod: str) -> bool:
         """Whether the pod has a control group at a usual place, or had one in which a process was found."""
@@ -223,11 +228,18 @@ def unified_group(root: Path, name: str, process: str) -> Path | None:
     mounted.
     """
     try:
-        path = _unified(_read(process)) or ""
+        text = _read(process)
     except OSError:
         return None
+    return _unified_group(root, name, text)
+
+
+def _unified_group(root: Path, name: str, text: str) -> Path | None:
+    path = _unified(text) or ""
     outermost = _outermost(path)
     if outermost is None or outermost[0] != name:
+        return None
+    if path[len(outermost[1]) :].startswith(":"):  # each container has a group of its own, and the pod's is empty
         return None
     # A path that begins at our own group does not lead from the root.
     places = _usual(root, name) if path.startswith("/..") else [root / outermost[1].lstrip("/")]
@@ -287,8 +299,7 @@ class _EndingError(BlindError):
     """The process is ending and no longer shows its control group."""
 
 
-def _name(process: str) -> str | None:
-    text = _read(process)
+def _name(process: str, text: str) -> str | None:
     name = place(text)
     # Cgroup v1 shows an ending task at the root, also a first thread that ended before the other threads.
     if name is not None or text.startswith(_UNIFIED) or not status(process).ending:

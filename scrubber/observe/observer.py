@@ -273,7 +273,8 @@ class Observer:
         """
         owner = record.tenancy.container
         try:
-            await self._owners.is_alive(owner)
+            if not await self._owners.is_alive(owner):
+                return ()
         except (DeviceError, BlindError):
             return ()
         member = self._owners.member(owner)

@@ -51,6 +51,7 @@ class OwnerContainers:
         if last_member is not None and self._is_in(last_member, container):
             return True
         if backend.has_ended(container):
+            self._members = {name: pid for name, pid in self._members.items() if name != container}
             return False
         member = backend.member(container)
         if member is None:

@@ -159,6 +159,19 @@ def test_a_process_with_hidden_groups_is_not_the_hosts(node_proc: NodeProc, faul
         observer.living()
 
 
+def test_without_the_mount_of_the_groups_no_end_is_told(tmp_path: Path, node_proc: NodeProc) -> None:
+    root = tmp_path / "groups"
+    group = root / f"kubepods/pod{U}"
+    group.mkdir(parents=True)
+    (root / "cgroup.controllers").touch()
+    (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    node_proc.add(7, f"0::/kubepods/pod{U}\n")
+    observer = Containers(node_proc.path, groups=root)
+    assert observer.of(7) == U
+    root.rename(tmp_path / "elsewhere")
+    assert not observer.has_ended(U)
+
+
 def test_a_group_that_cannot_be_read_may_hold_a_process(tmp_path: Path) -> None:
     (tmp_path / "cgroup.events").mkdir()
     assert cgroups.is_populated(tmp_path)

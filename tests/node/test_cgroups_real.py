@@ -55,12 +55,15 @@ def test_a_process_in_the_pods_group_counts(driver, group, enter) -> None:
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
-@pytest.mark.parametrize("driver", POD)
-def test_the_kernel_tells_the_end_of_a_pod(driver, group, enter, node_proc) -> None:
+@pytest.mark.parametrize(
+    ("driver", "above"), [*((it, "") for it in POD), *((it, "/..") for it in POD if "kind" not in it)]
+)
+def test_the_kernel_tells_the_end_of_a_pod(driver, above, group, enter, node_proc) -> None:
+    """In a container, the service sees paths that begin above its own group."""
     observer, inside = Containers(node_proc.path, groups=group("")), f"{pod(driver)}/{ID}/inner"
     process = enter(group(inside))
     assert not observer.has_ended(UID), "no process of it was found so far: it may be elsewhere"
-    node_proc.add(7, f"0::/{inside}\n")
+    node_proc.add(7, f"0::{above}/{inside}\n")
     assert (observer.of(7), observer.has_ended(UID)) == (UID, False)
     process.collect()
     assert observer.has_ended(UID)
@@ -73,26 +76,47 @@ def test_the_kernel_tells_the_end_of_a_pod(driver, group, enter, node_proc) -> N
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
+@pytest.mark.parametrize("above", ["/system.slice", "/..", "/../.."])
+def test_the_empty_group_of_a_kubelet_tells_no_end(above, group, node_proc) -> None:
+    """Where its driver is systemd, and that of the container runtime is not, each container is in a group elsewhere."""
+    observer, of_kubelet = Containers(node_proc.path, groups=group("")), group(pod("systemd, burstable"))
+    node_proc.add(7, f"0::{above}/{of_kubelet.name}:cri-containerd:{ID}\n")
+    assert (observer.of(7), observer.has_ended(UID)) == (UID, False)
+    assert cgroups.unified_group(group(""), UID, f"{node_proc.path}/7") is None
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+def test_an_empty_group_at_a_usual_place_tells_no_end(group, node_proc) -> None:
+    observer = Containers(node_proc.path, groups=group(""))
+    group(pod(GUARANTEED))
+    node_proc.add(7, f"0::/../{pod('systemd, in kind')}\n")
+    assert (observer.of(7), observer.has_ended(UID)) == (UID, False)
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
 def test_a_pod_in_two_groups_ends_with_both(group, enter, node_proc) -> None:
     """After a change of the kubelet's driver, containers that begin are in another group than those before."""
     observer = Containers(node_proc.path, groups=group(""))
     before, after = pod("systemd, guaranteed"), pod(GUARANTEED)
     node_proc.add(7, f"0::/{before}\n")
-    group(before)
+    first = enter(group(before))
     assert observer.of(7) == UID
     process = enter(group(after))
+    first.collect()
     assert not observer.has_ended(UID)
     process.collect()
     assert observer.has_ended(UID)
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
-def test_beside_groups_of_version_1_no_end_is_told(group, node_proc) -> None:
+def test_beside_groups_of_version_1_no_end_is_told(group, enter, node_proc) -> None:
     """Another process of the pod may be in it by such a group alone."""
     observer, name = Containers(node_proc.path, groups=group("")), pod(GUARANTEED)
-    group(name)
+    process = enter(group(name))
     node_proc.add(7, f"4:cpu:/{name}\n0::/{name}\n")
-    assert (observer.of(7), observer.has_ended(UID)) == (UID, False)
+    assert observer.of(7) == UID
+    process.collect()
+    assert not observer.has_ended(UID)
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -366,7 +367,7 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
     assert (facts.holders, facts.owner_alive) == ((), True)
 
 
-async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch):
+async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch, monkeypatch):
     """For a person whose release is refused, although no process has the GPU open."""
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
@@ -374,6 +375,9 @@ async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, l
     process = launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
     [named] = await observer.process_of_owner(owned)
     assert (named.pid, named.container) == (process.pid, POD)
+    monkeypatch.setattr(processes, "process", lambda _pid: (replace(named, container=None),))
+    monkeypatch.setattr(bank.backend, "has_ended", lambda _container: True)
+    assert await observer.process_of_owner(owned) == (), "another process has its pid by now"
 
 
 WRITE = "import os, sys; os.write(os.open(sys.argv[1], os.O_RDWR), b'secret')"

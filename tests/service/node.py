@@ -146,7 +146,7 @@ class Node:
         self.trace = Trace(loop.time)
         self.gpus: dict[str, Gpu] = {}
         self.alive: set[str] = set()  # containers of which something runs
-        self.tells_ends = True  # as control groups of version 2 do; otherwise only a walk tells
+        self.tells_ends = fenced  # as control groups of version 2 do; otherwise only a walk tells
         self.boots = 1
         self.drivers = 1
         self.hidden: set[str] = set()  # devices that are not there any more
