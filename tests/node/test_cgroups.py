@@ -159,7 +159,7 @@ def test_a_process_with_hidden_groups_is_not_the_hosts(node_proc: NodeProc, faul
         observer.living()
 
 
-def test_without_the_mount_of_the_groups_no_end_is_told(tmp_path: Path, node_proc: NodeProc) -> None:
+def test_without_the_mount_of_the_groups_no_end_is_reported(tmp_path: Path, node_proc: NodeProc) -> None:
     root = tmp_path / "groups"
     group = root / f"kubepods/pod{U}"
     group.mkdir(parents=True)

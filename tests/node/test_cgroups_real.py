@@ -109,7 +109,7 @@ def test_a_pod_in_two_groups_ends_with_both(group, enter, node_proc) -> None:
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
-def test_beside_groups_of_version_1_no_end_is_told(group, enter, node_proc) -> None:
+def test_beside_groups_of_version_1_no_end_is_reported(group, enter, node_proc) -> None:
     """Another process of the pod may be in it by such a group alone."""
     observer, name = Containers(node_proc.path, groups=group("")), pod(GUARANTEED)
     process = enter(group(name))
