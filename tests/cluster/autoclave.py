@@ -13,6 +13,8 @@ from typing import Any
 from ground import paths
 from scrub_api import admin_client, views
 from scrubber.devices.simulated import layout
+from scrubber.fence import fence
+from scrubber.node import cgroups
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import WHOLE, Program, connects, until_ready
@@ -140,6 +142,16 @@ class Autoclave(Operator):
         for program in (self.plugin, self.service):
             if program.process is not None:
                 program.end()
+
+    def clear_away(self) -> None:
+        """End both, and take down what a service leaves standing: its fence, and its control group."""
+        self.down()
+        if "second" not in roots():
+            return
+        fence.take_down(roots()["second"])
+        own = cgroups.own_group(fence.root())
+        for left in own.glob("autoclave") if own is not None else ():
+            left.rmdir()
 
     def floor(self) -> Program:
         """A plugin that does nothing, for the same GPUs."""

@@ -81,7 +81,7 @@ def autoclave(node: programs.Node) -> Iterator[Autoclave]:
     node.demand_running()
     autoclave = Autoclave(LOGS)
     yield autoclave
-    autoclave.down()
+    autoclave.clear_away()
 
 
 @pytest.fixture
