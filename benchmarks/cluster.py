@@ -59,7 +59,7 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
         costs = await _costs(autoclave, other)
     node.demand_running()
     other.end()
-    autoclave.down()
+    autoclave.clear_away()
     return [*starts(waits), *_means(before, after), *_hooks(autoclave), *costs]
 
 

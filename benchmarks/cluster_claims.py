@@ -59,7 +59,7 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
         await client.delete(DeviceClass, DRIVER)
     node.demand_running()
     driver.end()
-    autoclave.down()
+    autoclave.clear_away()
     return figures
 
 

@@ -66,7 +66,7 @@ async def measure(node: programs.Node, logs: Path, pods: int, memory: str) -> li
         faults = cluster.faults()
     node.demand_running()
     floor.end()
-    autoclave.down()
+    autoclave.clear_away()
     if faults:
         raise RuntimeError(f"a pod found the bytes of another: {faults}")
     return list(_figures(waits))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +144,16 @@ class Autoclave(Operator):
                 program.end()
 
     def clear_away(self) -> None:
-        """End both, and take down what a service leaves standing: its fence, and its control group."""
+        """End both, and take away what a service leaves: its fence, its loop devices, and its control group."""
         self.down()
-        if "second" not in roots():
-            return
-        fence.take_down(roots()["second"])
-        own = cgroups.own_group(fence.root())
-        for left in own.glob("autoclave") if own is not None else ():
-            left.rmdir()
+        if "second" in roots():
+            fence.take_down(roots()["second"])  # first: it may refuse who detaches a device
+        for place in layout.places(SIMULATED):
+            layout.remove_node(place)
+        with suppress(fence.FenceError):  # in a namespace of its own, where the groups go with it
+            own = cgroups.own_group(fence.root())
+            for left in own.glob("autoclave") if own is not None else ():
+                left.rmdir()
 
     def floor(self) -> Program:
         """A plugin that does nothing, for the same GPUs."""
