@@ -21,7 +21,6 @@ from lightkube.resources.core_v1 import Pod
 from lightkube.resources.resource_v1 import DeviceClass
 
 from benchmarks.cluster import lines, run
-from benchmarks.cluster_handover import waits_for_the_scheduler
 from benchmarks.figures import Figure, quantile
 from ground import paths
 from plugin.dra.config import DRIVER
@@ -29,7 +28,7 @@ from scrubber.ledger import database
 from tests.cluster import programs
 from tests.cluster.autoclave import GPUS, Autoclave
 from tests.cluster.claims import Claims, device_class, dra_driver
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, waits_for_the_scheduler
 from tests.cluster.isolated import STATE
 
 DELETES: dict[str, int | None] = {"deleted": None, "deleted by force": 0}  # the seconds of grace

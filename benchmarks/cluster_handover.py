@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -24,15 +25,12 @@ from demo.standins import do_nothing_plugin
 from scrub_api.views import DeviceStatus
 from tests.cluster import programs
 from tests.cluster.autoclave import GPUS, Autoclave
-from tests.cluster.cluster import GPU, Cluster, container
+from tests.cluster.cluster import GPU, Cluster, container, waits_for_the_scheduler
 
 FLOOR = "do-nothing plugin"
-# What each kind asks for, and the policy.
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    FLOOR: (do_nothing_plugin.RESOURCE, {}),
-    "gate: create": (GPU, {"gate": "create"}),
-    "gate: allocate": (GPU, {"gate": "allocate"}),
-    "gate: prestart": (GPU, {"gate": "prestart"}),
+KINDS = {  # what each kind asks for, and the gate of the policy
+    FLOOR: (do_nothing_plugin.RESOURCE, ""),
+    **{f"gate: {gate}": (GPU, gate) for gate in ("create", "allocate", "prestart")},
 }
 TURN = 5  # pods
 BACKS_OFF = 1.5  # seconds in which the scheduler does not look again at a pod that it could not place
@@ -54,11 +52,11 @@ async def measure(node: programs.Node, logs: Path, pods: int, memory: str) -> li
             for number in range(GPUS):
                 await _hold(cluster, _name(resource, number), resource)
         count = dict.fromkeys((GPU, do_nothing_plugin.RESOURCE), GPUS)
-        for _ in range(pods // TURN):
-            for kind, (resource, policy) in KINDS.items():
-                if policy:
-                    autoclave.rule(fence={"mode": "refuse"}, **policy)
-                    await autoclave.devices(partial(_is_ruled, policy["gate"]))
+        for _ in range(math.ceil(pods / TURN)):
+            for kind, (resource, gate) in KINDS.items():
+                if gate:
+                    autoclave.rule(fence={"mode": "refuse"}, gate=gate)
+                    await autoclave.devices(partial(_is_ruled, gate))
                 for _ in range(TURN):
                     number = count[resource]
                     waits[kind].append(await _next(cluster, resource, number))
@@ -73,7 +71,7 @@ async def measure(node: programs.Node, logs: Path, pods: int, memory: str) -> li
 
 
 def _is_ruled(gate: str, device: DeviceStatus) -> bool:
-    return device.policy_gate == gate
+    return (device.policy_gate, device.fence) == (gate, "refuse")
 
 
 async def _hold(cluster: Cluster, name: str, resource: str) -> None:
@@ -101,12 +99,6 @@ async def _next(cluster: Cluster, resource: str, number: int) -> float:
 
 def _name(resource: str, number: int) -> str:
     return f"{'autoclave' if resource == GPU else 'floor'}-{number}"
-
-
-def waits_for_the_scheduler(pod: Pod | None) -> bool:
-    """Whether the scheduler found no place for a pod."""
-    conditions = (pod.status.conditions or []) if pod is not None and pod.status is not None else []
-    return any(condition.type == "PodScheduled" and condition.status == "False" for condition in conditions)
 
 
 def _figures(waits: dict[str, list[float]]) -> Iterator[Figure]:

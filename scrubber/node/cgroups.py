@@ -131,14 +131,14 @@ class Containers:
         return name
 
     def _whole_group(self, pod: str, text: str) -> Path | None:
-        """The group that holds all processes of a pod. None: others may be in the pod by a group of version 1 alone."""
-        if text.count("\n") > 1:
+        """The group that holds all processes of a pod; None where that cannot be said."""
+        if text.count("\n") > 1:  # others may be in the pod by a group of version 1 alone
             return None
         try:
             group = _unified_group(self._groups, pod, text)
         except OSError:
             return None
-        # A process is in it now. Otherwise it may be another group of the pod, which nobody uses.
+        # A process of the pod runs now. A group without one is another group of the pod, which is not used.
         return group if group is not None and is_populated(group) else None
 
     def living(self) -> dict[str, int]:
@@ -177,7 +177,7 @@ class Containers:
         return min(members)[1] if members else None
 
     def has_ended(self, pod: str) -> bool:
-        """Whether the kernel says that no process of the pod is left. False proves nothing, as None of ``member``."""
+        """Whether the kernel says that no process of the pod is left. False proves nothing: ``living`` tells."""
         group, is_mounted = self._pods.get(pod), (self._groups / "cgroup.controllers").exists()
         if group is None or not is_mounted:
             return False

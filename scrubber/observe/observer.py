@@ -273,8 +273,7 @@ class Observer:
         """
         owner = record.tenancy.container
         try:
-            if not await self._owners.is_alive(owner):
-                return ()
+            await self._owners.is_alive(owner)
         except (DeviceError, BlindError):
             return ()
         member = self._owners.member(owner)

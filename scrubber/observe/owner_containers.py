@@ -46,7 +46,7 @@ class OwnerContainers:
         return container in await self._live_containers.ask(container) if alive is None else alive
 
     def _ask_groups(self, container: str) -> bool | None:
-        """Whether a process of the container lives: the last one, or by its control groups. None: a search can tell."""
+        """Whether the container lives: by its last member, or by its control groups. None: only a search can tell."""
         last_member, backend = self._members.get(container), self._driver.backend
         if last_member is not None and self._is_in(last_member, container):
             return True

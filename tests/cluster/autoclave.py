@@ -115,8 +115,7 @@ class Autoclave(Operator):
     def in_files(self) -> Iterator[None]:
         """The memory of the GPUs is in files, which a pod can mount, and there is no fence. Neither program runs."""
         self.down()
-        for place in layout.places(SIMULATED):
-            layout.remove_node(place)
+        self._remove_nodes()
         fenced, self.service.command = self.service.command, self._unfenced
         try:
             yield
@@ -146,14 +145,19 @@ class Autoclave(Operator):
     def clear_away(self) -> None:
         """End both, and take away what a service leaves: its fence, its loop devices, and its control group."""
         self.down()
-        if "second" in roots():
-            fence.take_down(roots()["second"])  # first: it may refuse who detaches a device
-        for place in layout.places(SIMULATED):
-            layout.remove_node(place)
+        self._remove_nodes()
         with suppress(fence.FenceError):  # in a namespace of its own, where the groups go with it
             own = cgroups.own_group(fence.root())
             for left in own.glob("autoclave") if own is not None else ():
                 left.rmdir()
+
+    @staticmethod
+    def _remove_nodes() -> None:
+        """Make the memory of each GPU a file again. The fence goes first: it may refuse who detaches a device."""
+        if "second" in roots():
+            fence.take_down(roots()["second"])
+        for place in layout.places(SIMULATED):
+            layout.remove_node(place)
 
     def floor(self) -> Program:
         """A plugin that does nothing, for the same GPUs."""

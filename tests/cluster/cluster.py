@@ -54,6 +54,12 @@ def health(pod: Pod) -> dict[str, str]:
     return {it["resourceID"]: it["health"] for status in statuses for it in status["resources"]}
 
 
+def waits_for_the_scheduler(pod: Pod | None) -> bool:
+    """Whether the scheduler found no place for a pod."""
+    conditions = (pod.status.conditions or []) if pod is not None and pod.status is not None else []
+    return any(condition.type == "PodScheduled" and condition.status == "False" for condition in conditions)
+
+
 class Cluster:
     """The API server, as a person uses it, and the pods' journals."""
 

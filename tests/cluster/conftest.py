@@ -138,7 +138,7 @@ def in_files(pods: Cluster, autoclave: Autoclave) -> Iterator[None]:  # noqa: AR
 async def node_with_nvidia(
     pods: Cluster,
     autoclave: Autoclave,
-    in_files: None,  # noqa: ARG001 - it is so
+    in_files: None,  # noqa: ARG001 - only then can a pod mount the memory
     pytestconfig: pytest.Config,
 ) -> AsyncIterator[InFront]:
     """NVIDIA's plugin and ours, in place of our own devices; nothing is started."""
