@@ -11,7 +11,7 @@ import os
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from scrubber.fence.questions import Questions
 NAME = "autoclave_fence"  # of the program in the kernel
 _FIRST_INDEX = struct.pack("<I", 0)
 _TIME = struct.Struct("<Q")
-_PRESENT = bytes(4)
+_PROCESS = struct.Struct("<I")
+_OWNER = program.MEMBER.pack(program.OWNER)
 
 
 class FenceError(Exception):
@@ -55,6 +56,7 @@ class Fence:
 
     def __init__(self, group: Path) -> None:
         """Find the fence, or build it. FenceError says why it cannot stand."""
+        self._keeps = False  # whether this service is the one that keeps it
         with ExitStack() as closing:
             self._group, standing = closing.enter_context(_found(group))
             self._build(standing, closing)
@@ -70,60 +72,116 @@ class Fence:
         maps = _shaped(descriptors)
         self._rules, self._members = maps[program.RULES], maps[program.MEMBERSHIP]
         self._counters, self._lease, self._kept = maps[program.COUNTERS], maps[program.LEASE], maps[program.PROOFS]
-        self._open_to = _by_device(self._members)
+        self._processes, self._keeper = maps[program.PROCESSES], maps[program.KEEPER]
+        self.read_members()
         self._written: dict[bytes, bytes] = {}  # by device: its rule in the kernel, once this life has written it
         self.questions = Questions(descriptors[program.QUESTIONS])
         closing.callback(self.questions.close)
-        self._loaded = loaded = kernel.load(NAME, assemble(program.program(), descriptors))
-        closing.callback(os.close, loaded)
-        kernel.bind(loaded, descriptors[program.PROOFS])
-        described = kernel.describe(loaded)
-        if standing is None:
-            kernel.attach(self._group, loaded)
-        elif described.tag != standing.tag or set(described.maps) != set(standing.maps):
-            kernel.replace(self._group, loaded, standing.id)
-        else:
-            described = standing
-        self._standing = described
+        self._descriptors = descriptors
+        self._standing = self._attach(standing)
+
+    def _attach(self, standing: Attached | None = None) -> Attached:
+        """Attach the program, in the place of the one that stands if that is another.
+
+        Nobody holds it then but the control group, so that it is gone as soon as somebody detaches it.
+        """
+        with ExitStack() as closing:
+            loaded = kernel.load(NAME, assemble(program.program(), self._descriptors))
+            closing.callback(os.close, loaded)
+            for unused in program.UNUSED:
+                kernel.bind(loaded, self._descriptors[unused])
+            described = kernel.describe(loaded)
+            if standing is None:
+                kernel.attach(self._group, loaded)
+            elif described.tag != standing.tag or set(described.maps) != set(standing.maps):
+                kernel.replace(self._group, loaded, standing.id)
+            else:
+                return standing
+            return described
 
     def stands(self) -> bool:
         """Whether the kernel still runs the program, so that nothing was missed."""
-        return any(it.id == self._standing.id for it in kernel.attached(self._group))
+        return kernel.is_loaded(self._standing.id)
 
     def stand_again(self) -> None:
         """Attach the program once more, after somebody has taken it away. What it did not count is a gap."""
         for number in self.numbers():
             self.miss(number)
-        kernel.attach(self._group, self._loaded)
-        self._standing = kernel.describe(self._loaded)
+        self._standing = self._attach()
 
-    def groups(self, number: DeviceNumber) -> frozenset[int]:
-        """The control groups that may open a device, or could when not everybody might."""
-        return frozenset(self._open_to[_key(number)])
+    def keep_alone(self, process: int, started: int, *, runs: Callable[[int, int], bool]) -> None:
+        """Be the one service that keeps this fence: two would take away each other's rules. FenceError: another is.
 
-    def opens_to_all(self, number: DeviceNumber) -> bool:
-        """Whether everybody may open a device, also by the rule of an earlier life of the service."""
-        rule = self._rules.get(_key(number))
-        return rule is None or bool(program.RULE.unpack(rule)[0])
+        ``process``, ``started``: of this service; ``runs`` tells whether one with such a start runs.
+        """
+        keeper, start = program.KEPT_BY.unpack(self._keeper.get(_FIRST_INDEX) or bytes(program.KEPT_BY.size))
+        if keeper and keeper != process and runs(keeper, start):
+            raise FenceError(
+                f"cannot fence the GPUs: another scrub service, process {keeper}, keeps the fence of this node; "
+                "one of the two must end, or have `fence: {mode: off}` in its policy"
+            )
+        self._keeper.put(_FIRST_INDEX, program.KEPT_BY.pack(process, started))
+        self._keeps = True
+        for other in [*self._processes]:
+            self._processes.remove(other)
 
-    def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
+    def admit_process(self, pid: int) -> None:
+        """A process of the service may open each device from its control group, uncounted."""
+        self._processes.put(_PROCESS.pack(pid), bytes(4))
+
+    def dismiss_process(self, pid: int) -> None:
+        """It may no longer: it has ended, and another one may get its number."""
+        self._processes.remove(_PROCESS.pack(pid))
+
+    def read_members(self) -> None:
+        """Read from the kernel who may open the devices. Somebody with all rights may have changed that."""
+        self._open_to = _by_device(self._members.items())
+
+    def members(self, number: DeviceNumber) -> Mapping[int, int]:
+        """The control groups that may open a device, or could when not everybody might, and what each is."""
+        return self._open_to[_key(number)]
+
+    def still_rules(self, number: DeviceNumber) -> bool:
+        """Whether the kernel has the rule that this life has written last. If not, it is written with the next one."""
+        key = _key(number)
+        if self._rules.get(key) == self._written.get(key, b""):
+            return True
+        self._written.pop(key, None)
+        return False
+
+    def set(
+        self,
+        number: DeviceNumber,
+        open_to: Collection[int] | None,
+        *,
+        refuse: bool,
+        exempt: Collection[int] = (),
+        service: int | None = None,
+    ) -> None:
         """Let these control groups open a device, and what is below them; None: everybody.
 
-        Others are counted, and refused if ``refuse``. While everybody may, groups that could before stay uncounted.
+        Others are counted, and refused if ``refuse``. Those who are ``exempt`` are counted, and never refused. So is
+        whoever is in the group of the ``service`` and is no process of it. While everybody may open the device, groups
+        that could before stay members.
         """
         key, rule = _key(number), program.RULE.pack(open_to is None, refuse)
         now = self._open_to[key]
-        wanted = frozenset(now if open_to is None else open_to)
+        wanted = {**dict.fromkeys(exempt, program.EXEMPT), **dict.fromkeys(open_to or (), program.OWNER)}
+        if service is not None:
+            wanted[service] = program.SERVICE
+        if open_to is None:
+            wanted = {**now, **wanted}
         if now == wanted and self._written.get(key) == rule:
             return
         if self._counters.get(key) is None:
             self._counters.put(key, program.COUNTS.pack(0, 0))
-        for group in now - wanted:
+        for group in now.keys() - wanted.keys():
             self._members.remove(key + _TIME.pack(group))
-            now.remove(group)
-        for group in wanted - now:
-            self._members.put(key + _TIME.pack(group), _PRESENT)
-            now.add(group)
+            del now[group]
+        for group, kind in wanted.items():
+            if now.get(group) != kind:
+                self._members.put(key + _TIME.pack(group), program.MEMBER.pack(kind))
+                now[group] = kind
         self._written.pop(key, None)  # until the kernel has taken this one
         self._rules.put(key, rule)
         self._written[key] = rule
@@ -139,7 +197,7 @@ class Fence:
             key = _key(number)
             self._written.pop(key, None)
             self._rules.remove(key)
-            for group in self._open_to.pop(key, ()):
+            for group in self._open_to.pop(key, {}):
                 self._members.remove(key + _TIME.pack(group))
 
     def miss(self, number: DeviceNumber) -> None:
@@ -172,7 +230,10 @@ class Fence:
         self._lease.put(_FIRST_INDEX, _TIME.pack(max(until, 0)))
 
     def close(self) -> None:
-        """Let go of the fence. It stands on."""
+        """Let go of the fence. It stands on, and another service may keep it."""
+        if self._keeps:
+            self._keeps = False
+            self._keeper.put(_FIRST_INDEX, bytes(program.KEPT_BY.size))
         self._closing.close()
 
 
@@ -186,7 +247,7 @@ def _found(group: Path) -> Iterator[tuple[int, Attached | None]]:
             raise FenceError(f"cannot fence the GPUs: cannot open the group {group}: {error.strerror}") from error
         closing.callback(os.close, opened)
         try:
-            yield opened, next((it for it in kernel.attached(opened) if it.name == NAME), None)
+            yield opened, next(iter(kernel.attached(opened, NAME)), None)
         except kernel.UnavailableError as error:
             raise FenceError(f"cannot fence the GPUs: {error}") from error
         except OSError as error:
@@ -194,11 +255,12 @@ def _found(group: Path) -> Iterator[tuple[int, Attached | None]]:
 
 
 def _lacks(error: OSError) -> str:
-    if error.errno == errno.EPERM:
-        return "loading its program takes the capability CAP_SYS_ADMIN, and a kernel that is not locked down"
     if error.errno == errno.ENOSYS:
         return "this kernel has no bpf(2)"
-    return f"this kernel refuses its program, which takes Linux 6.1 or newer: {error.strerror}"
+    refused = f"Linux {os.uname().release} answers {error.filename or 'bpf(2)'} with: {error.strerror}"
+    if error.errno == errno.EPERM:
+        return f"{refused}; it takes the capability CAP_SYS_ADMIN, and a kernel that is not locked down"
+    return f"{refused}; it takes Linux 6.1 or newer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +268,7 @@ class FenceRule:
     """What the fence does with a device."""
 
     device: DeviceNumber
-    open_to: frozenset[int] | None  # control groups; None: all
+    open_to: frozenset[int] | None  # control groups, also those that are exempt; None: all
     refuse: bool
     counts: Counts
 
@@ -228,7 +290,7 @@ def inspect(group: Path) -> Inspected | None:
         if program.MAPS.keys() - descriptors.keys():
             raise FenceError("the fence that stands is of another version of autoclave")
         maps = _shaped(descriptors)
-        open_to = _by_device(maps[program.MEMBERSHIP])
+        open_to = _by_device(maps[program.MEMBERSHIP].items())
         (until,) = _TIME.unpack(maps[program.LEASE].get(_FIRST_INDEX) or bytes(8))
         left = (until - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) / 1e9
         return Inspected(tuple(_rule(key, maps, open_to[key]) for key in maps[program.RULES]), max(left, 0.0))
@@ -245,17 +307,31 @@ def _key(number: DeviceNumber) -> bytes:
     return struct.pack("<II", number.kind.value << 16 | number.major, number.minor)
 
 
-def _by_device(members: Iterable[bytes]) -> defaultdict[bytes, set[int]]:
-    """The control groups that may open a device, by its key."""
-    groups = defaultdict[bytes, set[int]](set)
-    for member in members:
-        groups[member[:8]].add(_TIME.unpack(member[8:])[0])
+def _by_device(members: Mapping[bytes, bytes]) -> defaultdict[bytes, dict[int, int]]:
+    """The control groups that may open a device, by its key, with what each is."""
+    groups = defaultdict[bytes, dict[int, int]](dict)
+    for member, kind in members.items():
+        groups[member[:8]][_TIME.unpack(member[8:])[0]] = program.MEMBER.unpack(kind)[0]
     return groups
 
 
 def _counts(value: bytes) -> Counts:
     passed, refused = program.COUNTS.unpack(value)
     return Counts(passed + refused, refused)
+
+
+def admit(root: Path, group: int) -> None:
+    """Let a control group open each device of a fence that stands, until the next service sets its rules.
+
+    The fence may be of an earlier version: the names of its maps end with the same words, and mean the same.
+    FenceError says why it cannot be asked.
+    """
+    with _found(root) as (_, standing), ExitStack() as closing:
+        found = _maps_of(standing, closing) if standing is not None else {}
+        by_word = {name.rpartition("_")[2]: descriptor for name, descriptor in found.items()}
+        if {"rules", "members"} <= by_word.keys():
+            for number in Map(by_word["rules"], 8, program.RULE.size):
+                Map(by_word["members"], 16, program.MEMBER.size).put(number + _TIME.pack(group), _OWNER)
 
 
 def take_down(group: Path) -> bool:

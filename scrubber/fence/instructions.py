@@ -55,6 +55,11 @@ def add(target: int, number: int) -> Instruction:
     return Instruction(0x07, target, number=number)
 
 
+def subtract(target: int, other: int) -> Instruction:
+    """``target -= other``."""
+    return Instruction(0x1F, target, other)
+
+
 def keep_bits(target: int, bits: int) -> Instruction:
     """``target &= bits``."""
     return Instruction(0x57, target, number=bits)
@@ -120,9 +125,9 @@ def jump_if_not(register: int, number: int, to: str) -> Instruction:
     return Instruction(0x55, register, number=number, to=to)
 
 
-def jump_if_less(register: int, other: int, to: str) -> Instruction:
-    """Go on at the label if ``register < other``."""
-    return Instruction(0xAD, register, other, to=to)
+def jump_if_at_most(register: int, other: int, to: str) -> Instruction:
+    """Go on at the label if ``register <= other``."""
+    return Instruction(0xBD, register, other, to=to)
 
 
 def call(helper: int) -> Instruction:

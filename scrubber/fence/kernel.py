@@ -16,10 +16,20 @@ from pathlib import Path
 
 _CALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine)
 _MAP_CREATE, _MAP_LOOK_UP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROGRAM_LOAD = 0, 1, 2, 3, 4, 5
-_ATTACH, _DETACH, _PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _QUERY, _BIND = 8, 9, 13, 14, 15, 16, 35
+_ATTACH, _DETACH, _NEXT_PROGRAM, _PROGRAM_BY_ID, _MAP_BY_ID, _INFO, _MAP_BATCH, _BIND = 8, 9, 11, 13, 14, 15, 24, 35
+_NAMES = {
+    _MAP_CREATE: "BPF_MAP_CREATE",
+    _PROGRAM_LOAD: "BPF_PROG_LOAD",
+    _ATTACH: "BPF_PROG_ATTACH",
+    _DETACH: "BPF_PROG_DETACH",
+    _NEXT_PROGRAM: "BPF_PROG_GET_NEXT_ID",
+    _PROGRAM_BY_ID: "BPF_PROG_GET_FD_BY_ID",
+    _MAP_BY_ID: "BPF_MAP_GET_FD_BY_ID",
+}
 _CGROUP_DEVICE_PROGRAM, _CGROUP_DEVICE_ATTACHMENT = 15, 6
 _BESIDE_OTHERS, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE
-_MOST_PROGRAMS, _MOST_MAPS = 64, 64
+_MOST_MAPS = 64
+_BATCH = 1024  # keys that are read at once: more than the kernel has in one place
 _ATTRIBUTES = 128  # bytes; the kernel accepts zeros beyond those that it knows
 _INFO_BYTES = 128
 
@@ -45,13 +55,13 @@ def _bpf(command: int, attributes: bytes) -> int:
 
 
 def _asked(command: int, block: ctypes.Array[ctypes.c_char]) -> int:
-    """The answer of a command, which may also write into the block."""
+    """The answer of a command, which may also write into the block. The error names the command."""
     if _CALL is None:
         raise UnavailableError(f"no number of bpf(2) is known for {os.uname().machine}")
     answer = int(_libc.syscall(_CALL, command, block, _ATTRIBUTES))
     if answer < 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), _NAMES.get(command))
     return answer
 
 
@@ -67,6 +77,7 @@ class Map:
     def __init__(self, descriptor: int, key: int, value: int) -> None:
         """``key`` and ``value``: their bytes."""
         self.descriptor = descriptor
+        self._sizes = key, value
         self._key = ctypes.create_string_buffer(max(key, 1))
         self._value = ctypes.create_string_buffer(max(value, 1))
         addresses = ctypes.addressof(self._key), ctypes.addressof(self._value)
@@ -107,6 +118,28 @@ class Map:
             yield key.raw
             before = ctypes.addressof(key)
 
+    def items(self) -> dict[bytes, bytes]:
+        """All keys with their values, of a hash map, by few questions."""
+        key, value = self._sizes
+        keys, values = ctypes.create_string_buffer(key * _BATCH), ctypes.create_string_buffer(value * _BATCH)
+        place, found, before = ctypes.create_string_buffer(8), dict[bytes, bytes](), 0
+        while True:
+            addresses = before, *map(ctypes.addressof, (place, keys, values))
+            block = ctypes.create_string_buffer(
+                struct.pack("<QQQQII", *addresses, _BATCH, self.descriptor), _ATTRIBUTES
+            )
+            try:
+                _asked(_MAP_BATCH, block)
+                has_more = True
+            except FileNotFoundError:  # the last ones
+                has_more = False
+            (count,) = struct.unpack_from("<I", block, 32)
+            for at in range(count):
+                found[keys.raw[at * key : (at + 1) * key]] = values.raw[at * value : (at + 1) * value]
+            if not has_more:
+                return found
+            before = addresses[1]
+
 
 def load(name: str, code: bytes) -> int:
     """The descriptor of a loaded program. OSError: the kernel refuses it."""
@@ -124,14 +157,17 @@ def bind(program: int, descriptor: int) -> None:
 
 def attach(group: int, program: int) -> None:
     """Attach a program to a control group, beside those of others."""
-    _bpf(_ATTACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, _BESIDE_OTHERS, 0))
+    _attach(group, program)
+
+
+def _attach(group: int, program: int, flags: int = 0, before: int = 0) -> None:
+    _bpf(_ATTACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, _BESIDE_OTHERS | flags, before))
 
 
 def replace(group: int, program: int, number: int) -> None:
     """Attach a program in the place of another one, named by its id, without a gap."""
     with _by_id(number) as before:
-        flags = _BESIDE_OTHERS | _REPLACE
-        _bpf(_ATTACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, flags, before))
+        _attach(group, program, _REPLACE, before)
 
 
 def detach(group: int, number: int) -> None:
@@ -140,18 +176,50 @@ def detach(group: int, number: int) -> None:
         _bpf(_DETACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, 0, 0))
 
 
-def attached(group: int) -> list[Attached]:
-    """The programs that are attached to this control group itself."""
-    ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
-    block = struct.pack("<IIIIQI", group, _CGROUP_DEVICE_ATTACHMENT, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
-    buffer = ctypes.create_string_buffer(block, _ATTRIBUTES)
-    _asked(_QUERY, buffer)
-    (count,) = struct.unpack_from("<I", buffer, 24)
+def attached(group: int, name: str) -> list[Attached]:
+    """The programs of this name that are attached to this control group itself.
+
+    BPF_PROG_QUERY would tell them, but before Linux 6.9 it takes the capability CAP_NET_ADMIN.
+    """
     programs = []
-    for number in ids[:count]:
-        with suppress(FileNotFoundError), _by_id(number) as program:  # it may be detached meanwhile
-            programs.append(describe(program))
+    for number in _programs():
+        with suppress(FileNotFoundError), _by_id(number) as program:  # it may be unloaded meanwhile
+            described = describe(program)
+            if described.name == name and _is_attached(group, program):
+                programs.append(described)
     return programs
+
+
+def _programs() -> Iterator[int]:
+    """The ids of all programs in the kernel."""
+    block = ctypes.create_string_buffer(_ATTRIBUTES)
+    number = 0
+    while True:
+        struct.pack_into("<II", block, 0, number, 0)
+        try:
+            _asked(_NEXT_PROGRAM, block)
+        except FileNotFoundError:
+            return
+        (number,) = struct.unpack_from("<I", block, 4)
+        yield number
+
+
+def _is_attached(group: int, program: int) -> bool:
+    """Whether a program is attached to a control group: the kernel puts it in its own place, and only there."""
+    try:
+        _attach(group, program, _REPLACE, program)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_loaded(number: int) -> bool:
+    """Whether the kernel has a program with this id. One that nobody holds is gone as soon as it is detached."""
+    try:
+        with _by_id(number):
+            return True
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -34,8 +34,8 @@ from scrubber.fence.instructions import (
     end,
     join_bits,
     jump,
+    jump_if_at_most,
     jump_if_equal,
-    jump_if_less,
     jump_if_not,
     keep_bits,
     load_map,
@@ -44,14 +44,17 @@ from scrubber.fence.instructions import (
     read8,
     shift_left,
     shift_right,
+    subtract,
     write4,
     write8,
 )
 
-LEVELS = 16  # of control groups below the root that are compared with the owners: more than runtimes nest
+LEVELS = 16  # of control groups below the root that are compared with the members: more than runtimes nest
+TOLD_LEVELS = 6  # of control groups that a question names: down to that of a pod, also below another root of a kubelet
 
 # Functions of the kernel, from enum bpf_func_id.
-_LOOK_UP, _PID, _COMMAND, _GROUP, _ANCESTOR, _BOOT_TIME, _SEND, _ANSWER_SO_FAR = 1, 14, 16, 80, 123, 125, 130, 186
+_LOOK_UP, _UPDATE, _PID, _COMMAND, _GROUP, _ANCESTOR = 1, 2, 14, 16, 80, 123
+_BOOT_TIME, _SEND, _ANSWER_SO_FAR = 125, 130, 186
 
 # What the kernel tells: struct bpf_cgroup_dev_ctx. The type is in the lower half of the first word, the access above.
 _ACCESS, _MAJOR, _MINOR = 0, 4, 8
@@ -68,32 +71,54 @@ class MapShape:
     entries: int
 
 
-_HASH, _ARRAY, _RING = 1, 2, 27
-RING_BYTES = 64 * 1024  # about a thousand questions
+_HASH, _ARRAY, _LATEST, _RING = 1, 2, 9, 27  # of the latest: the kernel forgets those that were used least lately
+RING_BYTES = 256 * 1024  # some 2,500 questions
 NUMBERS = 1024  # device numbers that are fenced at most
 MEMBERS = 16384  # control groups that may open one, in all: for each number, those of all pods that are exempt
+PROGRAMS = 4096  # processes of the service at most
 
 # The names hold the version of the layout: a service finds the maps of an earlier one by them, with what they count.
 RULES, MEMBERSHIP, COUNTERS = "fence2_rules", "fence2_members", "fence2_counts"
-LEASE, QUESTIONS, PROOFS = "fence2_lease", "fence2_asked", "fence2_proofs"
+LEASE, QUESTIONS, PROOFS = "fence2_lease", "fence3_asked", "fence2_proofs"
+PROCESSES, TOLD, KEEPER = "fence3_service", "fence3_told", "fence3_keeper"
 MAPS = {
     RULES: MapShape(_HASH, 8, 8, NUMBERS),
     MEMBERSHIP: MapShape(_HASH, 16, 4, MEMBERS),
     COUNTERS: MapShape(_HASH, 8, 16, NUMBERS),  # apart from the rules: to replace a rule must not lose a count
     LEASE: MapShape(_ARRAY, 4, 8, 1),
     QUESTIONS: MapShape(_RING, 0, 0, RING_BYTES),
-    PROOFS: MapShape(_HASH, 8, 32, NUMBERS),  # what services write for later ones, as long as the node runs
+    PROCESSES: MapShape(_HASH, 4, 4, PROGRAMS),
+    TOLD: MapShape(_LATEST, 16, 16, NUMBERS),
+    # What services write for each other, as long as the node runs:
+    PROOFS: MapShape(_HASH, 8, 32, NUMBERS),
+    KEEPER: MapShape(_ARRAY, 4, 16, 1),
 }
+UNUSED = (PROOFS, KEEPER)  # by the program itself
 
 RULE = struct.Struct("<II")  # open to all; refuse
+MEMBER = struct.Struct("<I")  # the key: a device and a control group
 COUNTS = struct.Struct("<QQ")  # questions of others: let pass; refused. Each is counted once, at its answer
 PROOF = struct.Struct("<QQQQ")  # excused questions; gaps; which proof; the uses that it had seen
-QUESTION = struct.Struct("<QQ8sII16s")  # boot time in ns, group, key of the device, process, refused, command
+KEPT_BY = struct.Struct("<QQ")  # process and start, in ticks, of the service that keeps the fence; 0: none does
+QUESTION = struct.Struct(f"<QQ8sII16s{TOLD_LEVELS}Q")
+# boot time in ns, group, key of the device, process, refused, command, the groups from the root down
+
+# What a member is. Others are all who are not below one.
+OWNER, EXEMPT, SERVICE = range(3)
+# OWNER: let pass, and not counted. EXEMPT: let pass, and counted as others are. SERVICE: its processes as an owner, and
+# who else is in its group as exempt: a privileged container can write itself into any group.
+
+# A flood of questions costs the kernel a count each, and the service next to nothing: of one control group and device,
+# no more of them are told. What is not told cannot be excused.
+TOLD_EVERY_NS = 100_000_000
+TOLD_REFUSED, TOLD_PASSED = 1, 64
 
 # The stack, from its end down. The key of a device is the beginning of the key of a member.
 _DEVICE, _GROUP_ID = -16, -8
 _INDEX = -20
 _QUESTION = -24 - QUESTION.size
+_ABOVE = _QUESTION + QUESTION.size - 8 * TOLD_LEVELS
+_SINCE, _TIMES = _QUESTION - 16, _QUESTION - 8  # the value in TOLD
 _COMMAND_BYTES = 16
 
 
@@ -118,23 +143,26 @@ def program() -> Table:
         *_look_up(COUNTERS, _DEVICE),
         jump_if_equal(R0, 0, "allow"),
         copy(R8, R0),
-        jump_if_not(R7, 0, "passes untold"),
+        jump_if_not(R7, 0, "passes"),
         jump_if_equal(R9, 0, "passes"),
         *_LEASE_LASTS,
         put(R1, 1),
         count(R8, 8, R1),
-        jump("tell"),
+        put(R7, TOLD_REFUSED),
+        jump("counted"),
         Label("passes"),
+        put(R9, 0),
         put(R1, 1),
         count(R8, 0, R1),
+        put(R7, TOLD_PASSED),
+        Label("counted"),
+        *_IS_TOLD,
         Label("tell"),
         *_TELL,
+        Label("told"),
         jump_if_equal(R9, 0, "allow"),
         put(R0, 0),
         end(),
-        Label("passes untold"),
-        put(R1, 1),
-        count(R8, 0, R1),
         Label("allow"),
         put(R0, 1),
         end(),
@@ -165,41 +193,86 @@ _WHICH_DEVICE = [
 
 
 def _in_a_member() -> Table:
-    """Go on at "allow" if the group of the process, or one above it, may open the device. The root is nobody's."""
+    """Go on at "allow" if the group of the process, or one above it, may open the device uncounted.
+
+    R9 = 0 if one is let pass and counted. The root is nobody's. What is told of the groups is kept on the way.
+    """
     return [
-        entry
-        for level in range(1, LEVELS + 1)
-        for entry in (
-            put(R1, level),
-            call(_ANCESTOR),
-            jump_if_equal(R0, 0, "other"),  # the process is in no group so far from the root
-            write8(STACK, _GROUP_ID, R0),
-            *_look_up(MEMBERSHIP, _DEVICE),
-            jump_if_not(R0, 0, "allow"),
-        )
+        put(R1, 0),
+        *(write8(STACK, _ABOVE + 8 * level, R1) for level in range(TOLD_LEVELS)),
+        *(entry for level in range(1, LEVELS + 1) for entry in _at_level(level)),
     ]
 
 
-# R9 = 0 if nobody has renewed the lease: a node without its service is not kept from its GPUs.
+def _at_level(level: int) -> Table:
+    below = f"below level {level}"
+    return [
+        put(R1, level),
+        call(_ANCESTOR),
+        jump_if_equal(R0, 0, "other"),  # the process is in no group so far from the root
+        write8(STACK, _GROUP_ID, R0),
+        *([write8(STACK, _ABOVE + 8 * (level - 1), R0)] if level <= TOLD_LEVELS else []),
+        *_look_up(MEMBERSHIP, _DEVICE),
+        jump_if_equal(R0, 0, below),
+        read4(R8, R0),
+        jump_if_equal(R8, OWNER, "allow"),
+        put(R9, 0),
+        jump_if_not(R8, SERVICE, below),
+        call(_PID),
+        shift_right(R0, 32),
+        write4(STACK, _INDEX, R0),
+        *_look_up(PROCESSES, _INDEX),
+        jump_if_not(R0, 0, "allow"),
+        Label(below),
+    ]
+
+
+# Nobody is refused if nobody has renewed the lease: a node without its service is not kept from its GPUs.
 _LEASE_LASTS: Table = [
     put(R1, 0),
     write4(STACK, _INDEX, R1),
     *_look_up(LEASE, _INDEX),
-    jump_if_equal(R0, 0, "over"),
+    jump_if_equal(R0, 0, "passes"),
     read8(R7, R0),
     call(_BOOT_TIME),
-    jump_if_less(R0, R7, "lasts"),
-    Label("over"),
-    put(R9, 0),
-    jump("passes"),
-    Label("lasts"),
+    jump_if_at_most(R7, R0, "passes"),
+]
+
+# Go on at "told" if questions of this group about this device were told R7 times lately.
+_IS_TOLD: Table = [
+    call(_BOOT_TIME),
+    copy(R8, R0),
+    call(_GROUP),
+    write8(STACK, _GROUP_ID, R0),
+    *_look_up(TOLD, _DEVICE),
+    jump_if_equal(R0, 0, "first"),
+    read8(R1, R0),
+    copy(R2, R8),
+    subtract(R2, R1),
+    put(R3, TOLD_EVERY_NS),
+    jump_if_at_most(R3, R2, "first"),
+    read8(R1, R0, 8),
+    jump_if_at_most(R7, R1, "told"),
+    put(R1, 1),
+    count(R0, 8, R1),
+    jump("tell"),
+    Label("first"),
+    write8(STACK, _SINCE, R8),
+    put(R1, 1),
+    write8(STACK, _TIMES, R1),
+    load_map(R1, TOLD),
+    copy(R2, STACK),
+    add(R2, _DEVICE),
+    copy(R3, STACK),
+    add(R3, _SINCE),
+    put(R4, 0),
+    call(_UPDATE),
 ]
 
 _TELL: Table = [
-    call(_BOOT_TIME),
-    write8(STACK, _QUESTION, R0),
-    call(_GROUP),
-    write8(STACK, _QUESTION + 8, R0),
+    write8(STACK, _QUESTION, R8),
+    read8(R1, STACK, _GROUP_ID),
+    write8(STACK, _QUESTION + 8, R1),
     read8(R1, STACK, _DEVICE),
     write8(STACK, _QUESTION + 16, R1),
     call(_PID),

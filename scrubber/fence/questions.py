@@ -1,7 +1,7 @@
 """Reads who asked for a device: the kernel writes each question of others into a ring that both have mapped.
 
-The ring holds about a thousand questions. What does not fit is lost here, and not in the counts: counts decide, and
-questions explain them.
+The ring holds some thousand questions. What does not fit, or is one of too many, is lost here, and not in the counts:
+counts decide, and questions explain them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Question:
     pid: int
     command: str
     group: int  # the id of the control group of the process
+    above: tuple[int, ...]  # those of the groups above it, from the root down, as far as they are told
     refused: bool
 
 
@@ -43,7 +44,7 @@ class Questions:
 
     def new(self) -> Iterator[Question]:
         """The questions since the last call."""
-        place, end = self._place(self._read), self._place(self._written)
+        place, end = self._place(self._read), self.end()
         while place < end:
             at = _PAGE + place % RING_BYTES
             (length,) = struct.unpack_from("<I", self._written, at)
@@ -57,7 +58,11 @@ class Questions:
 
     def waiting(self) -> bool:
         """Whether there is something to read."""
-        return self._place(self._read) < self._place(self._written)
+        return self._place(self._read) < self.end()
+
+    def end(self) -> int:
+        """How far the kernel has written."""
+        return self._place(self._written)
 
     def close(self) -> None:
         """End the reading."""
@@ -71,7 +76,7 @@ class Questions:
 
 
 def _question(record: bytes) -> Question:
-    time, group, device, pid, refused, command = QUESTION.unpack(record)
+    time, group, device, pid, refused, command, *above = QUESTION.unpack(record)
     name = command.partition(b"\0")[0].decode(errors="replace")
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)  # a process chooses its name
-    return Question(program.number(device), time / 1e9, pid, shown, group, bool(refused))
+    return Question(program.number(device), time / 1e9, pid, shown, group, tuple(filter(None, above)), bool(refused))
