@@ -52,14 +52,19 @@ def remove(top: Path) -> None:
     """Take the fence down, end what is left, such as workers of a killed service, and remove all groups."""
     with suppress(FenceError):
         fence.take_down(top)
-    (top / "cgroup.kill").write_text("1")
-    with (top / "cgroup.events").open() as events:
+    end(top)
+
+
+def end(group: Path) -> None:
+    """End all processes of a group, and remove it."""
+    (group / "cgroup.kill").write_text("1")
+    with (group / "cgroup.events").open() as events:
         ended = select.poll()
         ended.register(events, select.POLLPRI)
         while "populated 1" in events.read():
             ended.poll()
             events.seek(0)
-    clear(top)
+    clear(group)
 
 
 def remove_pod(top: Path, pod: str) -> None:

@@ -20,6 +20,7 @@ GONE = frozenset({"lost", "replaced", "relaid"})
 
 
 WATCHES_ONLY = "watch instead of refuse"
+OPEN_TO_ALL = "open to all"
 """What a fence does that should refuse others, and cannot: their control groups are of version 1."""
 
 
@@ -126,6 +127,8 @@ class AskerView:
     last: float
     times: int  # that it asked
     refused: int  # of them
+    exempt: bool = False  # its unit or namespace may open the device at any time
+    ignored: bool = False  # it is a bystander: what it opens is no use
 
     def __str__(self) -> str:
         """As people read it."""
@@ -162,7 +165,7 @@ class DeviceStatus:
     resource: str = ""
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
     witness: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
-    fence: str = ""  # watch, refuse or WATCHES_ONLY, while the kernel is asked about it; else empty
+    fence: str = ""  # watch, refuse, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
     askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
     witness_kind: str = ""  # the same as ``witness`` for a program: fence, files, none, unknown; empty: not asked yet
     policy_gate: str = ""  # what the policy says: allocate, prestart or create

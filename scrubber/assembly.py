@@ -93,6 +93,12 @@ class Assembly:
     guard: Guard | None
 
 
+def open_gpus(config: ScrubberConfig, *, fences: bool) -> Backend:
+    """``build_backend``, once a fence that stands lets this service in. ``fences``: whether the policy asks for one."""
+    assembly_fence.enter(config, fences=fences)
+    return build_backend(config)
+
+
 def build_backend(config: ScrubberConfig) -> Backend:
     """The backend in the configuration; DeviceError when the node has no such hardware."""
     if config.backend is BackendChoice.SIMULATED:
@@ -119,7 +125,9 @@ def _simulated(config: ScrubberConfig) -> Simulated:
         logger.warning("the memory of a simulated GPU is a file: the kernel makes no loop device", error=why)
     if config.simulated_cdi_dir is not None:
         _write_cdi(config.simulated_cdi_dir, config.simulation)
-    return Simulated(config.simulation, config.host_root / "sys/fs/cgroup", lock)
+    simulated = Simulated(config.simulation, config.host_root / "sys/fs/cgroup", lock)
+    simulated.open_driver()
+    return simulated
 
 
 def _write_cdi(directory: Path, simulated_dir: Path) -> None:
@@ -313,6 +321,8 @@ def build(
         fences = active_policy.fences
         fenced = assembly_fence.guard(config, namespace, processes, ignored, policy, fences=fences)
     guard = fenced if isinstance(fenced, Guard) else None
+    if guard is not None:
+        pool.on_started, pool.on_ended = guard.admit_process, guard.dismiss_process
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)
     seen_since = ObservedSince(clock.now().uptime, bystanders=ignored)
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)

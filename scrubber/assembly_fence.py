@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Holder
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence, FenceError
-from scrubber.node import cgroups
+from scrubber.node import cgroups, proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
@@ -58,20 +60,23 @@ def guard(
             namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
             groups = exempt.groups(said.fence.exempt.units if has_pods else (), namespaces)
             mode = said.fence.mode
-            return Terms(mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF, said.fence.lease, groups)
+            refuse, fenced = mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF
+            return Terms(refuse, fenced, said.fence.lease, groups, pods_have_groups=has_pods)
 
         def read() -> None:
             exempt.read()
             terms.cache_clear()
 
-        sources = Sources(process, groups_of, bystanders, terms, read, exempt.place, tree.runs)
-        own = own_group(config.cgroup_root)
-        found = Guard(Fence(root), own, sources)
+        sources = Sources(process, groups_of, bystanders, terms, read, exempt.place, tree.runs, _is_ours)
+        own, standing = own_group(config.cgroup_root), Fence(root)
+        standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)
+        found = Guard(standing, own, sources, knows_processes=namespace is None)
     except FenceError as error:
         if not fences:
             return ""
         logger.warning("the kernel does not count who opens a GPU", error=str(error))
         return str(error)
+    found.admit_process(os.getpid())
     found.start()
     return found
 
@@ -104,6 +109,37 @@ def own_group(below: Path | None) -> int:
         return own.stat().st_ino
     except OSError as error:
         raise FenceError(f"cannot fence the GPUs: cannot make a control group: {error.strerror}") from error
+
+
+def enter(config: ScrubberConfig, *, fences: bool) -> None:
+    """Let this service open the GPUs of a fence that stands, before it opens any: the last service has set the rules.
+
+    Each start is in another control group: a new pod, container or unit has one. ``fences``: as for ``guard``.
+    """
+    if not is_possible(config):
+        return
+    with suppress(FenceError):  # said when the guard is built
+        root = config.cgroup_root or fence.root()
+        if fences:
+            fence.admit(root, own_group(config.cgroup_root))
+        else:
+            fence.take_down(root)
+
+
+def _is_ours(pid: int) -> bool:
+    return proc.descends(_PROC, pid, {os.getpid()})
+
+
+def _runs(pid: int, started: int) -> bool:
+    try:
+        return _started(pid) == started
+    except proc.ENDED:
+        return False
+
+
+def _started(pid: int) -> int:
+    """The start of a process, as the kernel keeps it of the service: in hundredths of a second after the boot."""
+    return round(proc.status(f"{_PROC}/{pid}").started * 100)
 
 
 def is_possible(config: ScrubberConfig) -> bool:

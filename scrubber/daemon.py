@@ -129,7 +129,7 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
         elif alone:  # otherwise the reload has said it
             _say_fault(active_policy)
         # In a thread: the driver may need minutes to open, and the probes are answered meanwhile.
-        backend = await asyncio.to_thread(assembly.build_backend, config)
+        backend = await asyncio.to_thread(assembly.open_gpus, config, fences=active_policy.fences)
         return await _run_service(config, backend, active_policy, metrics, pool)
 
 

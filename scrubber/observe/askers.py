@@ -1,23 +1,39 @@
-"""Remembers which programs asked for a device that they were not given. Many questions of one program are one entry."""
+"""Remembers who asked for a device that was not given to them. Many questions from one place are one entry.
+
+The place is a pod, a container, a unit or another control group: its programs choose their names, and could fill a list
+of names. Only where the place tells nothing, since all may run there, is an entry that of a program's name.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-LOGGED_EVERY = 3600.0  # seconds between two lines about one program that asks again and again
+LOGGED_EVERY = 3600.0  # seconds between two lines about one entry
 KEPT_FOR = 7 * 86_400.0  # seconds
-_KEPT = 16  # entries of a device at most: a pod may start programs with any number of names
+_KEPT = 16  # entries of a device at most
+_LINES, _LINES_WITHIN = 20, 600.0  # lines in the log at most, within so many seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process ran."""
+
+    name: str  # the UID of its pod, container:ID, or the path of its control group; "no container"; empty: unknown
+    holds_all: bool = False  # whether the name says nothing, because processes of all kinds are there
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A program that asked for a device, at one place."""
+    """Who asked for a device, at one place."""
 
-    command: str
-    pid: int  # of the process that asked last
-    place: str  # the UID of its pod, container:ID, a unit, a control group, or "no container"; empty: it has ended
+    command: str  # of the process that asked last
+    pid: int  # of the same
+    place: str
+    exempt: bool  # it may open the device at any time: it is never refused
+    ignored: bool  # it is a bystander: its questions are no uses
     first: float  # wall time
     last: float
     times: int  # that it asked
@@ -38,23 +54,35 @@ class Askers:
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
-        self._of: dict[str, dict[tuple[str, str], Asker]] = {}
+        self._of: dict[str, dict[tuple[str, str, bool], Asker]] = {}
         self._totals: dict[str, Asked] = {}
+        self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
-    def add(self, device: str, command: str, pid: int, place: str, *, refused: bool) -> Asker | None:
+    def add(
+        self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
+    ) -> Asker | None:  # fmt: skip
         """Add a question to the entry that it belongs to, and return that once an hour, for a line in the log."""
         now, mine = self._wall(), self._of.setdefault(device, {})
-        before = mine.pop((command, place), None) or Asker(command, pid, place, now, now, 0, 0, -math.inf)
-        asker = replace(before, pid=pid, last=now, times=before.times + 1, refused=before.refused + refused)
-        due = now >= asker.logged + LOGGED_EVERY
+        key = place.name, command if place.holds_all else "", ignored
+        before = mine.pop(key, None) or Asker(
+            command, pid, place.name, exempt, ignored, first=now, last=now, times=0, refused=0, logged=-math.inf
+        )
+        times, refusals = before.times + 1, before.refused + refused
+        asker = replace(before, command=command, pid=pid, exempt=exempt, last=now, times=times, refused=refusals)
+        due = not ignored and now >= asker.logged + LOGGED_EVERY and self._has_line(now)
         if due:
             asker = replace(asker, logged=now)
-        mine[command, place] = asker
-        if len(mine) > _KEPT:
-            del mine[next(iter(mine))]
-        total = self._totals.get(device, Asked())
-        self._totals[device] = Asked(total.times + 1, total.refused + refused)
+            self._lines.append(now)
+        mine[key] = asker
+        if len(mine) > _KEPT:  # names that programs have chosen go first
+            del mine[next((it for it in mine if it[1]), next(iter(mine)))]
+        if not ignored:
+            total = self._totals.get(device, Asked())
+            self._totals[device] = Asked(total.times + 1, total.refused + refused)
         return asker if due else None
+
+    def _has_line(self, now: float) -> bool:
+        return len(self._lines) < _LINES or now >= self._lines[0] + _LINES_WITHIN
 
     def of(self, device: str) -> tuple[Asker, ...]:
         """Those of the last days, the latest last."""

@@ -1,7 +1,7 @@
-"""Tells which questions about a device are no uses, and remembers who asked the others.
+"""Tells which questions about a device are no uses, and remembers who asked.
 
-A bystander is recognised while its process runs, by the same rules as a holder. A control group that is exempt may also
-have begun after it was last looked for.
+An excuse belongs to a program: to a bystander, which is recognised while its process runs and by the same rules as a
+holder, or to a program that the service has started. To be exempt is no excuse: who is exempt is let in, and counted.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ground import log, process_names
 from scrubber.core.model import Holder
 from scrubber.fence.questions import Question
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
-from scrubber.observe.askers import Askers
+from scrubber.observe.askers import Askers, Place
 
 logger = log.get("fence")
 
 IsBystander = Callable[[Holder], bool]
-_JUDGED_FOR = 1.0  # seconds in which a group that was not exempt is not looked up again
-_JUDGED = 256  # groups
+_JUDGED_FOR = 1.0  # seconds in which a process, or a group, that asks again is not looked up again
+_JUDGED = 256  # processes, and groups
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds: by so much a process may have started later than /proc says
 _RECOGNISED_FOR = 2.0  # seconds in which a bystander that has ended is still known
 
@@ -34,6 +35,7 @@ class Terms:
     fenced: bool = True
     lease: float = 600.0  # seconds for which others are still refused without the service
     exempt: frozenset[int] = frozenset()  # the control groups that may open it at any time
+    pods_have_groups: bool = True  # each pod has a control group of its own; not on a node with version 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +49,95 @@ class Sources:
     read: Callable[[], None]  # which groups there are, and the policy: what ``terms`` says until the next reading
     place: Callable[[int], GroupPlace | None]  # what a control group is; None if it is gone
     runs: Callable[[int], bool]  # whether a process is in a control group, or may be
+    is_ours: Callable[[int], bool] = lambda _pid: False  # whether the service has started this process
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What was found of a process that had no excuse."""
+
+    until: float  # this uptime it is taken as found
+    command: str
+    place: Place
+    groups: frozenset[int]
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class _Latest(Generic[_Key, _Value]):
+    """The values that were put last."""
+
+    def __init__(self) -> None:
+        self._values: dict[_Key, _Value] = {}
+
+    def get(self, key: _Key) -> _Value | None:
+        return self._values.get(key)
+
+    def put(self, key: _Key, value: _Value) -> None:
+        self._values.pop(key, None)
+        self._values[key] = value
+        if len(self._values) > _JUDGED:
+            del self._values[next(iter(self._values))]
 
 
 class Excuses:
-    """The excuses of those who ask. A question that nobody could look into has none."""
+    """The excuses of those who ask. A question that nobody could look into has none. For one thread at a time."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, service: int, sources: Sources) -> None:
+        """``service``: the control group of the service."""
         self.askers = Askers(lambda: clock.now().wall)
+        self._service = service
         self._sources = sources
-        self._judged: dict[int, tuple[float, GroupPlace | None]] = {}  # groups that asked lately, until which uptime
+        self._places = _Latest[int, tuple[float, GroupPlace | None]]()  # of groups, until which uptime they are known
+        self._unexcused = _Latest[tuple[str, int, str, int], _Judged]()
         self._recognised: dict[tuple[int, str, int], float] = {}  # bystanders that asked lately, until this uptime
 
     def cover(self, uuid: str, question: Question) -> bool:
         """Whether the question is no use of the device."""
+        key = uuid, question.pid, question.command, question.group
+        judged = self._unexcused.get(key)
+        if judged is not None and question.uptime < judged.until:  # it asks again and again
+            self._remember(uuid, question, judged)
+            return False
+        holder = self._holder(question)
+        place = self._place(question)
+        groups = place.groups if place is not None else frozenset({question.group, *question.above})
+        if self._service in groups and self._sources.is_ours(question.pid):
+            return True
+        command = holder.command if holder is not None else question.command
+        judged = _Judged(question.uptime + _JUDGED_FOR, command, _named(place, holder), groups)
+        is_bystander = self._is_of_bystander(uuid, question, holder)
+        self._remember(uuid, question, judged, ignored=is_bystander)
+        if not is_bystander:
+            self._unexcused.put(key, judged)
+        return is_bystander
+
+    def _holder(self, question: Question) -> Holder | None:
+        """The process that has asked; None if it has ended, also if a later one has its number."""
         try:
             holder = next(iter(self._sources.process(question.pid)), None)
         except OSError:
-            holder = None
-        if holder is not None and holder.started > question.uptime - _TICK:
-            holder = None  # it may be a later process with this pid
-        if self._is_of_bystander(uuid, question, holder):
-            return True
-        place = self._place(question.group, question.uptime)
-        if place is not None and place.groups & self._sources.terms(uuid).exempt:
-            return True
-        container = (holder and holder.container) or (place and place.container)
-        where = container or (place and place.name) or ("no container" if holder is not None else "")
-        command = holder.command if holder is not None else question.command
-        asker = self.askers.add(uuid, command, question.pid, where, refused=question.refused)
-        if asker is not None:
-            who = process_names.describe(command, question.pid, where or "it has ended")
-            times = {"times": asker.times, "refused": asker.refused}
-            logger.warning("a process asked for a GPU that is not its own", device=uuid, process=who, **times)
-        return False
+            return None
+        return None if holder is None or holder.started > question.uptime - _TICK else holder
+
+    def _remember(self, uuid: str, question: Question, judged: _Judged, *, ignored: bool = False) -> None:
+        exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
+        if exempt and ignored:  # as the policy says
+            return
+        refused = question.refused
+        asker = self.askers.add(
+            uuid, judged.command, question.pid, judged.place, refused=refused, exempt=exempt, ignored=ignored
+        )
+        if asker is None:
+            return
+        who = process_names.describe(asker.command, asker.pid, asker.place or "it has ended")
+        facts = {"device": uuid, "process": who, "times": asker.times, "refused": asker.refused}
+        if exempt:
+            logger.warning("an exempt process opened a GPU that is not its own", **facts)
+        else:
+            logger.warning("a process asked for a GPU that is not its own", **facts)
 
     def _is_of_bystander(self, uuid: str, question: Question, holder: Holder | None) -> bool:
         who = (question.pid, question.command, question.group)
@@ -92,13 +150,24 @@ class Excuses:
             self._recognised[who] = question.uptime + _RECOGNISED_FOR
         return recognised
 
-    def _place(self, group: int, uptime: float) -> GroupPlace | None:
-        """Where a process ran. Exempt groups are read again for a group that has not asked lately."""
-        until, place = self._judged.pop(group, (0.0, None))
-        if until <= uptime:
-            until, place = uptime + _JUDGED_FOR, self._sources.place(group)
+    def _place(self, question: Question) -> GroupPlace | None:
+        """Where a process ran: its group, or the nearest one above it that is still there.
+
+        The groups of the node are read again for a group that has not asked lately: it may be new.
+        """
+        until, place = self._places.get(question.group) or (0.0, None)
+        if until <= question.uptime:
+            below = (question.group, *(it for it in reversed(question.above) if it != question.group))
+            places = (self._sources.place(group) for group in below)
+            place = next((it for it in places if it is not None), None)
             self._sources.read()
-        self._judged[group] = until, place
-        if len(self._judged) > _JUDGED:
-            del self._judged[next(iter(self._judged))]
+            self._places.put(question.group, (question.uptime + _JUDGED_FOR, place))
         return place
+
+
+def _named(place: GroupPlace | None, holder: Holder | None) -> Place:
+    if container := (holder and holder.container) or (place and place.container):
+        return Place(container)
+    if place is not None and place.name:
+        return Place(place.name)
+    return Place("no container" if holder is not None else "", holds_all=True)

@@ -1,7 +1,10 @@
 """Keeps the fence in step with the records, and counts how often others have used each device.
 
-A question that was refused is no use, nor is one that is excused. All others count. So does whoever may open a device
-no longer and still runs: it may have the device open.
+A question that was refused is no use, nor is one that is excused. All others count. So does whoever could open a device
+uncounted, may no longer, and still runs: it may have the device open.
+
+Two locks. While the questions are read and their processes are looked up, nobody waits but a witness, and not for long.
+The rules and the counts have a lock of their own, under which nothing is looked up for a question.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import select
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ground import log
@@ -19,13 +23,16 @@ from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import DeviceNumber
 from scrubber.core.witness import Counted, Missed, Testimony, Witness
+from scrubber.fence import program
 from scrubber.fence.fence import Fence
 from scrubber.fence.questions import Question
-from scrubber.observe.excuses import Excuses, Sources
+from scrubber.observe.excuses import Excuses, Sources, Terms
 
 logger = log.get("fence")
 
 _TRIES = 8  # readings of the count, while questions come
+_PATIENCE = 0.5  # seconds in which the questions are to be read before a witness answers
+_TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
 _POLL_MS = 500  # the thread that reads the questions looks this often whether it must end
 
 
@@ -41,14 +48,21 @@ class _Rule:
 class Guard:
     """Guards the devices whose numbers it knows."""
 
-    def __init__(self, fence: Fence, service: int, sources: Sources) -> None:
-        """``service``: the control group of this service, to which each device is always open."""
+    def __init__(self, fence: Fence, service: int, sources: Sources, *, knows_processes: bool = True) -> None:
+        """``service``: the control group of this service, to which each device is always open.
+
+        ``knows_processes``: whether this service knows its processes by the numbers that the kernel tells. If not,
+        everybody in its control group counts as the service.
+        """
         self._fence = fence
         self._service = service
+        self._knows_processes = knows_processes
         self._sources = sources
-        self._excuses = Excuses(sources)
+        self._excuses = Excuses(service, sources)
         self.askers = self._excuses.askers
-        self._turn = threading.RLock()  # the fence is asked by many threads, and its questions can be read once
+        self._reading = threading.Lock()  # the questions can be read once
+        self._turn = threading.RLock()  # the fence is asked by many threads
+        self._device_of: Mapping[DeviceNumber, str] = {}  # the device that a number belongs to
         self._known: Mapping[str, frozenset[DeviceNumber]] = {}  # all devices ...
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
@@ -86,12 +100,13 @@ class Guard:
         try:
             self._forget_proofs(counted)
             self._numbers = numbers
+            self._device_of = {number: uuid for uuid, mine in numbers.items() for number in mine}
             self._forget_proofs(counted)
             self._fence.forget(self._fence.numbers() - frozenset[DeviceNumber]().union(*numbers.values()))
             for uuid in counted:
                 self._more[uuid] = self._uses[uuid] + 1 - self._counted(uuid)
         except OSError as error:
-            self._numbers = {}  # tried again with the next round; until then nothing is guarded
+            self._numbers, self._device_of = {}, {}  # tried again with the next round; until then nothing is guarded
             if str(error) != self._unguarded:
                 self._unguarded = str(error)
                 logger.warning("the devices are not guarded", error=str(error))
@@ -104,9 +119,11 @@ class Guard:
 
     def renew(self) -> None:
         """Follow the policy and the control groups of the node, and refuse for another while: called in each round."""
+        self._sources.read()
         with self._turn:
-            self._sources.read()
             self._learn()
+            with suppress(OSError):  # then what this life has written is taken for what is there
+                self._fence.read_members()
             for uuid in self._numbers:
                 self._open(uuid)
             self._renew_lease()
@@ -130,50 +147,80 @@ class Guard:
         Raises nothing: what the kernel does not take is tried again with the next question, and counts as a use.
         """
         with self._turn:
-            handed_over = self._open_to.get(uuid) != open_to
             self._open_to[uuid] = open_to
-            self._open(uuid, handed_over=handed_over)
+            self._open(uuid)
 
-    def _open(self, uuid: str, *, handed_over: bool = False) -> None:
-        """``handed_over``: somebody else may open it now, whose control group may not be there yet."""
+    def _open(self, uuid: str) -> None:
         numbers = self._numbers.get(uuid)
         if not numbers or self._ending.is_set():
             return
         terms = self._sources.terms(uuid)
         try:
-            open_to = self._open_to.get(uuid, OpenTo.SERVICE)
-            members = self._members(open_to)
-            # Its control group was removed, so it has ended.
-            left = members is None and not handed_over and isinstance(open_to, Container)
-            if left and not any(map(self._fence.opens_to_all, numbers)):
-                members = frozenset({self._service})
-            groups = None if members is None else members | terms.exempt
+            owners = self._owners(uuid, terms)
+            if owners is None or owners:  # it will have been used when it is proven again
+                self._forget_proofs([uuid])
+            service = self._service if self._knows_processes else None
+            uncounted = (owners or frozenset()) | ({self._service} if service is None else frozenset())
             for number in numbers:
-                if groups is not None and any(map(self._sources.runs, self._fence.groups(number) - groups)):
+                if owners is not None and any(map(self._sources.runs, self._leaving(number, uncounted))):
                     self._fence.miss(number)
-                self._fence.set(number, groups, refuse=terms.refuse)
+                self._fence.set(
+                    number,
+                    None if owners is None else uncounted,
+                    refuse=terms.refuse,
+                    exempt=terms.exempt,
+                    service=service,
+                )
             if self._rule(uuid).failed:
                 self._fence.miss(_first(numbers))
         except OSError as error:
             why = f"the kernel does not take the rule of the fence: {error.strerror}"
             self._rules[uuid] = replace(self._rule(uuid), failed=why)
             return
-        self._rules[uuid] = _Rule(to_all=groups is None, refuses=terms.refuse)
+        self._rules[uuid] = _Rule(to_all=owners is None, refuses=terms.refuse)
+
+    def _leaving(self, number: DeviceNumber, staying: Collection[int]) -> Iterable[int]:
+        """The control groups that could open a device uncounted, and may no longer."""
+        for group, kind in self._fence.members(number).items():
+            if kind != program.EXEMPT and group not in staying and group != self._service:
+                yield group
 
     def _rule(self, uuid: str) -> _Rule:
         return self._rules.get(uuid, _Rule())
 
-    def _members(self, open_to: OpenTo | Container | Group) -> frozenset[int] | None:
-        match open_to:
-            case OpenTo.ALL:
-                return None
+    def _owners(self, uuid: str, terms: Terms) -> frozenset[int] | None:
+        """The control groups to which the device is open, beside the service; None: to all.
+
+        A pod whose group is not known has none: it is there before the first container of the pod. So has one whose
+        group was removed, because it has ended.
+        """
+        match self._open_to.get(uuid, OpenTo.SERVICE):
             case OpenTo.SERVICE:
-                return frozenset({self._service})
+                return frozenset()
             case Group(group):
-                return frozenset({self._service, group})
+                return frozenset({group})
             case Container(name):
                 groups = self._sources.groups(name)
-                return groups | {self._service} if groups else None
+                return groups if groups or terms.pods_have_groups else None
+            case _:
+                return None
+
+    def admit_process(self, pid: int) -> None:
+        """The service has started a process that may open devices. Until it is admitted, what it opens is counted."""
+        self._ask_of_process(self._fence.admit_process, pid)
+
+    def dismiss_process(self, pid: int) -> None:
+        """A process of the service has ended."""
+        self._ask_of_process(self._fence.dismiss_process, pid)
+
+    def _ask_of_process(self, ask: Callable[[int], None], pid: int) -> None:
+        with self._turn:
+            if self._ending.is_set() or not self._knows_processes:
+                return
+            try:
+                ask(pid)
+            except OSError as error:  # then it counts as a use when it opens a device
+                logger.warning("the fence does not take a process of the service", process=pid, error=str(error))
 
     def demand_tenant(self, group: int) -> None:
         """Refuse a control group that the devices of a job cannot be open to. Raises InvalidRequest."""
@@ -194,32 +241,51 @@ class Guard:
         """Whether others are refused during the lease. None while the kernel is not asked about the device."""
         return self._rule(uuid).refuses if self._numbers.get(uuid) else None
 
+    def opens_to_all(self, uuid: str) -> bool:
+        """Whether everybody may open the device now, whatever the policy says."""
+        return bool(self._numbers.get(uuid)) and self._rule(uuid).to_all
+
     def witness(self, uuid: str) -> Testimony | None:
         """How often others have used the device; None if it is not guarded."""
-        with self._turn:
-            if not self._numbers.get(uuid) or self._ending.is_set():
-                return None
-            if self._rule(uuid).failed:
-                self._open(uuid)
-            if why := self._rule(uuid).failed:
+        until, said = time.monotonic() + _PATIENCE, None
+        for _ in range(_TRIES):
+            if not self._take_questions(until):
+                return Missed(
+                    "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
+                )
+            with self._turn:
+                said = self._testify(uuid)
+                if not self._fence_has_questions():
+                    break  # otherwise somebody has asked meanwhile, and may be a bystander
+        return said
+
+    def _fence_has_questions(self) -> bool:
+        return not self._ending.is_set() and bool(self._numbers) and self._fence.questions.waiting()
+
+    def _testify(self, uuid: str) -> Testimony | None:
+        if not self._numbers.get(uuid) or self._ending.is_set():
+            return None
+        if self._rule(uuid).failed:
+            self._open(uuid)
+        if why := self._rule(uuid).failed:
+            return Missed(why)
+        try:
+            if not self._fence.stands():
+                self._fence.stand_again()
+                logger.warning("the fence was taken out of the kernel; it stands again")
+            if not all(map(self._fence.still_rules, self._numbers[uuid])):
+                why = "somebody else has changed the rule of the fence"
+                logger.warning("the rule of the fence is written again", device=uuid, why=why)
+                self._rules[uuid] = replace(self._rule(uuid), failed=why)
                 return Missed(why)
-            try:
-                uses = 0
-                if not self._fence.stands():
-                    self._fence.stand_again()
-                    logger.warning("the fence was taken out of the kernel; it stands again")
-                for _ in range(_TRIES):
-                    self._take_questions()
-                    uses = self._counted(uuid)
-                    if not self._fence.questions.waiting():
-                        break  # otherwise somebody has asked meanwhile, and may be a bystander
-            except OSError as error:
-                return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
-            # A question may be counted before it can be read, and excused after it was said: what was said stays said.
-            self._said_at[uuid] = time.clock_gettime(time.CLOCK_BOOTTIME)
-            said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
-            self._uses[uuid], self._more[uuid] = said, said - uses
-            return Counted(Witness.FENCE, said)
+            uses = self._counted(uuid)
+        except OSError as error:
+            return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
+        # A question may be counted before it can be read, and excused after it was said: what was said stays said.
+        self._said_at[uuid] = time.clock_gettime(time.CLOCK_BOOTTIME)
+        said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
+        self._uses[uuid], self._more[uuid] = said, said - uses
+        return Counted(Witness.FENCE, said)
 
     def _counted(self, uuid: str) -> int:
         return sum(map(self._fence.uses, self._numbers[uuid]))
@@ -240,7 +306,8 @@ class Guard:
 
     def _forget_proofs(self, uuids: Iterable[str]) -> None:
         for uuid in uuids:
-            if self._numbers.get(uuid):
+            numbers = self._numbers.get(uuid)
+            if numbers and self._fence.kept(_first(numbers)).proof:
                 self._keep(uuid, proof=0)
 
     def uses_at_proof(self, uuid: str, proof: str) -> int | None:
@@ -254,23 +321,43 @@ class Guard:
                 return None
             return kept.uses if kept.proof == _named(proof, self._numbers[uuid]) else None
 
-    def _take_questions(self) -> None:
-        if not self._numbers:
-            return  # nobody would know yet whose they are
-        owners = {number: uuid for uuid, numbers in self._numbers.items() for number in numbers}
-        for question in self._fence.questions.new():
-            uuid = owners.get(question.device)
-            if uuid is not None and self._excuses.cover(uuid, question):
+    def _take_questions(self, until: float | None = None) -> bool:
+        """Judge the questions that can be read. False: until then, another thread has not done so."""
+        if not self._device_of:
+            return True  # nobody would know yet whose they are
+        if not self._reading.acquire(timeout=-1 if until is None else max(until - time.monotonic(), 0.0)):
+            return False
+        try:
+            if self._ending.is_set():
+                return True
+            for question in self._fence.questions.new():
+                uuid = self._device_of.get(question.device)
+                if uuid is not None:
+                    self._judge(uuid, question)
+            return True
+        finally:
+            self._reading.release()
+
+    def _judge(self, uuid: str, question: Question) -> None:
+        excused = self._excuses.cover(uuid, question)
+        with self._turn:
+            if excused and not question.refused:  # of a refused one the kernel says that it was no use
                 self._excuse(uuid, question)
+            if question.refused:
                 self._open(uuid)  # perhaps to a group that began after the last round
 
     def _excuse(self, uuid: str, question: Question) -> None:
-        if question.refused:  # the kernel says that it was no use
+        if question.device not in self._numbers.get(uuid, ()):
             return
+        was_said = question.uptime <= self._said_at.get(uuid, 0.0)  # perhaps as a use: no later one may take its place
+        if was_said:
+            first = _first(self._numbers[uuid])
+            kept = self._fence.kept(first)
+            if kept.proof:  # before the excuse: a service that is killed in between must not hide a later use
+                self._fence.keep(first, replace(kept, uses=max(kept.uses - 1, 0)))
+            self._more[uuid] = self._more.get(uuid, 0) + 1
         kept = self._fence.kept(question.device)
         self._fence.keep(question.device, replace(kept, excused=kept.excused + 1))
-        if question.uptime <= self._said_at.get(uuid, 0.0):  # perhaps said as a use: no later one may take its place
-            self._more[uuid] = self._more.get(uuid, 0) + 1
 
     def _read(self) -> None:
         waiting = select.poll()
@@ -278,13 +365,12 @@ class Guard:
         while not self._ending.is_set():
             if not waiting.poll(_POLL_MS):
                 continue
-            with self._turn:
-                try:
-                    self._take_questions()
-                except OSError as error:  # what is not read counts as a use
-                    logger.warning("cannot read who asked for a GPU", error=str(error))
-                    self._ending.wait(_POLL_MS / 1000)
-            if not self._numbers:
+            try:
+                self._take_questions()
+            except OSError as error:  # what is not read counts as a use
+                logger.warning("cannot read who asked for a GPU", error=str(error))
+                self._ending.wait(_POLL_MS / 1000)
+            if not self._device_of:
                 self._ending.wait(_POLL_MS / 1000)
 
     def close(self) -> None:
@@ -292,7 +378,7 @@ class Guard:
         self._ending.set()
         if self._reader.is_alive():
             self._reader.join()
-        with self._turn:
+        with self._reading, self._turn:
             self._fence.close()
 
 

@@ -23,6 +23,7 @@ from scrubber.node import proc
 from scrubber.node.bystanders import Bystander
 from scrubber.node.pods import Tenants
 from scrubber.observe.askers import Asker
+from scrubber.observe.guard import Guard
 from scrubber.service.context import ServiceContext
 from scrubber.service.history import History
 from scrubber.words import device_status, nvidia_advice
@@ -90,7 +91,7 @@ class StatusReporter:
             holders=holders,
             witness=said.words if said is not None else "",
             witness_kind=said.kind if said is not None else "",
-            fence=_fence(device_policy.policy.fence.mode, refuses=guard.refuses(uuid) if guard is not None else None),
+            fence=_fence(device_policy.policy.fence.mode, guard, uuid),
             askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
         )
 
@@ -262,18 +263,28 @@ def _holder_view(holder: Holder) -> views.HolderView:
     return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, holder.container or "")
 
 
-def _fence(mode: FenceMode, *, refuses: bool | None) -> str:
+def _fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:
     """What the fence does with others, and whether the policy says something else."""
-    if refuses is None:
+    refuses = guard.refuses(uuid) if guard is not None else None
+    if guard is None or refuses is None:
         return ""
     if refuses:
-        return FenceMode.REFUSE.value
+        return views.OPEN_TO_ALL if guard.opens_to_all(uuid) else FenceMode.REFUSE.value
     return views.WATCHES_ONLY if mode is FenceMode.REFUSE else FenceMode.WATCH.value
 
 
 def _asker_view(asker: Asker) -> views.AskerView:
     return views.AskerView(
-        asker.command, asker.pid, asker.place, "", asker.first, asker.last, asker.times, asker.refused
+        asker.command,
+        asker.pid,
+        asker.place,
+        "",
+        asker.first,
+        asker.last,
+        asker.times,
+        asker.refused,
+        asker.exempt,
+        asker.ignored,
     )
 
 

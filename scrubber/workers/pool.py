@@ -24,6 +24,7 @@ from scrubber.workers.wire import Assignment
 from scrubber.workers.worker import BrokenError, Child, Describe, Pipes, Tail, Worker
 
 T = TypeVar("T")
+OnProcess = Callable[[int], None]
 
 logger = log.get("pool")
 
@@ -47,6 +48,8 @@ class WorkerPool:
         self._zygote: _Zygote | None = None
         self._closed = False
         self.cupy = wire.Ready()  # what the last zygote that was ready said about CuPy
+        self.on_started: OnProcess = _nothing  # is called with each worker before it has a task ...
+        self.on_ended: OnProcess = _nothing  # ... and after its end
 
     async def start(self) -> None:
         """Start the zygote, and do not wait until it is ready: the first worker does."""
@@ -77,7 +80,7 @@ class WorkerPool:
             raise BrokenError("cannot start a worker: the service is stopping")
         if self._zygote is None or self._zygote.lost:
             try:
-                self._zygote = _Zygote(self._program, self._on_ready)
+                self._zygote = _Zygote(self._program, self._on_ready, self.on_started, self.on_ended)
             except OSError as error:
                 raise BrokenError(f"cannot start a worker: its zygote does not start: {error.strerror}") from error
         return self._zygote
@@ -89,12 +92,14 @@ class WorkerPool:
 class _Zygote:
     """One zygote process. It answers requests in their order."""
 
-    def __init__(self, program: Sequence[str], on_ready: Callable[[wire.Ready], None]) -> None:
+    def __init__(
+        self, program: Sequence[str], on_ready: Callable[[wire.Ready], None], on_started: OnProcess, on_ended: OnProcess
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._process, self._line, self._handle = _start(program)
         self._stderr = cast("FileIO", self._process.stderr)
         os.set_blocking(self._stderr.fileno(), False)
-        self._on_ready = on_ready
+        self._on_ready, self._on_started, self._on_ended = on_ready, on_started, on_ended
         self._began = loop.time()
         self._ready: asyncio.Future[None] = _answer()
         self._gone: asyncio.Future[None] = loop.create_future()
@@ -189,12 +194,14 @@ class _Zygote:
         elif message.ended is not None:
             pid, status = message.ended
             self._children.pop(pid).reaped(status)
+            self._on_ended(pid)
         else:
             asked, pipes = self._asked.popleft()
             if message.forked is None:
                 pipes.close()
                 asked.set_exception(BrokenError(f"cannot start a worker: {message.failed}"))
                 return
+            self._on_started(message.forked)
             child = self._children[message.forked] = Child(message.forked, files[0], pipes)
             asked.set_result(child)
 
@@ -222,6 +229,7 @@ class _Zygote:
         self._lose("it died")
         for child in self._orphans:
             child.zygote_reaped()
+            self._on_ended(child.pid)
         self._on_stderr()
         loop.remove_reader(self._stderr)
         self._stderr.close()
@@ -242,6 +250,10 @@ class _Zygote:
             self._tail.data_received(output)
         elif output is not None:
             asyncio.get_running_loop().remove_reader(self._stderr)
+
+
+def _nothing(_pid: int) -> None:
+    """Nobody follows the workers."""
 
 
 def _start(program: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:

@@ -8,22 +8,29 @@ from pathlib import Path
 
 import pytest
 
+from demo import groups
 from scrubber.devices.simulated import layout, loops
 from tests.control_groups import group, made_group, run
 from tests.live import Service
 
 __all__ = ["group"]  # a fixture
 
-POLICY = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}}\n"
+POLICY = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}, fence: {mode: %s}}\n"
 OPENS = "os.close(os.open(sys.argv[1], os.O_RDONLY))"
 
 
 @pytest.fixture
-def service(group: Path, short_tmp: Path) -> Iterator[Service]:
+def mode() -> str:
+    """What the fence does with others."""
+    return "watch"
+
+
+@pytest.fixture
+def service(group: Path, short_tmp: Path, mode: str) -> Iterator[Service]:
     """Two clean GPUs, with the fence below a group of the test's own."""
     if not loops.can_attach(2**20):
         pytest.skip("takes loop devices")
-    (short_tmp / "quick.yaml").write_text(POLICY)
+    (short_tmp / "quick.yaml").write_text(POLICY % mode)
     flags = ("--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
     service = Service(short_tmp, 2, *flags)
     yield service
@@ -47,6 +54,17 @@ def test_clean_gpus_are_clean_after_a_kill(service: Service) -> None:
         service.kill()
         service.start()
         assert receipts(service) == before
+
+
+@pytest.mark.parametrize("mode", ["watch", "refuse"])
+def test_each_start_is_in_another_control_group(service: Service, group: Path) -> None:
+    """As each new pod, container or unit is. The rules that stand know the group of the last service only."""
+    before = receipts(service)
+    service.kill()
+    groups.end(group / "autoclave")
+    service.start()
+    assert receipts(service) == before
+    assert service.settled(0, "clean").askers == ()
 
 
 def test_a_gpu_that_was_opened_meanwhile_is_scrubbed(service: Service, group: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +21,10 @@ from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Missed, Witness
 from scrubber.fence import fence
 from scrubber.fence.fence import Fence
+from scrubber.fence.questions import Question
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.processes import Processes
-from scrubber.observe.excuses import Sources, Terms
+from scrubber.observe.excuses import Excuses, Sources, Terms
 from scrubber.observe.guard import Guard
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
@@ -46,6 +48,7 @@ class Asking:
         self.terms = Terms()
         self.exempt = set(exempt)  # control groups, by the next reading
         self._exempt = frozenset[int]()
+        self.ours = set[int]()  # processes that the service has started
         self.sources = Sources(
             lambda pid: self.found(pid),  # noqa: PLW0108 - a test may put another one there later
             lambda pod: self.groups.get(pod, frozenset()),
@@ -54,6 +57,7 @@ class Asking:
             self._read,
             Tree(fence.root()).place,
             Tree(fence.root()).runs,
+            lambda pid: pid in self.ours,
         )
         self.guard = Guard(standing, identity(service), self.sources)
         self.guard.start()
@@ -105,8 +109,32 @@ def test_a_short_use_of_a_clean_device_counts(
 
 def test_the_service_itself_does_not_count(asking: Asking, service: Path) -> None:
     asking.keep(lives.CLEAN)
-    assert run(service, OPENS) == "opened"
-    assert asking.uses() == 0
+    with opener(service) as (pid, opens):
+        asking.guard.admit_process(pid)
+        opens()
+        assert asking.uses() == 0
+        asking.guard.dismiss_process(pid)
+        opens()
+        assert asking.uses() > 0, "a later process may have its number"
+
+
+def test_a_stranger_in_the_group_of_the_service_counts(asking: Asking, service: Path) -> None:
+    """A privileged container with the control groups of the host can write itself into any of them."""
+    asking.terms = Terms(refuse=True)
+    asking.keep(lives.CLEAN)
+    assert run(made_group(service / "below"), OPENS) == "opened", "a tool of the service must not be refused"
+    assert asking.uses() > 0
+    (asker,) = asking.guard.askers.of(DEVICE)
+    assert asker.refused == 0
+
+
+def test_a_tool_of_the_service_does_not_count(asking: Asking, service: Path) -> None:
+    asking.keep(lives.CLEAN)
+    with opener(service) as (pid, opens):
+        asking.ours = {pid}
+        opens()
+        assert asking.uses() == 0
+    assert asking.guard.askers.of(DEVICE) == ()
 
 
 def test_an_owner_counts_before_and_after_its_tenancy(asking: Asking, owner: Path) -> None:
@@ -119,8 +147,21 @@ def test_an_owner_counts_before_and_after_its_tenancy(asking: Asking, owner: Pat
     assert counted == [True, False, True]
 
 
-def test_a_pod_without_known_group_opens_the_device_to_all(asking: Asking, foreign: Path) -> None:
+def test_the_device_of_a_pod_without_a_known_group_is_open_to_nobody(asking: Asking, foreign: Path) -> None:
+    asking.terms = Terms(refuse=True)
     asking.keep(lives.IN_USE_BY_B)
+    assert run(foreign, OPENS) == "refused"
+    asking.groups[lives.B] = frozenset({identity(foreign)})
+    asking.guard.renew()
+    assert run(foreign, OPENS) == "opened"
+    assert asking.uses() == 0
+
+
+def test_a_node_whose_pods_have_no_groups_counts_all(asking: Asking, foreign: Path) -> None:
+    """Those with version 1 of control groups: nobody can be told from the owner."""
+    asking.terms = Terms(pods_have_groups=False)
+    asking.keep(lives.IN_USE_BY_B)
+    assert asking.guard.opens_to_all(DEVICE)
     run(foreign, OPENS)
     assert asking.uses() > 0
 
@@ -168,7 +209,7 @@ def test_only_a_group_without_the_service_has_devices(asking: Asking, group: Pat
         asking.guard.demand_tenant(gone)
 
 
-STAYS = """
+OPENS_AGAIN = """
 import sys
 for line in sys.stdin:
     os.close(os.open('/dev/full', os.O_RDONLY))
@@ -176,23 +217,37 @@ for line in sys.stdin:
 """
 
 
-def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
-    asking.keep(lives.CLEAN)
-    enter = f"import os, sys; open({str(foreign / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-    command = [sys.executable, "-S", "-c", enter + STAYS]
+@contextmanager
+def opener(place: Path) -> Iterator[tuple[int, Callable[[], None]]]:
+    """A process in this control group, and what makes it open the device."""
+    enter = f"import os, sys; open({str(place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    command = [sys.executable, "-S", "-c", enter + OPENS_AGAIN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        asking.bystanders = {Path(f"/proc/{process.pid}/comm").read_text().strip()}
-        for uses in (0, 0):
+
+        def opens() -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
             process.stdin.write("\n")
             assert process.stdout.readline() == "opened\n"
-            assert asking.uses() == uses
-        asking.bystanders = set()
-        process.stdin.write("\n")
-        assert process.stdout.readline() == "opened\n"
-        assert asking.uses() > 0
+
+        yield process.pid, opens
+        assert process.stdin is not None
         process.stdin.close()
+
+
+def test_a_bystander_does_not_count(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    with opener(foreign) as (pid, opens):
+        asking.bystanders = {Path(f"/proc/{pid}/comm").read_text().strip()}
+        for _ in range(2):
+            opens()
+            assert asking.uses() == 0
+        (asker,) = asking.guard.askers.of(DEVICE)
+        assert (asker.ignored, asker.exempt) == (True, False), "it would be refused, and must be named before"
+        assert asking.guard.askers.asked(DEVICE).times == 0
+        asking.bystanders = set()
+        opens()
+        assert asking.uses() > 0
 
 
 def test_a_fence_that_was_taken_away_counts_as_used(asking: Asking, group: Path, foreign: Path) -> None:
@@ -375,23 +430,35 @@ def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: P
         one.guard.close()
 
 
-@pytest.mark.parametrize("refuse", [True, False])
-def test_an_exempt_group_opens_uncounted(asking: Asking, foreign: Path, *, refuse: bool) -> None:
-    """At the first question of a group that began after the last round: a monitor tries again."""
-    asking.terms = Terms(refuse=refuse)
+def test_an_exempt_group_is_let_in_and_counted(asking: Asking, foreign: Path) -> None:
+    """Its namespace or unit lets it in. Nobody but a program of the list is no user."""
+    refused(asking)
+    asking.exempt = {foreign}
+    asking.keep(lives.CLEAN)
+    asking.guard.renew()
+    assert run(made_group(foreign / "below"), OPENS) == "opened"
+    assert asking.uses() > 0
+    (asker,) = asking.guard.askers.of(DEVICE)
+    assert (asker.exempt, asker.refused) == (True, 0)
+
+
+def test_a_group_that_is_exempt_since_the_last_round_is_refused_once(asking: Asking, foreign: Path) -> None:
+    refused(asking)
     asking.keep(lives.CLEAN)
     asking.exempt = {foreign}
-    assert run(foreign, OPENS) == ("refused" if refuse else "opened")
-    assert asking.uses() == 0
-    before = counts(asking, foreign)
-    below = made_group(foreign / "below")
-    assert run(foreign, OPENS) == run(below, OPENS) == "opened"
-    assert counts(asking, foreign) == before
-    assert asking.guard.askers.of(DEVICE) == ()
-    asking.exempt, asking.terms = set(), Terms()
-    asking.guard.renew()
+    assert run(foreign, OPENS) == "refused"
+    asking.uses()
     assert run(foreign, OPENS) == "opened"
-    assert asking.uses() > 0, "what was refused is not excused too"
+
+
+def test_a_job_below_an_exempt_group_does_not_count(asking: Asking, group: Path) -> None:
+    exempt = made_group(group / "user")
+    asking.exempt = {exempt}
+    job = made_group(exempt / "job")
+    asking.keep(of_a_job(job))
+    asking.guard.renew()
+    run(job, OPENS)
+    assert asking.uses() == 0
 
 
 KEEPS = "keeps = os.open('/dev/full', os.O_RDONLY)\nprint('opened', flush=True)\nsys.stdin.read()"
@@ -410,61 +477,19 @@ def keeping(place: Path) -> Iterator[None]:
         process.stdin.close()
 
 
-@pytest.mark.parametrize("whom", [lives.CLEAN, lives.IN_USE_BY_B], ids=["the service", "all"])
-def test_who_loses_its_exemption_may_have_the_device(asking: Asking, foreign: Path, whom: Record) -> None:
-    """Also while the device is open to all. Then whoever opens it counts, and this one opened it before."""
-    asking.exempt = {foreign}
+@pytest.mark.parametrize(("stays", "uses"), [(True, 1), (False, 0)])
+def test_who_was_an_owner_and_still_runs_may_have_the_device(
+    asking: Asking, group: Path, *, stays: bool, uses: int
+) -> None:
+    job = made_group(group / "job")
+    asking.keep(of_a_job(job))
+    with keeping(made_group(job / "step")):
+        if stays:
+            asking.keep(lives.CLEAN)
     asking.keep(lives.CLEAN)
+    assert asking.uses() == uses
     asking.guard.renew()
-    with keeping(made_group(foreign / "below")):
-        asking.keep(whom)
-        assert asking.uses() == 0
-        asking.exempt = set()
-        asking.guard.renew()
-        asking.keep(lives.CLEAN)
-        assert asking.uses() == 1
-        asking.guard.renew()
-        assert asking.uses() == 1
-
-
-@pytest.mark.parametrize("removed", [True, False])
-def test_an_exempt_group_that_has_ended_ends_no_proof(asking: Asking, foreign: Path, *, removed: bool) -> None:
-    """As the pods of a DaemonSet do all the time."""
-    asking.exempt = {foreign}
-    asking.keep(lives.CLEAN)
-    asking.guard.renew()
-    with keeping(foreign):
-        pass
-    if removed:
-        foreign.rmdir()
-    asking.exempt = set()
-    asking.guard.renew()
-    assert asking.uses() == 0
-    assert asking.guard.witness(DEVICE) == Counted(Witness.FENCE, 0)
-
-
-def test_a_later_service_may_exempt_others(group: Path, service: Path, owner: Path, foreign: Path) -> None:
-    """The third one is killed before it is asked, and the fourth one has not seen the exemption."""
-    first = Asking(Fence(group), service, owner, foreign)
-    first.keep(lives.CLEAN)
-    first.guard.renew()
-    first.guard.proven(DEVICE, "proof-1", first.uses())
-    first.guard.close()
-    with keeping(foreign):
-        for exempt, uses in (((foreign,), 0), ((), None), ((), 1)):
-            later = Asking(Fence(group), service, owner, *exempt)
-            later.keep(lives.CLEAN)
-            assert later.guard.uses_at_proof(DEVICE, "proof-1") == 0
-            if uses is not None:
-                assert later.uses() == uses
-            later.guard.close()
-
-
-def counts(asking: Asking, foreign: Path) -> fence.Counts:
-    assert asking.guard.witness(DEVICE) is not None
-    stands = fence.inspect(foreign.parent)
-    assert stands is not None
-    return stands.rules[0].counts
+    assert asking.uses() == uses
 
 
 def test_many_questions_of_a_program_are_one_line(
@@ -483,3 +508,128 @@ def test_many_questions_of_a_program_are_one_line(
     lines = [line for line in capsys.readouterr().out.splitlines() if "asked for a GPU" in line]
     assert len(lines) == 1
     assert "telegraf.service" in lines[0]
+
+
+FLOODS = """
+import time
+until = time.monotonic() + 1000
+print('ready', flush=True)
+while time.monotonic() < until:
+    try: os.close(os.open('/dev/full', os.O_RDONLY))
+    except PermissionError: pass
+"""
+
+
+@contextmanager
+def flood(place: Path) -> Iterator[None]:
+    """While a process in this control group asks as often as it can."""
+    enter = f"import os, sys; open({str(place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+    with subprocess.Popen([sys.executable, "-S", "-c", enter + FLOODS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_refused_flood_ends_no_proof_and_is_told_seldom(asking: Asking, foreign: Path) -> None:
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    asked = 0
+    with flood(foreign):
+        while asked < 20_000:
+            assert asking.uses() == 0
+            stands = fence.inspect(foreign.parent)
+            assert stands is not None
+            asked = stands.rules[0].counts.refused
+    assert 0 < asking.guard.askers.asked(DEVICE).times < 2000
+
+
+def test_a_process_that_asks_again_is_looked_up_once_a_second(asking: Asking) -> None:
+    looked_up = list[int]()
+
+    def found(pid: int) -> tuple[Holder, ...]:
+        looked_up.append(pid)
+        return ()
+
+    asking.found = found
+    excuses = Excuses(0, asking.sources)
+    for seconds, times in ((10.0, 1), (10.9, 1), (11.1, 2)):
+        assert not excuses.cover(DEVICE, Question(FULL, seconds, 7, "cuda", 4, (), refused=False))
+        assert len(looked_up) == times
+    assert excuses.askers.asked(DEVICE).times == 3
+
+
+def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path) -> None:
+    """It cannot know then. A question to the driver that waits for /proc looks like a driver that hangs."""
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    looking, goes_on = threading.Event(), threading.Event()
+
+    def hangs(_pid: int) -> tuple[Holder, ...]:
+        looking.set()
+        goes_on.wait()
+        return ()
+
+    asking.found = hangs
+    run(foreign, OPENS)
+    looking.wait()
+    said = asking.guard.witness(DEVICE)
+    asking.keep(lives.GRANTED)  # nor does a row of the ledger
+    goes_on.set()
+    assert isinstance(said, Missed)
+    assert asking.uses() == 0
+
+
+def test_a_rule_that_somebody_removed_is_missed_and_written_again(asking: Asking, group: Path, foreign: Path) -> None:
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    before = asking.uses()
+    another = Fence(group)
+    another.forget([FULL])
+    another.close()
+    assert run(foreign, OPENS) == "opened"
+    assert isinstance(asking.guard.witness(DEVICE), Missed)
+    assert asking.uses() > before
+    assert run(foreign, OPENS) == "refused"
+
+
+def test_a_member_that_somebody_added_is_removed_in_the_next_round(asking: Asking, group: Path, foreign: Path) -> None:
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    fence.admit(group, identity(foreign))
+    assert run(foreign, OPENS) == "opened"
+    asking.guard.renew()
+    assert run(foreign, OPENS) == "refused"
+
+
+@pytest.mark.parametrize("record", [lives.IN_USE, lives.IN_USE_BY_B], ids=["to its owner", "to all"])
+def test_a_proof_ends_when_the_device_is_opened(asking: Asking, record: Record) -> None:
+    """Else it would revive with an old copy of the ledger: the owner's own uses are not counted."""
+    asking.terms = Terms(pods_have_groups=False)
+    asking.keep(lives.CLEAN)
+    asking.guard.proven(DEVICE, "proof-1", asking.uses())
+    asking.keep(lives.GRANTED)
+    assert asking.guard.uses_at_proof(DEVICE, "proof-1") == 0
+    asking.keep(record)
+    asking.keep(lives.CLEAN)
+    assert asking.guard.uses_at_proof(DEVICE, "proof-1") is None
+
+
+def test_a_container_that_is_gone_is_named_by_its_pod(asking: Asking, foreign: Path) -> None:
+    asking.found = lambda _pid: ()
+    asking.keep(lives.CLEAN)
+    asking.guard.close()  # nobody reads for now
+    pod = made_group(made_group(foreign / "kubepods") / f"pod{lives.A}")
+    container = made_group(pod / "container")
+    run(container, OPENS)
+    container.rmdir()
+    later = Asking(Fence(foreign.parent), foreign.parent / "service", foreign.parent / "owner")
+    later.found = asking.found
+    later.keep(lives.CLEAN)
+    later.uses()
+    assert [asker.place for asker in later.guard.askers.of(DEVICE)] == [
+        f"/{foreign.relative_to(fence.root())}/kubepods/pod{lives.A}"
+    ]
+    later.guard.close()

@@ -1,15 +1,17 @@
 """The fence of a simulated node: what the kernel keeps and answers, with the questions of ``scrubber.fence.fence``.
 
-It outlives the service, and ends with the node. The guard over it is the real one.
+It outlives the service, and ends with the node. The guard over it is the real one. Kinder than a real one: its ring is
+endless, it tells each question, and whoever is in the group of the service is a process of it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.core.model import DeviceNumber
+from scrubber.fence import program
 from scrubber.fence.fence import Counts, KeptInKernel
 from scrubber.fence.questions import Question
 
@@ -20,7 +22,7 @@ SERVICE, HOST = 1, 2  # control groups; those of pods have higher numbers
 class Rule:
     """To whom a device is open."""
 
-    members: frozenset[int]
+    members: Mapping[int, int]  # what each is
     everybody: bool
     refuse: bool
 
@@ -69,18 +71,18 @@ class Kernel:
     def is_closed(self, number: DeviceNumber) -> bool:
         """Whether it is open to the service alone, as far as the kernel took what it was told."""
         rule = self._rules.get(number)
-        return rule is None or number in self._not_taken or (not rule.everybody and rule.members <= {SERVICE})
+        return rule is None or number in self._not_taken or (not rule.everybody and rule.members.keys() <= {SERVICE})
 
     def opens(self, number: DeviceNumber, group: int, pid: int) -> bool:
         """Whether a process in this group can open the device. Others than its members are counted."""
         rule = self._rules.get(number)
-        if rule is None or group in rule.members:
+        if rule is None or rule.members.get(group, program.EXEMPT) != program.EXEMPT:
             return True
-        refused = not rule.everybody and rule.refuse and self._uptime() < self._lease
+        let_in = rule.everybody or group in rule.members
+        refused = not let_in and rule.refuse and self._uptime() < self._lease
         counts = self._counts[number]
         self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
-        if not rule.everybody:
-            self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, refused))
+        self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, (), refused))
         return not refused
 
     # -- scrubber.fence.fence.Fence
@@ -89,21 +91,35 @@ class Kernel:
         """Nobody takes it away."""
         return True
 
-    def groups(self, number: DeviceNumber) -> frozenset[int]:
+    def still_rules(self, _number: DeviceNumber) -> bool:
+        """Nobody changes a rule."""
+        return True
+
+    def read_members(self) -> None:
+        """Nobody changes them."""
+
+    def members(self, number: DeviceNumber) -> Mapping[int, int]:
         """Those that can open a device, or could when not everybody could."""
         rule = self._rules.get(number)
-        return rule.members if rule is not None else frozenset()
+        return rule.members if rule is not None else {}
 
-    def opens_to_all(self, number: DeviceNumber) -> bool:
-        """Whether everybody may open a device."""
-        return number not in self._rules or self._rules[number].everybody
-
-    def set(self, number: DeviceNumber, open_to: Collection[int] | None, *, refuse: bool) -> None:
+    def set(
+        self,
+        number: DeviceNumber,
+        open_to: Collection[int] | None,
+        *,
+        refuse: bool,
+        exempt: Collection[int] = (),
+        service: int | None = None,
+    ) -> None:
         """Let these groups open a device."""
         self._not_taken.add(number)
         self._answer()
         self._not_taken.remove(number)
-        members = self.groups(number) if open_to is None else frozenset(open_to)
+        members = dict(self.members(number)) if open_to is None else dict.fromkeys(open_to, program.OWNER)
+        members |= dict.fromkeys(exempt, program.EXEMPT)
+        if service is not None:
+            members[service] = program.SERVICE
         self._rules[number] = Rule(members, open_to is None, refuse)
 
     def numbers(self) -> frozenset[DeviceNumber]:

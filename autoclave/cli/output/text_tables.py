@@ -95,10 +95,11 @@ def fence(devices: Sequence[views.DeviceStatus]) -> str:
     if not modes:
         return ""
     modes_in_words = ", ".join(f"{mode} on {quantity(number, 'GPU')}" for mode, number in sorted(modes.items()))
-    asked = [device for device in devices if device.askers]
+    asked = [device for device in devices if not all(asker.ignored for asker in device.askers)]
     if not asked:
         return f"fence: {modes_in_words}"
-    programs = len({(asker.command, asker.place) for device in asked for asker in device.askers})
+    askers = (asker for device in asked for asker in device.askers if not asker.ignored)
+    programs = len({(asker.command, asker.place) for asker in askers})
     names = ", ".join(f"`autoclave explain {device.argument}`" for device in asked[:1])
     return f"fence: {modes_in_words}; {quantity(programs, 'program')} asked for GPUs of others: {names} names them"
 

@@ -87,12 +87,19 @@ def _fence(device: views.DeviceStatus, now: float) -> Iterator[str]:
     if device.fence:
         yield f"fence   {device.fence}"
     asked = [
-        f"{it}: {quantity(it.times, 'question')}, {it.refused or 'none'} refused, last {_ago(now - it.last)}"
+        f"{it}{_standing(it)}: {quantity(it.times, 'question')}, {it.refused or 'none'} refused, "
+        f"last {_ago(now - it.last)}"
         for it in reversed(device.askers)
     ]
     if asked:
         yield f"asked   {asked[0]}"
     yield from _indented(asked[1:])
+
+
+def _standing(asker: views.AskerView) -> str:
+    """What the policy says of a program that asked."""
+    words = [word for word, holds in (("exempt", asker.exempt), ("bystander", asker.ignored)) if holds]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _tells(entry: views.HistoryEntry) -> bool:

@@ -173,10 +173,11 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     for device in guarded:
         gpu = f"GPU {device.name} ({device.device})"
         for asker in device.askers:
-            did = "was refused" if asker.refused else "would have been refused by `fence: {mode: refuse}`"
-            text = f"{asker} asked for {gpu}, which was not given to it, and {did}; {quantity(asker.times, 'question')}"
-            remedy = "if it is a monitor, name its unit in fence.exempt.units or its namespace in operator_namespaces"
-            yield warning(text, remedy)
+            yield _asker(asker, gpu)
+    open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
+    if open_to_all:
+        text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group"
+        yield warning(text, "acquire it with `--cgroup`, so that the fence is open to the owner alone")
     powerless = [device for device in guarded if device.fence == views.WATCHES_ONLY]
     if powerless:
         gpus = quantity(len(powerless), "GPU")
@@ -186,10 +187,23 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         yield warning(text, remedy)
     elif not guarded:
         yield ok("the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
-    elif not any(device.askers for device in guarded):
+    elif not open_to_all and not any(device.askers for device in guarded):
         modes = ", ".join(sorted({device.fence for device in guarded}))
         text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
         yield ok(f"{text}; no program asked for one that was not given to it since {since}")
+
+
+def _asker(asker: views.AskerView, gpu: str) -> Finding:
+    """A program that asked for a GPU which was not given to it."""
+    asked, times = f"{asker} asked for {gpu}, which was not given to it,", quantity(asker.times, "question")
+    if asker.exempt:
+        text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
+        return warning(text, "if it is a monitor, name its program in evict.bystanders: else each use costs a scrub")
+    did = "was refused" if asker.refused else "would have been refused by `fence: {mode: refuse}`"
+    remedy = "name its unit in fence.exempt.units or its namespace in operator_namespaces"
+    if asker.ignored:
+        return warning(f"{asked} and {did}, although it is a bystander; {times}", remedy)
+    return warning(f"{asked} and {did}; {times}", f"if it is a monitor, {remedy}")
 
 
 @check_of_service("device")

@@ -55,6 +55,7 @@ class Simulated:
         self._pods = Containers(containers.PROC, groups=groups)
         self._driver_file = layout.driver_file(root)
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
+        self._hidden: frozenset[Path] = frozenset()  # the directories of GPUs that this process could not open
         self._alarm: Inotify | None = None
         self._lock = lock
         self._writers = Writers()
@@ -64,11 +65,24 @@ class Simulated:
         """Nothing is missing."""
         return None
 
+    def open_driver(self) -> None:
+        """Open each GPU that is a device node, as NVML does when it starts: it never lists one that it could not open.
+
+        DeviceError if it could open none.
+        """
+        nodes = [place for place in layout.places(self._root) if place.memory.is_block_device()]
+        hidden = [place for place in nodes if not _opens(place)]
+        if nodes and len(hidden) == len(nodes):
+            raise DeviceError("the simulated driver lists no GPU: this process may open none")
+        self._hidden = frozenset(place.directory for place in hidden)
+
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """All devices that are present or were present, also a known device that cannot be read any more."""
         devices = dict(self._known)
         trusted = {place for place, _ in devices.values()}
         for place in layout.places(self._root):
+            if place.directory in self._hidden:
+                continue
             try:
                 info = place.info()
             except DeviceError:
@@ -356,6 +370,15 @@ def _why_unwatched(error: OSError) -> str:
     lack = shortage.of(error if error.filename is not None else DeviceError())  # inotify has other limits than files
     lack = lack or _NO_INOTIFY.get(error.errno or 0, str(error))
     return f"the scrub service cannot watch its memory: {lack}"
+
+
+def _opens(place: GpuFiles) -> bool:
+    """Whether this process may open the memory of a GPU."""
+    try:
+        os.close(os.open(place.memory, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno != errno.EPERM
+    return True
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
