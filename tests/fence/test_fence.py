@@ -213,7 +213,8 @@ def test_many_questions_are_counted_and_few_of_them_told(
     standing.set(FULL, {identity(owner)}, refuse=refuse)
     asks = (
         "import time; began = time.monotonic_ns()\n"
-        "for _ in range(3000):\n    try: os.close(os.open('/dev/full', os.O_RDONLY))\n    except PermissionError: pass\n"
+        "for _ in range(3000):\n"
+        "    try: os.close(os.open('/dev/full', os.O_RDONLY))\n    except PermissionError: pass\n"
         "print((time.monotonic_ns() - began) // 100_000_000 + 2)"
     )
     tenths = int(run(foreign, asks))
@@ -287,8 +288,8 @@ def test_the_message_says_which_right_is_missing(group: Path) -> None:
     )
     bare = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--no-new-privs", sys.executable, "-c", code]
     said = subprocess.run([*bare, str(group)], capture_output=True, text=True, check=True).stdout
-    says = f"cannot fence the GPUs: Linux {os.uname().release} answers BPF_PROG_GET_NEXT_ID with: Operation not permitted; "
-    assert says + "it takes the capability CAP_SYS_ADMIN" in said
+    assert f"cannot fence the GPUs: Linux {os.uname().release} answers BPF_PROG_GET_NEXT_ID with: Operation not" in said
+    assert "it takes the capability CAP_SYS_ADMIN" in said
 
 
 def test_one_capability_is_enough(group: Path) -> None:
