@@ -73,7 +73,7 @@ class Fence:
         self._rules, self._members = maps[program.RULES], maps[program.MEMBERSHIP]
         self._counters, self._lease, self._kept = maps[program.COUNTERS], maps[program.LEASE], maps[program.PROOFS]
         self._processes, self._keeper = maps[program.PROCESSES], maps[program.KEEPER]
-        self.read_members()
+        self._open_to = _by_device(self._members.items())
         self._written: dict[bytes, bytes] = {}  # by device: its rule in the kernel, once this life has written it
         self.questions = Questions(descriptors[program.QUESTIONS])
         closing.callback(self.questions.close)
@@ -132,10 +132,6 @@ class Fence:
     def dismiss_process(self, pid: int) -> None:
         """It may no longer: it has ended, and another one may get its number."""
         self._processes.remove(_PROCESS.pack(pid))
-
-    def read_members(self) -> None:
-        """Read from the kernel who may open the devices. Somebody with all rights may have changed that."""
-        self._open_to = _by_device(self._members.items())
 
     def members(self, number: DeviceNumber) -> Mapping[int, int]:
         """The control groups that may open a device, or could when not everybody might, and what each is."""

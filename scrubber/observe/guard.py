@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ground import log
@@ -122,8 +121,6 @@ class Guard:
         self._sources.read()
         with self._turn:
             self._learn()
-            with suppress(OSError):  # then what this life has written is taken for what is there
-                self._fence.read_members()
             for uuid in self._numbers:
                 self._open(uuid)
             self._renew_lease()

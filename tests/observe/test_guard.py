@@ -595,15 +595,6 @@ def test_a_rule_that_somebody_removed_is_missed_and_written_again(asking: Asking
     assert run(foreign, OPENS) == "refused"
 
 
-def test_a_member_that_somebody_added_is_removed_in_the_next_round(asking: Asking, group: Path, foreign: Path) -> None:
-    refused(asking)
-    asking.keep(lives.CLEAN)
-    fence.admit(group, identity(foreign))
-    assert run(foreign, OPENS) == "opened"
-    asking.guard.renew()
-    assert run(foreign, OPENS) == "refused"
-
-
 @pytest.mark.parametrize("record", [lives.IN_USE, lives.IN_USE_BY_B], ids=["to its owner", "to all"])
 def test_a_proof_ends_when_the_device_is_opened(asking: Asking, record: Record) -> None:
     """Else it would revive with an old copy of the ledger: the owner's own uses are not counted."""

@@ -95,9 +95,6 @@ class Kernel:
         """Nobody changes a rule."""
         return True
 
-    def read_members(self) -> None:
-        """Nobody changes them."""
-
     def members(self, number: DeviceNumber) -> Mapping[int, int]:
         """Those that can open a device, or could when not everybody could."""
         rule = self._rules.get(number)

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ from ground.documents.faults import safe
 from ground.errors import FatalError, NotReady, Reason, Refused, plain
 from ground.quantities import quantity
 from plugin.response import DEVICE_ID
+from scrubber.fence import fence
+from scrubber.fence.fence import FenceError
+from scrubber.node import cgroups
 
 NAME = "autoclave-nvidia.json"
 LARGEST = 2**24  # bytes of its output: a specification has some ten thousand
@@ -80,6 +83,7 @@ def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: 
     try:
         # nvidia-ctk runs in ``host_root``, and ``driver_root`` is a path in it.
         places = (*_PLACES, str(driver_root / "usr/bin"))
+        _enter_fence()
         output = _run(_command(cdi_kind, driver_root), host_root, places, timeout)
     except NotReady as late:
         human.warn(str(late))
@@ -88,6 +92,18 @@ def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: 
         raise _refused(f"cannot use the output of nvidia-ctk: {fault}")
     human.say(_write(file, json.loads(output), elsewhere))
     return DONE
+
+
+def _enter_fence() -> None:
+    """Let this control group open the GPUs of a fence that stands: nvidia-ctk opens all of them.
+
+    The fence knows neither a new container nor a unit that has just begun.
+    """
+    with suppress(FenceError, OSError):  # without the right to ask for it; then nvidia-ctk says what it cannot open
+        root = fence.root()
+        own = cgroups.own_group(root)
+        if own is not None:
+            fence.admit(root, own.stat().st_ino)
 
 
 def _run(command: Sequence[str], root: Path, places: Sequence[str], within: float) -> str:
