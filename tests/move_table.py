@@ -76,6 +76,11 @@ ASKING = {  # on one with a fence, of those who open a GPU that is not theirs
     "asks": Move("processes of the host, and of pods that had the GPU before, open it", 12),
     "asks_early": Move("between Allocate and PreStartContainer somebody opens a GPU, which is nobody's", 6),
     "asks_late": Move("between the end of a pod and the clear, a process in the group of that pod opens its GPU", 3),
+    "flood": Move(
+        "somebody opens a GPU that is not theirs as often as it can",
+        4,
+        not_in_histories="a look-up takes no time there: tests/observe/test_guard.py",
+    ),
     "asks_while_away": Move("somebody opens a clean GPU while the service is down", 4),
 }
 OTHERS = {

@@ -27,6 +27,21 @@ from tests.soak.guests import PROGRAM, REFUSED, Guest, Guests, Key, Process, Wor
 
 ATTACKER = PROGRAM.with_name("attacker.py")
 ANSWERED = 1.0  # seconds at most from the last observation of PreStartContainer to the start of the container
+_FLOOD = """
+import os, signal, sys
+opened = ended = False
+def end(*_):
+    global ended
+    ended = True
+signal.signal(signal.SIGTERM, end)
+while not ended:
+    try:
+        os.close(os.open(sys.argv[1], os.O_RDONLY))
+        opened = True
+    except PermissionError:
+        pass
+print("opened" if opened else "refused")
+"""
 ENDS_WITHIN = 15.0  # seconds from the end of an owner that the fence could not name until it closes
 LEFTOVER, FOREIGN, BRIEF_USER = "leftover", "foreign process", "short manner"
 
@@ -241,6 +256,17 @@ class Hostile(Guests):
         assert process.returncode == 0 or b"Operation not permitted" in said, said
         self._tried(what, gpu, began, opened=process.returncode == 0)
         return process.returncode == 0
+
+    async def flood(self, gpu: str, seconds: float) -> bool:
+        """A process of the host opens the memory of a GPU as often as it can. Whether it could once."""
+        began, memory = uptime(), str(layout.find(self._simulated, gpu).memory)
+        words = (*self.tenants.inside(""), sys.executable, "-S", "-c", _FLOOD, memory)
+        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+        await asyncio.sleep(seconds)
+        process.terminate()
+        said, _ = await process.communicate()
+        self._tried("a flood of the host", gpu, began, opened=said == b"opened\n")
+        return said == b"opened\n"
 
     def _tried(self, what: str, gpu: str, began: float, *, opened: bool) -> None:
         """Somebody has tried since this uptime to open a GPU that was not given to him."""

@@ -54,7 +54,7 @@ BEFORE_ITS_CLEAR = "asked in the group of a pod that has ended, before the clear
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
 # How often each comes in a short history about one thing.
 WIPES = {"before_clear": 2, "in_clear": 2, "host_process": 1}
-ASKS = {"pod": 10, "asks": 8, "asks_early": 4, "asks_while_away": 2}
+ASKS = {"pod": 10, "asks": 8, "asks_early": 4, "asks_while_away": 2, "flood": 2}
 
 
 class Moves:
@@ -153,6 +153,11 @@ class Moves:
             opened = await self._runtime.open_and_close(gpu, pod)
             tried.append(f"{self._runtime.names[pod] if pod else 'the host'}: {opened}")
         return f"on {gpu}: {', '.join(tried)}"
+
+    async def _flood(self, dice: random.Random) -> str:
+        gpu, seconds = dice.choice(self._stage.uuids), dice.uniform(1, 4)
+        opened = await self._runtime.flood(gpu, seconds)
+        return f"on {gpu} for {seconds:.1f} s: {'opened' if opened else 'kept off'}"
 
     async def _asks_early(self, dice: random.Random) -> str:
         """Between Allocate and PreStartContainer a GPU is nobody's, also not of the pod that will have it."""
