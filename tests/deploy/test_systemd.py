@@ -10,6 +10,7 @@ import pytest
 
 from autoclave.cli import WRONG_USAGE
 from ground import paths
+from scrubber.devices.simulated import layout, loops
 from tests import few_rights
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,30 @@ def test_every_right_of_the_unit_has_its_reason():
     for name in capabilities():
         assert name.removeprefix("CAP_") in text.split("CapabilityBoundingSet=")[0]
         assert f"`{name}`" in PAGE.read_text()
+
+
+MAKES = """
+import sys
+from pathlib import Path
+from scrubber.devices.simulated import layout
+gpus = Path(sys.argv[1])
+layout.create(gpus, 1, 2**20)
+print(layout.make_nodes(gpus))
+"""
+
+
+def test_the_page_gives_the_unit_what_simulated_gpus_need(tmp_path):
+    if not loops.can_attach(2**20):
+        pytest.skip("takes root, and loop devices")
+    told = re.findall("CapabilityBoundingSet=(.*?)\\\\n", PAGE.read_text())
+    rights = frozenset(name.removeprefix("CAP_") for name in [*capabilities(), *told])
+    command = [*few_rights.prefix(rights), sys.executable, "-c", MAKES, tmp_path / "gpus"]
+    try:
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"
+        assert all(place.memory.is_block_device() for place in layout.places(tmp_path / "gpus"))
+    finally:
+        for place in layout.places(tmp_path / "gpus"):
+            layout.remove_node(place)
 
 
 def test_the_unit_has_the_scrubbers_rights_and_the_kernel_log():

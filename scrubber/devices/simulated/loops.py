@@ -13,6 +13,8 @@ import struct
 from contextlib import ExitStack
 from pathlib import Path
 
+from ground import boot, private_files
+
 _CONTROL = Path("/dev/loop-control")
 _MAJOR = 7
 _GET_FREE, _CONFIGURE, _DETACH = 0x4C82, 0x4C0A, 0x4C01  # linux/loop.h
@@ -28,16 +30,27 @@ def can_attach(memory_bytes: int) -> bool:
 
 
 def leads_to(node: Path, cells: Path) -> bool:
-    """Whether the node is that of a loop device over this file: after a reboot its number may be another one's.
+    """Whether the node is that of the loop device that ``attach`` put over this file, in this boot.
 
-    The device is not opened: the fence of an earlier run of the service would count that.
+    The kernel counts what it puts over files. It says of the file no more than its path in the mount namespace of the
+    service that gave it, unless the device is opened: the fence of an earlier run of the service would count that.
     """
-    number = os.minor(node.stat().st_rdev)
     try:
-        behind = Path(f"/sys/dev/block/{_MAJOR}:{number}/loop/backing_file").read_text(errors="surrogateescape")
-        return node.is_block_device() and Path(behind.removesuffix("\n")).samefile(cells)
+        return node.is_block_device() and _attachment(node, cells) == _kept(cells).read_text()
     except OSError:
         return False
+
+
+def _attachment(node: Path, cells: Path) -> str:
+    """What is different for each file, and each time that a file is put behind a number."""
+    number = node.stat().st_rdev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    (device / "loop").stat()  # it is there while a file is
+    return f"{boot.boot_id()} {(device / 'diskseq').read_text().strip()} {cells.stat().st_ino}"
+
+
+def _kept(cells: Path) -> Path:
+    return cells.with_name(f"{cells.name}.loop")
 
 
 def attach(cells: Path, node: Path) -> None:
@@ -47,12 +60,20 @@ def attach(cells: Path, node: Path) -> None:
     with ExitStack() as closing:
         control = _opened(_CONTROL, closing)
         fcntl.flock(control, fcntl.LOCK_EX)  # another service would find the same device free
-        os.mknod(new, stat.S_IFBLK | 0o600, os.makedev(_MAJOR, fcntl.ioctl(control, _GET_FREE)))
+        _make_node(new, fcntl.ioctl(control, _GET_FREE))
         closing.callback(new.unlink, missing_ok=True)
         name = os.fsencode(cells)[-63:]  # for people, who list loop devices
         config = _CONFIG.pack(_opened(cells, closing), 0, _INFO.pack(*(0,) * 9, name, b"", b"", 0, 0))
         fcntl.ioctl(_opened(new, closing), _CONFIGURE, config)
+        private_files.replace(_kept(cells), _attachment(new, cells).encode(), durable=False)
         new.rename(node)
+
+
+def _make_node(node: Path, number: int) -> None:
+    try:
+        os.mknod(node, stat.S_IFBLK | 0o600, os.makedev(_MAJOR, number))
+    except PermissionError as error:
+        raise PermissionError(error.errno, "a device node takes the capability CAP_MKNOD", str(node)) from error
 
 
 def detach(node: Path) -> None:

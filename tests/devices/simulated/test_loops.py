@@ -47,6 +47,46 @@ def test_each_gpu_keeps_a_number_of_its_own(bank: Bank) -> None:
     assert bank.place(bank.first).memory.read_bytes() == SECRET.ljust(MEMORY_BYTES, b"\0")
 
 
+MAKES = """
+import sys
+from pathlib import Path
+from scrubber.devices.simulated import layout
+print(layout.make_nodes(Path(sys.argv[1])))
+"""
+UNIT = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$0" && exec "$@"']  # as ProtectSystem=strict does
+
+
+def test_the_next_start_of_a_unit_finds_the_numbers(bank: Bank) -> None:
+    """Each start of a unit has its own mount namespace. The kernel says the path of a file in the one that has ended."""
+    for place in layout.places(bank.root):
+        layout.remove_node(place)
+    start = [*UNIT, str(bank.root), sys.executable, "-c", MAKES, str(bank.root)]
+    numbers = []
+    for _ in range(2):
+        assert subprocess.run(start, capture_output=True, text=True, check=True).stdout == "\n"
+        numbers.append([bank.backend.numbers(uuid) for uuid in (bank.first, bank.second)])
+    assert numbers[0] == numbers[1] != [frozenset(), frozenset()]
+
+
+def test_a_file_in_the_place_of_another_is_not_behind_the_number(bank: Bank) -> None:
+    """As after a copy of the directory was put back: the device leads to the file that was there."""
+    place = bank.place(bank.first)
+    os.rename(place.cells, place.cells.with_name("taken"))
+    place.cells.write_bytes(bytes(MEMORY_BYTES))
+    assert not loops.leads_to(place.memory, place.cells)
+    loops.detach(place.memory)
+    layout.make_nodes(bank.root)
+    assert loops.leads_to(place.memory, place.cells)
+
+
+def test_without_the_right_the_message_names_it(bank: Bank) -> None:
+    layout.remove_node(bank.place(bank.first))
+    few = ["setpriv", "--bounding-set=-mknod", "--inh-caps=-mknod"]
+    said = subprocess.run([*few, sys.executable, "-c", MAKES, str(bank.root)], capture_output=True, text=True, check=True)
+    assert "takes the capability CAP_MKNOD" in said.stdout
+    assert bank.place(bank.first).memory.is_file()
+
+
 def test_a_number_that_leads_elsewhere_is_replaced(bank: Bank) -> None:
     """As after a reboot: the first number is free, or leads to the memory of another GPU."""
     first, second = bank.place(bank.first), bank.place(bank.second)
