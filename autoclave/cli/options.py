@@ -183,6 +183,12 @@ cdi_kind = click.option(
 nvsentinel_socket = path(
     "--nvsentinel-socket", None, "Report quarantines and recoveries to NVSentinel's platform connector at this socket."
 )
+cgroup_root = click.option(
+    "--cgroup-root",
+    type=PATH,
+    show_default="the root of the node",
+    help="The control group of version 2 below which the fence stands: it does not see processes outside. For trials.",
+)
 service_dir = path("--run-dir", paths.RUN_DIR, "Directory with the sockets of the scrub service.")
 metrics_address = click.option(
     "--metrics-address",

@@ -51,6 +51,24 @@ def test_without_a_lease_others_are_counted(ask, standing: Fence) -> None:
     assert "nobody is refused" in answer.stderr
 
 
+def test_of_a_device_that_is_open_to_all_nobody_is_refused(ask, standing: Fence, foreign: Path) -> None:
+    standing.set(FULL, None, refuse=True)
+    assert run(foreign, OPENS) == "opened"
+    answer = ask("status", "-o", "json")
+    (rule,) = json.loads(answer.stdout)["items"]
+    assert (rule["others"], rule["open_to"], rule["refused"]) == ("counted", "all", 0)
+    assert rule["questions"] > 0
+    assert "refused" not in ask("status").stderr
+
+
+def test_the_fence_of_a_trial_is_shown_and_removed(standing: Fence, group: Path) -> None:
+    standing.set(FULL, set(), refuse=True)
+    at = ("--cgroup-root", str(group))
+    assert "1:7" in CliRunner().invoke(verb, ["status", *at], standalone_mode=False).stdout
+    assert CliRunner().invoke(verb, ["off", *at], standalone_mode=False).stdout == "the fence is removed\n"
+    assert fence.inspect(group) is None
+
+
 def test_off_removes_the_fence_once(ask, group: Path, standing: Fence, foreign: Path) -> None:
     standing.set(FULL, set(), refuse=True)
     answer = ask("off")

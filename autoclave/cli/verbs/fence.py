@@ -28,14 +28,15 @@ def fence() -> None:
 
 
 @fence.command(context_settings=ENVIRONMENT)
+@options.cgroup_root
 @options.output("table", "csv", "json", "yaml")
-def status(output: str) -> int:
+def status(cgroup_root: Path | None, output: str) -> int:
     """Show which device files the kernel guards, and for whom each is open.
 
-    A process of another control group is counted or refused. One opening asks two or three times. Exit code 1 if no
-    fence stands.
+    A process of another control group is counted or refused. Of a device that is open to all, it is counted. One
+    opening asks two or three times. Exit code 1 if no fence stands.
     """
-    root = _root()
+    root = _root(cgroup_root)
     try:
         standing = kernel.inspect(root)
     except FenceError as error:
@@ -43,7 +44,7 @@ def status(output: str) -> int:
     if standing is None:
         human.warn(
             f"no fence stands at {root}, so every process opens the GPUs that its container shows it; "
-            "a service with --cgroup-root has its fence in that group"
+            "give --cgroup-root here also if the service has it"
         )
         return NOT_CLEAN
     tree = Tree(root)
@@ -58,7 +59,7 @@ def status(output: str) -> int:
     document.show_table(HEADERS, [[str(cell) for cell in row] for row in rows], output)
     if not rows:
         human.warn("the fence stands, and guards no device")
-    elif any(rule.refuse for rule in standing.rules):
+    elif any(_refuses(rule) for rule in standing.rules):
         human.warn(
             f"others are refused for {human.span(standing.lease)} after the last sign of the service"
             if standing.lease > 0
@@ -68,13 +69,14 @@ def status(output: str) -> int:
 
 
 @fence.command(context_settings=ENVIRONMENT)
-def off() -> int:
+@options.cgroup_root
+def off(cgroup_root: Path | None) -> int:
     """Remove the fence from the kernel, such as after Autoclave was uninstalled.
 
     Every process may then open each GPU that its container shows it. A service that still runs puts the fence back, so
     stop it first, or choose `fence: {mode: off}` in its policy. Exit code 0 also if no fence stood.
     """
-    root = _root()
+    root = _root(cgroup_root)
     try:
         stood = kernel.take_down(root)
     except FenceError as error:
@@ -83,19 +85,23 @@ def off() -> int:
     return DONE
 
 
-def _root() -> Path:
+def _root(given: Path | None) -> Path:
     if os.geteuid() != 0:
         raise FatalError("only root may ask the kernel about the fence: run it with sudo")
     try:
-        return kernel.root()
+        return given or kernel.root()
     except FenceError as error:
         raise FatalError(str(error)) from error
+
+
+def _refuses(rule: FenceRule) -> bool:
+    return rule.refuse and rule.open_to is not None
 
 
 def _row(rule: FenceRule, tree: Tree, *, lasts: bool) -> tuple[str, str, str, int, int]:
     device = rule.device
     kind = "block " if device.kind is NodeKind.BLOCK else ""
-    others = "refused" if rule.refuse and lasts else "counted"
+    others = "refused" if _refuses(rule) and lasts else "counted"
     places = (tree.place(group) for group in sorted(rule.open_to or ()))
     named = sorted({place.container or place.name for place in places if place is not None})
     open_to = "all" if rule.open_to is None else ", ".join(named) or quantity(len(rule.open_to), "control group")

@@ -81,12 +81,7 @@ def _request_timeout(text: str) -> float:
     default="host",
     help="The PID namespace that must show all processes; namespace is for nodes that are containers.",
 )
-@click.option(
-    "--cgroup-root",
-    type=options.PATH,
-    show_default="the root of the node",
-    help="The control group of version 2 below which the fence stands: it does not see processes outside. For trials.",
-)
+@options.cgroup_root
 @click.option(
     "--evidence-rows", type=options.IntRange(0), default=200_000, metavar="N",
     help="How many events of the ledger to keep beside those of the latest scrubs.",
