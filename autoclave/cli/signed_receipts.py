@@ -260,7 +260,7 @@ async def _signed(name: str, history: History) -> Signed:
     try:
         document_of = dsse.parsed(envelope)
         statement = json.loads(document_of.payload)
-    except (ReceiptError, ValueError) as error:
+    except (ReceiptError, ValueError, RecursionError) as error:
         raise FatalError(
             f"cannot read receipt {receipt['id']}: {error}", "`autoclave ledger verify` checks it"
         ) from error

@@ -84,7 +84,7 @@ def _plain(name: str, value: object) -> object:
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -118,7 +118,7 @@ def leaf(row: LedgerRow) -> bytes:
     """The leaf of a row; CorruptLedgerError if it is said to have a receipt and has none."""
     try:
         envelope = json.loads(row.body)["receipt"].get("envelope", "") if row.kind == PASSED else ""
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptLedgerError(f"row {row.seq}: cannot read an event: it has no receipt", row.seq) from error
     return merkle.leaf_of_row(row.hash, envelope)
 

@@ -129,10 +129,8 @@ def notes_in(text: str) -> list[str]:
 def _fields(line: str) -> dict[str, object]:
     try:
         fields = json.loads(line)
-    except ValueError:  # cut off, or of another program
+    except (ValueError, RecursionError):  # cut off, or of another program
         return {}
-    except RecursionError as error:
-        raise ReceiptError("a line of the log has too many brackets") from error
     return fields if isinstance(fields, dict) else {}
 
 

@@ -134,7 +134,7 @@ def _is_of(record: Record, envelope: Path) -> bool:
     try:
         statement = json.loads(base64.b64decode(json.loads(private_files.content(envelope))["payload"]))
         return any(subject["digest"]["sha256"] == record.scrubs.last_receipt for subject in statement["subject"])
-    except (private_files.ForeignFileError, ValueError, LookupError, TypeError):  # cut off by a power loss, or planted
+    except (private_files.ForeignFileError, ValueError, LookupError, TypeError, RecursionError):  # cut off, or planted
         return False
 
 

@@ -16,7 +16,7 @@ from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import audit, ledger_rows, opening, reading
+from scrubber.ledger import audit, ledger_rows, opening, reading, tree
 from tests.ledger.conftest import unfolded
 
 NOW = Moment(1_750_000_000.25, 1234.5)
@@ -88,6 +88,16 @@ def test_one_flipped_byte_of_a_row_names_the_row(sample, scratch, seq, column, d
     broken = audit.verify(scratch).broken
     assert broken is not None
     assert broken.seq == seq
+
+
+def test_a_row_of_nested_json_is_named_and_exported_as_text(sample, scratch):
+    nested = '{"receipt":' * 25_000
+    with changing(sample, scratch) as connection:
+        connection.execute("UPDATE entries SET kind = ?, body = ? WHERE seq = 20", (tree.PASSED, nested))
+    broken = audit.verify(scratch).broken
+    assert broken is not None
+    assert (broken.seq, nested in broken.why) == (20, False)
+    assert [row["body"] for row in reading.export(scratch) if row.get("seq") == 20] == [nested]
 
 
 @given(seq=st.integers(16, 36), other=st.integers(-(2**63), 2**63 - 1))

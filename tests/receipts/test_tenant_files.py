@@ -291,7 +291,12 @@ def _a_link(folder: Path) -> None:
     (folder / ENVELOPE).symlink_to("/etc/hostname")
 
 
-@pytest.mark.parametrize("damage", [_cut_off, _of_an_older_receipt, _a_link])
+def _nested(folder: Path) -> None:
+    (folder / ENVELOPE).unlink()
+    (folder / ENVELOPE).write_text('{"payload":' * 25_000)
+
+
+@pytest.mark.parametrize("damage", [_cut_off, _nested, _of_an_older_receipt, _a_link])
 def test_a_start_removes_files_of_another_receipt(life: Life, damage) -> None:
     damage(life.is_proven())
     life.files.reconcile([life.record])

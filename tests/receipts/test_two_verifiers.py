@@ -278,7 +278,7 @@ def test_the_line_that_fits_is_taken_from_many_nodes(verifiers: Verifiers) -> No
     foreign = note.sign(Checkpoint("autoclave/other", 11, bytes(32)), OTHER)
     earlier = note.sign(Checkpoint(ORIGIN, 11, bytes(32)), OTHER)
     lines = [json.dumps({"checkpoint": each}) for each in (foreign, earlier, SAME)]
-    lines += ["{ of another program", "no JSON", '{"checkpoint": 1}', "{}"]
+    lines += ["{ of another program", "no JSON", '{"checkpoint": 1}', "{}", '{"x":' * 50_000]
     assert verifiers.verdicts({CHECKPOINT: "\n".join(lines).encode()}) == (True, True)
     assert verifiers.verdicts({CHECKPOINT: "\n".join([*lines[:2], *lines[3:]]).encode()}) == (False, False)
     forked = json.dumps({"checkpoint": note.sign(Checkpoint(ORIGIN, 11, bytes(32)), NODE)})

@@ -17,6 +17,7 @@ from scrubber.core.witness import NoWitness
 from scrubber.devices.simulated import drills, layout, loops
 from scrubber.devices.simulated.simulated_backend import Simulated
 from scrubber.node.processes import Processes
+from tests import few_rights
 from tests.devices.conftest import MEMORY_BYTES, Bank
 
 SECRET = b"a secret of the tenant"
@@ -57,7 +58,7 @@ UNIT = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$0" && exec "$@"']
 
 
 def test_the_next_start_of_a_unit_finds_the_numbers(bank: Bank) -> None:
-    """Each start of a unit has its own mount namespace. The kernel says the path of a file in the one that has ended."""
+    """Each start of a unit has a mount namespace, and the kernel says the path of a file in the one that has ended."""
     for place in layout.places(bank.root):
         layout.remove_node(place)
     start = [*UNIT, str(bank.root), sys.executable, "-c", MAKES, str(bank.root)]
@@ -71,7 +72,7 @@ def test_the_next_start_of_a_unit_finds_the_numbers(bank: Bank) -> None:
 def test_a_file_in_the_place_of_another_is_not_behind_the_number(bank: Bank) -> None:
     """As after a copy of the directory was put back: the device leads to the file that was there."""
     place = bank.place(bank.first)
-    os.rename(place.cells, place.cells.with_name("taken"))
+    place.cells.rename(place.cells.with_name("taken"))
     place.cells.write_bytes(bytes(MEMORY_BYTES))
     assert not loops.leads_to(place.memory, place.cells)
     loops.detach(place.memory)
@@ -81,9 +82,8 @@ def test_a_file_in_the_place_of_another_is_not_behind_the_number(bank: Bank) -> 
 
 def test_without_the_right_the_message_names_it(bank: Bank) -> None:
     layout.remove_node(bank.place(bank.first))
-    few = ["setpriv", "--bounding-set=-mknod", "--inh-caps=-mknod"]
-    said = subprocess.run([*few, sys.executable, "-c", MAKES, str(bank.root)], capture_output=True, text=True, check=True)
-    assert "takes the capability CAP_MKNOD" in said.stdout
+    said = few_rights.printed(MAKES, bank.root)
+    assert "takes the capability CAP_MKNOD" in said
     assert bank.place(bank.first).memory.is_file()
 
 
