@@ -51,7 +51,7 @@ def test_without_a_lease_others_are_counted(ask, standing: Fence) -> None:
     assert "nobody is refused" in answer.stderr
 
 
-def test_of_a_device_that_is_open_to_all_nobody_is_refused(ask, standing: Fence, foreign: Path) -> None:
+def test_others_are_not_refused_where_all_may_open(ask, standing: Fence, foreign: Path) -> None:
     standing.set(FULL, None, refuse=True)
     assert run(foreign, OPENS) == "opened"
     answer = ask("status", "-o", "json")

@@ -72,8 +72,8 @@ print(layout.make_nodes(gpus))
 def test_the_page_gives_the_unit_what_simulated_gpus_need(tmp_path):
     if not loops.can_attach(2**20):
         pytest.skip("takes root, and loop devices")
-    told = re.findall("CapabilityBoundingSet=(.*?)\\\\n", PAGE.read_text())
-    rights = frozenset(name.removeprefix("CAP_") for name in [*capabilities(), *told])
+    added = re.findall("CapabilityBoundingSet=(.*?)\\\\n", PAGE.read_text())
+    rights = frozenset(name.removeprefix("CAP_") for name in [*capabilities(), *added])
     command = [*few_rights.prefix(rights), sys.executable, "-c", MAKES, tmp_path / "gpus"]
     try:
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"

@@ -90,7 +90,7 @@ def test_one_flipped_byte_of_a_row_names_the_row(sample, scratch, seq, column, d
     assert broken.seq == seq
 
 
-def test_a_row_of_nested_json_is_named_and_exported_as_text(sample, scratch):
+def test_a_row_of_nested_json_is_named_and_exported(sample, scratch):
     nested = '{"receipt":' * 25_000
     with changing(sample, scratch) as connection:
         connection.execute("UPDATE entries SET kind = ?, body = ? WHERE seq = 20", (tree.PASSED, nested))

@@ -69,7 +69,7 @@ def test_the_next_start_of_a_unit_finds_the_numbers(bank: Bank) -> None:
     assert numbers[0] == numbers[1] != [frozenset(), frozenset()]
 
 
-def test_a_file_in_the_place_of_another_is_not_behind_the_number(bank: Bank) -> None:
+def test_a_file_put_in_the_place_of_another_is_noticed(bank: Bank) -> None:
     """As after a copy of the directory was put back: the device leads to the file that was there."""
     place = bank.place(bank.first)
     place.cells.rename(place.cells.with_name("taken"))
