@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 NUMBER, SIGNATURE = re.compile("0|[1-9][0-9]{0,18}"), re.compile("\u2014 ([^\\s+]+) ([A-Za-z0-9+/]+=*)")
 ENVELOPE, PROOF, RECEIPT, OTHER = "receipt.dsse.json", "receipt.tlog-proof", 2**20, 2**26  # the most bytes of a file
 TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "tag:autoclave.internal,2026:receipts/v1")
-BROKEN = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of JSON that is not as expected
 ON_CHIP = "shared memory and registers of {unitsReached} of {units} units overwritten; not overwritten: {}"
 
 
@@ -105,7 +104,7 @@ def held(text: str, origin: str, key: bytes) -> list[tuple[str, int, bytes]]:
     """The checkpoints of this log in a file: one as it is, or those in lines of services' logs, others' among them."""
     lines, found = [line[line.index("{") :] for line in text.split("\n") if "{" in line], []
     for line in lines or [text]:
-        with suppress(*BROKEN * (len(lines) > 1)):  # of another program
+        with suppress(*[AttributeError, LookupError, RecursionError, TypeError, ValueError] * (len(lines) > 1)):
             found.append(open_checkpoint(json.loads(line)["checkpoint"] if lines else text, key))
     found = [each for each in found if each[0] == origin]
     demand(bool(found), "checkpoint", f"yours has none of {origin} by this key")
@@ -190,7 +189,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         print(*map(plain, lines := verify(given)), sep="\n")
-    except (OSError, *BROKEN) as error:
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         wrong = f"{error.args[0]}: it is missing" if isinstance(error, KeyError) else f"{given.field}: it is malformed"
         said = plain(f"{error if isinstance(error, (WrongError, OSError)) else wrong}")
         parser.error(said) if given.field == "key" else sys.exit(f"not verified: {said}")
