@@ -242,10 +242,14 @@ def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) ->
 
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
+        if not _owner_is_gone(record, facts):
+            return answers.Proceed()
+        if record.health.ailment is None:
+            return answers.Blocked(answers.why_unknown_for_operators(facts))
         # The driver may never again say who uses a device that is lost or hangs.
-        if record.health.ailment is not None and not record.tenancy.until_release and _owner_is_gone(record, facts):
-            return answers.RecordFirst(ev.Released("its owner is gone"))
-        return answers.Proceed()
+        return (
+            answers.Proceed() if record.tenancy.until_release else answers.RecordFirst(ev.Released("its owner is gone"))
+        )
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None:
         return answers.RecordFirst(unannounced)

@@ -88,6 +88,20 @@ class Readings:
     watts: float | None
 
 
+UNSHOWN = (
+    "it is open, and no process shows it: the open file waits in the queue of a socket or in an io_uring; end the pod "
+    "that keeps it: `grep -ls '^scm_fds:.*[1-9]' /proc/[0-9]*/fdinfo/*`, as root, lists the sockets in which files wait"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """What the kernel's count of the open files of a device says beside /proc."""
+
+    unshown: int | None  # so many at least, of which no process shows any; None: not known
+    shown_by: frozenset[int]  # the processes that were found to show one
+
+
 class LivingContainers(Protocol):
     """The containers of this node."""
 
@@ -118,6 +132,13 @@ class Uses(Protocol):
 
         A use counts at the latest when its process has left. The service's workers do not count, except those that were
         killed. Not asked where the fence guards the device.
+        """
+
+    def open_files(self, uuid: str) -> OpenFiles:
+        """How many files of the device are open that no process shows. Asked after a search that has found no holder.
+
+        Such a file waits in the queue of a socket or in an io_uring. Who receives it uses the device and opens nothing,
+        so no fence is asked.
         """
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ground import log
 from scrubber.core.model import Holder, Incarnation
 from scrubber.core.witness import Testimony
-from scrubber.devices.base import DeviceError, ShortageError
+from scrubber.devices.base import UNSHOWN, DeviceError, ShortageError
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls, Shared
@@ -73,12 +73,15 @@ class HolderSearch:
         answered = {uuid: pids for uuid, pids in lists.items() if pids is not None}
         self._listed |= answered
         search = await self._all_holders.ask(*answered) if answered else SearchResult({})
-        holders = dict.fromkeys(uuids) | search.holders
+        unfound = [uuid for uuid in uuids if search.holders.get(uuid) == ()]
+        missed = await asyncio.gather(*map(self._ask_missed, unfound))
+        holders = dict.fromkeys(uuids) | search.holders | dict(zip(unfound, missed, strict=True))
         opened = frozenset(uuid for uuid, pids in answered.items() if pids - ours - self._workers)
         lists = await self._lists([uuid for uuid in opened if holders[uuid] == ()])
         left = frozenset(uuid for uuid, pids in lists.items() if not (pids or frozenset()) - ours - self._workers)
-        missing = {uuid: self._unlisted[uuid] for uuid in uuids if uuid in self._unlisted} | dict(search.missing)
-        search = replace(search, holders=holders, missing=missing, open=opened, left=left)
+        keys = {uuid: uuid for uuid in uuids} | {uuid: _missed(uuid) for uuid in unfound}
+        why = {uuid: self._unlisted[key] for uuid, key in keys.items() if key in self._unlisted}
+        search = replace(search, holders=holders, missing=why | dict(search.missing), open=opened, left=left)
         return incarnation, await self._with_testimonies(search, uuids)
 
     async def none_listed(self, uuid: str, *, idle: bool) -> tuple[Incarnation, Testimony] | None:
@@ -128,6 +131,20 @@ class HolderSearch:
     async def _list_holders(self, uuid: str) -> frozenset[int] | None:
         """The holders that the driver lists; None if it does not answer. A released driver lists none."""
         return await self._ask_driver(uuid, self._driver.backend.listed_holders, uuid, frozenset())
+
+    async def _ask_missed(self, uuid: str) -> tuple[Holder, ...] | None:
+        """Who has the device open and was not found; None if this is not known. A released driver says nothing."""
+        return await self._ask_driver(_missed(uuid), self._missed, uuid, ())
+
+    def _missed(self, uuid: str) -> tuple[Holder, ...] | None:
+        """What the kernel counts must be explained by processes that are no holders. In a thread.
+
+        A file may leave a socket after the search has passed its process: then it is shown now.
+        """
+        files = self._driver.backend.open_files(uuid)
+        if files.unshown:
+            raise DeviceError(UNSHOWN)
+        return self.named(uuid, files.shown_by)
 
     async def _ask_witness(self, uuid: str) -> Testimony | None:
         """What its witness says; None if the device is in a reset of which the service does not know."""
@@ -191,3 +208,7 @@ class HolderSearch:
             return self._driver.backend.files(uuid)
         except DeviceError:
             return ()
+
+
+def _missed(uuid: str) -> str:
+    return f"open files {uuid}"

@@ -124,7 +124,7 @@ TEND = rows(
      RecordFirst(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a nameless user that stays so", lives.USED_BY_HOST, facts((FOREIGN,)), ENFORCE, Proceed()),
     ("W16 no sight of processes: an owner is not taken for gone", lives.IN_USE, facts(None, alive=False), ENFORCE,
-     Proceed()),
+     Blocked(UNSEEABLE)),
     ("an owner that is seen for the first time", UNSEEN, facts(alive=True), ENFORCE,
      RecordFirst(ev.PutInUse(Owner(A, NOW, seen=True)))),
     ("an owner that is seen again", lives.IN_USE, facts(alive=True), ENFORCE, Proceed()),

@@ -74,6 +74,21 @@ def bank(tmp_path: Path) -> Iterator[Bank]:
     bank.backend.close()
 
 
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Bank]:
+    """Two small GPUs with device nodes; no loop device of them is left."""
+    root = tmp_path / "nodes"
+    layout.create(root, 2, MEMORY_BYTES)
+    layout.make_nodes(root)
+    bank = Bank(root, Simulated(root))
+    if not bank.backend.numbers(bank.first):
+        pytest.skip("takes root, and loop devices")
+    yield bank
+    for place in layout.places(root):
+        layout.remove_node(place)
+    bank.backend.close()
+
+
 Launch = Callable[..., subprocess.Popen[bytes]]
 
 

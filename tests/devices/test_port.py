@@ -14,7 +14,15 @@ import pytest
 
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Backend, DeviceError, DeviceHandling, DeviceLostError, DeviceNode, DriverClosedError
+from scrubber.devices.base import (
+    Backend,
+    DeviceError,
+    DeviceHandling,
+    DeviceLostError,
+    DeviceNode,
+    DriverClosedError,
+    OpenFiles,
+)
 from scrubber.devices.blocking_calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import drills, layout
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
@@ -128,6 +136,7 @@ def test_a_fresh_backend_lists_healthy_unused_and_separate_devices(subject: Subj
         assert set(backend.files(uuid)) <= set(backend.reach(uuid)), "a holder counts for its reset domain"
         total, reserved, used = backend.memory(uuid) or (0, 0, 0)
         assert 0 <= used <= total - reserved
+        assert backend.open_files(uuid) == OpenFiles(0 if backend.name == "simulated" else None, frozenset())
     assert len({backend.address(uuid, handling) for uuid in uuids}) == len(uuids)
     files = [backend.files(uuid) for uuid in uuids]
     assert all(files)

@@ -1,5 +1,5 @@
 """Observations of simulated GPUs."""
 
-from tests.devices.conftest import bank, launch
+from tests.devices.conftest import bank, launch, nodes
 
-__all__ = ["bank", "launch"]
+__all__ = ["bank", "launch", "nodes"]

@@ -18,7 +18,15 @@ from typing import TypeVar
 
 from scrubber.core.model import AilmentKind, DeviceInfo, DeviceNumber, Holder, Moment, NodeKind, Sign, Step, Vitals, Xid
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
-from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, DriverClosedError, Readings
+from scrubber.devices.base import (
+    Address,
+    DeviceError,
+    DeviceHandling,
+    DeviceLostError,
+    DriverClosedError,
+    OpenFiles,
+    Readings,
+)
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.node.processes import no_bystander
 from tests.service.kernel import SERVICE, Kernel
@@ -320,6 +328,10 @@ class Node:
         if not self.keeps_uses:
             return NoWitness("this driver keeps no accounts")
         return Missed("raise its limit") if self.misses_uses else Counted(Witness.FILES, self.gpus[uuid].uses)
+
+    def open_files(self, uuid: str) -> OpenFiles:  # noqa: ARG002 - the port's
+        """Not counted."""
+        return OpenFiles(None, frozenset())
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
         """One, if it can be fenced."""

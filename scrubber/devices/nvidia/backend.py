@@ -14,7 +14,7 @@ from scrubber.core.model import DeviceInfo, DeviceNumber, NodeKind, Sign, Vitals
 from scrubber.core.witness import NoWitness, Testimony
 from scrubber.cuda import cupy_loading
 from scrubber.cuda.images import image_for
-from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, Readings
+from scrubber.devices.base import Address, Counts, DeviceError, DeviceHandling, DriverOpeningError, OpenFiles, Readings
 from scrubber.devices.nvidia import boards, holders, locks, pending_restore
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.health import vitals, xid_messages
@@ -123,6 +123,10 @@ class Nvidia:
     def witness(self, uuid: str) -> Testimony:  # noqa: ARG002 - the port's
         """None: only the fence counts who opens a GPU."""
         return NoWitness("no fence guards it")
+
+    def open_files(self, uuid: str) -> OpenFiles:  # noqa: ARG002 - the port's
+        """Not known: the kernel counts them for all GPUs together, and with much else (docs/threat-model.md)."""
+        return OpenFiles(None, frozenset())
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
         """Those of the GPU, or of the nodes that give access to a slice. Works while NVML is closed."""

@@ -10,20 +10,30 @@ each other for a holder: during open(2) and close(2), the file is open and no pr
 
 Where the kernel refuses to answer about another file, nothing is known: a tenant may have given away its file, whose
 lease only the owner may ask for.
+
+The kernel gives no lease on a device node. But it drops the cached pages of a block device when the last open file of
+the device is closed (``blkdev_flush_mapping`` in block/bdev.c, also in Linux 6.1). So a page that outlives our own open
+file shows that there is another one. A process that zeroes the device (BLKZEROOUT) at this very moment hides itself.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
+import mmap
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from ground import private_files
 from scrubber.devices.base import DeviceError
 
 LOCKED_WITHIN = 1.0  # seconds: a process that a signal has stopped may hold the lock of a directory for ever
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RefusedError(DeviceError):
@@ -38,7 +48,7 @@ def is_open(files: Iterable[str]) -> bool:
 def _is_open(path: str) -> bool:
     try:
         with private_files.locked(Path(path).parent, LOCKED_WITHIN):
-            return _has_others(path)
+            return _keeps_pages(path) if Path(path).is_block_device() else _has_others(path)
     except OSError as error:
         raise RefusedError(f"cannot tell whether a process has {path} open: {error.strerror}") from error
 
@@ -58,6 +68,35 @@ def _has_others(path: str) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def _keeps_pages(node: str) -> bool:
+    """Whether a page of a block device outlives our open file."""
+    with ExitStack() as closing:
+        pins, into = os.pipe2(os.O_CLOEXEC)
+        closing.callback(os.close, pins)
+        closing.callback(os.close, into)
+        device = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            page = os.lseek(device, 0, os.SEEK_END) // mmap.PAGESIZE // 2 * mmap.PAGESIZE
+            # The pipe keeps the page: lack of memory does not make the kernel drop it, the last close does.
+            os.splice(device, into, mmap.PAGESIZE, offset_src=page)
+            if not _is_cached(device, page):
+                raise OSError(errno.ENODATA, "the kernel does not cache it")
+        finally:
+            os.close(device)
+        device = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
+        closing.callback(os.close, device)
+        return _is_cached(device, page)
+
+
+def _is_cached(device: int, page: int) -> bool:
+    with mmap.mmap(device, mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=page) as mapped:
+        # Python gives the address of a writable mapping only, so this one is private. Nothing touches it.
+        place, answer = ctypes.addressof(ctypes.c_char.from_buffer(mapped)), ctypes.c_ubyte()
+        if _libc.mincore(ctypes.c_void_p(place), ctypes.c_size_t(mmap.PAGESIZE), ctypes.byref(answer)) != 0:
+            raise OSError(ctypes.get_errno(), "mincore failed")
+    return bool(answer.value & 1)
 
 
 def keep_others_out(handle: int) -> None:

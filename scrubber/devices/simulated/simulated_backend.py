@@ -20,7 +20,7 @@ from ground import log
 from scrubber.core.model import DeviceInfo, DeviceNumber, Vitals
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.devices import shortage
-from scrubber.devices.base import Address, DeviceError, DeviceHandling, DeviceLostError, Readings
+from scrubber.devices.base import UNSHOWN, Address, DeviceError, DeviceHandling, DeviceLostError, OpenFiles, Readings
 from scrubber.devices.simulated import containers, layout, open_check
 from scrubber.devices.simulated.layout import Driver, GpuFiles
 from scrubber.fence.numbers import number_of
@@ -112,6 +112,10 @@ class Simulated:
         if self.numbers(uuid):
             return NoWitness("its memory is a device node, which the fence does not watch")
         return self._writers.uses(self.files(uuid))
+
+    def open_files(self, uuid: str) -> OpenFiles:
+        """The kernel says whether one is open, not how many: beside a process that shows one, nothing is known."""
+        return self._users.open_files(uuid, self.files(uuid))
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
         """That of its memory, where this is a device node."""
@@ -246,20 +250,23 @@ class Users:
         files = [file for file in files if os.path.exists(file)]  # noqa: PTH110 -- backends return paths as text
         pids = self._those_with(files, self._known.get(uuid, ()))
         if not self._names_others(pids):
-            pids = self._search(uuid, files)
+            found = self.open_files(uuid, files)
+            if found.unshown:
+                raise DeviceError(_hidden(uuid, files) if os.geteuid() else UNSHOWN)
+            pids = found.shown_by
         self._known[uuid] = pids
         return pids
 
-    def _search(self, uuid: str, files: Sequence[str]) -> frozenset[int]:
+    def open_files(self, uuid: str, files: Sequence[str]) -> OpenFiles:
+        """Whether one of these files is open, and who shows it: workers as well. Raises RefusedError."""
         for _ in range(_LOOKS):
             if not open_check.is_open(files):
-                return frozenset()
+                return OpenFiles(0, frozenset())
             with self._turn:
                 holders = self._processes.holders({uuid: files})[uuid]
             if holders:
-                return frozenset(holder.pid for holder in holders)
-        hidden = f"that user {user(os.getpid())} may not inspect " if os.geteuid() else ""
-        raise DeviceError(f"a process {hidden}has the memory of {uuid} open: `fuser -v {files[0]}`, as root, names it")
+                return OpenFiles(None, frozenset(holder.pid for holder in holders))
+        return OpenFiles(1, frozenset())
 
     def _names_others(self, pids: Iterable[int]) -> bool:
         return any(not descends(self._proc, pid, {os.getpid()}) for pid in pids)
@@ -379,6 +386,11 @@ def _opens(place: GpuFiles) -> bool:
     except OSError as error:
         return error.errno != errno.EPERM
     return True
+
+
+def _hidden(uuid: str, files: Sequence[str]) -> str:
+    hidden = f"a process that user {user(os.getpid())} may not inspect has the memory of {uuid} open"
+    return f"{hidden}: `fuser -v {files[0]}`, as root, names it"
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scrubber.core.model import NodeKind
 from scrubber.core.witness import NoWitness
-from scrubber.devices.simulated import drills, layout, loops
-from scrubber.devices.simulated.simulated_backend import Simulated
+from scrubber.devices.base import OpenFiles
+from scrubber.devices.simulated import drills, layout, loops, open_check
 from scrubber.node.processes import Processes
 from tests import few_rights
 from tests.devices.conftest import MEMORY_BYTES, Bank
+from tests.node.open_programs import IN_TRANSIT, MAP, WRITE
 
 SECRET = b"a secret of the tenant"
+CLOSED = OpenFiles(0, frozenset())
+BLKFLSBUF = 0x1261
 
 
 @pytest.fixture
-def bank(tmp_path: Path) -> Iterator[Bank]:
-    """Two small GPUs with device nodes; no loop device of them is left."""
-    root = tmp_path / "gpus"
-    layout.create(root, 2, MEMORY_BYTES)
-    layout.make_nodes(root)
-    bank = Bank(root, Simulated(root))
-    if not bank.backend.numbers(bank.first):
-        pytest.skip("takes root, and loop devices")
-    yield bank
-    for place in layout.places(root):
-        layout.remove_node(place)
-    bank.backend.close()
+def bank(nodes: Bank) -> Bank:
+    """Two small GPUs with device nodes."""
+    return nodes
 
 
 def test_each_gpu_keeps_a_number_of_its_own(bank: Bank) -> None:
@@ -125,24 +118,33 @@ def test_who_opens_a_node_of_his_own_is_found(bank: Bank, tmp_path: Path) -> Non
         process.kill()
 
 
-MAPS = """
-import mmap, os, sys
-file = os.open(sys.argv[1], os.O_RDWR)
-cells = mmap.mmap(file, 4096)
-os.close(file)
-print(flush=True)
-sys.stdin.read()
-"""
+HELD = {"read": WRITE.replace("O_RDWR", "O_RDONLY"), "write": WRITE, "mapping": MAP.format(flags=1)}
 
 
-def test_who_has_mapped_a_node_is_found(bank: Bank) -> None:
-    command = [sys.executable, "-c", MAPS, str(bank.place(bank.first).memory)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        # In Python, mmap keeps a descriptor of its own.
-        assert found(bank, bank.first) == {process.pid}
-        process.communicate()
+@pytest.mark.parametrize("code", [*HELD.values(), IN_TRANSIT], ids=[*HELD, "in transit on a socket"])
+def test_an_open_node_is_explained_by_a_process_or_not(bank: Bank, tmp_path: Path, launch, code: str) -> None:
+    own = tmp_path / "own"
+    os.mknod(own, stat.S_IFBLK | 0o600, bank.place(bank.first).memory.stat().st_rdev)
+    process = launch(code, own)
+    shown = OpenFiles(1, frozenset()) if code == IN_TRANSIT else OpenFiles(None, frozenset({process.pid}))
+    assert [bank.backend.open_files(uuid) for uuid in (bank.first, bank.second)] == [shown, CLOSED]
+    process.kill()
+    process.wait()
+    assert bank.backend.open_files(bank.first) == CLOSED
+
+
+def test_a_node_that_drops_its_pages_is_no_less_open(bank: Bank, launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a node does that is short of memory."""
+    memory = bank.place(bank.first).memory
+    launch(IN_TRANSIT, memory)
+    is_cached = open_check._is_cached
+
+    def dropping(device: int, page: int) -> bool:
+        fcntl.ioctl(device, BLKFLSBUF)
+        return is_cached(device, page)
+
+    monkeypatch.setattr(open_check, "_is_cached", dropping)
+    assert open_check.is_open([str(memory)])
 
 
 def test_a_tenant_finds_its_secret_and_a_scrub_takes_it(bank: Bank) -> None:
