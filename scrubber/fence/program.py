@@ -50,7 +50,7 @@ from scrubber.fence.instructions import (
 )
 
 LEVELS = 16  # of control groups below the root that are compared with the members: more than runtimes nest
-TOLD_LEVELS = 6  # of control groups that a question names: down to that of a pod, also below another root of a kubelet
+NAMED_LEVELS = 6  # of control groups that a question names: down to that of a pod, also below another root of a kubelet
 
 # Functions of the kernel, from enum bpf_func_id.
 _LOOK_UP, _UPDATE, _PID, _COMMAND, _GROUP, _ANCESTOR = 1, 2, 14, 16, 80, 123
@@ -74,13 +74,13 @@ class MapShape:
 _HASH, _ARRAY, _LATEST, _RING = 1, 2, 9, 27  # of the latest: the kernel forgets those that were used least lately
 RING_BYTES = 256 * 1024  # some 2,500 questions
 NUMBERS = 1024  # device numbers that are fenced at most
-MEMBERS = 16384  # control groups that may open one, in all: for each number, those of all pods that are exempt
+MEMBERS = 65536  # control groups that may open one, in all: for each number, those of all pods that are exempt
 PROGRAMS = 4096  # processes of the service at most
 
 # The names hold the version of the layout: a service finds the maps of an earlier one by them, with what they count.
 RULES, MEMBERSHIP, COUNTERS = "fence2_rules", "fence2_members", "fence2_counts"
 LEASE, QUESTIONS, PROOFS = "fence2_lease", "fence3_asked", "fence2_proofs"
-PROCESSES, TOLD, KEEPER = "fence3_service", "fence3_told", "fence3_keeper"
+PROCESSES, SENT, KEEPER = "fence3_service", "fence3_sent", "fence3_keeper"
 MAPS = {
     RULES: MapShape(_HASH, 8, 8, NUMBERS),
     MEMBERSHIP: MapShape(_HASH, 16, 4, MEMBERS),
@@ -88,7 +88,7 @@ MAPS = {
     LEASE: MapShape(_ARRAY, 4, 8, 1),
     QUESTIONS: MapShape(_RING, 0, 0, RING_BYTES),
     PROCESSES: MapShape(_HASH, 4, 4, PROGRAMS),
-    TOLD: MapShape(_LATEST, 16, 16, NUMBERS),
+    SENT: MapShape(_LATEST, 16, 16, NUMBERS),
     # What services write for each other, as long as the node runs:
     PROOFS: MapShape(_HASH, 8, 32, NUMBERS),
     KEEPER: MapShape(_ARRAY, 4, 16, 1),
@@ -100,7 +100,7 @@ MEMBER = struct.Struct("<I")  # the key: a device and a control group
 COUNTS = struct.Struct("<QQ")  # questions of others: let pass; refused. Each is counted once, at its answer
 PROOF = struct.Struct("<QQQQ")  # excused questions; gaps; which proof; the uses that it had seen
 KEPT_BY = struct.Struct("<QQ")  # process and start, in ticks, of the service that keeps the fence; 0: none does
-QUESTION = struct.Struct(f"<QQ8sII16s{TOLD_LEVELS}Q")
+QUESTION = struct.Struct(f"<QQ8sII16s{NAMED_LEVELS}Q")
 # boot time in ns, group, key of the device, process, refused, command, the groups from the root down
 
 # What a member is. Others are all who are not below one.
@@ -109,16 +109,16 @@ OWNER, EXEMPT, SERVICE = range(3)
 # who else is in its group as exempt: a privileged container can write itself into any group.
 
 # A flood of questions costs the kernel a count each, and the service next to nothing: of one control group and device,
-# no more of them are told. What is not told cannot be excused.
-TOLD_EVERY_NS = 100_000_000
-TOLD_REFUSED, TOLD_PASSED = 1, 64
+# no more of them are sent. What is not sent cannot be excused.
+SENT_EVERY_NS = 100_000_000
+SENT_REFUSED, SENT_PASSED = 1, 64
 
 # The stack, from its end down. The key of a device is the beginning of the key of a member.
 _DEVICE, _GROUP_ID = -16, -8
 _INDEX = -20
 _QUESTION = -24 - QUESTION.size
-_ABOVE = _QUESTION + QUESTION.size - 8 * TOLD_LEVELS
-_SINCE, _TIMES = _QUESTION - 16, _QUESTION - 8  # the value in TOLD
+_ABOVE = _QUESTION + QUESTION.size - 8 * NAMED_LEVELS
+_SINCE, _TIMES = _QUESTION - 16, _QUESTION - 8  # the value in SENT
 _COMMAND_BYTES = 16
 
 
@@ -148,18 +148,18 @@ def program() -> Table:
         *_LEASE_LASTS,
         put(R1, 1),
         count(R8, 8, R1),
-        put(R7, TOLD_REFUSED),
+        put(R7, SENT_REFUSED),
         jump("counted"),
         Label("passes"),
         put(R9, 0),
         put(R1, 1),
         count(R8, 0, R1),
-        put(R7, TOLD_PASSED),
+        put(R7, SENT_PASSED),
         Label("counted"),
-        *_IS_TOLD,
-        Label("tell"),
-        *_TELL,
-        Label("told"),
+        *_IS_SENT,
+        Label("send"),
+        *_SEND_IT,
+        Label("sent"),
         jump_if_equal(R9, 0, "allow"),
         put(R0, 0),
         end(),
@@ -195,11 +195,11 @@ _WHICH_DEVICE = [
 def _in_a_member() -> Table:
     """Go on at "allow" if the group of the process, or one above it, may open the device uncounted.
 
-    R9 = 0 if one is let pass and counted. The root is nobody's. What is told of the groups is kept on the way.
+    R9 = 0 if one is let pass and counted. The root is nobody's. What is sent of the groups is kept on the way.
     """
     return [
         put(R1, 0),
-        *(write8(STACK, _ABOVE + 8 * level, R1) for level in range(TOLD_LEVELS)),
+        *(write8(STACK, _ABOVE + 8 * level, R1) for level in range(NAMED_LEVELS)),
         *(entry for level in range(1, LEVELS + 1) for entry in _at_level(level)),
     ]
 
@@ -211,7 +211,7 @@ def _at_level(level: int) -> Table:
         call(_ANCESTOR),
         jump_if_equal(R0, 0, "other"),  # the process is in no group so far from the root
         write8(STACK, _GROUP_ID, R0),
-        *([write8(STACK, _ABOVE + 8 * (level - 1), R0)] if level <= TOLD_LEVELS else []),
+        *([write8(STACK, _ABOVE + 8 * (level - 1), R0)] if level <= NAMED_LEVELS else []),
         *_look_up(MEMBERSHIP, _DEVICE),
         jump_if_equal(R0, 0, below),
         read4(R8, R0),
@@ -238,29 +238,29 @@ _LEASE_LASTS: Table = [
     jump_if_at_most(R7, R0, "passes"),
 ]
 
-# Go on at "told" if questions of this group about this device were told R7 times lately.
-_IS_TOLD: Table = [
+# Go on at "sent" if questions of this group about this device were sent R7 times lately.
+_IS_SENT: Table = [
     call(_BOOT_TIME),
     copy(R8, R0),
     call(_GROUP),
     write8(STACK, _GROUP_ID, R0),
-    *_look_up(TOLD, _DEVICE),
+    *_look_up(SENT, _DEVICE),
     jump_if_equal(R0, 0, "first"),
     read8(R1, R0),
     copy(R2, R8),
     subtract(R2, R1),
-    put(R3, TOLD_EVERY_NS),
+    put(R3, SENT_EVERY_NS),
     jump_if_at_most(R3, R2, "first"),
     read8(R1, R0, 8),
-    jump_if_at_most(R7, R1, "told"),
+    jump_if_at_most(R7, R1, "sent"),
     put(R1, 1),
     count(R0, 8, R1),
-    jump("tell"),
+    jump("send"),
     Label("first"),
     write8(STACK, _SINCE, R8),
     put(R1, 1),
     write8(STACK, _TIMES, R1),
-    load_map(R1, TOLD),
+    load_map(R1, SENT),
     copy(R2, STACK),
     add(R2, _DEVICE),
     copy(R3, STACK),
@@ -269,7 +269,7 @@ _IS_TOLD: Table = [
     call(_UPDATE),
 ]
 
-_TELL: Table = [
+_SEND_IT: Table = [
     write8(STACK, _QUESTION, R8),
     read8(R1, STACK, _GROUP_ID),
     write8(STACK, _QUESTION + 8, R1),

@@ -29,7 +29,7 @@ class Question:
     pid: int
     command: str
     group: int  # the id of the control group of the process
-    above: tuple[int, ...]  # those of the groups above it, from the root down, as far as they are told
+    above: tuple[int, ...]  # those of the groups above it, from the root down, as far as they are sent
     refused: bool
 
 

@@ -206,7 +206,7 @@ def test_a_fence_can_be_taken_down(standing: Fence, group: Path, owner: Path, fo
 
 
 @pytest.mark.parametrize(("refuse", "most"), [(True, 1), (False, 64)])
-def test_many_questions_are_counted_and_few_of_them_told(
+def test_many_questions_are_counted_and_few_are_sent(
     standing: Fence, owner: Path, foreign: Path, *, refuse: bool, most: int
 ) -> None:
     """In each tenth of a second. A flood of them costs the service next to nothing."""

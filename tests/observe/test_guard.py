@@ -118,7 +118,7 @@ def test_the_service_itself_does_not_count(asking: Asking, service: Path) -> Non
         assert asking.uses() > 0, "a later process may have its number"
 
 
-def test_a_stranger_in_the_group_of_the_service_counts(asking: Asking, service: Path) -> None:
+def test_others_in_the_group_of_the_service_count(asking: Asking, service: Path) -> None:
     """A privileged container with the control groups of the host can write itself into any of them."""
     asking.terms = Terms(refuse=True)
     asking.keep(lives.CLEAN)
@@ -147,7 +147,7 @@ def test_an_owner_counts_before_and_after_its_tenancy(asking: Asking, owner: Pat
     assert counted == [True, False, True]
 
 
-def test_the_device_of_a_pod_without_a_known_group_is_open_to_nobody(asking: Asking, foreign: Path) -> None:
+def test_a_pod_without_a_known_group_opens_nothing(asking: Asking, foreign: Path) -> None:
     asking.terms = Terms(refuse=True)
     asking.keep(lives.IN_USE_BY_B)
     assert run(foreign, OPENS) == "refused"
@@ -442,7 +442,7 @@ def test_an_exempt_group_is_let_in_and_counted(asking: Asking, foreign: Path) ->
     assert (asker.exempt, asker.refused) == (True, 0)
 
 
-def test_a_group_that_is_exempt_since_the_last_round_is_refused_once(asking: Asking, foreign: Path) -> None:
+def test_a_group_exempt_since_the_last_round_is_refused_once(asking: Asking, foreign: Path) -> None:
     refused(asking)
     asking.keep(lives.CLEAN)
     asking.exempt = {foreign}
@@ -478,9 +478,7 @@ def keeping(place: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("stays", "uses"), [(True, 1), (False, 0)])
-def test_who_was_an_owner_and_still_runs_may_have_the_device(
-    asking: Asking, group: Path, *, stays: bool, uses: int
-) -> None:
+def test_an_earlier_owner_that_runs_may_have_the_device(asking: Asking, group: Path, *, stays: bool, uses: int) -> None:
     job = made_group(group / "job")
     asking.keep(of_a_job(job))
     with keeping(made_group(job / "step")):
@@ -533,7 +531,7 @@ def flood(place: Path) -> Iterator[None]:
             process.kill()
 
 
-def test_a_refused_flood_ends_no_proof_and_is_told_seldom(asking: Asking, foreign: Path) -> None:
+def test_a_refused_flood_ends_no_proof(asking: Asking, foreign: Path) -> None:
     refused(asking)
     asking.keep(lives.CLEAN)
     asked = 0
@@ -546,7 +544,7 @@ def test_a_refused_flood_ends_no_proof_and_is_told_seldom(asking: Asking, foreig
     assert 0 < asking.guard.askers.asked(DEVICE).times < 2000
 
 
-def test_a_process_that_asks_again_is_looked_up_once_a_second(asking: Asking) -> None:
+def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:
     looked_up = list[int]()
 
     def found(pid: int) -> tuple[Holder, ...]:
@@ -582,7 +580,7 @@ def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path) -> None:
     assert asking.uses() == 0
 
 
-def test_a_rule_that_somebody_removed_is_missed_and_written_again(asking: Asking, group: Path, foreign: Path) -> None:
+def test_a_rule_that_somebody_removed_is_missed(asking: Asking, group: Path, foreign: Path) -> None:
     refused(asking)
     asking.keep(lives.CLEAN)
     before = asking.uses()
