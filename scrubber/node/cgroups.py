@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -49,14 +49,13 @@ _HIERARCHIES = ("systemd", "pids", "memory", "unified")  # of cgroup v1, each wi
 _GONE = frozenset({errno.ENOENT, errno.ENODEV})  # errors of a group that was removed
 _MOST_GROUPS = 32  # of a pod that are read: a container may create as many groups as it wants
 _WHOLE_UID = re.compile(_UID)
-_POD_GROUPS = (  # below a hierarchy; {0}: the UID, {1}: the UID as systemd writes it
-    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{1}.slice",
-    "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{1}.slice",
-    "kubepods.slice/kubepods-pod{1}.slice",
-    "kubepods/burstable/pod{0}",
-    "kubepods/besteffort/pod{0}",
-    "kubepods/pod{0}",
+_SYSTEMD_GROUPS = (  # below a hierarchy; {0}: the UID as systemd writes it, {1}: the slice of all pods
+    "{1}.slice/{1}-burstable.slice/{1}-burstable-pod{0}.slice",
+    "{1}.slice/{1}-besteffort.slice/{1}-besteffort-pod{0}.slice",
+    "{1}.slice/{1}-pod{0}.slice",
 )
+_PLAIN_GROUPS = ("kubepods/burstable/pod{0}", "kubepods/besteffort/pod{0}", "kubepods/pod{0}")  # {0}: the UID
+_UNUSUAL_ROOTS = ("*/kubepods", "*.slice/*-kubepods.slice")  # of a kubelet with another ``cgroupRoot``, such as kind's
 _OUTSIDE_PODS = ("system.slice/docker-{0}*.scope", "docker/{0}*", "machine.slice/libpod-{0}*.scope")  # {0}: its id
 _REMEMBERED = 4096  # pods; a node runs some hundred at a time
 _SHOWN = 12  # characters of an id, as container runtimes show it
@@ -101,14 +100,24 @@ def _container(path: str) -> re.Match[str] | None:
 class Containers:
     """Finds the containers of this node."""
 
-    def __init__(self, proc: Path, namespace: int | None = None, groups: Path = GROUPS) -> None:
+    def __init__(
+        self,
+        proc: Path,
+        namespace: int | None = None,
+        groups: Path = GROUPS,
+        made_for: Callable[[str], str | None] = lambda _pod: None,
+    ) -> None:
         """``namespace``: the pid namespace that shows the whole node, if it is not the initial one.
 
-        ``groups``: where the node's control groups are mounted.
+        ``groups``: where the node's control groups are mounted. ``made_for``: the path of the group that the container
+        runtime was told to use for a pod, if the runtime says that.
         """
         self._proc = proc
         self._namespace = namespace
         self._groups = groups
+        self._made_for = made_for
+        self.rivals: dict[str, frozenset[Path]] = {}  # by pod: groups with its name that hold somebody and are not its
+        self._chosen: dict[str, Path] = {}  # the group of version 2 of each pod or container that was asked for
         # Those that a process was found in, the latest last; with the group that holds all of the pod, if it is known.
         self._pods: dict[str, Path | None] = {}
 
@@ -188,28 +197,37 @@ class Containers:
         return pod in self._pods or any(True for _ in self._groups_of(pod))
 
     def unified_groups(self, name: str, root: Path) -> frozenset[int]:
-        """The ids of the control groups of version 2 of a pod or container. Empty if none is found, as with version 1.
+        """The id of the control group of version 2 that holds a pod or container. Empty where that cannot be said.
 
-        ``root``: where the root of that version is mounted.
+        Whoever may write to control groups can make one with the name of any pod. So the group of a pod is the one
+        that the runtime says it was told to use, or the only one that holds a process or container; once found, it
+        stays the pod's. ``rivals`` has the others. ``root``: where the root of that version is mounted.
         """
-        groups = _usual(root, name)
-        member = self.member(name) if not any(map(Path.is_dir, groups)) else None
-        if member is not None:
-            group = unified_group(root, name, f"{self._proc}/{member}")
-            groups = [group] if group is not None else []
-        ids = set()
-        for group in groups:
-            with suppress(FileNotFoundError):
-                ids.add(group.stat().st_ino)
-        return frozenset(ids)
+        group = self._chosen.get(name)
+        holding = {other for other in _usual(root, name) if other != group and _holds(other)}
+        if group is None:
+            made = self._made_for(name)
+            holding.update(filter(_holds, _unusual(root, name)))
+            candidates = holding if made is None else set(filter(_holds, [root / made.lstrip("/")]))
+            if len(candidates) == 1:
+                self._chosen[name] = group = candidates.pop()
+                if len(self._chosen) > _REMEMBERED:
+                    del self._chosen[next(iter(self._chosen))]
+        self.rivals.pop(name, None)
+        if rivals := frozenset(holding - {group}):
+            self.rivals[name] = rivals
+        try:
+            return frozenset({group.stat().st_ino}) if group is not None else frozenset()
+        except FileNotFoundError:
+            return frozenset()
 
     def _groups_of(self, pod: str) -> Iterator[str]:
         """The control group of a pod, and groups below it, such as those of its containers."""
         if not _WHOLE_UID.fullmatch(pod):
             return
         for hierarchy in ("", *_HIERARCHIES):
-            for place in _POD_GROUPS:
-                group = os.path.join(self._groups, hierarchy, place.format(pod, pod.replace("-", "_")))  # noqa: PTH118 - text
+            for place in _pod_groups(pod):
+                group = os.path.join(self._groups, hierarchy, place)  # noqa: PTH118 - text
                 yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
 
 
@@ -249,10 +267,40 @@ def _unified_group(root: Path, name: str, text: str) -> Path | None:
 def _usual(root: Path, name: str) -> list[Path]:
     """Where kubelets make the control group of a pod, and docker and podman that of a container."""
     if _WHOLE_UID.fullmatch(name):
-        return [root / place.format(name, name.replace("-", "_")) for place in _POD_GROUPS]
+        return [root / place for place in _pod_groups(name)]
     identity = name.removeprefix(CONTAINER)
     places = _OUTSIDE_PODS if re.fullmatch("[0-9a-f]{12}", identity) else ()
     return [group for place in places for group in root.glob(place.format(identity))]
+
+
+def _unusual(root: Path, pod: str) -> Iterator[Path]:
+    """The groups with the name of a pod where the kubelet has another root than that of the node."""
+    if not _WHOLE_UID.fullmatch(pod):
+        return
+    for pattern in _UNUSUAL_ROOTS:
+        for above in root.glob(pattern):
+            places = _pod_groups(pod, above.name.removesuffix(".slice"))
+            yield from filter(Path.is_dir, (above.parent / place for place in places))
+
+
+def _pod_groups(pod: str, above: str = "kubepods") -> Iterator[str]:
+    """Where a kubelet makes the group of a pod, below its root. ``above``: the slice of all pods."""
+    yield from (place.format(pod.replace("-", "_"), above) for place in _SYSTEMD_GROUPS)
+    yield from (place.format(pod) for place in _PLAIN_GROUPS)
+
+
+def _holds(group: Path) -> bool:
+    """Whether a process is in a group of version 2 or below it, or a runtime has made a container's group there.
+
+    Another driver of the kubelet than of the runtime leaves a group that holds neither.
+    """
+    if not group.is_dir():
+        return False
+    if is_populated(group):
+        return True
+    with suppress(OSError), os.scandir(group) as entries:
+        return any(_CONTAINER.fullmatch(f"/{entry.name}") and entry.is_dir() for entry in entries)
+    return False
 
 
 def _unified(text: str) -> str | None:

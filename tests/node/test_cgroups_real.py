@@ -120,11 +120,57 @@ def test_beside_groups_of_version_1_no_end_is_reported(group, enter, node_proc) 
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
-@pytest.mark.parametrize("driver", [it for it in POD if "kind" not in it])
-def test_a_pod_has_a_group_before_its_first_process(driver, group, observer) -> None:
+@pytest.mark.parametrize("child", [ID, f"crio-{ID}.scope"])
+@pytest.mark.parametrize("driver", POD)
+def test_a_pod_has_a_group_before_its_first_process(driver, child, group, observer) -> None:
+    """CRI-O starts no process for the sandbox, and makes a group for it."""
     ours = group(pod(driver))
+    assert observer.unified_groups(UID, group("")) == frozenset(), "such as the kubelet's, of another driver"
+    group(f"{pod(driver)}/{child}")
     assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
     assert observer.unified_groups(NEIGHBOUR, group("")) == frozenset()
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+@pytest.mark.parametrize("driver", POD)
+def test_another_group_with_the_pods_name_is_not_its(driver, group, enter, observer) -> None:
+    ours, other = group(pod(driver)), group(f"kubepods/burstable/pod{UID}")
+    enter(ours)
+    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
+    assert observer.rivals == {}
+    process = enter(other)
+    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}, "it was the pod's before"
+    assert observer.rivals == {UID: {other}}
+    process.collect()
+    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
+    assert observer.rivals == {}, "a group that holds nobody"
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+def test_of_two_groups_none_is_the_pods(group, enter, observer) -> None:
+    both = [group(place) for place in (f"kubepods/besteffort/pod{UID}", f"kubepods/burstable/pod{UID}")]
+    for place in both:
+        enter(place)
+    assert observer.unified_groups(UID, group("")) == frozenset()
+    assert observer.rivals == {UID: set(both)}
+    informed = Containers(Path("/proc"), made_for={UID: f"/kubepods/besteffort/pod{UID}"}.get)
+    assert informed.unified_groups(UID, group("")) == {both[0].stat().st_ino}, "the runtime knows it"
+    assert informed.rivals == {UID: {both[1]}}
+
+
+@pytest.mark.parametrize("group", ["second"], indirect=True)
+def test_a_pod_that_ended_leaves_no_group_to_others(group, enter, observer) -> None:
+    ours = group(pod(GUARANTEED))
+    enter(ours).collect()
+    group(f"{pod(GUARANTEED)}/{ID}")
+    assert observer.unified_groups(UID, group("")) == {ours.stat().st_ino}
+    for place in (f"{pod(GUARANTEED)}/{ID}", pod(GUARANTEED)):
+        group(place).rmdir()
+    other = group(f"kubepods/burstable/pod{UID}")
+    enter(other)
+    assert observer.unified_groups(UID, group("")) == frozenset()
+    informed = Containers(Path("/proc"), made_for={UID: pod(GUARANTEED)}.get)
+    assert informed.unified_groups(UID, group("")) == frozenset(), "also for a service that starts later"
 
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
@@ -146,8 +192,9 @@ def test_a_container_outside_any_pod_has_a_group(group, enter) -> None:
 
 @pytest.mark.parametrize("group", ["second"], indirect=True)
 @pytest.mark.parametrize("place", ["system.slice/docker-{}.scope", "docker/{}", "machine.slice/libpod-{}.scope"])
-def test_a_container_of_docker_and_podman_is_found_by_name(place, group, observer) -> None:
+def test_a_container_of_docker_and_podman_is_found_by_name(place, group, enter, observer) -> None:
     ours = group(place.format(ID))
+    enter(ours)
     assert observer.unified_groups(f"{CONTAINER_OF_NO_POD}{ID[:12]}", group("")) == {ours.stat().st_ino}
     for other in (f"{CONTAINER_OF_NO_POD}{'0' * 12}", f"{CONTAINER_OF_NO_POD}*", CONTAINER_OF_NO_POD):
         assert observer.unified_groups(other, group("")) == frozenset()
