@@ -20,7 +20,9 @@ from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.bystanders import Bystander, Bystanders
+from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
+from scrubber.node.sandboxes import Sandboxes
 
 PROC = Path("/proc")
 _AGAIN = 0.05  # seconds between two observations
@@ -105,7 +107,8 @@ class IdleObserver:
 
         ``passed``: gets the bystanders.
         """
-        bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.all_bystanders())), PROC, self.host.root)
+        names = PodNames(Sandboxes(self.host.root), self.host.root)  # of nobody here: no process has a pod
+        bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.all_bystanders())), PROC, names)
 
         def knows(holder: Holder) -> bool:
             is_bystander = bystanders.knows(holder) or _path(holder) in self.beside

@@ -44,7 +44,9 @@ from scrubber.metrics.gauges import BoardSampler, ServiceCollector
 from scrubber.node import clock, pods, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.ends import Ends
+from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
+from scrubber.node.sandboxes import Sandboxes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import ObservedSince
@@ -153,6 +155,7 @@ class _WorkerStarter:
     pool: WorkerPool
     whole_node: bool
     pod_logs: str
+    host_root: str
     operator_namespaces: tuple[str, ...]
     namespace: int | None
 
@@ -170,6 +173,7 @@ class _WorkerStarter:
             reach=self.backend.reach(device),
             bystanders=policy.evict.all_bystanders(self.operator_namespaces),
             pod_logs=self.pod_logs,
+            host_root=self.host_root,
             pid_namespace=self.namespace,
         )
         worker = await self.pool.start_worker(assignment, describe)
@@ -294,6 +298,7 @@ def build(
     on_pass = counters.process_pass
     processes = Processes(PROC, backend.container_of, whole_node=whole_node, namespace=namespace, on_pass=on_pass)
 
+    pod_names = PodNames(Sandboxes(config.host_root), config.pod_logs)
     elsewhere: dict[Bystander, float] = {}
 
     def seen_elsewhere(program: Bystander) -> None:
@@ -301,7 +306,7 @@ def build(
 
     @cache
     def is_bystander(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
-        return Bystanders(tuple(map(Bystander.parse, bystanders)), PROC, config.pod_logs, seen_elsewhere).knows
+        return Bystanders(tuple(map(Bystander.parse, bystanders)), PROC, pod_names, seen_elsewhere).knows
 
     @cache
     def ignored_by(evict: Evict) -> Callable[[Holder], bool]:
@@ -329,9 +334,8 @@ def build(
     for record in ledger.records.values():
         observer.recorded(record)
     ledger.follow = observer.recorded
-    starter = _WorkerStarter(
-        backend, observer, pool, whole_node, str(config.pod_logs), config.operator_namespace, namespace
-    )
+    places = (str(config.pod_logs), str(config.host_root))
+    starter = _WorkerStarter(backend, observer, pool, whole_node, *places, config.operator_namespace, namespace)
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
     notary = ledger.notary
     if notary is not None:

@@ -17,7 +17,9 @@ from scrubber.fence.fence import Fence, FenceError
 from scrubber.node import cgroups, proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.cgroups import Containers
+from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
+from scrubber.node.sandboxes import Sandboxes
 from scrubber.observe.excuses import Sources, Terms
 from scrubber.observe.exempt import Exempt
 from scrubber.observe.guard import Guard
@@ -46,13 +48,16 @@ def guard(
         if not fences:
             fence.take_down(root)
             return ""
-        groups_of = partial(Containers(_PROC, namespace, config.host_root / "sys/fs/cgroup").unified_groups, root=root)
+        sandboxes = Sandboxes(config.host_root)
+        made_for = sandboxes.group if config.cgroup_root is None else _unsaid
+        containers = Containers(_PROC, namespace, config.host_root / "sys/fs/cgroup", made_for)
+        groups_of = partial(containers.unified_groups, root=root)
         process = processes.process if namespace is None else _unseen  # the kernel names processes as the node does
         has_pods = config.cgroup_root is not None or _has_pods(root)
         if not has_pods:
             logger.info("the fence refuses nobody and knows no pods: they are in control groups of version 1")
         tree = Tree(root)
-        exempt = Exempt(tree, groups_of, config.pod_logs)
+        exempt = Exempt(tree, groups_of, PodNames(sandboxes, config.pod_logs))
 
         @cache
         def terms(device: str) -> Terms:
@@ -88,6 +93,10 @@ def _has_pods(root: Path) -> bool:
         return controllers.read_text().strip() != ""
     except OSError as error:
         raise FenceError(f"cannot fence the GPUs: cannot read {controllers}: {error.strerror}") from error
+
+
+def _unsaid(_pod: str) -> None:
+    """No container runtime makes groups below a root of the service's own."""
 
 
 def _unseen(_pid: int) -> tuple[Holder, ...]:

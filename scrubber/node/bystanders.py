@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Self
 
 from scrubber.core.model import Holder
-from scrubber.node import cgroups, pods
+from scrubber.node import cgroups
+from scrubber.node.pods import PodNames
 from scrubber.node.proc import BlindError, pids, status
 
 _REAL_USER = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
@@ -48,17 +49,14 @@ class Bystanders:
         self,
         programs: Sequence[Bystander],
         proc: Path,
-        logs: Path,
+        names: PodNames,
         elsewhere: Callable[[Bystander], None] = lambda _program: None,
     ) -> None:
-        """``logs``: the directory of the kubelet's pod logs, as a path in our mounts.
-
-        ``elsewhere`` is called for a program in a pod that would be a bystander in another place.
-        """
+        """``elsewhere`` is called for a program in a pod that would be a bystander in another place."""
         self._known = frozenset(programs)
         self._programs = frozenset(program.exe for program in programs)
         self._proc = proc
-        self._logs = logs
+        self._names = names
         self._elsewhere = elsewhere
 
     def knows(self, holder: Holder) -> bool:
@@ -94,7 +92,7 @@ class Bystanders:
         """What a policy would call this process; None for one that no policy can admit."""
         if holder.container is None:
             return Bystander(exe) if self._of_the_host(process) else None
-        name = pods.read_names(self._logs).get(holder.container)
+        name = self._names.read().get(holder.container)
         return None if name is None else Bystander(exe, name.partition("/")[0])
 
     def _of_the_host(self, process: str) -> bool:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from pathlib import Path
 
-from scrubber.node import pods
+from ground import log
 from scrubber.node.cgroup_tree import GroupPlace, Tree
+from scrubber.node.pods import PodNames
+
+logger = log.get("fence")
 
 
 class Exempt:
     """Finds these groups. What began since the last reading is found by the next one."""
 
-    def __init__(self, tree: Tree, groups_of_pod: Callable[[str], frozenset[int]], pod_logs: Path) -> None:
-        """``pod_logs``: the directory of the kubelet's pod logs, which names the namespaces of pods."""
+    def __init__(self, tree: Tree, groups_of_pod: Callable[[str], frozenset[int]], pod_names: PodNames) -> None:
         self._tree = tree
         self._groups_of_pod = groups_of_pod
-        self._pod_logs = pod_logs
+        self._pod_names = pod_names
+        self._renamed = frozenset[str]()  # pods whose log directory was renamed, as the log has it
         self.names: dict[str, str] = {}  # NAMESPACE/NAME of each pod by its UID, at the last reading
         self._pods: dict[str, frozenset[int]] = {}  # the groups of those that were asked for
         self._answers: dict[tuple[tuple[str, ...], tuple[str, ...]], frozenset[int]] = {}  # since the last reading
@@ -26,12 +28,15 @@ class Exempt:
         self._answers.clear()
         self._tree.read()
         try:
-            self.names = pods.read_names(self._pod_logs)
+            self.names = self._pod_names.read()
         except FileNotFoundError:  # no kubelet
             self.names = {}
         except OSError:  # such as too many open files: the last reading stays
             return
         self._pods = {pod: groups for pod, groups in self._pods.items() if pod in self.names}
+        for pod in self._pod_names.renamed - self._renamed:
+            logger.warning("the log directory of a pod has another name than the pod", pod=pod)
+        self._renamed = self._pod_names.renamed
 
     def groups(self, units: tuple[str, ...], namespaces: tuple[str, ...]) -> frozenset[int]:
         """The groups of these units, and of all pods in these namespaces."""

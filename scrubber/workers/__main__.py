@@ -22,7 +22,9 @@ from scrubber.devices import roster as devices
 from scrubber.devices.base import DeviceNode
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
+from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
+from scrubber.node.sandboxes import Sandboxes
 from scrubber.steps import step_functions
 from scrubber.steps.orders import StepContext
 from scrubber.workers import wire
@@ -46,7 +48,8 @@ def main() -> None:
     observer = Processes(
         proc, container_of, whole_node=assignment.whole_node, namespace=assignment.pid_namespace
     )  # fmt: skip
-    bystanders = Bystanders(tuple(map(Bystander.parse, assignment.bystanders)), proc, Path(assignment.pod_logs))
+    names = PodNames(Sandboxes(Path(assignment.host_root)), Path(assignment.pod_logs))
+    bystanders = Bystanders(tuple(map(Bystander.parse, assignment.bystanders)), proc, names)
 
     def holders() -> tuple[Holder, ...] | None:
         return observer.holders({"device": assignment.files}, (assignment.service,), bystanders.knows)["device"]

@@ -32,6 +32,7 @@ class Assignment:
     reach: tuple[str, ...] = ()  # the files of all devices that a reset takes down
     bystanders: tuple[str, ...] = ()  # the programs that may have the device open
     pod_logs: str = "/var/log/pods"  # where the kubelet keeps a directory for each pod
+    host_root: str = "/"  # where the node's file system is mounted
     pid_namespace: int | None = None  # the one that shows the whole node, if not the first of the machine
 
 

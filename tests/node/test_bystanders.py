@@ -14,6 +14,8 @@ from policies.policy_model import Evict
 from scrubber.core.model import Holder
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander, Bystanders
+from scrubber.node.pods import PodNames
+from scrubber.node.sandboxes import Sandboxes
 from tests.node.conftest import NodeProc
 
 U = "0aa1e0d4-11aa-4b3c-9d3e-5f6a7b8c9d0e"
@@ -39,6 +41,7 @@ class Node:
         self.be(0)
         self.logs = root / "elsewhere/pods"
         self.logs.mkdir(parents=True)
+        self.names = PodNames(Sandboxes(root), self.logs)
         self.elsewhere: list[Bystander] = []
         self.holder = Holder(7, proc.status(str(self.process)).started, "any name", None)
 
@@ -62,7 +65,7 @@ class Node:
 
     def knows(self, namespace: str | None = None, holder: Holder | None = None) -> bool:
         known = [Bystander("/usr/bin/another"), Bystander(str(self.exe), namespace)]
-        return Bystanders(known, self.proc.path, self.logs, self.elsewhere.append).knows(holder or self.holder)
+        return Bystanders(known, self.proc.path, self.names, self.elsewhere.append).knows(holder or self.holder)
 
 
 @pytest.fixture
@@ -200,8 +203,8 @@ def test_a_further_namespace_is_added_to_those_of_the_policy() -> None:
 
 
 def test_a_daemon_runs_only_where_it_is_the_nodes_own(node) -> None:
-    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.logs)
+    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.names)
     assert known.runs(node.exe.name, lambda _pid: None)
     assert not known.runs(node.exe.name, lambda _pid: "pod-a")
     assert not known.runs("another", lambda _pid: None)
-    assert not Bystanders([], node.proc.path, node.logs).runs(node.exe.name, lambda _pid: None)
+    assert not Bystanders([], node.proc.path, node.names).runs(node.exe.name, lambda _pid: None)

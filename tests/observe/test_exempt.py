@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from scrubber.node.cgroup_tree import Tree
+from scrubber.node.pods import PodNames
+from scrubber.node.sandboxes import Sandboxes
 from scrubber.observe.exempt import Exempt
 from tests.control_groups import group, identity
 
@@ -13,9 +15,14 @@ __all__ = ["group"]  # a fixture
 DCGM, TENANT = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", "1f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
+def names(logs: Path) -> PodNames:
+    """Of a node whose runtime does not tell them."""
+    return PodNames(Sandboxes(logs), logs)
+
+
 def test_the_pods_of_a_namespace_are_exempt(group: Path, tmp_path: Path) -> None:
     groups = {DCGM: frozenset({7}), TENANT: frozenset({8})}
-    exempt = Exempt(Tree(group), lambda pod: groups[pod], tmp_path)
+    exempt = Exempt(Tree(group), lambda pod: groups[pod], names(tmp_path))
     for name in (f"gpu-operator_dcgm-1_{DCGM}", f"team_gpu-operator_{TENANT}"):
         (tmp_path / name).mkdir()
     exempt.read()
@@ -24,7 +31,7 @@ def test_the_pods_of_a_namespace_are_exempt(group: Path, tmp_path: Path) -> None
 
 
 def test_a_unit_that_starts_again_is_exempt_again(group: Path, tmp_path: Path) -> None:
-    exempt, unit = Exempt(Tree(group), lambda _pod: frozenset(), tmp_path), group / "system.slice/dcgm.service"
+    exempt, unit = Exempt(Tree(group), lambda _pod: frozenset(), names(tmp_path)), group / "system.slice/dcgm.service"
     for _ in range(2):
         unit.mkdir(parents=True)
         exempt.read()
@@ -34,7 +41,7 @@ def test_a_unit_that_starts_again_is_exempt_again(group: Path, tmp_path: Path) -
 
 def test_a_pod_without_groups_is_looked_for_when_it_asks(group: Path, tmp_path: Path) -> None:
     groups = {DCGM: frozenset[int]()}
-    exempt, place = Exempt(Tree(group), lambda pod: groups[pod], tmp_path), group / f"kubepods/pod{DCGM}"
+    exempt, place = Exempt(Tree(group), lambda pod: groups[pod], names(tmp_path)), group / f"kubepods/pod{DCGM}"
     (tmp_path / f"gpu-operator_dcgm-1_{DCGM}").mkdir()
     place.mkdir(parents=True)
     exempt.read()

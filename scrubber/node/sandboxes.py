@@ -1,0 +1,118 @@
+"""What the container runtime says about the pods that it has started: their namespaces, names and control groups.
+
+For each container a runtime keeps a file below /run: the configuration with which the container was started. Only who
+may write to the node's /run can change it, and who may do that has the runtime's socket too. A pod cannot choose what
+this reads: containerd and CRI-O write these annotations after those of the pod, and the kubelet chooses the path of the
+control group, which also names the UID.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scrubber.core.model import is_pod
+from scrubber.node import cgroups
+
+_CONTAINERD = "io.containerd.runtime.v2.task/k8s.io"
+_PLACES = (  # of a directory for each container, and the file in it
+    (f"run/containerd/{_CONTAINERD}", "config.json"),
+    (f"run/k3s/containerd/{_CONTAINERD}", "config.json"),  # also RKE2
+    (f"run/k0s/containerd/{_CONTAINERD}", "config.json"),
+    ("run/containers/storage/overlay-containers", "userdata/config.json"),  # CRI-O
+)
+_SLICE = ".slice"
+
+
+class Sandbox(NamedTuple):
+    """A pod, as its runtime was told to start it."""
+
+    uid: str
+    name: str  # NAMESPACE/NAME
+    group: str  # the path of its control group, below the root
+
+
+class Sandboxes:
+    """Reads the files of the runtime. Each is read once: it does not change."""
+
+    def __init__(self, host_root: Path) -> None:
+        """``host_root``: where the node's file system is mounted."""
+        self._places = [(f"{host_root}/{directory}", file) for directory, file in _PLACES]
+        self._found: dict[str, Sandbox | None] = {}  # by the directory of a container
+        self._pods: dict[str, Sandbox] = {}
+
+    def read(self) -> Mapping[str, Sandbox] | None:
+        """Each pod by its UID. None if no runtime says that here: none of these, or its files cannot be read.
+
+        A runtime that has started no pod says nothing either: such a directory may be of podman.
+        """
+        files: dict[str, str] = {}  # by the directory of a container
+        for directory, file in self._places:
+            try:
+                files |= {f"{directory}/{name}": file for name in os.listdir(directory)}  # noqa: PTH208 -- as text
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                return None
+        if files.keys() != self._found.keys():
+            try:
+                found = dict(self._sandboxes(files))
+            except OSError:
+                return None
+            # In this order: another thread that sees the latter has the former.
+            self._pods = {pod.uid: pod for pod in found.values() if pod is not None}
+            self._found = found
+        return self._pods or None
+
+    def _sandboxes(self, files: Mapping[str, str]) -> Iterator[tuple[str, Sandbox | None]]:
+        """What each file says, without those that are not there yet."""
+        for container, file in files.items():
+            if container in self._found:
+                yield container, self._found[container]
+            elif (document := _document(Path(container, file))) is not None:
+                yield container, _sandbox(container.rpartition("/")[2], document)
+
+    def group(self, pod: str) -> str | None:
+        """The path of the control group of a pod; empty if the runtime has no such pod. None if no runtime says it."""
+        pods = self.read()
+        if pods is None:
+            return None
+        return pods[pod].group if pod in pods else ""
+
+
+def _document(file: Path) -> Any:  # noqa: ANN401 -- as JSON has it
+    """None if it is not there yet, not written to its end, or not there any more."""
+    try:
+        return json.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def _sandbox(identity: str, document: Any) -> Sandbox | None:  # noqa: ANN401 -- as JSON has it
+    """The pod whose sandbox this file is about; None for another container. ``identity``: of the container."""
+    try:
+        annotations: dict[str, Any] = document["annotations"]
+        path: str = document["linux"]["cgroupsPath"]
+        if annotations.get("io.kubernetes.cri.container-type") == "sandbox":
+            name = [annotations[f"io.kubernetes.cri.sandbox-{part}"] for part in ("namespace", "name")]
+        elif annotations.get("io.kubernetes.cri-o.SandboxID") == identity:
+            name = [annotations[f"io.kubernetes.pod.{part}"] for part in ("namespace", "name")]
+        else:
+            return None
+        group = _group(path)
+        uid = cgroups.place(f"0::{group}")
+        return Sandbox(uid, "/".join(name), group) if uid is not None and is_pod(uid) else None
+    except (LookupError, TypeError, AttributeError):
+        return None
+
+
+def _group(path: str) -> str:
+    """The group of a pod, by the path of that of a container: SLICE:PREFIX:NAME for systemd, else a path."""
+    parent, colon, _ = path.partition(":")
+    if not colon:
+        return str(Path(path).parent)
+    parts = parent.removesuffix(_SLICE).split("-")
+    return "/" + "/".join("-".join(parts[: end + 1]) + _SLICE for end in range(len(parts)))
