@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from ground import log
@@ -51,12 +51,22 @@ def guard(
         sandboxes = Sandboxes(config.host_root)
         made_for = sandboxes.group if config.cgroup_root is None else _unsaid
         containers = Containers(_PROC, namespace, config.host_root / "sys/fs/cgroup", made_for)
-        groups_of = partial(containers.unified_groups, root=root)
+        rivals: dict[str, frozenset[Path]] = {}  # as the log has them
+
+        def groups_of(pod: str) -> frozenset[int]:
+            groups, earlier = containers.unified_groups(pod, root), rivals.pop(pod, None)
+            if pod in containers.rivals:
+                rivals[pod] = containers.rivals[pod]
+                if rivals[pod] != earlier:
+                    others = sorted(map(str, rivals[pod]))
+                    logger.warning("a second control group has the name of a pod", pod=pod, groups=others)
+            return groups
+
         process = processes.process if namespace is None else _unseen  # the kernel names processes as the node does
         has_pods = config.cgroup_root is not None or _has_pods(root)
         if not has_pods:
             logger.info("the fence refuses nobody and knows no pods: they are in control groups of version 1")
-        tree = Tree(root)
+        tree = Tree(root, config.host_root)
         exempt = Exempt(tree, groups_of, PodNames(sandboxes, config.pod_logs))
 
         @cache

@@ -1,21 +1,28 @@
-"""The tree of cgroups of version 2: for the kernel's number of a group, its place, unit, pod or container."""
+"""The tree of cgroups of version 2: for the kernel's number of a group, its place, unit, pod or container.
+
+The kernel numbers groups in the order in which they are made, and never gives a number twice.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+import re
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from scrubber.node import cgroups
 
 _SLICE = ".slice"
 _UNITS = (".service", ".scope", _SLICE)
+_SERVICE = ".service"
 _PODS = "kubepods"
+_STARTED = "run/systemd/units/invocation:"  # with the name of a unit: a link that systemd makes before the processes
 _HANDLE = struct.Struct("<IiQ")  # struct file_handle: the bytes of the number, the kind, and the number
 _OF_KERNFS = 0xFE
 _GONE = frozenset({errno.ESTALE, errno.ENODEV})  # errors of a group that was removed
@@ -35,10 +42,14 @@ class GroupPlace:
 class Tree:
     """The control groups of this node."""
 
-    def __init__(self, root: Path) -> None:
-        """``root``: where the root of version 2 is mounted."""
+    def __init__(self, root: Path, host_root: Path | None = None) -> None:
+        """``root``: where the root of version 2 is mounted. ``host_root``: the node's file system, to ask systemd."""
         self._root = root
-        self._units: dict[str, set[int]] = {}
+        self._started = f"{host_root}/{_STARTED}" if host_root is not None else None
+        self._units: dict[str, dict[str, int]] = {}  # by name: the paths and numbers of the groups with that name
+        self._first_pod: int | None = None  # the number of the first group that holds pods
+        self._known: dict[str, str] = {}  # the path of each service that systemd had started
+        self.doubtful: dict[str, frozenset[str]] = {}  # the groups, by the name of the unit that they are not
 
     def read(self) -> None:
         """Read the units of systemd again.
@@ -46,7 +57,7 @@ class Tree:
         Only slices are looked into. Below a service or a scope, users and containers make groups with any name. Where
         a slice cannot be read, such as with too many open files, the last reading stays.
         """
-        units, slices = dict[str, set[int]](), [str(self._root)]
+        units, slices, pods = dict[str, dict[str, int]](), [str(self._root)], set[int]()
         while slices:
             try:
                 entries = [*os.scandir(slices.pop())]
@@ -55,20 +66,64 @@ class Tree:
                     continue
                 return
             for entry in entries:
-                if not entry.name.endswith(_UNITS) or not entry.is_dir(follow_symlinks=False):
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                if not entry.name.endswith(_UNITS):
+                    pods |= _group_of_pods(entry)
                     continue
                 if entry.name.endswith(_SLICE):
                     if _PODS in entry.name:
+                        pods.add(entry.inode())
                         continue
                     slices.append(entry.path)
-                elif _holds_pods(entry.path):
-                    continue
-                units.setdefault(entry.name, set()).add(entry.inode())
-        self._units = units
+                units.setdefault(entry.name, {})[entry.path] = entry.inode()
+        self._units, self._first_pod = units, min(pods, default=None)
 
     def units(self, names: Collection[str]) -> frozenset[int]:
-        """The groups of these units, at the last reading."""
-        return frozenset[int]().union(*(self._units.get(name, ()) for name in names))
+        """The groups of these units, at the last reading. A ``*`` stands for any letters; a path is a group's own.
+
+        Who may write to control groups can make one with any name. So a group counts that was there before all pods,
+        or if it is the only one with its name, and systemd says that it has started that unit. ``doubtful`` has the
+        others. Systemd says it of no slice.
+        """
+        found, self.doubtful = set[int](), {}
+        for name in names:
+            if name.startswith("/"):
+                found |= self._of_path(name)
+            for unit in [name] if "*" not in name else filter(_pattern(name).fullmatch, self._units):
+                found |= self._of_unit(unit)
+        return frozenset(found)
+
+    def _of_unit(self, name: str) -> set[int]:
+        groups = self._units.get(name, {})
+        if name.endswith(_SERVICE):
+            groups = {path: number for path, number in groups.items() if not _holds_pods(path)}
+        early = {number for number in groups.values() if self._is_early(number)}
+        if early or not groups:
+            return early
+        path = self._known.get(name) if self._known.get(name) in groups else None
+        if path is None and len(groups) == 1:
+            path = next(iter(groups))
+        if path is None or self._started is None or not os.path.lexists(f"{self._started}{name}"):
+            self.doubtful[name] = frozenset(groups)
+            return set()
+        if name.endswith(_SERVICE):
+            self._known[name] = path
+        return {groups[path]}
+
+    def _of_path(self, path: str) -> set[int]:
+        try:
+            number = os.stat(group := f"{self._root}{path}").st_ino  # noqa: PTH116 -- a path below the root, as text
+        except OSError:
+            return set()
+        if self._is_early(number):
+            return {number}
+        self.doubtful[path] = frozenset({group})
+        return set()
+
+    def _is_early(self, group: int) -> bool:
+        """Whether a group was there before all pods, so that none of them has made it."""
+        return self._first_pod is None or group < self._first_pod
 
     def place(self, group: int) -> GroupPlace | None:
         """What a group is, also after its processes have ended. None: it is gone, or this user may not ask."""
@@ -105,6 +160,19 @@ class Tree:
             yield opened
         finally:
             os.close(opened)
+
+
+@lru_cache(256)
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name).replace(r"\*", ".*"), re.DOTALL)
+
+
+def _group_of_pods(entry: os.DirEntry[str]) -> set[int]:
+    """The number of the group in which a kubelet makes those of pods, by its driver cgroupfs: this one, or below it."""
+    try:
+        return {entry.inode() if entry.name == _PODS else os.stat(f"{entry.path}/{_PODS}").st_ino}  # noqa: PTH116 -- of a path as text
+    except OSError:
+        return set()
 
 
 def _holds_pods(unit: str) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from ground import log
+from scrubber.node import cgroups
 from scrubber.node.cgroup_tree import GroupPlace, Tree
 from scrubber.node.pods import PodNames
 
@@ -18,6 +20,7 @@ class Exempt:
         self._tree = tree
         self._groups_of_pod = groups_of_pod
         self._pod_names = pod_names
+        self._doubted = set[str]()  # units of whose groups the log has warned
         self._renamed = frozenset[str]()  # pods whose log directory was renamed, as the log has it
         self.names: dict[str, str] = {}  # NAMESPACE/NAME of each pod by its UID, at the last reading
         self._pods: dict[str, frozenset[int]] = {}  # the groups of those that were asked for
@@ -47,6 +50,13 @@ class Exempt:
 
     def _find(self, units: tuple[str, ...], namespaces: Collection[str]) -> frozenset[int]:
         groups = [self._tree.units(units)]
+        for unit, doubtful in self._tree.doubtful.items():
+            # A group that systemd is about to use holds nobody yet.
+            if unit not in self._doubted and any(cgroups.is_populated(Path(group)) for group in doubtful):
+                self._doubted.add(unit)
+                logger.warning(
+                    "a control group has the name of an exempt unit, and systemd did not start it", unit=unit
+                )
         for pod, name in self.names.items():
             if name.partition("/")[0] in namespaces:
                 if pod not in self._pods:

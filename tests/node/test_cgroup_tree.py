@@ -56,6 +56,57 @@ def test_a_runtime_that_keeps_pods_below_itself_is_left_out(group: Path) -> None
     assert tree.units(["containerd.service"]) == frozenset()
 
 
+def started(host_root: Path, unit: str) -> None:
+    """What systemd makes before it starts the processes of a unit."""
+    (link := host_root / f"run/systemd/units/invocation:{unit}").parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to("9f0a6c1f6a0b7c118d2f4b9e0d3c4a57")
+
+
+@pytest.mark.parametrize(
+    "pods", ["kubepods", "kubepods.slice", "kubelet/kubepods", "kubelet.slice/kubelet-kubepods.slice"]
+)
+def test_a_unit_is_one_that_systemd_started(group: Path, tmp_path: Path, pods: str) -> None:
+    tree, early = Tree(group, tmp_path), made(group / "system.slice/sshd.service")
+    made(group / pods)
+    late = made(group / "system.slice/dcgm.service")
+    tree.read()
+    assert tree.units(["sshd.service", "dcgm.service"]) == {early}, "no pod can have made the first"
+    assert tree.doubtful == {"dcgm.service": {str(group / "system.slice/dcgm.service")}}
+    started(tmp_path, "dcgm.service")
+    assert tree.units(["dcgm.service"]) == {late}
+    assert tree.doubtful == {}
+
+
+def test_a_second_group_with_its_name_is_no_unit(group: Path, tmp_path: Path) -> None:
+    made(group / "kubepods")
+    started(tmp_path, "dcgm.service")
+    tree, real = Tree(group, tmp_path), made(group / "system.slice/dcgm.service")
+    tree.read()
+    assert tree.units(["dcgm.service"]) == {real}
+    made(group / "other.slice/dcgm.service")
+    tree.read()
+    assert tree.units(["dcgm.service"]) == {real}
+    later = Tree(group, tmp_path)
+    later.read()
+    assert later.units(["dcgm.service"]) == frozenset(), "it cannot tell them apart"
+    assert len(later.doubtful["dcgm.service"]) == 2
+
+
+def test_a_pattern_names_units_and_a_path_a_group(group: Path, tmp_path: Path) -> None:
+    runtime = made(group / "podruntime/runtime")
+    made(group / "kubepods")
+    scopes = {made(group / f"system.slice/crio-conmon-{number}.scope") for number in range(2)}
+    for number in range(2):
+        started(tmp_path, f"crio-conmon-{number}.scope")
+    made(group / "system.slice/crio-conmon-2.scope")
+    made(group / "podruntime/late")
+    tree = Tree(group, tmp_path)
+    tree.read()
+    assert tree.units(["crio-conmon-*.scope"]) == scopes
+    assert tree.units(["conmon-*.scope", "crio-*.slice", "/podruntime/none", "/podruntime/late"]) == frozenset()
+    assert tree.units(["/podruntime/runtime"]) == {runtime}
+
+
 @pytest.mark.parametrize(
     ("place", "name", "container"),
     [

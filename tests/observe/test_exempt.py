@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.pods import PodNames
 from scrubber.node.sandboxes import Sandboxes
 from scrubber.observe.exempt import Exempt
 from tests.control_groups import group, identity
+from tests.node.control_groups import Process, enter
 
-__all__ = ["group"]  # a fixture
+__all__ = ["enter", "group"]  # fixtures
 
 DCGM, TENANT = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", "1f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
@@ -37,6 +41,26 @@ def test_a_unit_that_starts_again_is_exempt_again(group: Path, tmp_path: Path) -
         exempt.read()
         assert exempt.groups(("dcgm.service",), ()) == {identity(unit)}
         unit.rmdir()
+
+
+def test_a_false_unit_and_a_renamed_pod_are_reported_once(
+    group: Path, tmp_path: Path, enter: Callable[[Path], Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (group / "kubepods").mkdir()
+    exempt, unit = Exempt(Tree(group, tmp_path), lambda _pod: frozenset(), names(tmp_path)), group / "x.slice/x.service"
+    (tmp_path / f"team_train_{DCGM}").mkdir()
+    unit.mkdir(parents=True)
+    exempt.read()
+    assert exempt.groups(("x.service",), ()) == frozenset()
+    assert capsys.readouterr().out == "", "systemd makes the group before it says so"
+    enter(unit)
+    (tmp_path / f"team_train_{DCGM}").rename(tmp_path / f"gpu-operator_x_{DCGM}")
+    for _ in range(2):
+        exempt.read()
+        assert exempt.groups(("x.service",), ("gpu-operator",)) == frozenset()
+    lines = capsys.readouterr().out.splitlines()
+    assert [DCGM in line for line in lines] == [True, False]
+    assert "x.service" in lines[1]
 
 
 def test_a_pod_without_groups_is_looked_for_when_it_asks(group: Path, tmp_path: Path) -> None:
