@@ -73,7 +73,7 @@ def guard(
         def terms(device: str) -> Terms:
             said = policy(device)
             namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
-            groups = exempt.groups(said.fence.exempt.units if has_pods else (), namespaces)
+            groups = exempt.groups(said.fence.exempt.units, namespaces) if has_pods else frozenset[int]()
             mode = said.fence.mode
             refuse, fenced = mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF
             return Terms(refuse, fenced, said.fence.lease, groups, pods_have_groups=has_pods)

@@ -22,7 +22,7 @@ _SLICE = ".slice"
 _UNITS = (".service", ".scope", _SLICE)
 _SERVICE = ".service"
 _PODS = "kubepods"
-_STARTED = "run/systemd/units/invocation:"  # with the name of a unit: a link that systemd makes before the processes
+STARTED_UNITS = "run/systemd/units"  # below the node's root: here systemd makes a link for each unit that it starts
 _HANDLE = struct.Struct("<IiQ")  # struct file_handle: the bytes of the number, the kind, and the number
 _OF_KERNFS = 0xFE
 _GONE = frozenset({errno.ESTALE, errno.ENODEV})  # errors of a group that was removed
@@ -45,7 +45,7 @@ class Tree:
     def __init__(self, root: Path, host_root: Path | None = None) -> None:
         """``root``: where the root of version 2 is mounted. ``host_root``: the node's file system, to ask systemd."""
         self._root = root
-        self._started = f"{host_root}/{_STARTED}" if host_root is not None else None
+        self._started = f"{host_root}/{STARTED_UNITS}/invocation:" if host_root is not None else None
         self._units: dict[str, dict[str, int]] = {}  # by name: the paths and numbers of the groups with that name
         self._first_pod: int | None = None  # the number of the first group that holds pods
         self._known: dict[str, str] = {}  # the path of each service that systemd had started

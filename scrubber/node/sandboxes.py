@@ -24,6 +24,7 @@ _PLACES = (  # of a directory for each container, and the file in it
     (f"run/k0s/containerd/{_CONTAINERD}", "config.json"),
     ("run/containers/storage/overlay-containers", "userdata/config.json"),  # CRI-O
 )
+DIRECTORIES = tuple(directory for directory, _ in _PLACES)
 _SLICE = ".slice"
 
 

@@ -23,7 +23,7 @@ class Exempt:
         self._doubted = set[str]()  # units of whose groups the log has warned
         self._renamed = frozenset[str]()  # pods whose log directory was renamed, as the log has it
         self.names: dict[str, str] = {}  # NAMESPACE/NAME of each pod by its UID, at the last reading
-        self._pods: dict[str, frozenset[int]] = {}  # the groups of those that were asked for
+        self._pods: dict[str, frozenset[int]] = {}  # the groups of those that have some
         self._answers: dict[tuple[tuple[str, ...], tuple[str, ...]], frozenset[int]] = {}  # since the last reading
 
     def read(self) -> None:
@@ -59,14 +59,11 @@ class Exempt:
                 )
         for pod, name in self.names.items():
             if name.partition("/")[0] in namespaces:
-                if pod not in self._pods:
+                if not self._pods.get(pod):
                     self._pods[pod] = self._groups_of_pod(pod)
                 groups.append(self._pods[pod])
         return frozenset[int]().union(*groups)
 
     def place(self, group: int) -> GroupPlace | None:
-        """What a group is; None if it is gone. Its pod is looked for again if its groups were not found before."""
-        place = self._tree.place(group)
-        if place is not None and not self._pods.get(place.container or ""):
-            self._pods.pop(place.container or "", None)
-        return place
+        """What a group is; None if it is gone."""
+        return self._tree.place(group)
