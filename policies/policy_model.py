@@ -27,7 +27,11 @@ MOST_RULES = 256  # every rule is compared with every earlier one when a file is
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 PATH = re.compile(r"(/[^/:\s]+)+")
 BYSTANDER = re.compile(f"({NAMESPACE.pattern}:)?{PATH.pattern}")
-UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]+[.](service|slice|scope)")
+_LETTER = r"[A-Za-z0-9:_.@\\-]"  # of the name of a unit, or of a control group
+UNIT = re.compile(
+    # A slice stands for all that runs in it, so it has a whole name. No pattern stands for all units.
+    rf"({_LETTER}+[.](service|slice|scope)|{_LETTER}{{3,}}[A-Za-z0-9:_.@*\\-]*[.](service|scope)|(/{_LETTER}+)+)"
+)
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
 
@@ -135,7 +139,12 @@ def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
 check_name = _plain(NAME, "a name of lower-case letters, digits and dashes, such as h100-nodes")
 check_namespace = _plain(NAMESPACE, "a namespace of Kubernetes, such as gpu-operator")
 _check_path = _plain(PATH, "an absolute path, such as /usr/bin/dcgm-exporter")
-_check_unit = _plain(UNIT, "a unit of systemd, such as telegraf.service or user.slice")
+_check_unit = _plain(
+    UNIT,
+    "a unit of systemd, such as telegraf.service or user.slice; a service or scope with * for any letters, such as "
+    "crio-conmon-*.scope, where the first three letters are given; or the path of a control group, such as "
+    "/podruntime/runtime",
+)
 _check_bystander = _plain(
     BYSTANDER, "[NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter"
 )
@@ -259,10 +268,19 @@ class Evict(Model):
         return (*self.bystanders, *map(":".join, pods))
 
 
-_RUNTIMES = ("containerd", "crio", "docker", "k3s", "k3s-agent", "rke2-server", "rke2-agent")
-_UNITS = tuple(
-    f"{name}.service"
-    for name in ("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-imex", "nvidia-dcgm", "dcgm", *_RUNTIMES)
+_OF_NVIDIA = (
+    "nvidia-persistenced", "nvidia-fabricmanager", "nvidia-imex", "nvidia-dcgm", "dcgm", "nvidia-mps-control-daemon",
+    "nvidia-k8s-device-plugin",
+)  # fmt: skip
+_RUNTIMES = (
+    "containerd", "crio", "docker", "k3s", "k3s-agent", "rke2-server", "rke2-agent", "k0scontroller", "k0sworker",
+    "snap.microk8s.daemon-containerd",
+)  # fmt: skip
+_UNITS = (
+    *(f"{name}.service" for name in (*_OF_NVIDIA, *_RUNTIMES)),
+    "crio-conmon-*.scope",
+    "/podruntime/runtime",
+    "/system/extensions",
 )
 
 
@@ -270,7 +288,7 @@ class FenceExempt(Model):
     """Who may open a device at any time, uncounted, beside the pods of ``evict.operator_namespaces``."""
 
     units: tuple[Unit, ...] = _UNITS
-    """Units of systemd on the host, such as telegraf.service, or user.slice for people with a shell."""
+    """Units of systemd on the host, such as telegraf.service, or user.slice for people with a shell, or paths."""
 
 
 class FencePolicy(Model):

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import re
 
 import pytest
@@ -161,9 +162,26 @@ WRONG_VALUES = (
     ("settings: {leave: [fan]}", "settings.leave"),
     *((f"evict: {{bystanders: ['{wrong}']}}", f'evict.bystanders[0]: found text "{wrong}", {NOT_A_PATH}') for wrong in (
       "usr/bin/x", "/usr/bin/../x", "/usr/bin/x ", "Gpu:/usr/bin/x", "/usr/bin/", "gpu operator:/usr/bin/x")),
+    *((f"fence: {{exempt: {{units: ['{wrong}']}}}}",
+       f'fence.exempt.units[0]: found text "{wrong}", expected a unit of systemd') for wrong in (
+      "telegraf", "*.service", "a*.service", "user-*.slice", "crio-conmon-*", "/", "podruntime/runtime", "/a/../b",
+      "/system/*", "/a/", "x y.service")),
     ("evict: {operator_programs: [gpu-operator:/usr/bin/x]}", "evict.operator_programs[0]: "),
     ("evict: {operator_namespaces: [gpu-*]}", "evict.operator_namespaces[0]: "),
 )  # fmt: skip
+
+
+def test_a_unit_may_be_a_pattern_or_a_path():
+    units = [
+        "a.service",
+        "user.slice",
+        "crio-conmon-*.scope",
+        "dcgm*.service",
+        "/podruntime/runtime",
+        r"x\x2dy@1.service",
+    ]
+    written = read(f"name: a\ndefaults: {{fence: {{exempt: {{units: {json.dumps(units)}}}}}}}")
+    assert list(written.defaults.fence.exempt.units) == units
 
 
 @pytest.mark.parametrize(("written", "fault"), WRONG_VALUES)
