@@ -92,7 +92,7 @@ class Bystanders:
         """What a policy would call this process; None for one that no policy can admit."""
         if holder.container is None:
             return Bystander(exe) if self._of_the_host(process) else None
-        name = self._names.read().get(holder.container)
+        name = self._names.of(holder.container, holder.pid)
         return None if name is None else Bystander(exe, name.partition("/")[0])
 
     def _of_the_host(self, process: str) -> bool:

@@ -225,10 +225,15 @@ class Containers:
         """The control group of a pod, and groups below it, such as those of its containers."""
         if not _WHOLE_UID.fullmatch(pod):
             return
-        for hierarchy in ("", *_HIERARCHIES):
-            for place in _pod_groups(pod):
-                group = os.path.join(self._groups, hierarchy, place)  # noqa: PTH118 - text
-                yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
+        for place in _pod_groups(pod):
+            yield from below(self._groups, place)
+
+
+def below(groups: Path, place: str) -> Iterator[str]:
+    """The control groups at a place of each hierarchy, and groups below them. ``groups``: where these are mounted."""
+    for hierarchy in ("", *_HIERARCHIES):
+        group = os.path.join(groups, hierarchy, place)  # noqa: PTH118 - text
+        yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
 
 
 def is_populated(group: Path) -> bool:

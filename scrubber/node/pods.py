@@ -81,6 +81,11 @@ class PodNames:
         self.renamed = frozenset(uid for uid, name in claims.items() if self._first.setdefault(uid, name) != name)
         return {uid: name for uid, name in claims.items() if uid not in self.renamed}
 
+    def of(self, pod: str, pid: int) -> str | None:
+        """NAMESPACE/NAME of a process's pod. None if it has none, or the process is in another group with its UID."""
+        name = self.read().get(pod)
+        return name if name is not None and self._sandboxes.holds(pod, pid) else None
+
 
 def read_names(directory: Path) -> dict[str, str]:
     """NAMESPACE/NAME of each pod by its UID. A UID with two names is left out: either name may be wrong."""

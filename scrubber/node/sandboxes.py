@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class Sandboxes:
     def __init__(self, host_root: Path) -> None:
         """``host_root``: where the node's file system is mounted."""
         self._places = [(f"{host_root}/{directory}", file) for directory, file in _PLACES]
+        self._groups = host_root / "sys/fs/cgroup"
         self._found: dict[str, Sandbox | None] = {}  # by the directory of a container
         self._pods: dict[str, Sandbox] = {}
 
@@ -82,6 +84,17 @@ class Sandboxes:
         if pods is None:
             return None
         return pods[pod].group if pod in pods else ""
+
+    def holds(self, pod: str, pid: int) -> bool:
+        """Whether a process is in the control group that the runtime was told to use, also if no runtime says it."""
+        group = self.group(pod)
+        if not group:
+            return group is None
+        for directory in cgroups.below(self._groups, group.lstrip("/")):
+            with suppress(OSError):  # the group was removed
+                if str(pid) in Path(directory, "cgroup.procs").read_text().split():
+                    return True
+        return False
 
 
 def _document(file: Path) -> Any:  # noqa: ANN401 -- as JSON has it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,6 +145,21 @@ def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:
     assert node.elsewhere == []
     assert not node.knows("tools", in_pod)
     assert node.elsewhere == [Bystander(str(node.exe), "gpu-tools")]
+
+
+@pytest.mark.parametrize(("group", "known"), [("kubepods", True), ("kubepods/burstable", False)])
+def test_a_bystander_is_in_the_group_of_its_pod(node: Node, group: str, known: bool) -> None:  # noqa: FBT001 - a parameter
+    """Others may make a group with the UID of a monitor's pod, and start its program there."""
+    sandbox = node.root / "run/containerd/io.containerd.runtime.v2.task/k8s.io/1"
+    sandbox.mkdir(parents=True)
+    annotations = {"container-type": "sandbox", "sandbox-namespace": "gpu-tools", "sandbox-name": "dcgm-exporter-x"}
+    of_cri = {f"io.kubernetes.cri.{name}": value for name, value in annotations.items()}
+    written = {"annotations": of_cri, "linux": {"cgroupsPath": f"/kubepods/pod{U}/1"}}
+    (sandbox / "config.json").write_text(json.dumps(written))
+    (place := node.root / f"sys/fs/cgroup/{group}/pod{U}/1").mkdir(parents=True)
+    (place / "cgroup.procs").write_text("7\n")
+    node.log(f"gpu-tools_dcgm-exporter-x_{U}")
+    assert node.knows("gpu-tools", replace(node.holder, container=U)) is known
 
 
 @pytest.mark.parametrize(

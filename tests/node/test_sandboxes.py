@@ -96,6 +96,17 @@ def test_a_renamed_log_directory_changes_no_namespace(tmp_path: Path) -> None:
     assert list(names.renamed) == [UID]
 
 
+@pytest.mark.parametrize("hierarchy", ["", "pids/"], ids=["version 2", "version 1"])
+def test_another_group_with_its_uid_gives_no_name(tmp_path: Path, hierarchy: str) -> None:
+    start(tmp_path, CONTAINERD, of_containerd(namespace="gpu-operator"), f"/kubepods/pod{UID}/{ID}")
+    names = PodNames(Sandboxes(tmp_path), tmp_path / "pods")
+    for place, pid in ((f"pod{UID}/{OF_CONTAINER}", 7), (f"burstable/pod{UID}/{OF_CONTAINER}", 8)):
+        (group := tmp_path / f"sys/fs/cgroup/{hierarchy}kubepods" / place).mkdir(parents=True)
+        (group / "cgroup.procs").write_text(f"1\n{pid}\n")
+    assert (names.of(UID, 7), names.of(UID, 8)) == ("gpu-operator/train", None)
+    assert names.of(OTHER, 7) is None
+
+
 def test_without_a_runtime_a_renamed_pod_has_no_name(tmp_path: Path) -> None:
     logs = tmp_path / "pods"
     (logs / f"team_train_{UID}").mkdir(parents=True)
