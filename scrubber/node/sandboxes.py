@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +19,13 @@ from scrubber.core.model import is_pod
 from scrubber.node import cgroups
 
 _CONTAINERD = "io.containerd.runtime.v2.task/k8s.io"
-_PLACES = (  # of a directory for each container, and the file in it
-    (f"run/containerd/{_CONTAINERD}", "config.json"),
-    (f"run/k3s/containerd/{_CONTAINERD}", "config.json"),  # also RKE2
-    (f"run/k0s/containerd/{_CONTAINERD}", "config.json"),
-    ("run/containers/storage/overlay-containers", "userdata/config.json"),  # CRI-O
+_CRI_O = "run/containers/storage/overlay-containers"
+DIRECTORIES = (  # with a directory for each container
+    f"run/containerd/{_CONTAINERD}",
+    f"run/k3s/containerd/{_CONTAINERD}",  # also RKE2
+    f"run/k0s/containerd/{_CONTAINERD}",
+    _CRI_O,
 )
-DIRECTORIES = tuple(directory for directory, _ in _PLACES)
 _SLICE = ".slice"
 
 
@@ -42,7 +42,7 @@ class Sandboxes:
 
     def __init__(self, host_root: Path) -> None:
         """``host_root``: where the node's file system is mounted."""
-        self._places = [(f"{host_root}/{directory}", file) for directory, file in _PLACES]
+        self._directories = [f"{host_root}/{directory}" for directory in DIRECTORIES]
         self._groups = host_root / "sys/fs/cgroup"
         self._found: dict[str, Sandbox | None] = {}  # by the directory of a container
         self._pods: dict[str, Sandbox] = {}
@@ -52,17 +52,17 @@ class Sandboxes:
 
         A runtime that has started no pod says nothing either: such a directory may be of podman.
         """
-        files: dict[str, str] = {}  # by the directory of a container
-        for directory, file in self._places:
+        containers: dict[str, None] = {}
+        for directory in self._directories:
             try:
-                files |= {f"{directory}/{name}": file for name in os.listdir(directory)}  # noqa: PTH208 -- as text
+                containers |= {f"{directory}/{name}": None for name in os.listdir(directory)}  # noqa: PTH208 -- as text
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError:
                 return None
-        if files.keys() != self._found.keys():
+        if containers.keys() != self._found.keys():
             try:
-                found = dict(self._sandboxes(files))
+                found = dict(self._sandboxes(containers))
             except OSError:
                 return None
             # In this order: another thread that sees the latter has the former.
@@ -70,13 +70,17 @@ class Sandboxes:
             self._found = found
         return self._pods or None
 
-    def _sandboxes(self, files: Mapping[str, str]) -> Iterator[tuple[str, Sandbox | None]]:
-        """What each file says, without those that are not there yet."""
-        for container, file in files.items():
+    def _sandboxes(self, containers: Iterable[str]) -> Iterator[tuple[str, Sandbox | None]]:
+        """What the file of each says, without those that are not there yet."""
+        for container in containers:
             if container in self._found:
                 yield container, self._found[container]
-            elif (document := _document(Path(container, file))) is not None:
-                yield container, _sandbox(container.rpartition("/")[2], document)
+                continue
+            directory, _, identity = container.rpartition("/")
+            is_cri_o = directory.endswith(_CRI_O)
+            document = _document(Path(container, "userdata" if is_cri_o else "", "config.json"))
+            if document is not None:
+                yield container, _sandbox(document, identity if is_cri_o else None)
 
     def group(self, pod: str) -> str | None:
         """The path of the control group of a pod; empty if the runtime has no such pod. None if no runtime says it."""
@@ -105,17 +109,22 @@ def _document(file: Path) -> Any:  # noqa: ANN401 -- as JSON has it
         return None
 
 
-def _sandbox(identity: str, document: Any) -> Sandbox | None:  # noqa: ANN401 -- as JSON has it
-    """The pod whose sandbox this file is about; None for another container. ``identity``: of the container."""
+def _sandbox(document: Any, of_cri_o: str | None) -> Sandbox | None:  # noqa: ANN401 -- as JSON has it
+    """The pod whose sandbox a file is about; None for another container. ``of_cri_o``: its id, if CRI-O wrote it.
+
+    Each runtime takes over what a pod calls an annotation of the other.
+    """
     try:
         annotations: dict[str, Any] = document["annotations"]
         path: str = document["linux"]["cgroupsPath"]
-        if annotations.get("io.kubernetes.cri.container-type") == "sandbox":
-            name = [annotations[f"io.kubernetes.cri.sandbox-{part}"] for part in ("namespace", "name")]
-        elif annotations.get("io.kubernetes.cri-o.SandboxID") == identity:
-            name = [annotations[f"io.kubernetes.pod.{part}"] for part in ("namespace", "name")]
+        if of_cri_o is not None:
+            is_sandbox, prefix = annotations.get("io.kubernetes.cri-o.SandboxID") == of_cri_o, "io.kubernetes.pod."
         else:
+            is_sandbox = annotations.get("io.kubernetes.cri.container-type") == "sandbox"
+            prefix = "io.kubernetes.cri.sandbox-"
+        if not is_sandbox:
             return None
+        name = [annotations[f"{prefix}{part}"] for part in ("namespace", "name")]
         group = _group(path)
         uid = cgroups.place(f"0::{group}")
         return Sandbox(uid, "/".join(name), group) if uid is not None and is_pod(uid) else None

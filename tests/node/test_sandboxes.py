@@ -26,9 +26,9 @@ def of_containerd(kind: str = "sandbox", namespace: str = "team") -> dict[str, s
 
 
 def of_cri_o(identity: str = ID) -> dict[str, str]:
-    """What CRI-O writes about a pod's sandbox."""
+    """What CRI-O writes about a pod's sandbox, with annotations that the pod chose."""
     said = {"io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.name": "train"}
-    return {"io.kubernetes.cri-o.SandboxID": identity, "io.kubernetes.cri-o.Namespace": "gpu-operator", **said}
+    return {"io.kubernetes.cri-o.SandboxID": identity, **of_containerd(namespace="gpu-operator"), **said}
 
 
 def start(root: Path, place: str, annotations: dict[str, str], path: str, identity: str = ID) -> None:
