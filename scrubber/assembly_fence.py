@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -17,6 +18,7 @@ from scrubber.fence.fence import Fence, FenceError
 from scrubber.node import cgroups, proc
 from scrubber.node.cgroup_tree import Tree
 from scrubber.node.cgroups import Containers
+from scrubber.node.new_groups import NewGroups
 from scrubber.node.pods import PodNames
 from scrubber.node.processes import Processes
 from scrubber.node.sandboxes import Sandboxes
@@ -69,23 +71,28 @@ def guard(
         tree = Tree(root, config.host_root)
         exempt = Exempt(tree, groups_of, PodNames(sandboxes, config.pod_logs))
 
+        looking = threading.Lock()  # two threads ask
+
         @cache
         def terms(device: str) -> Terms:
             said = policy(device)
             namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
-            groups = exempt.groups(said.fence.exempt.units, namespaces) if has_pods else frozenset[int]()
+            with looking:
+                groups = exempt.groups(said.fence.exempt.units, namespaces) if has_pods else frozenset[int]()
             mode = said.fence.mode
             refuse, fenced = mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF
             return Terms(refuse, fenced, said.fence.lease, groups, pods_have_groups=has_pods)
 
         def read() -> None:
-            exempt.read()
+            with looking:
+                exempt.read()
             terms.cache_clear()
 
         sources = Sources(process, groups_of, bystanders, terms, read, exempt.place, tree.runs, _is_ours)
         own, standing = own_group(config.cgroup_root), Fence(root)
         standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)
-        found = Guard(standing, own, sources, knows_processes=namespace is None)
+        new_groups = NewGroups(root, config.host_root)
+        found = Guard(standing, own, sources, knows_processes=namespace is None, new_groups=new_groups)
     except FenceError as error:
         if not fences:
             return ""

@@ -25,6 +25,7 @@ from scrubber.core.witness import Counted, Missed, Testimony, Witness
 from scrubber.fence import program
 from scrubber.fence.fence import Fence
 from scrubber.fence.questions import Question
+from scrubber.node.new_groups import NewGroups
 from scrubber.observe.excuses import Excuses, Sources, Terms
 
 logger = log.get("fence")
@@ -32,6 +33,7 @@ logger = log.get("fence")
 _TRIES = 8  # readings of the count, while questions come
 _PATIENCE = 0.5  # seconds in which the questions are to be read before a witness answers
 _TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
+_GROUPS_EVERY = 0.05  # seconds between two readings of the groups of the node, at least
 _POLL_MS = 500  # the thread that reads the questions looks this often whether it must end
 
 
@@ -47,8 +49,18 @@ class _Rule:
 class Guard:
     """Guards the devices whose numbers it knows."""
 
-    def __init__(self, fence: Fence, service: int, sources: Sources, *, knows_processes: bool = True) -> None:
+    def __init__(
+        self,
+        fence: Fence,
+        service: int,
+        sources: Sources,
+        *,
+        knows_processes: bool = True,
+        new_groups: NewGroups | None = None,
+    ) -> None:
         """``service``: the control group of this service, to which each device is always open.
+
+        ``new_groups``: tells at once of a group that may be exempt; without it, the rounds notice it.
 
         ``knows_processes``: whether this service knows its processes by the numbers that the kernel tells. If not,
         everybody in its control group counts as the service.
@@ -56,6 +68,7 @@ class Guard:
         self._fence = fence
         self._service = service
         self._knows_processes = knows_processes
+        self._new_groups = new_groups
         self._sources = sources
         self._excuses = Excuses(service, sources)
         self.askers = self._excuses.askers
@@ -118,12 +131,16 @@ class Guard:
 
     def renew(self) -> None:
         """Follow the policy and the control groups of the node, and refuse for another while: called in each round."""
+        self._follow_groups()
+        with self._turn:
+            self._renew_lease()
+
+    def _follow_groups(self) -> None:
         self._sources.read()
         with self._turn:
             self._learn()
             for uuid in self._numbers:
                 self._open(uuid)
-            self._renew_lease()
 
     def _renew_lease(self) -> None:
         guarded = (uuid for uuid, mine in self._numbers.items() if mine)
@@ -357,12 +374,20 @@ class Guard:
         self._fence.keep(question.device, replace(kept, excused=kept.excused + 1))
 
     def _read(self) -> None:
-        waiting = select.poll()
-        waiting.register(self._fence.questions.descriptor, select.POLLIN)
+        questions, everything = select.poll(), select.poll()
+        for poll in (questions, everything):
+            poll.register(self._fence.questions.descriptor, select.POLLIN)
+        if self._new_groups is not None and self._new_groups.descriptor is not None:
+            everything.register(self._new_groups.descriptor, select.POLLIN)
+        pause = 0.0  # until this time new groups wait: who may make groups may make many
         while not self._ending.is_set():
-            if not waiting.poll(_POLL_MS):
+            is_due = time.monotonic() >= pause
+            if not (everything.poll(_POLL_MS) if is_due else questions.poll(_GROUPS_EVERY * 1000)):
                 continue
             try:
+                if is_due and self._new_groups is not None and self._new_groups.any():
+                    self._follow_groups()
+                    pause = time.monotonic() + _GROUPS_EVERY
                 self._take_questions()
             except OSError as error:  # what is not read counts as a use
                 logger.warning("cannot read who asked for a GPU", error=str(error))
@@ -377,6 +402,8 @@ class Guard:
             self._reader.join()
         with self._reading, self._turn:
             self._fence.close()
+        if self._new_groups is not None:
+            self._new_groups.close()
 
 
 def _of_one_device_each(numbers: Mapping[str, frozenset[DeviceNumber]]) -> dict[str, frozenset[DeviceNumber]]:

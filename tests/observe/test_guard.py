@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from scrubber.fence import fence
 from scrubber.fence.fence import Fence
 from scrubber.fence.questions import Question
 from scrubber.node.cgroup_tree import Tree
+from scrubber.node.new_groups import NewGroups
 from scrubber.node.processes import Processes
 from scrubber.observe.excuses import Excuses, Sources, Terms
 from scrubber.observe.guard import Guard
@@ -39,7 +41,9 @@ ZERO = DeviceNumber(NodeKind.CHARACTER, 1, 5)  # /dev/zero
 class Asking:
     """A guard of /dev/full, and what it is told about processes and pods."""
 
-    def __init__(self, standing: Fence, service: Path, owner: Path, *exempt: Path) -> None:
+    def __init__(
+        self, standing: Fence, service: Path, owner: Path, *exempt: Path, new_groups: NewGroups | None = None
+    ) -> None:  # fmt: skip
         self.bystanders = set[str]()
         self.started = 0.0
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=True)
@@ -59,11 +63,11 @@ class Asking:
             Tree(fence.root()).runs,
             lambda pid: pid in self.ours,
         )
-        self.guard = Guard(standing, identity(service), self.sources)
+        self.guard = Guard(standing, identity(service), self.sources, new_groups=new_groups)
         self.guard.start()
 
     def _read(self) -> None:
-        self._exempt = frozenset(map(identity, self.exempt))
+        self._exempt = frozenset(identity(place) for place in self.exempt if place.exists())
 
     def _is_bystander(self, holder: Holder) -> bool:
         return holder.command in self.bystanders
@@ -449,6 +453,26 @@ def test_a_group_exempt_since_the_last_round_is_refused_once(asking: Asking, for
     assert run(foreign, OPENS) == "refused"
     asking.uses()
     assert run(foreign, OPENS) == "opened"
+
+
+def test_an_exempt_group_is_let_in_when_it_is_made(
+    standing: Fence, service: Path, owner: Path, group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = Asking(standing, service, owner, group / "late", new_groups=NewGroups(group, tmp_path))
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    write, is_let_in = standing.set, threading.Event()
+
+    def written(*args: Any, exempt: Collection[int], **kwargs: Any) -> None:  # noqa: ANN401 - passed on
+        write(*args, exempt=exempt, **kwargs)
+        if exempt:
+            is_let_in.set()
+
+    monkeypatch.setattr(standing, "set", written)
+    made_group(group / "late")
+    is_let_in.wait()
+    assert run(group / "late", OPENS) == "opened"
+    asking.guard.close()
 
 
 def test_a_job_below_an_exempt_group_does_not_count(asking: Asking, group: Path) -> None:
