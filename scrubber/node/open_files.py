@@ -19,20 +19,25 @@ import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from scrubber.node.proc import ENDED
 
 # The file of a descriptor cannot be read: it was closed, or its mount is dead. No device file has these errors.
 _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN})
-_OF_FILE = re.compile(rb"[^ ]+ [1-9]")  # a place in /proc/PID/maps: "MAJOR:MINOR INODE PATH"
-# A mapping of a file in /proc/PID/maps: its range and its place.
-_MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) [^ \n]+ [^ \n]+ ([^ \n]+ [1-9].*)$", re.MULTILINE)  # its range, too
+# A mapping of a file in /proc/PID/maps: its range and its place, which is "MAJOR:MINOR INODE PATH".
+_MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) [^ \n]+ [^ \n]+ ([^ \n]+ [1-9].*)$", re.MULTILINE)
+# The end of such a line. It begins before the place, however short the addresses are, and most lines share it with
+# others. It names one place: nothing before the place has a colon.
+_END = slice(26, None)
+_end = itemgetter(_END)
 _AT_ONCE = 65536  # bytes; the kernel returns less each time
 _READINGS = 5  # a process may open and close, map and unmap files while we read
 _UNTIMED = 256  # entries that are read between two looks at the clock; so a process with few files is always read
 
 _NONE: frozenset[str] = frozenset()
 
+_LINKS_OF_ONE = 3  # links of /proc/PID/task if the process has one thread: the kernel counts each as a subdirectory
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 _KCMP_FILES = 2
 _libc = ctypes.CDLL(None)
@@ -77,7 +82,9 @@ class Search:
         self._opened: dict[Identity, frozenset[str]] = {}
         self._mapped: dict[bytes, frozenset[str]] = {}  # keys as in /proc/PID/maps: "MAJOR:MINOR INODE", or a path
         self._nodes = False  # whether any of the files is a device node
-        self._places: dict[bytes, frozenset[str]] = {}  # the devices of mapped files, by their lines in maps
+        self._places: dict[bytes, frozenset[str]] = {}  # the devices of mapped files, by their places in maps
+        self._ends: set[bytes] = set()  # of all lines in maps that were read so far
+        self._holding: dict[bytes, frozenset[str]] = {}  # the devices of those that have one
         for device, path in ((device, path) for device, paths in files.items() for path in paths):
             try:
                 status = os.stat(path)  # noqa: PTH116 -- backends return paths as text
@@ -140,29 +147,36 @@ class Search:
     def _mapped_in(self, task: str, timer: Timer) -> frozenset[str]:
         for _ in range(_READINGS):
             maps = _maps(task, timer)
-            places = _places(maps)
+            ends = set(map(_end, io.BytesIO(maps)))  # not all lines at once, whose memory the service would keep
             try:
-                self._learn(places - self._places.keys(), maps, task, timer)
+                if not ends <= self._ends:
+                    self._learn(ends - self._ends, maps, task, timer)
             except FileNotFoundError:
                 continue
-            return _NONE.union(*(self._places[place] for place in places))
+            return _NONE.union(*(devices for end, devices in self._holding.items() if end in ends))
         raise PermissionError(f"cannot read the mappings of {task}: they change all the time")
 
-    def _learn(self, places: frozenset[bytes], maps: bytes, task: str, timer: Timer) -> None:
-        """Find the devices of places that no process had mapped so far. FileNotFoundError if they have changed."""
-        spans = {
-            mapping[3]: f"{mapping[1].decode()}-{mapping[2].decode()}"
-            for mapping in _MAPPING.finditer(maps if places else b"")
-            if mapping[3] in places
-        }
-        for place in places:
+    def _learn(self, ends: set[bytes], maps: bytes, task: str, timer: Timer) -> None:
+        """Find the devices of lines whose end no process had so far. FileNotFoundError if they have changed."""
+        mappings = {mapping[0][_END] + b"\n": mapping for mapping in _MAPPING.finditer(maps)}
+        for end in ends & mappings.keys():
             timer.count()
-            number, _, file = place.partition(b" ")
-            inode, _, path = file.partition(b" ")
-            named = (b"%s %s" % (number, inode), path.lstrip(b" "))
-            devices = _NONE.union(*(self._mapped.get(name, _NONE) for name in named))
-            # The path of a node is the choice of its pod: map_files leads to the node itself.
-            self._places[place] = devices | self._behind(task, spans[place]) if self._nodes else devices
+            mapping = mappings[end]
+            place = mapping[3]
+            if place not in self._places:
+                self._places[place] = self._at(place, task, f"{mapping[1].decode()}-{mapping[2].decode()}")
+            if devices := self._places[place]:
+                self._holding[end] = devices
+        self._ends |= ends
+
+    def _at(self, place: bytes, task: str, span: str) -> frozenset[str]:
+        """The devices of a place that the task has mapped in this range."""
+        number, _, file = place.partition(b" ")
+        inode, _, path = file.partition(b" ")
+        named = (b"%s %s" % (number, inode), path.lstrip(b" "))
+        devices = _NONE.union(*(self._mapped.get(name, _NONE) for name in named))
+        # The path of a node is the choice of its pod: map_files leads to the node itself.
+        return devices | self._behind(task, span) if self._nodes else devices
 
     def _behind(self, task: str, span: str) -> frozenset[str]:
         proc, _, number = task.partition("/task/")
@@ -210,13 +224,6 @@ def _maps(task: str, timer: Timer) -> bytes:
     return b"".join(parts)
 
 
-def _places(maps: bytes) -> frozenset[bytes]:
-    """The places of the mapped files. Most mappings share their place with others."""
-    # A third of the time of an expression; and not all lines at once, whose memory the service would keep.
-    places = {line.split(b" ", 3)[-1].rstrip(b"\n") for line in io.BytesIO(maps)}
-    return frozenset(place for place in places if _OF_FILE.match(place))
-
-
 def separate_tables(process: str) -> list[str]:
     """The /proc directories to read: that of the process, then those of threads that do not share its files.
 
@@ -226,7 +233,9 @@ def separate_tables(process: str) -> list[str]:
     """
     leader = process.rpartition("/")[2]
     try:
-        tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- in the hot loop of every observation
+        if os.stat(f"{process}/task").st_nlink == _LINKS_OF_ONE:  # noqa: PTH116 -- in the hot loop of every observation
+            return [process]
+        tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- same
     except (FileNotFoundError, ProcessLookupError):
         return []
     # When the kernel refuses kcmp, each thread is read: slow but correct.

@@ -204,12 +204,12 @@ class Processes:
         timer: Timer,
     ) -> _ProcessReading:
         """One process: the devices that it holds, and the holder."""
-        read = _ProcessReading()
+        read = _HOLDS_NOTHING
         for _ in range(_READINGS):
             try:
                 pin = os.open(f"{self._proc}/{pid}", _PIN)
             except ENDED:
-                return _ProcessReading()
+                return _HOLDS_NOTHING
             try:
                 read = self._read_files(pid, search, named, timer)
                 if not read.devices:
@@ -254,6 +254,8 @@ class Processes:
                 break
         else:
             self.settled = False
+        if not (held or named or blind):
+            return _HOLDS_NOTHING
         return _ProcessReading(held & search.devices | named, holding, blind)
 
     def _describe(self, pid: int, task: str) -> Holder:
@@ -280,3 +282,6 @@ class _ProcessReading:
     blind: str = ""  # why it cannot be read
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
+
+
+_HOLDS_NOTHING = _ProcessReading()  # as most processes
