@@ -8,7 +8,7 @@ be killed. It changes one device that is proven to have no holder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -108,8 +108,11 @@ class LivingContainers(Protocol):
     def container_of(self, pid: int) -> str | None:
         """The container of a process, None if it is in none."""
 
-    def living(self) -> Mapping[str, int]:
-        """All containers that have a live process, each with one of its processes."""
+    def living(self, wanted: Collection[str] = ()) -> Mapping[str, int]:
+        """All containers that have a live process, each with one of its processes.
+
+        ``wanted``: these are enough, if all of them live.
+        """
 
     def member(self, container: str) -> int | None:
         """A live process of the container, if one is found without going through all processes."""

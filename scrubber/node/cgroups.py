@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -150,18 +150,24 @@ class Containers:
         # A process of the pod runs now. A group without one is another group of the pod, which is not used.
         return group if group is not None and is_populated(group) else None
 
-    def living(self) -> dict[str, int]:
-        """All pods and containers that have a live process, each with one of its processes; or BlindError."""
+    def living(self, wanted: Collection[str] = ()) -> dict[str, int]:
+        """All pods and containers that have a live process, each with its oldest one; or BlindError.
+
+        ``wanted``: these are enough, if all of them live. The newest processes are read first, so a pod that starts is
+        found at once.
+        """
         if not sees_all(self._proc, self._namespace):
             raise BlindError("cannot list the running pods: run the service in the host's pid namespace")
         running: dict[str, int] = {}
-        for pid in pids(self._proc):
+        for pid in sorted(pids(self._proc), reverse=True):
             try:
                 name = self.of(pid)
             except _EndingError:
                 continue
-            if name is not None and name not in running and runs(f"{self._proc}/{pid}"):
+            if name is not None and runs(f"{self._proc}/{pid}"):
                 running[name] = pid
+                if name in wanted and running.keys() >= set(wanted):
+                    break
         return running
 
     def member(self, pod: str) -> int | None:

@@ -205,7 +205,7 @@ class Observer:
         alive = await self._owners.is_alive(owner) if owner is not None else None
         if starting_pod is None:
             return alive, None
-        return alive, alive if starting_pod == owner else await self._owners.is_alive(starting_pod)
+        return alive, alive if starting_pod == owner else await self._owners.has_started(starting_pod)
 
     def _seen(self, record: Record, facts: Facts, starting_pod: str | None = None) -> Facts:
         """The facts with their times. Whom they name is followed from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from scrubber.core.model import Facts
 from scrubber.core.record import Record
@@ -41,9 +42,25 @@ class OwnerContainers:
         """Whether a process of the container lives. None for no container."""
         if container is None:
             return None
-        ask, patience = self._driver.caller.ask, self._driver.patience
-        alive = await ask(f"pod {container}", lambda: self._ask_groups(container), patience)
+        alive = await self._tell_groups(container)
         return container in await self._live_containers.ask(container) if alive is None else alive
+
+    async def has_started(self, pod: str) -> bool:
+        """Whether a pod that asks to start lives. Its sandbox is one of the newest processes, so few are read."""
+        alive = await self._tell_groups(pod)
+        if alive is not None:
+            return alive
+        question, patience = partial(self._driver.backend.living, (pod,)), self._driver.patience
+        newest = await self._driver.caller.ask(f"start of {pod}", question, patience)
+        if pod not in newest:
+            self._on_pass()
+            return False
+        self._members = {**self._members, pod: newest[pod]}
+        return True
+
+    async def _tell_groups(self, container: str) -> bool | None:
+        question, patience = partial(self._ask_groups, container), self._driver.patience
+        return await self._driver.caller.ask(f"pod {container}", question, patience)
 
     def _ask_groups(self, container: str) -> bool | None:
         """Whether the container lives: by its last member, or by its control groups. None: only a search can tell."""

@@ -125,6 +125,15 @@ def test_control_groups_show_the_owner_of_each_living_process(node_proc: NodePro
     assert observer.living() == {U: 7, OUTSIDE: 8}
 
 
+def test_a_pod_that_starts_is_found_among_the_newest(node_proc: NodeProc) -> None:
+    """Who goes through all processes gets the oldest of each: a sandbox ends last."""
+    for pid, group in ((7, f"/docker/{H}"), (8, OURS), (9, OURS)):
+        node_proc.add(pid, f"0::{group}\n")
+    observer = Containers(node_proc.path)
+    assert observer.living([U]) == {U: 9}
+    assert observer.living([U, V]) == observer.living() == {OUTSIDE: 7, U: 8}
+
+
 def test_a_newline_in_a_group_name_adds_no_group(node_proc: NodeProc) -> None:
     (node_proc.add(7, "") / "cgroup").write_bytes(f"0::/docker/{H}/x\r0::/kubepods/pod{V}/\n".encode())
     assert Containers(node_proc.path).of(7) == OUTSIDE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,9 +222,9 @@ async def test_a_use_while_the_starting_pod_is_looked_for_counts(
     await proven(fenced)
     living = bank.backend.living
 
-    def used_meanwhile() -> dict[str, int]:
+    def used_meanwhile(wanted: Collection[str]) -> dict[str, int]:
         run(foreign, OPENS)
-        running: dict[str, int] = living()
+        running: dict[str, int] = living(wanted)
         return running
 
     monkeypatch.setattr(bank.backend, "living", used_meanwhile)

@@ -387,7 +387,7 @@ class Node:
         """Where the kernel tells it."""
         return self.tells_ends and container not in self.alive and self.member(container) is None
 
-    def living(self) -> dict[str, int]:
+    def living(self, wanted: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002 - the port's
         """The containers that have a running process."""
         return dict.fromkeys(self.alive, 0)
 

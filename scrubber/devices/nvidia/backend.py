@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -255,9 +255,9 @@ class Nvidia:
         """The container that a process belongs to."""
         return self._containers.of(pid)
 
-    def living(self) -> Mapping[str, int]:
-        """All containers that still have a process, each with one of its processes."""
-        return self._containers.living()
+    def living(self, wanted: Collection[str] = ()) -> Mapping[str, int]:
+        """All containers that still have a process, each with one of its processes, or at least the ``wanted`` ones."""
+        return self._containers.living(wanted)
 
     def member(self, container: str) -> int | None:
         """A process of the pod, by the pod's control group."""

@@ -9,7 +9,7 @@ are in it, and a process outside would keep the GPU of the pod when the pod has 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -44,8 +44,8 @@ def of(pid: int, pods: Containers = PODS, node: str | None = None) -> str | None
 
 
 def members(pods: Containers = PODS, node: str | None = None) -> Iterator[tuple[int, str]]:
-    """All processes in containers, each with its container."""
-    for pid in pids(PROC):
+    """All processes in containers, the newest first, each with its container."""
+    for pid in sorted(pids(PROC), reverse=True):
         try:
             container = of(pid, pods, node)
         except BlindError as error:
@@ -55,13 +55,15 @@ def members(pods: Containers = PODS, node: str | None = None) -> Iterator[tuple[
             yield pid, container
 
 
-def living(pods: Containers = PODS, node: str | None = None) -> dict[str, int]:
-    """The containers that have a live process, each with one of its processes: the oldest, unless pids began again."""
-    oldest: dict[str, int] = {}
+def living(pods: Containers = PODS, node: str | None = None, wanted: Collection[str] = ()) -> dict[str, int]:
+    """The containers that have a live process, as in ``Containers.living``."""
+    running: dict[str, int] = {}
     for pid, name in members(pods, node):
         if runs(f"{PROC}/{pid}"):
-            oldest.setdefault(name, pid)
-    return oldest
+            running[name] = pid
+            if name in wanted and running.keys() >= set(wanted):
+                break
+    return running
 
 
 @cache

@@ -166,9 +166,12 @@ class Simulated:
         """The simulated container that a process belongs to."""
         return containers.of(pid, self._pods, containers.node_of(self._root))
 
-    def living(self) -> dict[str, int]:
-        """The simulated containers that have a live process, each with one of its processes."""
-        return containers.living(self._pods, containers.node_of(self._root))
+    def living(self, wanted: Collection[str] = ()) -> dict[str, int]:
+        """The simulated containers that have a live process, each with one of its processes.
+
+        ``wanted``: these are enough, if all of them live.
+        """
+        return containers.living(self._pods, containers.node_of(self._root), wanted)
 
     def member(self, container: str) -> int | None:
         """A process of the pod, by the pod's control group. Of a container with a mark, only ``living`` finds one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class Pods(Containers):
     def of(self, pid: int) -> str:
         return f"pod-{pid}"
 
-    def living(self) -> dict[str, int]:
+    def living(self, wanted: Collection[str] = ()) -> dict[str, int]:  # noqa: ARG002 - as of the base
         return {"pod-1": 1}
 
     def member(self, pod: str) -> int | None:
