@@ -1,8 +1,11 @@
 """Observes devices and returns facts: holders, siblings, owners, pods, witness. Decides nothing.
 
-A quick observation asks the driver alone: it is enough for a round, not before a use, unless the fence proves the same.
-A full observation knows all holders. It searches all processes of the node, unless the fence proves that a search would
-find no holder. Between the first and the last observation of a scrub, the driver's list is enough (``listed``).
+Which look is enough for which decision is said here and in ``by_list``, and nowhere else:
+
+* A round asks the driver alone (``quick``). A grant whose start is announced does the same: the start looks again.
+* Any other grant, each start, and what a record rests on know all holders (``before_grant``, ``before_start``,
+  ``full``). They search all processes of the node once, unless the fence proves that a search would find no holder.
+* Between the first and the last observation of a scrub, the driver's list is enough (``listed``).
 """
 
 from __future__ import annotations
@@ -59,11 +62,22 @@ class Observer:
         self._observed_since = observed_since
         self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
 
-    async def quick(self, record: Record, *, before_use: bool = False) -> Facts:
-        """Facts by the driver's list where it is enough; else a full observation.
+    async def quick(self, record: Record) -> Facts:
+        """Facts for a round: by the driver's list where it is enough; else a full observation."""
+        return await self._by_list(record, is_enough=True)
 
-        ``before_use``: the last observation before a container uses the device. A process that only has it open is not
-        on the list, so nothing but the fence takes the place of a search then.
+    async def before_grant(self, record: Record, *, announced: bool) -> Facts:
+        """Facts for a grant. ``announced``: the caller will ask for ``before_start``, the last look before a use.
+
+        To take a device from its last owner is a decision, too.
+        """
+        taken = record.state in (State.GRANTED, State.IN_USE)
+        return await self._by_list(record, is_enough=announced and not taken)
+
+    async def _by_list(self, record: Record, *, is_enough: bool) -> Facts:
+        """Facts by the driver's list, if ``is_enough`` or the fence proves that nobody else has the device.
+
+        A process that only has the device open is not on the list.
         """
         uuid, vitals = record.device.uuid, None
         try:
@@ -73,7 +87,7 @@ class Observer:
             vitals = self.health.unanswered(uuid, error)
         else:
             facts = await self._list.facts(record, said)
-            if facts is not None and (not before_use or self._observed_since.is_alone(uuid)):
+            if facts is not None and (is_enough or self._observed_since.is_alone(uuid)):
                 return self._seen(record, facts)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             unknown = said is None or said.held is None

@@ -25,7 +25,7 @@ from scrub_api.device_messages import GrantedDevice, GrantProof
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
-from scrubber.core.model import Grant, KubeletAssignment, Owner, State
+from scrubber.core.model import Grant, KubeletAssignment, Owner
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
@@ -124,9 +124,8 @@ class TenantRequests:
         async def answer(device: str) -> answers.AcquireAnswer:
             for _ in range(MAX_ROUNDS):
                 record = context.ledger.records[device]
-                # To take it from its last owner is a decision, too.
-                to_search = not announced or record.state in (State.GRANTED, State.IN_USE)
-                facts = await context.complete(record, await context.observer.quick(record, before_use=to_search))
+                facts = await context.observer.before_grant(record, announced=announced)
+                facts = await context.complete(record, facts)
                 policy = self._policy_now(request, device)
                 gated = announced and context.gated(device, policy, facts.at)
                 reply = acquire.decide(

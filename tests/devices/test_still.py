@@ -129,7 +129,28 @@ async def test_who_only_has_it_open_is_found_before_a_use(bank, forgetful):
     record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     drills.occupy(bank.root, bank.first, b"x", POD)
     assert ((await observer.quick(record)).holders, processes.walks) == ((), 0)
-    assert len((await observer.quick(record, before_use=True)).holders or ()) == 1
+    assert len((await observer.before_grant(record, announced=False)).holders or ()) == 1
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["only the pod", "somebody else meanwhile"])
+async def test_both_hooks_take_one_pass_over_all_processes(bank, tmp_path, meanwhile):
+    """Without a fence, also for a pod whose control group no usual place shows. The pass is that of the start."""
+    backend, passes = Forgetful(bank.root), list[State]()
+    clean = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
+    granted = lives.but(clean, state=State.GRANTED)
+    hook = clean
+
+    def count() -> None:
+        passes.append(hook.state)
+
+    processes = Processes(Path("/proc"), backend.container_of, whole_node=False, on_pass=count)
+    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), on_pass=count)
+    drills.occupy(bank.root, bank.second, b"", POD)  # its sandbox, which is not on this GPU
+    assert (await observer.before_grant(clean, announced=True)).holders == ()
+    who = [drills.occupy(bank.root, bank.first, b"", f"other-{POD}")] if meanwhile else []
+    hook = granted
+    facts = await observer.before_start(granted, POD)
+    assert ([it.pid for it in facts.holders or ()], facts.starting_pod_alive, passes) == (who, True, [State.GRANTED])
 
 
 @pytest.mark.parametrize(

@@ -123,18 +123,18 @@ async def test_the_runtime_takes_no_second_search(fenced: Fenced, foreign: Path,
     assert await fenced.searched(lives.IN_USE, admitted=True)
 
 
-@pytest.mark.parametrize("before_use", [True, False])
+@pytest.mark.parametrize("announced", [True, False])
 async def test_an_idle_device_takes_no_search_behind_the_fence(
-    fenced: Fenced, foreign: Path, *, before_use: bool
+    fenced: Fenced, foreign: Path, *, announced: bool
 ) -> None:
     await proven(fenced)
     idle, searches = fenced.of(lives.CLEAN), fenced.searches
-    assert (await fenced.observer.quick(idle, before_use=before_use)).holders == ()
+    assert (await fenced.observer.before_grant(idle, announced=announced)).holders == ()
     [alone] = (await fenced.observer.quick_all([idle])).values()
     assert (alone.holders, fenced.searches) == ((), searches)
     run(foreign, OPENS)
     assert await fenced.observer.quick_all([idle]) == {}, "it needs an observation of its own"
-    used = await fenced.observer.quick(idle, before_use=before_use)
+    used = await fenced.observer.before_grant(idle, announced=announced)
     assert (used.holders, fenced.searches) == ((), searches + 1)
     assert used.used_at > 0
 

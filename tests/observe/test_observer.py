@@ -190,10 +190,10 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
     driver = DriverCalls(bank.backend, "boot", patience=0.05, caller=Late(bank.first))
     observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
     device = record(bank, bank.first)
-    seen = await observer.quick(device, before_use=True)
+    seen = await observer.before_grant(device, announced=False)
     assert (seen.vitals, seen.holders) == (None, None)
     await asyncio.sleep(driver.patience)
-    seen = await observer.quick(device, before_use=True)
+    seen = await observer.before_grant(device, announced=False)
     assert seen.vitals == Vitals(unresponsive=True, why="too late")
 
 

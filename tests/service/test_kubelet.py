@@ -168,19 +168,19 @@ async def test_rule_1_no_observation_is_recorded_after_its_answer(world):
     """Two devices are asked for and one cannot be recorded: the look at the other must end with the question."""
     first, second = world.uuids
     world.node.end_container(await world.tenancy(first, second))
-    quick, late = world.life.observer.quick, asyncio.Event()
+    look, late = world.life.observer.before_grant, asyncio.Event()
 
-    async def slow(record, before_use=None) -> Facts:
-        facts: Facts = await quick(record)
-        if record.device.uuid == second and before_use is not None:  # for a request, not for a round
+    async def slow(record, *, announced) -> Facts:
+        facts: Facts = await look(record, announced=announced)
+        if record.device.uuid == second:
             await late.wait()
         return facts
 
-    world.life.observer.quick = slow
+    world.life.observer.before_grant = slow
     world.life.disk.full = True
     with pytest.raises(LedgerUnavailable):
         await world.acquire("next", first, second, announced=True)
-    world.life.observer.quick = quick
+    world.life.observer.before_grant = look
     world.life.disk.full = False
     await world.acquire("tenant", second, announced=True)
     written_down(world, tenant=[second])

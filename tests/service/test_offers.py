@@ -61,16 +61,16 @@ async def test_x31_an_abandoned_withheld_grant_is_offered_again(world):
     """One look that saw nothing must not take a device out until the next restart of the service."""
     device, observer = world.uuids[0], world.life.observer
     await world.acquire("gone", device, announced=True)
-    full, quick = observer.full, observer.quick
+    full, look = observer.full, observer.before_grant
 
     async def blind(record, *_args, **_kwargs) -> Facts:
         seen: Facts = await full(record)
         return replace(seen, holders=None)
 
-    observer.quick = blind
+    observer.before_grant = blind
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
-    observer.quick = quick
+    observer.before_grant = look
     await asyncio.sleep(60)
     assert healthy(world, device)
     assert world.state(device) is State.CLEAN

@@ -89,11 +89,11 @@ async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatc
     tenant = await world.tenancy(one, other)
     for process in [it for it in world.node.everybody() if it.container == tenant]:
         world.node.leave(process)
-    observe: Callable[..., Awaitable[Facts]] = world.context.observer.quick
+    observe: Callable[..., Awaitable[Facts]] = world.context.observer.before_grant
     decided = asyncio.Event()
 
-    async def in_turn(record: Record, *, before_use: bool) -> Facts:
-        facts = await observe(record, before_use=before_use)
+    async def in_turn(record: Record, *, announced: bool) -> Facts:
+        facts = await observe(record, announced=announced)
         if record.device.uuid == other:
             await decided.wait()
             world.change_policy("strict")
@@ -101,7 +101,7 @@ async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatc
             decided.set()
         return facts
 
-    monkeypatch.setattr(world.context.observer, "quick", in_turn)
+    monkeypatch.setattr(world.context.observer, "before_grant", in_turn)
     with pytest.raises(NotReady):
         await world.tenant_requests.acquire([one, other], announced=True)
     receipts = [it.receipt for it in rows(world, ev.ScrubPassed, one)]

@@ -150,7 +150,7 @@ async def test_while_gpus_are_set_up_a_request_waits(service) -> None:
     await restart(service)
     context = service.built.service.context
     record = next(iter(context.ledger.records.values()))
-    facts = await context.observer.quick(record, before_use=True)
+    facts = await context.observer.before_grant(record, announced=False)
     answer = acquire.decide(record, facts, context.device_policy(record.device.uuid).policy, context.now())
     assert isinstance(answer, answers.Wait)
     await service.set_up(files)
