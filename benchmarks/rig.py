@@ -18,9 +18,11 @@ async def service(
     policy: str = "fast",
     runs: type[ContainerRunner] = ContainerRunner,
     installed_as: type[Installation] = ByPlugin,
+    *,
+    fenced: bool = True,
 ) -> AsyncIterator[Stage]:
-    """A running service whose GPUs are all clean, behind a fence where this user can have one."""
-    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as)
+    """A running service whose GPUs are all clean. ``fenced``: behind a fence, where this user can have one."""
+    stage = Stage(gpus, memory=memory, policy=policy, runs=runs, installed_as=installed_as, fenced=fenced)
     try:
         await stage.start()
         await all_clean(stage)
