@@ -2,6 +2,9 @@
 
 A thread that is stuck in a driver cannot be ended. So each key (usually a device) has at most one running call. Once
 that call is overdue, each new call for the key fails at once, until the overdue call returns.
+
+A late answer is the driver's fault only if this service could run meanwhile. If it could not, its node is short of
+processors, which says nothing about a device.
 """
 
 from __future__ import annotations
@@ -11,10 +14,12 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from scrubber.devices import shortage
-from scrubber.devices.base import DeviceError
+from scrubber.devices import lost_time, shortage
+from scrubber.devices.base import DeviceError, ShortageError
+from scrubber.devices.lost_time import LostTime
 
 T = TypeVar("T")
 
@@ -25,18 +30,29 @@ class UnresponsiveError(DeviceError):
     """The driver did not answer in time: the state of the device is unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call stays until its thread returns. If its answer is done before, the call is overdue: it is stuck."""
+
+    answer: asyncio.Future[Any]
+    began: float  # by ``Caller.time``
+    deadline: float
+
+
 class Caller:
     """Makes blocking calls for one event loop."""
 
     def __init__(self) -> None:
-        # A call stays here until its thread returns. If its future is done before, the call is overdue: it is stuck.
-        self._calls: dict[str, asyncio.Future[Any]] = {}
+        self._calls: dict[str, _Call] = {}
         self._idle: list[_Thread] = []
+        self._lost = LostTime()
+        self._looks = False
 
     async def ask(self, key: str, question: Callable[[], T], deadline: float) -> T:
         """The answer, or UnresponsiveError once this call or an earlier call for the key is overdue.
 
-        ShortageError if the service or its node lacks something that the call needs: the device may be well.
+        ShortageError if the service or its node lacks something that the call needs: the device may be well. It comes
+        in place of UnresponsiveError if the service could not run for all of that time.
         """
         ends = asyncio.get_running_loop().time() + deadline
         if key in self._calls:
@@ -44,20 +60,45 @@ class Caller:
         # Shielded: a cancelled caller must not free the key while its thread is still in the driver.
         return cast("T", await asyncio.shield(self._begin(key, question, ends, deadline)))
 
+    def time(self) -> float:
+        """The seconds of a clock that stands still while the service cannot run, and an answer is awaited."""
+        return asyncio.get_running_loop().time() - self._lost.seconds
+
+    def could_run(self, since: float, seconds: float) -> bool:
+        """Whether the service could run for this time since then, but for what is lost beside other programs."""
+        return self.time() - since >= seconds - lost_time.IN_PASSING
+
     async def _wait_for_key(self, key: str, ends: float, deadline: float) -> None:
         """Wait until no other call for the key runs."""
+        began = self.time()
         try:
             async with asyncio.timeout_at(ends):
                 while (earlier := self._calls.get(key)) is not None:
-                    if earlier.done():
-                        raise UnresponsiveError(f"cannot ask {key}: an earlier call has not returned")
-                    await asyncio.wait((earlier,))
+                    if earlier.answer.done():
+                        raise self._late(
+                            earlier.began, earlier.deadline, f"cannot ask {key}: an earlier call has not returned"
+                        )
+                    await asyncio.wait((earlier.answer,))
         except TimeoutError:
-            raise UnresponsiveError(f"cannot ask {key}: other calls took the whole {deadline:g} s") from None
+            why = f"cannot ask {key}: other calls took the whole {deadline:g} s"
+            raise self._late(began, deadline, why) from None
+
+    def _late(self, began: float, deadline: float, why: str) -> DeviceError:
+        """What a late answer says: the driver does not answer, or nothing about it."""
+        self._lost.look(asyncio.get_running_loop().time())
+        return UnresponsiveError(why) if self.could_run(began, deadline) else ShortageError(shortage.NO_PROCESSOR)
+
+    def _look(self) -> None:
+        """Look at the time that is lost, for as long as an answer is awaited."""
+        loop = asyncio.get_running_loop()
+        self._looks = bool(self._calls)
+        if self._looks:
+            self._lost.look(loop.time())
+            loop.call_later(lost_time.LOOK_EVERY, self._look)
 
     def stuck(self) -> frozenset[str]:
         """The keys whose calls are overdue and have not returned."""
-        return frozenset(key for key, call in self._calls.items() if call.done())
+        return frozenset(key for key, call in self._calls.items() if call.answer.done())
 
     def _begin(self, key: str, question: Callable[[], object], ends: float, deadline: float) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -68,7 +109,16 @@ class Caller:
             thread = self._idle.pop() if self._idle else _Thread()
         except (RuntimeError, MemoryError) as error:
             raise shortage.judged(error)  # noqa: B904 - chained there
-        alarm = loop.call_at(ends, call.set_exception, UnresponsiveError(f"{key} did not answer within {deadline:g} s"))
+        if not self._looks:
+            self._looks = True
+            self._lost.begin(loop.time())
+            loop.call_later(lost_time.LOOK_EVERY, self._look)
+        began = self.time()
+
+        def overdue() -> None:
+            call.set_exception(self._late(began, deadline, f"{key} did not answer within {deadline:g} s"))
+
+        alarm = loop.call_at(ends, overdue)
 
         def returned(answer: object, error: BaseException | None) -> None:
             del self._calls[key]
@@ -84,7 +134,7 @@ class Caller:
             else:
                 call.set_exception(error)
 
-        self._calls[key] = call
+        self._calls[key] = _Call(call, began, deadline)
         thread.jobs.put((question, lambda *outcome: loop.call_soon_threadsafe(returned, *outcome)))
         return call
 

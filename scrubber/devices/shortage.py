@@ -1,4 +1,6 @@
-"""What this process or its node lacks: open files, memory, processes, space. A shortage says nothing about a device.
+"""What this process or its node lacks: open files, memory, processes, processors, space.
+
+A shortage says nothing about a device.
 
 An error is judged where it leaves the room of the devices: in ``blocking_calls.Caller`` for the service, in
 ``steps.step_functions`` for a worker, and in ``nvidia.nvml``, before a failed call counts as the answer of a device.
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from ground.private_files import ForeignFileError
 from scrubber.devices.base import ShortageError
 
+NO_PROCESSOR = "the scrub service gets too little processor time: give it, or its node, more"
 _NO_START = "can't start new thread"  # Python does not keep the errno
 _LACKS = {
     errno.EMFILE: "the scrub service has too many files open: raise its limit of open files (LimitNOFILE)",

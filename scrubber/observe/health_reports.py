@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ class HealthReports:
 
     def __init__(self, driver: DriverCalls) -> None:
         self._driver = driver
-        self._late: dict[str, float] = {}  # since when a device does not answer
+        self._late: dict[str, float] = {}  # since when a device does not answer, by the clock of ``Caller``
 
     def is_late(self, uuid: str) -> bool:
         """Whether the last health report of a device was late."""
@@ -54,9 +53,12 @@ class HealthReports:
         silent = None if self._driver.says_nothing(error) else silence(error)
         if silent is None or silent.lost:
             return silent
-        now = asyncio.get_running_loop().time()
+        caller = self._driver.caller
+        if uuid not in self._late:
+            self._late[uuid] = caller.time()
+            return None
         # While a late call hangs, further calls fail at once. That is the same late answer, so wait.
-        return silent if now - self._late.setdefault(uuid, now) >= self._driver.patience else None
+        return silent if caller.could_run(self._late[uuid], self._driver.patience) else None
 
     async def _logged(self, uuid: str) -> Vitals | None:
         """What the log says about a device. Asked apart from the driver, which may hang."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scrubber.devices.base import DeviceError
+from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.devices.blocking_calls import Caller, UnresponsiveError, in_turn
 from tests.patience import WITHIN
 
@@ -52,6 +52,15 @@ async def test_no_second_call_begins_before_a_stuck_one_returns(gate: threading.
     gate.set()
     await released(caller)
     assert await caller.ask("a", lambda: 42, LONG) == 42
+
+
+async def test_a_driver_that_hangs_is_blamed_on_a_busy_node_too(gate: threading.Event) -> None:
+    caller, errors = Caller(), set[type[Exception]]()
+    while UnresponsiveError not in errors:
+        with pytest.raises((UnresponsiveError, ShortageError)) as late:
+            await caller.ask("a", gate.wait, TIME_FOR_ONE)
+        errors.add(late.type)
+        await asyncio.sleep(SOON)
 
 
 async def test_many_stuck_keys_do_not_starve_another(gate: threading.Event) -> None:

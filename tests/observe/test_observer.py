@@ -197,6 +197,16 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
     assert seen.vitals == Vitals(unresponsive=True, why="too late")
 
 
+async def test_a_service_that_cannot_run_calls_no_device_sick(bank, processes, tmp_path):
+    driver = DriverCalls(bank.backend, "boot", patience=0.5, caller=Late(bank.first))
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
+    late = [await observer.quick(record(bank, bank.first)) for _ in range(2)]
+    await asyncio.sleep(driver.patience)
+    driver.caller._lost.seconds += driver.patience
+    late.append(await observer.quick(record(bank, bank.first)))
+    assert [seen.vitals for seen in late] == [None, None, None]
+
+
 @pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("asked", ["the device", "its sibling"])
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):

@@ -508,6 +508,14 @@ class PretendCaller:
             raise UnresponsiveError(f"{key} did not answer within {deadline:g} s")
         return call.result()
 
+    def time(self) -> float:
+        """The service can always run."""
+        return asyncio.get_running_loop().time()
+
+    def could_run(self, since: float, seconds: float) -> bool:
+        """Whether this time has passed since then."""
+        return self.time() - since >= seconds
+
     async def _answer(self, question: Callable[[], T]) -> T:
         await self._slots()
         while True:

@@ -1,0 +1,91 @@
+"""A driver is blamed for the time in which this process could run, and for no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scrubber.devices.lost_time import LOOK_EVERY, Thread, lost
+from tests.patience import WITHIN
+
+SECOND = 10**9  # ns
+DEADLINE = 1.0
+IS_ASKED = f"""
+import asyncio, hashlib, os, signal, sys
+from scrubber.devices.blocking_calls import Caller
+from scrubber.devices.base import DeviceError
+
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pause()
+
+def starved():
+    cpu = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {{cpu}})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+
+async def main():
+    try:
+        await Caller().ask("driver", globals()[sys.argv[1]], {DEADLINE})
+    except DeviceError as error:
+        print(type(error).__name__, flush=True)
+        os._exit(0)
+
+asyncio.run(main())
+"""
+IS_BUSY = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+print(flush=True)
+while True: pass
+"""
+
+
+def started(code: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        pytest.param(Thread(False, 5, 0), Thread(False, 5, 0), 0, id="it sleeps in the driver"),
+        pytest.param(Thread(True, 5, 0), Thread(True, SECOND, 0), 0, id="it computes"),
+        pytest.param(Thread(True, 5, 0), Thread(True, 5, 0), LOOK_EVERY, id="it gets no processor"),
+        pytest.param(Thread(True, 5, 0), Thread(True, 9, SECOND // 8), 0.125, id="it got one late"),
+        pytest.param(Thread(True, 5, 0), Thread(False, 9, 7 * SECOND), LOOK_EVERY, id="it got one after several looks"),
+    ],
+)
+def test_waits_for_a_processor_are_lost(before: Thread, now: Thread, expected: float) -> None:
+    asleep = Thread(False, 1, 1)
+    assert lost(LOOK_EVERY, {1: asleep, 2: before}, {1: asleep, 2: now, 3: now}) == expected
+
+
+def test_a_late_look_is_lost_time_whatever_the_kernel_says() -> None:
+    assert lost(10.0, {}, {}) == 10.0 - 2 * LOOK_EVERY
+
+
+def test_a_stopped_service_blames_no_driver() -> None:
+    """The question stops the whole service, as a freezer or a suspended machine does, until its answer is late."""
+    asked = started(IS_ASKED, "stopped")
+    assert os.waitid(os.P_PID, asked.pid, os.WSTOPPED) is not None
+    time.sleep(2 * DEADLINE)
+    asked.send_signal(signal.SIGCONT)
+    assert asked.communicate(timeout=WITHIN)[0] == "ShortageError\n"
+
+
+def test_a_thread_without_a_processor_blames_no_driver() -> None:
+    """It computes at the lowest priority, on the processor that another program does not give away."""
+    busy = started(IS_BUSY)
+    try:
+        assert busy.stdout is not None
+        assert busy.stdout.readline() == "\n"
+        assert started(IS_ASKED, "starved").communicate(timeout=WITHIN)[0] == "ShortageError\n"
+    finally:
+        busy.kill()
+        busy.communicate()
