@@ -363,6 +363,7 @@ def _distrusted(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     return replace(
         record,
         incarnation=event.incarnation,
+        since=at if record.state is State.UNKNOWN else record.since,  # that may be of another boot
         tenancy=_forgotten(record.tenancy, at, older_ledger=event.older_ledger),
         scrubs=replace(
             record.scrubs if same else _forgiven(record.scrubs),

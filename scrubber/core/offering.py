@@ -78,6 +78,9 @@ def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> a
             return answers.Offer(healthy=True, why=record.state.value)
         case State.SCRUBBING if waits and _lately(record, now, WAITED_FOR):
             return answers.Offer(healthy=True, why="being scrubbed; containers wait for it")
+        case State.UNKNOWN if waits and _lately(record, now, WAITED_FOR):
+            # The kubelet admits pods again after a reboot, and fails one whose device is not in the list.
+            return answers.Offer(healthy=True, why="first looked at; containers wait for its scrub")
         case State.DIRTY if waits and _lately(record, now, WAITED_FOR):
             why = "released" if record.scrubs.setback is None else "its scrub failed and is tried again soon"
             return answers.Offer(healthy=True, why=f"{why}; containers wait for its scrub")
@@ -92,6 +95,7 @@ def _by_record(record: Record, policy: Policy, now: Moment, *, waits: bool) -> a
 def _lately(record: Record, now: Moment, within: float) -> bool:
     """Whether a tenant has left, or a scrub has begun or failed, so lately that the device is probably clean soon.
 
+    The same holds for a device of which nothing is known yet, from its discovery or the reboot on.
     A device that is dirty for longer has a holder that does not leave. A scrub that fails again and again, with longer
     and longer pauses, does not fail for a passing reason.
     """
@@ -100,7 +104,8 @@ def _lately(record: Record, now: Moment, within: float) -> bool:
         return False
     if job is not None:
         return job.trigger is not Trigger.REINSTATE and now.uptime - job.started.uptime <= within
-    return (record.tenancy.began is not None or failed is not None) and now.uptime - record.since.uptime <= within
+    scrub_follows = record.state is State.UNKNOWN or record.tenancy.began is not None or failed is not None
+    return scrub_follows and now.uptime - record.since.uptime <= within
 
 
 def _within_budget(record: Record, policy: Policy, now: Moment) -> bool:

@@ -48,6 +48,8 @@ OFFERS: tuple[tuple[Any, ...], ...] = (
      "released; containers wait for its scrub", AVAILABLE),
     ("its scrub failed, and containers wait", lives.SET_BACK, ENFORCE, {"gated": True}, True,
      "its scrub failed and is tried again soon; containers wait for its scrub", AVAILABLE),
+    ("unknown, and containers wait", lives.UNKNOWN, ENFORCE, {"gated": True}, True,
+     "first looked at; containers wait for its scrub", AVAILABLE),
     ("observe: dirty", lives.DIRTY, OBSERVE, {}, True, OBSERVED, AVAILABLE),
     ("observe: in use", lives.IN_USE, OBSERVE, {}, True, OBSERVED, USED),
     ("observe: quarantined", lives.QUARANTINED, OBSERVE, {}, False, f"quarantined: {LOST}", OUT),
@@ -96,7 +98,11 @@ def test_a_dirty_device_is_offered_for_the_allocate_budget_only(record):
 
 SETBACK = lives.SET_BACK.scrubs.setback
 assert SETBACK is not None
+REBOOTED = ev.Distrusted("the node was rebooted", lives.REBOOTED)
 WAITED = rows(
+    ("unknown", lives.UNKNOWN, True),
+    ("unknown since a second reboot", lives.live(replace(lives.UNKNOWN, since=later(-70)), REBOOTED), True),
+    ("unknown, and first scrubbed", lives.FIRST_LOOK, True),
     ("just released", lives.DIRTY, True),
     ("on its fast path", lives.SCRUBBING, True),
     ("soiled", lives.SOILED, False),
@@ -110,7 +116,7 @@ WAITED = rows(
 
 
 @pytest.mark.parametrize(("record", "healthy"), WAITED)
-def test_where_containers_wait_a_dirty_device_is_offered_longer(record, healthy):
+def test_where_containers_wait_a_device_is_offered_for_a_minute(record, healthy):
     offers = [offering.offer(record, ENFORCE, later(at), OfferFacts(gated=True)).healthy for at in (30, 59, 61)]
     assert offers == [healthy, healthy, False]
 

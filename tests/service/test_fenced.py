@@ -11,7 +11,7 @@ from ground.errors import NotReady
 from scrubber.core.model import ScrubPath, State, Step
 from scrubber.devices.base import Progress
 from scrubber.steps.orders import Order, Report
-from tests.service.asking import at_step, scrubs
+from tests.service.asking import at_step, healthy, scrubs, written_down
 from tests.service.node import Kind
 from tests.service.pretend_worker import PretendWorker
 from tests.service.world import World
@@ -120,6 +120,26 @@ async def test_where_the_fence_refuses_the_start_waits(fenced):
     assert scrubs(world, device) == passed
     assert await world.begin("second", device)
     assert scrubs(world, device) == passed + 1
+
+
+async def test_a_pod_that_waits_for_its_start_survives_a_reboot(fenced):
+    """The kubelet admits it once more, and fails it unless its device is in the list: for a minute, as during a scrub."""
+    world = await fenced(policy=PRESTART)
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await world.die()
+    world.node.reboot()
+    world.node.gpus[device].blind = True
+    await world.start()
+    listed = [healthy(world, device)]
+    for seconds in (50, 20):
+        await asyncio.sleep(seconds)
+        listed.append(healthy(world, device))
+    assert (world.state(device), listed) == (State.UNKNOWN, [True, True, False])
+    world.node.gpus[device].blind = False
+    await world.tenant_requests.start([device], None)
+    assert world.record(device).tenancy.container == "pod"
 
 
 async def test_while_all_may_open_a_device_allocate_waits(fenced):
