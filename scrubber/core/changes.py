@@ -84,6 +84,8 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
         case ev.GrantedUnproven(grant):
             used = replace(scrubs, receipt=None, half_cleared=False, soiled=0)
             return replace(record, tenancy=_granted(tenancy, grant, at), scrubs=used)
+        case ev.Deferred():
+            return replace(record, tenancy=replace(tenancy, deferred=at))
         case ev.PutInUse(owner):
             leads = owners.legal(tenancy.owner, owner)
             _demand(leads, "nothing that can be found out leads from its owner to this one")
@@ -191,6 +193,7 @@ def _granted(tenancy: Tenancy, grant: Grant, at: Moment) -> Tenancy:
         number=tenancy.number + left,
         grant=grant,
         owner=None,
+        deferred=tenancy.deferred if grant.at_start else None,
         # If no start was admitted so far, the tenancy begins anew: processes from before this grant are foreign.
         began=tenancy.began if tenancy.span is not None else at.uptime,
         ended=_ended(tenancy, at) if owned else tenancy.ended,
@@ -387,6 +390,7 @@ def _forgotten(tenancy: Tenancy, at: Moment, *, older_ledger: bool) -> Tenancy:
         number=_first_number(at) if older_ledger else tenancy.number + left,
         grant=None,
         owner=None,
+        deferred=None,
         began=None,
         ended=None,
         allocations=_unused_allocations(tenancy) + (MANY_ALLOCATIONS if older_ledger else 0),

@@ -73,6 +73,11 @@ class GrantedUnproven:
 
 
 @dataclass(frozen=True, slots=True)
+class Deferred:
+    """Allocate gave the device to a pod whose containers wait until it is proven clean. A grant follows at a start."""
+
+
+@dataclass(frozen=True, slots=True)
 class PutInUse:
     """The device has an owner, or what is known about its owner has changed."""
 
@@ -256,6 +261,7 @@ Event = (
     | Distrusted
     | Granted
     | GrantedUnproven
+    | Deferred
     | PutInUse
     | Released
     | Soiled

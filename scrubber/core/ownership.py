@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, is_pod
+from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Owner, is_pod
 from scrubber.core.owners import Standing, standing
-from scrubber.core.record import Record
+from scrubber.core.record import Record, Tenancy
 
 CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
 STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few
@@ -154,11 +154,15 @@ def contested(record: Record, named: KubeletAssignment) -> bool:
     return record.tenancy.allocations > named.containers
 
 
-def outdated(grant: Grant, named: KubeletAssignment, now: Moment) -> bool:
-    """Whether the kubelet's checkpoint is older than the grant, so that it cannot name the pod of the grant.
+def outdated(tenancy: Tenancy, named: KubeletAssignment, now: Moment) -> bool:
+    """Whether the kubelet's checkpoint is older than the last Allocate, so that it cannot name the pod of it.
 
     The kubelet writes the checkpoint after Allocate and before the first start. The wall clock may have been set since
-    the grant, before or after that write. So of the grant's times by the old and the present clock the earlier counts.
+    Allocate, before or after that write. So of its times by the old and the present clock the earlier counts.
     """
-    granted = min(grant.at.wall, now.wall - (now.uptime - grant.at.uptime))
-    return named.written < granted - CLOCK_TICK
+    grant, given = tenancy.grant, tenancy.deferred
+    if given is None and grant is not None and not grant.at_start:
+        given = grant.at
+    if given is None:
+        return False
+    return named.written < min(given.wall, now.wall - (now.uptime - given.uptime)) - CLOCK_TICK

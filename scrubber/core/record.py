@@ -46,6 +46,7 @@ class Tenancy:
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
     kept_for: str = ""  # the claim that has the device while it is scrubbed once more before its first container
     awaits: str = ""  # the pod that the device is scrubbed for once more before its next container: its tenancy goes on
+    deferred: Moment | None = None  # when Allocate last gave it to a pod whose containers wait, if not granted since
     held_from: int | None = None  # ``number`` of the first hand-over whose directory a pod may have; None: the present
 
     @property

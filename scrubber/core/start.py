@@ -24,7 +24,9 @@ from scrubber.core.record import Record
 LEFT_BEHIND = "a container of the pod died and left processes behind"
 CROWDED = "another pod's container was on it"
 CONTESTED = "it was handed out for a container that the kubelet's checkpoint does not name, and that may have used it"
-OUTDATED = "the kubelet's checkpoint is older than its grant, so its owner is not known; the kubelet tries again"
+OUTDATED = (
+    "the kubelet's checkpoint is older than its last Allocate, so its owner is not known; the kubelet tries again"
+)
 ENDED = "the kubelet's checkpoint names a pod for it that has ended; the kubelet tries again"
 EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
 
@@ -111,11 +113,12 @@ def in_claim(
 
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
     """Why the pod that the checkpoint names is not proven to be the pod of the grant, or None."""
-    grant = record.tenancy.grant
-    if record.incarnation != facts.incarnation or (grant is not None and grant.at_start):
+    if record.incarnation != facts.incarnation:
         return None
-    if grant is not None and ownership.outdated(grant, named, now):
+    if ownership.outdated(record.tenancy, named, now):
         return OUTDATED
+    if record.tenancy.grant is not None and record.tenancy.grant.at_start:
+        return None
     ended = pod == record.tenancy.last_owner and not _owned_by(record, pod) and facts.starting_pod_alive is not True
     return ENDED if ended else None
 

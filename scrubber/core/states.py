@@ -33,6 +33,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
         ev.Described: State.UNKNOWN,
         ev.PastGate: State.UNKNOWN,
+        ev.Deferred: State.UNKNOWN,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
         ev.ErrorsNoted: State.UNKNOWN,
@@ -44,6 +45,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.DIRTY: {
         ev.Described: State.DIRTY,
         ev.PastGate: State.DIRTY,
+        ev.Deferred: State.DIRTY,
         ev.ErrorsNoted: State.DIRTY,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
@@ -55,6 +57,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.SCRUBBING: {
         ev.Described: State.SCRUBBING,
         ev.PastGate: State.SCRUBBING,
+        ev.Deferred: State.SCRUBBING,
         ev.StepsRecorded: State.SCRUBBING,
         ev.Escalated: State.SCRUBBING,
         ev.ScrubPassed: State.CLEAN,
@@ -66,6 +69,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.CLEAN: {
         ev.Described: State.CLEAN,
         ev.PastGate: State.CLEAN,
+        ev.Deferred: State.CLEAN,
         ev.ErrorsNoted: State.CLEAN,
         ev.Distrusted: State.UNKNOWN,
         ev.Soiled: State.DIRTY,
@@ -78,6 +82,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.GRANTED: {
         ev.Described: State.GRANTED,
         ev.PastGate: State.GRANTED,
+        ev.Deferred: State.GRANTED,
         ev.ErrorsNoted: State.GRANTED,
         ev.Distrusted: State.UNKNOWN,
         ev.Granted: State.GRANTED,  # an init container and an app container share it in one admission
@@ -90,6 +95,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.IN_USE: {
         ev.Described: State.IN_USE,
         ev.PastGate: State.IN_USE,
+        ev.Deferred: State.IN_USE,
         ev.ErrorsNoted: State.IN_USE,
         ev.Distrusted: State.UNKNOWN,
         ev.GrantedUnproven: State.GRANTED,
@@ -101,6 +107,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
         ev.PastGate: State.QUARANTINED,
+        ev.Deferred: State.QUARANTINED,
         ev.ErrorsNoted: State.QUARANTINED,
         ev.Distrusted: State.QUARANTINED,
         ev.ProbationStarted: State.SCRUBBING,

@@ -6,7 +6,6 @@ sleeps, or computes; a starved thread can run and gets no processor. The kernel 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,14 +43,14 @@ def _waited(seconds: float, before: Thread, now: Thread) -> float:
 def threads() -> dict[int, Thread]:
     """The threads of this process; nothing where the kernel does not say for how long they waited."""
     found, asking = {}, threading.get_native_id()
-    for task in os.listdir(_TASKS):
+    for task in _TASKS.iterdir():
         try:
-            ran, delayed, _ = map(int, (_TASKS / task / "schedstat").read_text().split())
-            state = (_TASKS / task / "stat").read_text().rpartition(")")[2].split()[0]
+            ran, delayed, _ = map(int, (task / "schedstat").read_text().split())
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, ValueError):  # it has ended, or the kernel keeps no such account
             continue
         if ran:  # 0 also where the kernel keeps no such account
-            found[int(task)] = Thread(state == "R" and int(task) != asking, ran, delayed)
+            found[int(task.name)] = Thread(state == "R" and int(task.name) != asking, ran, delayed)
     return found
 
 

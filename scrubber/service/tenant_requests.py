@@ -405,20 +405,20 @@ class TenantRequests:
         owner: str = "",
         group: int = 0,
     ) -> None:
-        """Record the grants of all devices that may be handed out, in one transaction."""
-        context = self._context
+        """Record the grants of all devices that may be handed out, and the deferrals, in one transaction."""
+        context, now = self._context, self._context.now()
         handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
-        if not handouts:
-            return
-        now = context.now()
-        events: list[tuple[str, ev.Event]] = []
+        events: list[tuple[str, ev.Event]] = [
+            (device, ev.Deferred()) for device, answer in replies.items() if isinstance(answer, answers.Defer)
+        ]
         for device, answer in handouts.items():
             receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
             proof = receipt.id if receipt else None
             grant = Grant(context.token(6), now, request.epoch, announced, proof, until_release, at_start, owner, group)
             unproven = answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
-        await context.ledger.append(request.op, *events)
+        if events:
+            await context.ledger.append(request.op, *events)
 
     def _granted(self, request: Request, device: str, answer: answers.AcquireAnswer) -> GrantedDevice:
         """The grant of a device, and what its receipt proves. Without a grant, the container waits for the device."""

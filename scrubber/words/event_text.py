@@ -46,6 +46,8 @@ def tell(event: ev.Event) -> str:
             return f"handed out{_to(grant)} (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
             return f"handed out{_to(grant)} WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
+        case ev.Deferred():
+            return "given to a pod whose containers wait until it is proven clean"
         case ev.PutInUse(Owner(crowded=True) as owner):
             return f"in use by {_user(owner)}, and by another pod's container as well: unauthorised use"
         case ev.PutInUse(Owner(container=str(container), unannounced=True) as owner):

@@ -194,9 +194,12 @@ EARLIER = live(lives.IN_USE, ev.Released("its pod is gone"), ev.ScrubStarted(liv
 CLEAN_AGAIN = live(EARLIER, lives.passed(EARLIER))
 GRANTED_AGAIN = live(CLEAN_AGAIN, ev.Granted(lives.grant(CLEAN_AGAIN)))
 AT_START = live(CLEAN_AGAIN, ev.Granted(replace(lives.grant(CLEAN_AGAIN), at_start=True)))
+DEFERRED = live(AT_START, ev.PutInUse(Owner(A, lives.NOW)), ev.Deferred())
+DEFERRED_AT_START = live(CLEAN_AGAIN, ev.Deferred(), ev.Granted(replace(lives.grant(CLEAN_AGAIN), at_start=True)))
 NO_OWNER = "cannot start on GPU-1: the kubelet's checkpoint "
 OLD = Refuse(
-    Reason.OWNER_UNKNOWN, NO_OWNER + "is older than its grant, so its owner is not known; the kubelet tries again"
+    Reason.OWNER_UNKNOWN,
+    NO_OWNER + "is older than its last Allocate, so its owner is not known; the kubelet tries again",
 )
 ENDED = Refuse(Reason.OWNER_UNKNOWN, NO_OWNER + "names a pod for it that has ended; the kubelet tries again")
 TICK = ownership.CLOCK_TICK
@@ -209,11 +212,14 @@ WRITTEN = rows(
     ("after the grant, the clock was set forward later", lives.GRANTED, 1, 3600, ADMIT),
     ("before the grant, the clock was set back", lives.GRANTED, -3600 - TICK - 0.01, -3600, OLD),
     ("for a grant by a start there is no Allocate", AT_START, -TICK - 1, 0, ADMIT),
+    ("before a deferral, and the owner restarts", DEFERRED, -TICK - 0.01, 0, OLD),
+    ("before a deferral that a start has granted", DEFERRED_AT_START, -TICK - 0.01, 0, OLD),
+    ("within the resolution, for the same", DEFERRED_AT_START, -TICK, 0, ADMIT),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("record", "after", "jump", "wanted"), WRITTEN)
-def test_a_checkpoint_older_than_the_grant_names_no_owner(record, after, jump, wanted):
+def test_a_checkpoint_older_than_allocate_names_no_owner(record, after, jump, wanted):
     now = later(1)
     answer = start.decide(record, HERE, CACHED, A, replace(now, wall=now.wall + jump), names(1, lives.NOW.wall + after))
     if isinstance(wanted, Admit):

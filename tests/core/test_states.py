@@ -29,6 +29,7 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.ScrubFailed: {State.SCRUBBING: State.DIRTY},
     ev.ScrubInterrupted: {State.SCRUBBING: State.DIRTY},
     ev.Soiled: {State.CLEAN: State.DIRTY},
+    ev.Deferred: {it: it for it in State},
     ev.PastGate: {it: it for it in State},  # the device is what it was; what defers on the gate must not
     ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
     ev.GrantedUnproven: dict.fromkeys(JOBLESS - {State.QUARANTINED}, State.GRANTED),

@@ -54,7 +54,7 @@ async def test_no_second_call_begins_before_a_stuck_one_returns(gate: threading.
     assert await caller.ask("a", lambda: 42, LONG) == 42
 
 
-async def test_a_driver_that_hangs_is_blamed_on_a_busy_node_too(gate: threading.Event) -> None:
+async def test_a_hanging_driver_is_blamed_on_a_busy_node_too(gate: threading.Event) -> None:
     caller, errors = Caller(), set[type[Exception]]()
     while UnresponsiveError not in errors:
         with pytest.raises((UnresponsiveError, ShortageError)) as late:

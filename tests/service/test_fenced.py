@@ -123,7 +123,7 @@ async def test_where_the_fence_refuses_the_start_waits(fenced):
 
 
 async def test_a_pod_that_waits_for_its_start_survives_a_reboot(fenced):
-    """The kubelet admits it once more, and fails it unless its device is in the list: for a minute, as during a scrub."""
+    """The kubelet admits it again, and fails it unless its device is in the list: for a minute, as during a scrub."""
     world = await fenced(policy=PRESTART)
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)

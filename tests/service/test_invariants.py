@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from hypothesis import Phase, settings
@@ -33,7 +34,8 @@ DEVICE = st.integers(0, GPUS - 1)
 DEVICES = st.sets(DEVICE, min_size=1)
 CLAIMS = ("claim-a", "claim-b")
 BOTH_CLAIMS = st.permutations(CLAIMS)
-POLICIES = ("default", "strict", "fast", "observe")
+PRESTART = str(Path(__file__).with_name("prestart.yaml"))
+POLICIES = ("default", "strict", "fast", "observe", PRESTART)
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
     "lost", "hangs", "blind", "silent_on_holders", "bad_memory", "stalls", "crashes", "traps", "reset_fails", "drift",

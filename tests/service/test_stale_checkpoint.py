@@ -43,7 +43,7 @@ async def test_a_checkpoint_older_than_the_grant_starts_nothing(world, device, n
     written_down(world, **{names: [device]})
     await asyncio.sleep(5)
     await world.acquire("next", device, announced=True)
-    assert "older than its grant" in await refused(world, device)
+    assert "older than its last Allocate" in await refused(world, device)
     written_down(world, next=[device])
     await starts(world, device, "next")
 
@@ -71,16 +71,23 @@ async def test_a_clock_that_is_set_makes_no_checkpoint_old(world, device, jump, 
     await starts(world, device, "next")
 
 
-async def test_a_checkpoint_from_before_a_deferral_starts_nothing(begin):
+@pytest.mark.parametrize(
+    ("runs", "ended"),
+    [pytest.param(5, 0, id="seen"), pytest.param(0.05, 5, id="ended unseen"), pytest.param(5, None, id="it runs")],
+)
+async def test_a_checkpoint_from_before_a_deferral_starts_nothing(begin, runs, ended):
     """No grant says when the device was given to the next pod: its container waits for the scrub."""
     world = await begin(fenced=True, policy="defaults: {gate: prestart, fence: {mode: refuse}}")
     device = world.uuids[0]
     await let_on(world, "last", device)
     written_down(world, last=[device])
-    await asyncio.sleep(5)
-    world.node.end_container("last")
+    await asyncio.sleep(runs)
+    if ended is not None:
+        world.node.end_container("last")
+        await asyncio.sleep(ended)
     assert await world.acquire("next", device, announced=True) == []
-    with pytest.raises(Refused, match="has ended"):
+    with pytest.raises(Refused, match="older than its last Allocate"):
         await world.tenant_requests.start([device], None)
+    world.node.end_container("last")
     written_down(world, next=[device])
     await starts(world, device, "next")

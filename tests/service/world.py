@@ -22,6 +22,7 @@ from policies.policy_model import FenceMode, Policy
 from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
 from scrubber.core.model import Passage, State
+from scrubber.core.offering import WAITED_FOR
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.devices.blocking_calls import Caller
@@ -379,7 +380,9 @@ class World:
                 or record.health.quarantine is not None
                 or record.health.ailment is not None
             )
-            unknown = record.state is State.UNKNOWN and not observed
+            lately = self.node.now().uptime - record.since.uptime <= WAITED_FOR
+            waited_for = lately and self.context.offer_facts(record).gated
+            unknown = record.state is State.UNKNOWN and not observed and not waited_for
             assert not (reported[device].healthy and (out or unknown)), f"{device} is reported healthy (I3)"
             assert reported[device].clean == (record.state is State.CLEAN)
 

@@ -92,6 +92,7 @@ LIFE = [
      "handed out to 4711 (grant grant-1, receipt r-1), until it is released"),
     (ev.GrantedUnproven(replace(GRANT, owner="4711"), "not scrubbed"),
      "handed out to 4711 WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
+    (ev.Deferred(), "given to a pod whose containers wait until it is proven clean"),
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),
     (ev.PutInUse(Owner("pod-a", NOW, name="team/a-0/main")), "in use by team/a-0/main (pod pod-a)"),
     (ev.PutInUse(Owner("pod-a", NOW, crowded=True)),
