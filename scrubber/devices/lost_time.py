@@ -43,7 +43,11 @@ def _waited(seconds: float, before: Thread, now: Thread) -> float:
 def threads() -> dict[int, Thread]:
     """The threads of this process; nothing where the kernel does not say for how long they waited."""
     found, asking = {}, threading.get_native_id()
-    for task in _TASKS.iterdir():
+    try:
+        tasks = [*_TASKS.iterdir()]
+    except OSError:
+        return {}
+    for task in tasks:
         try:
             ran, delayed, _ = map(int, (task / "schedstat").read_text().split())
             state = (task / "stat").read_text().rpartition(")")[2].split()[0]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ground.private_files import ForeignFileError
 from scrubber.devices.base import ShortageError
 
-NO_PROCESSOR = "the scrub service gets too little processor time: give it, or its node, more"
+NO_PROCESSOR = "the scrub service was stopped, or gets too little processor time: give it, or its node, more"
 _NO_START = "can't start new thread"  # Python does not keep the errno
 _LACKS = {
     errno.EMFILE: "the scrub service has too many files open: raise its limit of open files (LimitNOFILE)",

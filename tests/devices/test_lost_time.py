@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from scrubber.devices import lost_time
+from scrubber.devices.blocking_calls import Caller, UnresponsiveError
 from scrubber.devices.lost_time import LOOK_EVERY, Thread, lost
 from tests.patience import WITHIN
 
@@ -68,6 +72,14 @@ def test_waits_for_a_processor_are_lost(before: Thread, now: Thread, expected: f
 
 def test_a_late_look_is_lost_time_whatever_the_kernel_says() -> None:
     assert lost(10.0, {}, {}) == 10.0 - 2 * LOOK_EVERY
+
+
+async def test_where_the_kernel_says_nothing_a_late_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(lost_time, "_TASKS", Path("/nowhere"))
+    with pytest.raises(UnresponsiveError):
+        await Caller().ask("driver", gate.wait, 0.01)
+    gate.set()
 
 
 def test_a_stopped_service_blames_no_driver() -> None:
