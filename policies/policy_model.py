@@ -285,7 +285,7 @@ _UNITS = (
 
 
 class FenceExempt(Model):
-    """Who may open a device at any time, uncounted, beside the pods of ``evict.operator_namespaces``."""
+    """Who may open a device at any time, and is counted, beside the pods of ``evict.operator_namespaces``."""
 
     units: tuple[Unit, ...] = _UNITS
     """Units of systemd on the host, such as telegraf.service, or user.slice for people with a shell, or paths."""

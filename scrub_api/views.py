@@ -121,7 +121,7 @@ class AskerView:
 
     command: str
     pid: int  # of the process that asked last
-    place: str  # the UID of its pod, container:ID, a unit of systemd or a control group; empty: it has ended
+    place: str  # the UID of its pod, container:ID, the path of its unit or control group; empty: it has ended
     pod: str  # NAMESPACE/NAME, if it is known
     first: float
     last: float

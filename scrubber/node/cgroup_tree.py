@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class GroupPlace:
     """Where a process ran, by its control group."""
 
-    name: str  # the unit of systemd, or the path of the group; empty: it is the root, where all may run
+    name: str  # the path of its unit of systemd, or of the group; empty: it is the root, where all may run
     container: str | None  # as ``cgroups`` names it
     groups: frozenset[int]  # this group, and those above it
 
@@ -185,7 +185,8 @@ def _holds_pods(unit: str) -> bool:
 
 
 def _name(path: str) -> str:
+    """The path down to a unit that is no slice; below it, users and containers make groups with any name."""
     parts = path.split("/")
-    units = [part for part in parts if part.endswith(_UNITS)]
-    name = next((unit for unit in units if not unit.endswith(_SLICE)), units[-1] if units else path)
+    unit = next((at for at, part in enumerate(parts) if part.endswith(_UNITS) and not part.endswith(_SLICE)), len(parts))
+    name = "/".join(parts[: unit + 1])
     return "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -43,7 +43,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How often others have asked for a device since the service started, and were refused."""
+    """How often others have asked for a device since the service started, and were refused, as far as it was told."""
 
     times: int = 0
     refused: int = 0
@@ -76,7 +76,7 @@ class Askers:
         mine[key] = asker
         if len(mine) > _KEPT:  # names that programs have chosen go first
             del mine[next((it for it in mine if it[1]), next(iter(mine)))]
-        if not ignored:
+        if not (ignored or exempt):
             total = self._totals.get(device, Asked())
             self._totals[device] = Asked(total.times + 1, total.refused + refused)
         return asker if due else None

@@ -110,13 +110,13 @@ def test_a_pattern_names_units_and_a_path_a_group(group: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("place", "name", "container"),
     [
-        ("system.slice/telegraf.service", "telegraf.service", None),
-        ("user.slice/user-1000.slice/session-1.scope", "session-1.scope", None),
-        ("user.slice", "user.slice", None),
+        ("system.slice/telegraf.service", "/system.slice/telegraf.service", None),
+        ("user.slice/session-1.scope/own/group", "/user.slice/session-1.scope", None),
+        ("user.slice", "/user.slice", None),
         ("mine", "/mine", None),
         (
             f"kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice",
-            f"kubepods-pod{POD.replace('-', '_')}.slice",
+            f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice",
             POD,
         ),
         (f"kubepods/burstable/pod{POD}/{'a' * 64}", f"/kubepods/burstable/pod{POD}/{'a' * 64}", POD),
