@@ -446,6 +446,7 @@ class Facts:
     vitals: Vitals | None = None
     domain_resetting: bool = False  # a sibling is being reset, which takes this device down as well
     successor: str | None = None  # the GPU that is now at the PCI address of this device
+    owner_left: bool = False  # the control group to which the fence was opened for the owner was removed
     withheld: bool = False  # a request for the device was refused: the kubelet believes that the device is free
     epoch: str = ""  # the run of the kubelet, read for a decision about a device that is granted
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known

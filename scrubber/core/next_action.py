@@ -279,7 +279,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     # restart.
     if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
         return answers.RecordFirst(ev.Released("an unannounced pod has left it before its first start"))
-    # An owner that was never seen may still start. A new request is better evidence that the owner ended.
+    # An owner that was never seen may still start, unless its control group was there and is gone. A new request is
+    # better evidence that the owner ended.
     if _owner_is_gone(record, facts):
         return answers.RecordFirst(ev.Released("its owner is gone"))
     taken = (
@@ -296,7 +297,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
 
 def _owner_is_gone(record: Record, facts: Facts) -> bool:
     owner = record.tenancy.owner
-    return owner is not None and owner.seen and facts.owner_alive is False and not _held_for_another(record, facts)
+    was_there = owner is not None and (owner.seen or facts.owner_left)
+    return was_there and facts.owner_alive is False and not _held_for_another(record, facts)
 
 
 def _held_for_another(record: Record, facts: Facts) -> bool:

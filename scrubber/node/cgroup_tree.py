@@ -145,6 +145,14 @@ class Tree:
         except OSError as error:
             return error.errno not in _GONE
 
+    def is_gone(self, group: int) -> bool:
+        """Whether a group was removed. False also if that cannot be told."""
+        try:
+            with self._opened(group):
+                return False
+        except OSError as error:
+            return error.errno in _GONE
+
     @contextmanager
     def _opened(self, group: int) -> Iterator[int]:
         """The directory of a group, open. Raises OSError."""

@@ -49,6 +49,7 @@ class Sources:
     read: Callable[[], None]  # which groups there are, and the policy: what ``terms`` says until the next reading
     place: Callable[[int], GroupPlace | None]  # what a control group is; None if it is gone
     runs: Callable[[int], bool]  # whether a process is in a control group, or may be
+    is_gone: Callable[[int], bool] = lambda _group: False  # whether a control group was removed
     is_ours: Callable[[int], bool] = lambda _pid: False  # whether the service has started this process
 
 

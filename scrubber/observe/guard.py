@@ -79,6 +79,7 @@ class Guard:
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
         self._open_to: dict[str, OpenTo | Container | Group] = {}  # by device, as its record wants it
+        self._had: dict[str, frozenset[int]] = {}  # by device: the groups of the pod or container that it is open to
         self._rules: dict[str, _Rule] = {}
         self._lease_ends = 0.0  # the uptime until which others are refused
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
@@ -161,8 +162,15 @@ class Guard:
         Raises nothing: what the kernel does not take is tried again with the next question, and counts as a use.
         """
         with self._turn:
+            if self._open_to.get(uuid) != open_to:
+                self._had.pop(uuid, None)
             self._open_to[uuid] = open_to
             self._open(uuid)
+
+    def owner_left(self, uuid: str) -> bool:
+        """Whether the control group to which the device was opened for a pod or container was removed."""
+        groups = self._had.get(uuid, frozenset())
+        return bool(groups) and all(map(self._sources.is_gone, groups))
 
     def _open(self, uuid: str) -> None:
         numbers = self._numbers.get(uuid)
@@ -215,9 +223,15 @@ class Guard:
                 return frozenset({group})
             case Container(name):
                 groups = self._sources.groups(name)
+                if groups or uuid not in self._had:  # this life has not seen the group, but the last one may have
+                    self._had[uuid] = groups or self._in_kernel(uuid)
                 return groups if groups or terms.pods_have_groups else None
             case _:
                 return None
+
+    def _in_kernel(self, uuid: str) -> frozenset[int]:
+        members = (self._fence.members(number).items() for number in self._numbers[uuid])
+        return frozenset(group for mine in members for group, kind in mine if kind == program.OWNER)
 
     def admit_process(self, pid: int) -> None:
         """The service has started a process that may open devices. Until it is admitted, what it opens is counted."""

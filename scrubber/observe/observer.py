@@ -223,6 +223,9 @@ class Observer:
 
     def _seen(self, record: Record, facts: Facts, starting_pod: str | None = None) -> Facts:
         """The facts with their times. Whom they name is followed from now on."""
+        guard, owner = self.driver.guard, record.tenancy.owner
+        if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
+            facts = replace(facts, owner_left=guard.owner_left(record.device.uuid))
         facts = self._observed_since.stamped(record.device.uuid, facts)
         self._owners.follow(record, facts, starting_pod)
         return facts

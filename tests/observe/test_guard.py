@@ -61,6 +61,7 @@ class Asking:
             self._read,
             Tree(fence.root()).place,
             Tree(fence.root()).runs,
+            Tree(fence.root()).is_gone,
             lambda pid: pid in self.ours,
         )
         self.guard = Guard(standing, identity(service), self.sources, new_groups=new_groups)
@@ -181,6 +182,24 @@ def test_a_group_that_is_removed_opens_nothing(asking: Asking, foreign: Path, st
     following.changed(DEVICE, open_to(lives.IN_USE))
     following.learn(FULL_ONLY)
     assert run(foreign, OPENS) == "refused"
+
+
+def test_a_pod_whose_group_is_removed_has_left(asking: Asking, standing: Fence, service: Path, owner: Path) -> None:
+    """Also one that nobody has seen, and also for the next service."""
+    asking.keep(lives.GRANTED)
+    assert not asking.guard.owner_left(DEVICE)
+    asking.keep(lives.IN_USE)
+    assert not asking.guard.owner_left(DEVICE)
+    owner.rmdir()
+    asking.groups.clear()
+    following = Guard(standing, identity(service), asking.sources)
+    following.changed(DEVICE, open_to(lives.IN_USE))
+    following.learn(FULL_ONLY)
+    assert following.owner_left(DEVICE)
+    asking.guard.renew()
+    assert asking.guard.owner_left(DEVICE)
+    asking.keep(lives.CLEAN)
+    assert not asking.guard.owner_left(DEVICE)
 
 
 def of_a_job(group: Path) -> Record:
