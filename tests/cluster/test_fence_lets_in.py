@@ -1,0 +1,113 @@
+"""Whom a fence that refuses lets in on the real node, at the first opening: owners of every kind, and who is exempt."""
+
+import json
+import os
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+from lightkube.resources.core_v1 import Pod
+
+from scrubber.devices.simulated import layout
+from tests.cluster.autoclave import SIMULATED
+from tests.cluster.cluster import container
+from tests.cluster.programs import MANIFESTS, NODE
+
+EXEMPT = "kube-system"
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+QUALITIES = {
+    "best effort": {},
+    "burstable": {"requests": {"memory": "16Mi"}},
+    "guaranteed": {"limits": {"cpu": "500m", "memory": "64Mi"}},
+}
+
+
+@pytest.fixture
+async def refusing(pods, autoclave):
+    """The pods of a node whose fence refuses; no container finds bytes of another, or no GPU."""
+    autoclave.rule(fence={"mode": "refuse"})
+    if not all(device.fence for device in await autoclave.clean()):
+        pytest.skip("takes loop devices, and control groups of version 2")
+    await autoclave.devices(lambda device: device.fence == "refuse")
+    yield pods
+    assert pods.faults() == []
+
+
+def _has_ended(pod) -> bool:
+    return pod.status.phase in {"Succeeded", "Failed"}
+
+
+def gpu_container(quality: str, *flags: str, **more):
+    made = container(*flags, **more)
+    for kind, amounts in QUALITIES[quality].items():
+        made["resources"].setdefault(kind, {}).update(amounts)
+    return made
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+async def test_pods_of_each_quality_open_their_gpus(refusing, quality) -> None:
+    for number in range(ROUNDS):
+        name = f"pod-{number}"
+        await refusing.create(name, gpu_container(quality, "-for", "50ms", gpus=4))
+        assert (await refusing.ended(name)).status.phase == "Succeeded", await refusing.refused()
+        assert refusing.words(name).count("CLEAN") == 4
+
+
+async def test_init_containers_and_restarts_open_their_gpus(refusing) -> None:
+    inits = [container("-for", "50ms", name=f"init-{number}", gpus=2) for number in range(2)]
+    main = container("-for", "100ms", "-exit", "1", gpus=2)
+    beside = container("-for", "100ms", "-exit", "1", gpus=2, name="beside")
+    await refusing.create("first", main, beside, initContainers=inits, restartPolicy="OnFailure")
+    await refusing.said("first", "HOLDING", more=3)
+    await refusing.said("first", "HOLDING", "beside", more=2)
+    await refusing.delete("first")
+    await refusing.hold("second", gpus=4)
+
+
+async def test_a_static_pod_opens_its_gpus(refusing) -> None:
+    metadata = {"name": "static", "namespace": "default"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": refusing.spec(container(gpus=3))}
+    file = MANIFESTS / "static.json"
+    file.write_text(json.dumps(pod))
+    try:
+        await refusing.said(f"static-{NODE}", "HOLDING")
+    finally:
+        file.unlink()
+    await refusing.gone(f"static-{NODE}")
+
+
+async def test_pods_of_an_exempt_namespace_are_let_in_and_counted(refusing, autoclave) -> None:
+    place = layout.places(SIMULATED)[0]
+    number = place.memory.stat().st_rdev
+    for round_ in range(ROUNDS):
+        before = (await autoclave.clean())[0].receipt
+        name = f"exempt-{round_}"
+        opens = container("-open", "/gpu", "-number", str(number), "-for", "50ms", gpus=0)
+        opens |= {"securityContext": {"privileged": True}}
+        pod = {"metadata": {"name": name, "namespace": EXEMPT}, "spec": refusing.spec(opens)}
+        await refusing.client.create(Pod.from_dict(pod), namespace=EXEMPT)
+        await refusing.until(Pod, name, _has_ended, EXEMPT)
+        await refusing.client.delete(Pod, name, grace_period=0, namespace=EXEMPT)
+        assert "OPENED" in refusing.words(name), round_
+        await autoclave.devices(lambda device, before=before: device.state == "clean" and device.receipt != before, 0)
+
+
+async def test_a_pod_whose_sandbox_is_made_again_opens_its_gpus(refusing) -> None:
+    await refusing.create("holder", container(gpus=2), restartPolicy="Always")
+    await refusing.said("holder", "HOLDING")
+    uid = str((await refusing.client.get(Pod, "holder")).metadata.uid)
+    os.kill(_sandbox(uid), SIGKILL)
+    await refusing.said("holder", "HOLDING", more=1)
+
+
+def _sandbox(uid: str) -> int:
+    commands = Path("/proc").glob("[0-9]*/cmdline")
+    [sandbox] = [it for it in commands if _text(it).startswith("/pause") and uid in _text(it.with_name("cgroup"))]
+    return int(sandbox.parent.name)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
