@@ -316,18 +316,39 @@ def _counts(value: bytes) -> Counts:
     return Counts(passed + refused, refused)
 
 
-def admit(root: Path, group: int) -> None:
+def admit(root: Path, group: int, *, runs: Callable[[int, int], bool] = lambda _pid, _started: False) -> None:
     """Let a control group open each device of a fence that stands, until the next service sets its rules.
 
     The fence may be of an earlier version: the names of its maps end with the same words, and mean the same.
-    FenceError says why it cannot be asked.
+    ``runs``: as for ``Fence.keep_alone``; while another service keeps the fence, nobody is let in. FenceError says why
+    the fence cannot be asked.
     """
+    with _standing_maps(root) as found:
+        if "keeper" in found:
+            keeper = program.KEPT_BY.unpack(
+                Map(found["keeper"], 4, program.KEPT_BY.size).get(_FIRST_INDEX) or bytes(16)
+            )
+            if keeper[0] and runs(*keeper):
+                return
+        for number in Map(found["rules"], 8, program.RULE.size) if {"rules", "members"} <= found.keys() else ():
+            Map(found["members"], 16, program.MEMBER.size).put(number + _TIME.pack(group), _OWNER)
+
+
+def dismiss(root: Path, group: int) -> None:
+    """Let in no longer whom ``admit`` has let in. FenceError says why the fence cannot be asked."""
+    with _standing_maps(root) as found:
+        members = Map(found["members"], 16, program.MEMBER.size) if "members" in found else None
+        for member in members.items() if members is not None else ():
+            if members is not None and member.endswith(_TIME.pack(group)):
+                members.remove(member)
+
+
+@contextmanager
+def _standing_maps(root: Path) -> Iterator[dict[str, int]]:
+    """The maps of the fence that stands, by the last word of their names; none if none stands."""
     with _found(root) as (_, standing), ExitStack() as closing:
         found = _maps_of(standing, closing) if standing is not None else {}
-        by_word = {name.rpartition("_")[2]: descriptor for name, descriptor in found.items()}
-        if {"rules", "members"} <= by_word.keys():
-            for number in Map(by_word["rules"], 8, program.RULE.size):
-                Map(by_word["members"], 16, program.MEMBER.size).put(number + _TIME.pack(group), _OWNER)
+        yield {name.rpartition("_")[2]: descriptor for name, descriptor in found.items()}
 
 
 def take_down(group: Path) -> bool:

@@ -108,10 +108,12 @@ OWNER, EXEMPT, SERVICE = range(3)
 # OWNER: let pass, and not counted. EXEMPT: let pass, and counted as others are. SERVICE: its processes as an owner, and
 # who else is in its group as exempt: a privileged container can write itself into any group.
 
-# A flood of questions costs the kernel a count each, and the service next to nothing: of one control group and device,
-# no more of them are sent. What is not sent cannot be excused.
+# A flood of questions costs the kernel a count each, and the service next to nothing: no more of them are sent of one
+# control group about one device, and of all groups about it: a user may have many groups. What is not sent cannot be
+# excused.
 SENT_EVERY_NS = 100_000_000
-SENT_REFUSED, SENT_PASSED = 1, 64
+SENT_REFUSED, SENT_PASSED = 1, 64  # of a group ...
+OF_ALL = 8  # ... and times that of all groups
 
 # The stack, from its end down. The key of a device is the beginning of the key of a member.
 _DEVICE, _GROUP_ID = -16, -8
@@ -156,8 +158,16 @@ def program() -> Table:
         count(R8, 0, R1),
         put(R7, SENT_PASSED),
         Label("counted"),
-        *_IS_SENT,
-        Label("send"),
+        call(_BOOT_TIME),
+        copy(R8, R0),
+        put(R1, 0),
+        write8(STACK, _GROUP_ID, R1),
+        shift_left(R7, OF_ALL.bit_length() - 1),
+        *_is_sent("of all groups"),
+        shift_right(R7, OF_ALL.bit_length() - 1),
+        call(_GROUP),
+        write8(STACK, _GROUP_ID, R0),
+        *_is_sent("of one group"),
         *_SEND_IT,
         Label("sent"),
         jump_if_equal(R9, 0, "allow"),
@@ -238,36 +248,37 @@ _LEASE_LASTS: Table = [
     jump_if_at_most(R7, R0, "passes"),
 ]
 
-# Go on at "sent" if questions of this group about this device were sent R7 times lately.
-_IS_SENT: Table = [
-    call(_BOOT_TIME),
-    copy(R8, R0),
-    call(_GROUP),
-    write8(STACK, _GROUP_ID, R0),
-    *_look_up(SENT, _DEVICE),
-    jump_if_equal(R0, 0, "first"),
-    read8(R1, R0),
-    copy(R2, R8),
-    subtract(R2, R1),
-    put(R3, SENT_EVERY_NS),
-    jump_if_at_most(R3, R2, "first"),
-    read8(R1, R0, 8),
-    jump_if_at_most(R7, R1, "sent"),
-    put(R1, 1),
-    count(R0, 8, R1),
-    jump("send"),
-    Label("first"),
-    write8(STACK, _SINCE, R8),
-    put(R1, 1),
-    write8(STACK, _TIMES, R1),
-    load_map(R1, SENT),
-    copy(R2, STACK),
-    add(R2, _DEVICE),
-    copy(R3, STACK),
-    add(R3, _SINCE),
-    put(R4, 0),
-    call(_UPDATE),
-]
+
+def _is_sent(whose: str) -> Table:
+    """Go on at "sent" if R7 questions about this device were sent lately of the group that the key names, or of all."""
+    first, passes = f"first {whose}", f"is sent {whose}"
+    return [
+        *_look_up(SENT, _DEVICE),
+        jump_if_equal(R0, 0, first),
+        read8(R1, R0),
+        copy(R2, R8),
+        subtract(R2, R1),
+        put(R3, SENT_EVERY_NS),
+        jump_if_at_most(R3, R2, first),
+        read8(R1, R0, 8),
+        jump_if_at_most(R7, R1, "sent"),
+        put(R1, 1),
+        count(R0, 8, R1),
+        jump(passes),
+        Label(first),
+        write8(STACK, _SINCE, R8),
+        put(R1, 1),
+        write8(STACK, _TIMES, R1),
+        load_map(R1, SENT),
+        copy(R2, STACK),
+        add(R2, _DEVICE),
+        copy(R3, STACK),
+        add(R3, _SINCE),
+        put(R4, 0),
+        call(_UPDATE),
+        Label(passes),
+    ]
+
 
 _SEND_IT: Table = [
     write8(STACK, _QUESTION, R8),

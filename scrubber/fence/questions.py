@@ -51,10 +51,11 @@ class Questions:
             if length & _BUSY:
                 return  # its writer has not finished; the ring becomes readable again
             size = length & ~_DISCARDED
-            if not length & _DISCARDED:
-                yield _question(self._written[at + _HEADER : at + _HEADER + size])
+            record = self._written[at + _HEADER : at + _HEADER + size]
             place += _HEADER + -(-size // _HEADER) * _HEADER
-            struct.pack_into("<Q", self._read, 0, place)
+            struct.pack_into("<Q", self._read, 0, place)  # first: after a kill, nobody may excuse it once more
+            if not length & _DISCARDED:
+                yield _question(record)
 
     def waiting(self) -> bool:
         """Whether there is something to read."""

@@ -195,6 +195,8 @@ def _holds_pods(unit: str) -> bool:
 def _name(path: str) -> str:
     """The path down to a unit that is no slice; below it, users and containers make groups with any name."""
     parts = path.split("/")
-    unit = next((at for at, part in enumerate(parts) if part.endswith(_UNITS) and not part.endswith(_SLICE)), len(parts))
+    unit = next(
+        (at for at, part in enumerate(parts) if part.endswith(_UNITS) and not part.endswith(_SLICE)), len(parts)
+    )
     name = "/".join(parts[: unit + 1])
     return "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -7,6 +7,7 @@ holder, or to a program that the service has started. To be exempt is no excuse:
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -22,7 +23,8 @@ logger = log.get("fence")
 
 IsBystander = Callable[[Holder], bool]
 _JUDGED_FOR = 1.0  # seconds in which a process, or a group, that asks again is not looked up again
-_JUDGED = 256  # processes, and groups
+_JUDGED = 4096  # processes, and groups
+_READ_EVERY = 0.05  # seconds between two readings of the groups of the node, at least
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds: by so much a process may have started later than /proc says
 _RECOGNISED_FOR = 2.0  # seconds in which a bystander that has ended is still known
 
@@ -93,6 +95,7 @@ class Excuses:
         self._sources = sources
         self._places = _Latest[int, tuple[float, GroupPlace | None]]()  # of groups, until which uptime they are known
         self._unexcused = _Latest[tuple[str, int, str, int], _Judged]()
+        self._read_again = 0.0
         self._recognised: dict[tuple[int, str, int], float] = {}  # bystanders that asked lately, until this uptime
 
     def cover(self, uuid: str, question: Question) -> bool:
@@ -161,7 +164,9 @@ class Excuses:
             below = (question.group, *(it for it in reversed(question.above) if it != question.group))
             places = (self._sources.place(group) for group in below)
             place = next((it for it in places if it is not None), None)
-            self._sources.read()
+            if time.monotonic() >= self._read_again:  # a user may have many groups
+                self._sources.read()
+                self._read_again = time.monotonic() + _READ_EVERY
             self._places.put(question.group, (question.uptime + _JUDGED_FOR, place))
         return place
 

@@ -14,7 +14,7 @@ from tests.cluster.cluster import container
 from tests.cluster.programs import MANIFESTS, NODE
 
 EXEMPT = "kube-system"
-ROUNDS = int(os.environ.get("ROUNDS", "3"))
+ROUNDS = 3
 QUALITIES = {
     "best effort": {},
     "burstable": {"requests": {"memory": "16Mi"}},

@@ -224,6 +224,36 @@ def test_many_questions_are_counted_and_few_are_sent(
     assert most <= len(questions) <= most * tenths
 
 
+def test_questions_from_many_groups_are_few_too(standing: Fence, owner: Path, foreign: Path) -> None:
+    """A user may make groups below its own."""
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    places = [str(made_group(foreign / f"{number}") / "cgroup.procs") for number in range(40)]
+    asks = (
+        "import time; began = time.monotonic_ns()\n"
+        f"for place in {places!r}:\n"
+        "    open(place, 'w').write('0')\n"
+        "    try: os.open('/dev/full', os.O_RDONLY)\n    except PermissionError: pass\n"
+        "print((time.monotonic_ns() - began) // 100_000_000 + 2)"
+    )
+    tenths = int(run(foreign, asks))
+    assert len(list(standing.questions.new())) <= program.OF_ALL * tenths
+    counts = standing.counts(FULL)
+    assert counts is not None
+    assert counts.refused == 40
+
+
+def test_a_question_that_was_read_is_not_read_again(standing: Fence, owner: Path, foreign: Path) -> None:
+    """Its reader may be killed while it judges. The next one must not excuse the question a second time."""
+    standing.set(FULL, {identity(owner)}, refuse=False)
+    run(foreign, OPENS)
+    waiting = standing.questions.new()
+    next(waiting)
+    waiting.close()
+    counts = standing.counts(FULL)
+    assert counts is not None
+    assert len(list(standing.questions.new())) == counts.asked - 1
+
+
 def test_a_member_that_is_exempt_passes_and_counts(standing: Fence, owner: Path, foreign: Path) -> None:
     standing.set(FULL, {identity(owner)}, refuse=True, exempt={identity(foreign)})
     nested = made_group(foreign / "nested")
@@ -278,7 +308,21 @@ def test_who_starts_is_let_in_before_the_rules_are_written(group: Path, owner: P
     fence.admit(group, identity(foreign))
     assert (run(foreign, OPENS), run(owner, OPENS)) == ("opened", "opened")
     assert standing.counts(FULL) == Counts(1, 1), "it is not counted"
+    fence.dismiss(group, identity(foreign))
+    assert (run(foreign, OPENS), run(owner, OPENS)) == ("refused", "opened")
     standing.close()
+
+
+def test_a_second_service_is_not_let_in(group: Path, owner: Path, foreign: Path) -> None:
+    standing = Fence(group)
+    standing.set(FULL, {identity(owner)}, refuse=True)
+    standing.refuse_for(600)
+    standing.keep_alone(100, 7, runs=lambda *_: True)
+    fence.admit(group, identity(foreign), runs=lambda pid, started: (pid, started) == (100, 7))
+    assert run(foreign, OPENS) == "refused"
+    standing.close()
+    fence.admit(group, identity(foreign), runs=lambda *_: True)
+    assert run(foreign, OPENS) == "opened"
 
 
 def test_the_message_says_which_right_is_missing(group: Path) -> None:

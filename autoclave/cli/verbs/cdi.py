@@ -14,8 +14,8 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ _NOT_FOUND = 127  # exit status of chroot, and of a shell
 _KILLED_WITHIN = 5.0
 _MESSAGE = re.compile(r'msg="(.*)"$')  # in a line of its log
 _LONGEST = 400  # characters of a program's message
+_OWN = "autoclave-cdi"  # its control group, below the one that it was started in
 _CHUNK = 2**16  # bytes that are read at once
 _SHOWN = 5  # names in a message
 
@@ -83,8 +84,8 @@ def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: 
     try:
         # nvidia-ctk runs in ``host_root``, and ``driver_root`` is a path in it.
         places = (*_PLACES, str(driver_root / "usr/bin"))
-        _enter_fence()
-        output = _run(_command(cdi_kind, driver_root), host_root, places, timeout)
+        with _inside_fence():
+            output = _run(_command(cdi_kind, driver_root), host_root, places, timeout)
     except NotReady as late:
         human.warn(str(late))
         return LATE
@@ -94,16 +95,21 @@ def cdi(cdi_dir: tuple[Path, ...], cdi_kind: str, host_root: Path, driver_root: 
     return DONE
 
 
-def _enter_fence() -> None:
-    """Let this control group open the GPUs of a fence that stands: nvidia-ctk opens all of them.
+@contextmanager
+def _inside_fence() -> Iterator[None]:
+    """Within the context, a control group of this process alone may open the GPUs of a fence: nvidia-ctk opens all.
 
     The fence knows neither a new container nor a unit that has just begun.
     """
-    with suppress(FenceError, OSError):  # without the right to ask for it; then nvidia-ctk says what it cannot open
-        root = fence.root()
-        own = cgroups.own_group(root)
-        if own is not None:
-            fence.admit(root, own.stat().st_ino)
+    with ExitStack() as closing:
+        with suppress(FenceError, OSError):  # without the right to ask for it; then nvidia-ctk says what it cannot open
+            root = fence.root()
+            started_in = cgroups.own_group(root)
+            if started_in is not None:
+                own = cgroups.move_below(started_in, _OWN).stat().st_ino
+                fence.admit(root, own)
+                closing.callback(fence.dismiss, root, own)
+        yield
 
 
 def _run(command: Sequence[str], root: Path, places: Sequence[str], within: float) -> str:
