@@ -37,7 +37,7 @@ def test_the_status_names_devices_and_for_whom_they_are_open(ask, group: Path, s
     answer = ask("status", "-o", "json")
     document = json.loads(answer.stdout)
     (rule,) = document["items"]
-    assert (rule["device"], rule["others"], rule["open_to"]) == ("1:7", "refused", "dcgm.service")
+    assert (rule["device"], rule["others"], rule["open_to"]) == ("1:7", "refused", "/dcgm.service")
     assert rule["questions"] == rule["refused"] > 0
     assert 0 < document["lease_seconds"] <= 600
     assert "others are refused for" in ask("status").stderr

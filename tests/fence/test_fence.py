@@ -248,7 +248,6 @@ def test_a_question_that_was_read_is_not_read_again(standing: Fence, owner: Path
     run(foreign, OPENS)
     waiting = standing.questions.new()
     next(waiting)
-    waiting.close()
     counts = standing.counts(FULL)
     assert counts is not None
     assert len(list(standing.questions.new())) == counts.asked - 1

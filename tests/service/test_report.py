@@ -258,13 +258,23 @@ class Following:
     """A guard whose fence does this with others, or stands for no device."""
 
     does: bool | None
+    lets_all_in: bool = False
     askers: Askers = field(default_factory=lambda: Askers(lambda: 0.0))
 
     def refuses(self, _uuid: str) -> bool | None:
         return self.does
 
+    def opens_to_all(self, _uuid: str) -> bool:
+        return self.lets_all_in
+
     def witness(self, _uuid: str) -> None:
         """It has counted nothing."""
+
+
+async def test_a_device_that_is_open_to_all_says_so(begin, monkeypatch):
+    world = await begin(policy="defaults: {fence: {mode: refuse}}")
+    monkeypatch.setattr(world.life.observer.driver, "guard", Following(does=True, lets_all_in=True))
+    assert world.life.reporter.device(world.uuids[0]).fence == "open to all"
 
 
 @pytest.mark.parametrize(

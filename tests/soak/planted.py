@@ -64,8 +64,8 @@ OPEN = {  # each leaves the fence open, or lets it forget
     ),
     "it stays open to earlier owners": Planted(
         "scrubber/fence/fence.py",
-        "            self._members.remove(key + _TIME.pack(group))\n            now",
-        "            now",
+        "            self._members.remove(key + _TIME.pack(group))\n            del",
+        "            del",
         _KEPT_OFF,
     ),
     "a restart does not ask what it has counted": Planted(
