@@ -103,6 +103,14 @@ class Fence:
         """Whether the kernel still runs the program, so that nothing was missed."""
         return kernel.is_loaded(self._standing.id)
 
+    def is_attached(self) -> bool:
+        """Whether the program stands below the control group, also where somebody else holds it: dearer to ask."""
+        try:
+            with kernel.by_id(self._standing.id) as loaded:
+                return kernel.is_attached(self._group, loaded)
+        except FileNotFoundError:
+            return False
+
     def stand_again(self) -> None:
         """Attach the program once more, after somebody has taken it away. What it did not count is a gap."""
         for number in self.numbers():

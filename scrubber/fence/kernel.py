@@ -166,13 +166,13 @@ def _attach(group: int, program: int, flags: int = 0, before: int = 0) -> None:
 
 def replace(group: int, program: int, number: int) -> None:
     """Attach a program in the place of another one, named by its id, without a gap."""
-    with _by_id(number) as before:
+    with by_id(number) as before:
         _attach(group, program, _REPLACE, before)
 
 
 def detach(group: int, number: int) -> None:
     """Detach a program, named by its id, from a control group."""
-    with _by_id(number) as program:
+    with by_id(number) as program:
         _bpf(_DETACH, struct.pack("<5I", group, program, _CGROUP_DEVICE_ATTACHMENT, 0, 0))
 
 
@@ -183,9 +183,9 @@ def attached(group: int, name: str) -> list[Attached]:
     """
     programs = []
     for number in _programs():
-        with suppress(FileNotFoundError), _by_id(number) as program:  # it may be unloaded meanwhile
+        with suppress(FileNotFoundError), by_id(number) as program:  # it may be unloaded meanwhile
             described = describe(program)
-            if described.name == name and _is_attached(group, program):
+            if described.name == name and is_attached(group, program):
                 programs.append(described)
     return programs
 
@@ -204,7 +204,7 @@ def _programs() -> Iterator[int]:
         yield number
 
 
-def _is_attached(group: int, program: int) -> bool:
+def is_attached(group: int, program: int) -> bool:
     """Whether a program is attached to a control group: the kernel puts it in its own place, and only there."""
     try:
         _attach(group, program, _REPLACE, program)
@@ -216,14 +216,14 @@ def _is_attached(group: int, program: int) -> bool:
 def is_loaded(number: int) -> bool:
     """Whether the kernel has a program with this id. One that nobody holds is gone as soon as it is detached."""
     try:
-        with _by_id(number):
+        with by_id(number):
             return True
     except FileNotFoundError:
         return False
 
 
 @contextmanager
-def _by_id(number: int) -> Iterator[int]:
+def by_id(number: int) -> Iterator[int]:
     """The descriptor of a program."""
     program = _bpf(_PROGRAM_BY_ID, struct.pack("<III", number, 0, 0))
     try:

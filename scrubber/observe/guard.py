@@ -134,6 +134,11 @@ class Guard:
         """Follow the policy and the control groups of the node, and refuse for another while: called in each round."""
         self._follow_groups()
         with self._turn:
+            try:
+                if not self._ending.is_set() and not self._fence.is_attached():
+                    self._stand_again()
+            except OSError as error:  # the next witness has missed something then
+                logger.warning("cannot ask whether the fence stands", error=str(error))
             self._renew_lease()
 
     def _follow_groups(self) -> None:
@@ -299,8 +304,7 @@ class Guard:
             return Missed(why)
         try:
             if not self._fence.stands():
-                self._fence.stand_again()
-                logger.warning("the fence was taken out of the kernel; it stands again")
+                self._stand_again()
             if not all(map(self._fence.still_rules, self._numbers[uuid])):
                 why = "somebody else has changed the rule of the fence"
                 logger.warning("the rule of the fence is written again", device=uuid, why=why)
@@ -314,6 +318,10 @@ class Guard:
         said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
         self._uses[uuid], self._more[uuid] = said, said - uses
         return Counted(Witness.FENCE, said)
+
+    def _stand_again(self) -> None:
+        self._fence.stand_again()
+        logger.warning("the fence was taken out of the kernel; it stands again")
 
     def _counted(self, uuid: str) -> int:
         return sum(map(self._fence.uses, self._numbers[uuid]))

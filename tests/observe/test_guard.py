@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from scrubber.core.fencing import open_to
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Missed, Witness
-from scrubber.fence import fence
+from scrubber.fence import fence, kernel
 from scrubber.fence.fence import Fence
 from scrubber.fence.questions import Question
 from scrubber.node.cgroup_tree import Tree
@@ -282,6 +283,23 @@ def test_a_fence_that_was_taken_away_counts_as_used(asking: Asking, group: Path,
     assert asking.guard.uses_at_proof(DEVICE, "proof-1") == 0
     assert run(foreign, OPENS) == "opened"
     assert asking.uses() > 1, "it stands again"
+
+
+def test_a_fence_that_somebody_keeps_detached_stands_again(
+    asking: Asking, standing: Fence, group: Path, foreign: Path
+) -> None:
+    """Then the kernel has the program still, and nobody is asked about."""
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    before, opened = asking.uses(), os.open(group, os.O_RDONLY)
+    [attached] = kernel.attached(opened, fence.NAME)
+    with kernel.by_id(attached.id):
+        fence.take_down(group)
+        assert (standing.stands(), standing.is_attached()) == (True, False)
+        asking.guard.renew()
+        assert run(foreign, OPENS) == "refused"
+        assert asking.uses() == before + 1
+    os.close(opened)
 
 
 def test_uses_are_counted_on_when_a_device_is_forgotten(asking: Asking, foreign: Path) -> None:

@@ -91,6 +91,10 @@ class Kernel:
         """Nobody takes it away."""
         return True
 
+    def is_attached(self) -> bool:
+        """Nobody takes it away."""
+        return True
+
     def still_rules(self, _number: DeviceNumber) -> bool:
         """Nobody changes a rule."""
         return True
