@@ -106,10 +106,19 @@ def _inside_fence() -> Iterator[None]:
             root = fence.root()
             started_in = cgroups.own_group(root)
             if started_in is not None:
-                own = cgroups.move_below(started_in, _OWN).stat().st_ino
+                place = cgroups.move_below(started_in, _OWN)
+                if place != started_in:
+                    closing.callback(_move_back, place, started_in)
+                own = place.stat().st_ino
                 fence.admit(root, own)
                 closing.callback(fence.dismiss, root, own)
         yield
+
+
+def _move_back(place: Path, started_in: Path) -> None:
+    (started_in / "cgroup.procs").write_text(str(os.getpid()))
+    with suppress(OSError):  # what nvidia-ctk has left there is in the way
+        place.rmdir()
 
 
 def _run(command: Sequence[str], root: Path, places: Sequence[str], within: float) -> str:
