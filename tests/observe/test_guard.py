@@ -134,13 +134,17 @@ def test_others_in_the_group_of_the_service_count(asking: Asking, service: Path)
     assert asker.refused == 0
 
 
-def test_a_tool_of_the_service_does_not_count(asking: Asking, service: Path) -> None:
+def test_a_tool_of_the_service_does_not_count(asking: Asking, service: Path, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
     with opener(service) as (pid, opens):
         asking.ours = {pid}
         opens()
         assert asking.uses() == 0
     assert asking.guard.askers.of(DEVICE) == ()
+    with opener(foreign) as (pid, opens):
+        asking.ours = {pid}
+        opens()
+        assert asking.uses() > 0, "it has left the group of the service"
 
 
 def test_an_owner_counts_before_and_after_its_tenancy(asking: Asking, owner: Path) -> None:
