@@ -160,14 +160,13 @@ def program() -> Table:
         Label("counted"),
         call(_BOOT_TIME),
         copy(R8, R0),
+        call(_GROUP),
+        write8(STACK, _GROUP_ID, R0),
+        *_is_sent("of one group"),  # first: what one group asks in vain must not use up what others may
         put(R1, 0),
         write8(STACK, _GROUP_ID, R1),
         shift_left(R7, OF_ALL.bit_length() - 1),
         *_is_sent("of all groups"),
-        shift_right(R7, OF_ALL.bit_length() - 1),
-        call(_GROUP),
-        write8(STACK, _GROUP_ID, R0),
-        *_is_sent("of one group"),
         *_SEND_IT,
         Label("sent"),
         jump_if_equal(R9, 0, "allow"),
@@ -282,8 +281,8 @@ def _is_sent(whose: str) -> Table:
 
 _SEND_IT: Table = [
     write8(STACK, _QUESTION, R8),
-    read8(R1, STACK, _GROUP_ID),
-    write8(STACK, _QUESTION + 8, R1),
+    call(_GROUP),
+    write8(STACK, _QUESTION + 8, R0),
     read8(R1, STACK, _DEVICE),
     write8(STACK, _QUESTION + 16, R1),
     call(_PID),
