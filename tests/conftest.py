@@ -69,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--night", action="store_true", help="many random examples, every mutant, all rehearsals")
     parser.addoption("--golden", action="store_true", help="write the words of tests/cli/golden again")
     parser.addoption("--soak", action="store_true", help="ten minutes of the campaign, a thousand pods")
+    parser.addoption("--all-rights", action="store_true", help="fail if a test is skipped for want of rights")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -145,11 +146,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     yield
     spent = sum(os.times()[:4])  # of this process, and of all that it has started and that have ended
     terminalreporter.write_line(f"Ran on Python {platform.python_version()}, in {spent:.0f} s of processor.")
-    if count := sum("takes root" in str(it.longrepr) for it in terminalreporter.stats.get("skipped", ())):
+    if count := _for_want_of_rights(terminalreporter):
         terminalreporter.write_line(
             f"Skipped for want of rights: {count}. To run all tests, run make test as root in a new clone, "
             "on a machine where root can make control groups and namespaces."
         )
+
+
+def _for_want_of_rights(reporter: pytest.TerminalReporter) -> int:
+    """How many tests were skipped that root could have run."""
+    return sum("takes root" in str(it.longrepr) for it in reporter.stats.get("skipped", ()))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the reporter says how it ended
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With ``--all-rights``, a test that was skipped for want of rights has failed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--all-rights") and reporter is not None and _for_want_of_rights(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish() -> None:

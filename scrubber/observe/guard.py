@@ -283,9 +283,7 @@ class Guard:
         until, said = time.monotonic() + _PATIENCE, None
         for _ in range(_TRIES):
             if not self._take_questions(until):
-                return Missed(
-                    "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
-                )
+                return Missed(_TOO_MANY)
             with self._turn:
                 said = self._testify(uuid)
                 if not self._fence_has_questions():

@@ -28,7 +28,7 @@ ESCAPES = (
 def gpu(pods) -> layout.GpuFiles:  # noqa: ARG001 - the service has made it
     place = layout.places(SIMULATED)[0]
     if not place.memory.is_block_device():
-        pytest.skip("takes loop devices, and control groups of version 2")
+        pytest.skip("takes root, and loop devices, and control groups of version 2")
     return place
 
 

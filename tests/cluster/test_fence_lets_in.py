@@ -27,7 +27,7 @@ async def refusing(pods, autoclave):
     """The pods of a node whose fence refuses; no container finds bytes of another, or no GPU."""
     autoclave.rule(fence={"mode": "refuse"})
     if not all(device.fence for device in await autoclave.clean()):
-        pytest.skip("takes loop devices, and control groups of version 2")
+        pytest.skip("takes root, and loop devices, and control groups of version 2")
     await autoclave.devices(lambda device: device.fence == "refuse")
     yield pods
     assert pods.faults() == []

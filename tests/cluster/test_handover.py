@@ -56,7 +56,7 @@ async def test_where_prestart_waits_force_deletes_refuse_no_pod(pods, autoclave)
     """The second pod is admitted at once, and the fence keeps its containers off the GPUs meanwhile."""
     autoclave.rule(gate="prestart", fence={"mode": "refuse"})
     if not all(device.fence for device in await autoclave.clean()):
-        pytest.skip("takes loop devices, and control groups of version 2")
+        pytest.skip("takes root, and loop devices, and control groups of version 2")
     await autoclave.devices(lambda device: device.fence == "refuse")
     await force_deletes(pods)
 

@@ -29,7 +29,7 @@ def mode() -> str:
 def service(group: Path, short_tmp: Path, mode: str) -> Iterator[Service]:
     """Two clean GPUs, with the fence below a group of the test's own."""
     if not loops.can_attach(2**20):
-        pytest.skip("takes loop devices")
+        pytest.skip("takes root, and loop devices")
     (short_tmp / "quick.yaml").write_text(POLICY % mode)
     flags = ("--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
     service = Service(short_tmp, 2, *flags)

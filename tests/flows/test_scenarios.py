@@ -154,7 +154,7 @@ async def test_x19_the_fence_holds_a_start_without_prestart(build):
     """The pod was given a GPU that is not clean, and then the kubelet asks nobody."""
     node = await build(1, brisk("gate: prestart", "fence: {mode: refuse}"))
     if node.stage.groups is None:
-        pytest.skip("the fence needs root, and control groups of version 2")
+        pytest.skip("takes root, and control groups of version 2")
     uuid = await node.leave(await node.run("first"))
     second = node.pod("second")
     assert (await node.kubelet.admit(second)).phase is not Phase.FAILED

@@ -162,7 +162,7 @@ def test_a_device_node_is_identified_by_its_number(tmp_path: Path, launch, code:
     The node is in a file system of the process, as in a container: /tmp may be mounted with nodev, as by systemd.
     """
     if subprocess.run(["unshare", "--mount", "mknod", tmp_path / "node", "c", "1", "5"], check=False).returncode != 0:
-        pytest.skip("making device nodes takes root")
+        pytest.skip("takes root, to make device nodes")
     process = launch(OWN_NODE + code, tmp_path / "node")
     assert process.pid in pids(Path("/dev/zero"))
     assert process.pid not in pids(Path("/dev/full"))

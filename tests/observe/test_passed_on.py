@@ -83,7 +83,7 @@ def receiver(short_tmp: Path) -> Iterator[Receiver]:
 def service(group: Path, short_tmp: Path) -> Iterator[Service]:
     """One clean GPU behind the fence."""
     if not loops.can_attach(2**20):
-        pytest.skip("takes loop devices")
+        pytest.skip("takes root, and loop devices")
     (short_tmp / "quick.yaml").write_text(POLICY)
     service = Service(short_tmp, 1, "--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
     service.settled(0, "clean")

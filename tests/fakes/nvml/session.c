@@ -3,6 +3,7 @@
 #include "nodes.h"
 #include "session.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -108,7 +109,20 @@ int gpus(void)
     return number;
 }
 
-bool present(int gpu) { return !state_says("gpu.%d.absent", gpu); }
+/* What the real library does with a node that it may not open (an H200 with the driver 580.159.04): it lists no such GPU. */
+static bool hidden[MOST];
+static void look(void)
+{
+    for (int gpu = gpus(); gpu-- > 0;) {
+        const char *node = state_text("gpu.%d.device_file", gpu);
+        int opened = node && gpu < MOST ? open(node, O_RDWR | O_CLOEXEC) : -1;
+        if (gpu < MOST)
+            hidden[gpu] = opened < 0 && errno == EPERM;
+        if (opened >= 0)
+            close(opened);
+    }
+}
+bool present(int gpu) { return !(gpu < MOST && hidden[gpu]) && !state_says("gpu.%d.absent", gpu); }
 
 static bool same(const char *left, const char *right) { return left && right && strcmp(left, right) == 0; }
 
@@ -312,6 +326,7 @@ static int opened(void)
 {
     if (users++ == 0) {
         session++; /* handles of an earlier session are void */
+        look();
         announce();
     }
     return OK;
