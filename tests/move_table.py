@@ -41,6 +41,10 @@ ATTACKS = {  # on a node whose programs run
         not_in_histories="no time passes there, and its judge allows the service a look: tests/service/test_vetoes.py",
     ),
     "claim": Move("a claim takes a GPU, and the create gate is asked for its container", 8, not_in_cuts=""),
+    "in_search": Move(
+        "a process opens a GPU while the service searches for who has it",
+        not_in_campaign="processes come and go at any time there",
+    ),
     "importer": Move("a process of another pod has the memory of a pod open", 3),
     "doubled": Move("the kubelet drops a pod whose start is on its way, and gives its GPU to the next", 8),
     "stale": Move("the kubelet's checkpoint is an older one, or damaged", 3),

@@ -167,6 +167,7 @@ class Node:
         self.restored_by_worker: list[str] = []  # by worker, in order
         self.away = 0  # how many resets demand that the service keeps off the driver
         self.hung_at = float("-inf")  # the last call of a hanging driver
+        self.in_search: list[Callable[[str], object]] = []  # what the next searches find too late
         self.life: int | None = None  # the service that is up
         self.jump = 0.0  # seconds by which the wall clock was changed
         self._booted = -BOOTING
@@ -431,7 +432,10 @@ class Node:
         del listed  # all of them are found
         assert within > 0
         blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
-        return {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
+        found = {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
+        if self.in_search and files:
+            self.in_search.pop(0)(next(iter(files)))
+        return found
 
     def process(self, pid: int) -> tuple[Holder, ...]:
         """A process that uses a device."""

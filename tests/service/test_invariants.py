@@ -173,6 +173,20 @@ class Histories(RuleBasedStateMachine):
         elif goes:
             self.world.node.leave(process)
 
+    @move("asks in_search", when=up, device=DEVICE, earlier=st.integers(0, 2), stays=st.booleans(), pause=PAUSE)
+    def a_foreign_process_comes_during_a_search(self, device, earlier, stays, pause):
+        """After a tenant, and after some earlier searches. The driver does not list the process."""
+        self.a_tenant_comes_and_runs(device, announced=False, stays=1.0)
+
+        def comes(uuid: str) -> None:
+            process = self.world.intrude(uuid)
+            process.secret = True
+            if not stays:
+                self.world.node.leave(process)
+
+        self.world.node.in_search[:] = [*[lambda _: None] * earlier, comes]
+        self.a_container(device, "ends", pause)
+
     @move("asks asks_late", device=DEVICE, pause=PAUSE)
     def an_earlier_tenant_comes_and_goes(self, device, pause):
         """What it had is not its own any more. Nothing of it runs."""
