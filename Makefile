@@ -84,7 +84,7 @@ soak: $(READY) $(KERNELS) ## ten minutes of the campaign with new seeds, and 1,0
 
 node: ## build the programs of a real Kubernetes node into build/node; needs Go, takes half an hour once
 	@command -v go >/dev/null || { echo "cannot build the node: Go is not installed (go.dev/dl)" >&2; exit 1; }
-	@cd tests/cluster/node && for program in $$(go list tool) ./gpuapp ./pause; do \
+	@cd tests/cluster/node && for program in $$(go list tool) ./gpuapp ./pause ./devicemanager; do \
 	  echo "building $${program##*/}" >&2; $(GO_BUILD) -o $(CURDIR)/build/node/ $$program || exit 1; done
 
 # BIN: the node's programs
