@@ -4,7 +4,8 @@ A question that was refused is no use, nor is one that is excused. All others co
 uncounted, may no longer, and still runs: it may have the device open.
 
 Two locks. While the questions are read and their processes are looked up, nobody waits but a witness, and not for long.
-The rules and the counts have a lock of their own, under which nothing is looked up for a question.
+The rules and the counts have a lock of their own, under which nothing is looked up for a question. Who asked a question
+that was refused is looked up afterwards: no witness waits for that, whatever the number of such questions.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import hashlib
 import select
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ground import log
@@ -35,6 +37,8 @@ _PATIENCE = 0.5  # seconds in which the questions are to be read before a witnes
 _TOO_MANY = "more processes ask for GPUs than can be looked up; `autoclave explain` names some of them"
 _GROUPS_EVERY = 0.05  # seconds between two readings of the groups of the node, at least
 _POLL_MS = 500  # the thread that reads the questions looks this often whether it must end
+_REFUSED = 256  # refused questions that wait until it is looked up who asked them
+_LOOKS = 0.1  # the part of its time in which the thread looks that up: who floods may ask for all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class Guard:
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
         self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
+        self._refused = deque[tuple[str, Question]](maxlen=_REFUSED)
+        self._looks_again = 0.0  # when the next of them is looked up
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._read, name="fence", daemon=True)
         sources.read()  # who is exempt, before the first rule is set
@@ -282,13 +288,22 @@ class Guard:
         """How often others have used the device; None if it is not guarded."""
         until, said = time.monotonic() + _PATIENCE, None
         for _ in range(_TRIES):
+            with self._turn:
+                if self._says_as_before(uuid):
+                    return self._testify(uuid)
             if not self._take_questions(until):
-                return Missed(_TOO_MANY)
+                return said if said is not None else Missed(_TOO_MANY)
             with self._turn:
                 said = self._testify(uuid)
                 if not self._fence_has_questions():
                     break  # otherwise somebody has asked meanwhile, and may be a bystander
         return said
+
+    def _says_as_before(self, uuid: str) -> bool:
+        """Whether the kernel has counted no more than was said last: no excuse is needed."""
+        with suppress(OSError):
+            return uuid in self._uses and self._counted(uuid) + self._more.get(uuid, 0) <= self._uses[uuid]
+        return False
 
     def _fence_has_questions(self) -> bool:
         return not self._ending.is_set() and bool(self._numbers) and self._fence.questions.waiting()
@@ -364,21 +379,36 @@ class Guard:
         try:
             if self._ending.is_set():
                 return True
+            refused = set[str]()
             for question in self._fence.questions.new():
                 uuid = self._device_of.get(question.device)
-                if uuid is not None:
-                    self._judge(uuid, question)
+                if uuid is None:
+                    continue
+                if question.refused:  # the kernel says that it was no use
+                    self._refused.append((uuid, question))
+                    refused.add(uuid)
+                elif self._excuses.cover(uuid, question):
+                    with self._turn:
+                        self._excuse(uuid, question)
+            with self._turn:
+                for uuid in refused:
+                    self._open(uuid)  # perhaps to a group that began after the last round
             return True
         finally:
             self._reading.release()
 
-    def _judge(self, uuid: str, question: Question) -> None:
-        excused = self._excuses.cover(uuid, question)
-        with self._turn:
-            if excused and not question.refused:  # of a refused one the kernel says that it was no use
-                self._excuse(uuid, question)
-            if question.refused:
-                self._open(uuid)  # perhaps to a group that began after the last round
+    def _look_up_refused(self) -> None:
+        """Remember who asked the question that was refused first, unless too much time went into that already."""
+        began = time.monotonic()
+        if not self._refused or began < self._looks_again:
+            return
+        with self._reading:
+            uuid, question = self._refused.popleft()
+            self._excuses.cover(uuid, question)
+            with self._turn:
+                self._open(uuid)  # perhaps to a group of which nobody knew before that look
+        now = time.monotonic()
+        self._looks_again = now + (now - began) * (1 / _LOOKS - 1)
 
     def _excuse(self, uuid: str, question: Question) -> None:
         if question.device not in self._numbers.get(uuid, ()):
@@ -402,13 +432,16 @@ class Guard:
         pause = 0.0  # until this time new groups wait: who may make groups may make many
         while not self._ending.is_set():
             is_due = time.monotonic() >= pause
-            if not (everything.poll(_POLL_MS) if is_due else questions.poll(_GROUPS_EVERY * 1000)):
+            wait = 1000 * max(self._looks_again - time.monotonic(), 0.0) if self._refused else _POLL_MS
+            if not (everything.poll(wait) if is_due else questions.poll(min(wait, _GROUPS_EVERY * 1000))):
+                self._look_up_refused()
                 continue
             try:
                 if is_due and self._new_groups is not None and self._new_groups.any():
                     self._follow_groups()
                     pause = time.monotonic() + _GROUPS_EVERY
                 self._take_questions()
+                self._look_up_refused()
             except OSError as error:  # what is not read counts as a use
                 logger.warning("cannot read who asked for a GPU", error=str(error))
                 self._ending.wait(_POLL_MS / 1000)

@@ -31,6 +31,7 @@ from scrubber.observe.excuses import Excuses, Sources, Terms
 from scrubber.observe.guard import Guard
 from tests.control_groups import FULL, OPENS, foreign, group, identity, made_group, owner, run, standing
 from tests.core import lives
+from tests.patience import WITHIN
 
 __all__ = ["foreign", "group", "owner", "standing"]  # fixtures
 
@@ -82,7 +83,17 @@ class Asking:
         said = self.guard.witness(DEVICE)
         assert isinstance(said, Counted)
         assert said.by is Witness.FENCE
+        self.until_looked_up()
         return said
+
+    def until_looked_up(self) -> None:
+        """Wait until it is known who has asked in vain: no witness does."""
+        ends = time.monotonic() + WITHIN
+        while self.guard._refused or self.guard._fence.questions.waiting():
+            assert time.monotonic() < ends
+            time.sleep(0.001)
+        with self.guard._reading:
+            pass
 
     def uses(self) -> int:
         return self.said().uses
@@ -602,7 +613,7 @@ def test_a_refused_flood_ends_no_proof(asking: Asking, foreign: Path) -> None:
     asked = 0
     with flood(foreign):
         while asked < 20_000:
-            assert asking.uses() == 0
+            assert asking.guard.witness(DEVICE) == Counted(Witness.FENCE, 0)
             stands = fence.inspect(foreign.parent)
             assert stands is not None
             asked = stands.rules[0].counts.refused
@@ -624,10 +635,15 @@ def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:
     assert excuses.askers.asked(DEVICE).times == 3
 
 
-def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path) -> None:
-    """It cannot know then. A question to the driver that waits for /proc looks like a driver that hangs."""
-    refused(asking)
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path, refuses: bool) -> None:  # noqa: FBT001
+    """A question to the driver that waits for /proc looks like a driver that hangs.
+
+    Whoever was refused has not used the device. Of the others nobody knows then.
+    """
+    asking.terms = Terms(refuse=refuses)
     asking.keep(lives.CLEAN)
+    assert asking.uses() == 0
     looking, goes_on = threading.Event(), threading.Event()
 
     def hangs(_pid: int) -> tuple[Holder, ...]:
@@ -641,8 +657,8 @@ def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path) -> None:
     said = asking.guard.witness(DEVICE)
     asking.keep(lives.GRANTED)  # nor does a row of the ledger
     goes_on.set()
-    assert isinstance(said, Missed)
-    assert asking.uses() == 0
+    assert isinstance(said, Counted if refuses else Missed)
+    assert asking.uses() == (0 if refuses else 1)
 
 
 def test_a_rule_that_somebody_removed_is_missed(asking: Asking, group: Path, foreign: Path) -> None:
