@@ -179,6 +179,8 @@ class Fence:
             return
         if self._counters.get(key) is None:
             self._counters.put(key, program.COUNTS.pack(0, 0))
+        elif self._rules.get(key) is None:  # nobody has counted since it was forgotten, or removed by somebody else
+            self.miss(number)
         for group in now.keys() - wanted.keys():
             self._members.remove(key + _TIME.pack(group))
             del now[group]
@@ -195,14 +197,14 @@ class Fence:
         return frozenset(map(program.number, self._rules))
 
     def forget(self, numbers: Iterable[DeviceNumber]) -> None:
-        """Fence these devices no longer. Their counts stay, and what is not counted from now on is a gap."""
+        """Fence these devices no longer. Their counts stay. A gap begins, which ``set`` notes."""
         for number in numbers:
-            self.miss(number)
             key = _key(number)
             self._written.pop(key, None)
             self._rules.remove(key)
-            for group in self._open_to.pop(key, {}):
+            for group in [*self._open_to[key]]:  # one that the kernel keeps is removed by the next rule
                 self._members.remove(key + _TIME.pack(group))
+                del self._open_to[key][group]
 
     def miss(self, number: DeviceNumber) -> None:
         """Somebody may have the device open who is not counted: a gap."""
