@@ -116,6 +116,8 @@ class Guard:
             return
         changed = {uuid for uuid, mine in numbers.items() if self._numbers.get(uuid) != mine}
         counted = changed & self._uses.keys()
+        for uuid in changed:  # first: nobody is kept off a number before the kernel has its rule
+            self._rules[uuid] = replace(self._rule(uuid), refuses=None)
         try:
             self._forget_proofs(counted)
             self._numbers = numbers
@@ -132,7 +134,6 @@ class Guard:
             return
         self._unguarded = ""
         for uuid in changed:
-            self._rules[uuid] = replace(self._rule(uuid), refuses=None)
             self._open(uuid)
         self._renew_lease()
 
@@ -388,8 +389,7 @@ class Guard:
                     self._refused.append((uuid, question))
                     refused.add(uuid)
                 elif self._excuses.cover(uuid, question):
-                    with self._turn:
-                        self._excuse(uuid, question)
+                    self._excuse(uuid, question)
             with self._turn:
                 for uuid in refused:
                     self._open(uuid)  # perhaps to a group that began after the last round
@@ -411,6 +411,13 @@ class Guard:
         self._looks_again = now + (now - began) * (1 / _LOOKS - 1)
 
     def _excuse(self, uuid: str, question: Question) -> None:
+        with self._turn:
+            try:
+                self._take_off(uuid, question)
+            except OSError as error:  # it stays a use
+                logger.warning("the fence does not take an excuse", device=uuid, error=str(error))
+
+    def _take_off(self, uuid: str, question: Question) -> None:
         if question.device not in self._numbers.get(uuid, ()):
             return
         was_said = question.uptime <= self._said_at.get(uuid, 0.0)  # perhaps as a use: no later one may take its place
@@ -442,8 +449,8 @@ class Guard:
                     pause = time.monotonic() + _GROUPS_EVERY
                 self._take_questions()
                 self._look_up_refused()
-            except OSError as error:  # what is not read counts as a use
-                logger.warning("cannot read who asked for a GPU", error=str(error))
+            except Exception as error:  # noqa: BLE001 - the thread goes on: what it does not read counts as a use
+                logger.warning("cannot read who asked for a GPU", error=repr(error))
                 self._ending.wait(_POLL_MS / 1000)
             if not self._device_of:
                 self._ending.wait(_POLL_MS / 1000)
