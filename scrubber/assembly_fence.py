@@ -93,7 +93,7 @@ def guard(
         standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)
         new_groups = NewGroups(root, config.host_root)
         found = Guard(standing, own, sources, knows_processes=namespace is None, new_groups=new_groups)
-    except FenceError as error:
+    except (FenceError, OSError) as error:
         if not fences:
             return ""
         logger.warning("the kernel does not count who opens a GPU", error=str(error))

@@ -1,16 +1,218 @@
-"""What keeps watch over who opens a GPU, as the service builds it."""
+"""What keeps watch over who opens a GPU, as the service builds it. The kernel is pretended, and groups are folders."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from policies.policy_model import Policy
+from policies.policy_model import FenceMode, FencePolicy, Policy
 from scrubber import assembly_fence
 from scrubber.config import ScrubberConfig
-from scrubber.fence import fence
+from scrubber.core.fencing import Container, Group, OpenTo
+from scrubber.core.model import DeviceNumber, NodeKind
+from scrubber.core.witness import Counted
+from scrubber.fence import fence, program
+from scrubber.fence.fence import Fence, FenceError
 from scrubber.node.processes import Processes
+from scrubber.observe.guard import Guard
+from tests.fakes.bpf import Bpf, Process
+
+NUMBER = DeviceNumber(NodeKind.CHARACTER, 195, 0)
+POD, LATER = "0f5b4c5e-0000-4000-8000-000000000001", "0f5b4c5e-0000-4000-8000-000000000002"
+
+
+class Node:
+    """A node with a service that begins."""
+
+    def __init__(self, place: Path) -> None:
+        self.kernel = Bpf(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+        self.root, self.logs = place / "groups", place / "var/log/pods"
+        for made in (self.root, self.logs, self.root / "system.slice"):
+            made.mkdir(parents=True)
+        (self.root / "cgroup.controllers").write_text("memory")
+        self.config = ScrubberConfig(
+            host_root=place, pod_logs_dir=Path("/var/log/pods"), operator_namespace=("monitoring",)
+        )
+        self.service = self.group("service")
+        self.policy = Policy(fence=FencePolicy.model_validate({"mode": FenceMode.REFUSE, "lease": "90s"}))
+
+    def group(self, name: str) -> int:
+        """The number of a group, which is made if it is not there, with a process in it."""
+        group = self.root / name
+        if not group.exists():
+            (made := self.root.with_name("made")).mkdir()
+            (made / "cgroup.events").write_text("populated 1\n")
+            made.rename(group)
+        return group.stat().st_ino
+
+    def pod(self, namespace: str, uid: str) -> Process:
+        """A process of a new pod."""
+        (self.logs / f"{namespace}_pod_{uid}").mkdir()
+        return Process(1, (self.group("kubepods"), self.group(f"kubepods/pod{uid}")))
+
+    def guard(self, namespace: int | None = None, *, fences: bool = True) -> Guard | str:
+        """What the service builds."""
+        processes = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
+        return assembly_fence.guard(
+            self.config, namespace, processes, lambda _device: lambda _holder: False, lambda _device: self.policy,
+            fences=fences,
+        )  # fmt: skip
+
+    def opens(self, process: Process) -> bool:
+        """Whether a process can open the GPU."""
+        return self.kernel.opens(NUMBER, process)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    node = Node(tmp_path)
+    monkeypatch.setattr(fence, "root", lambda: node.root)
+    monkeypatch.setattr(assembly_fence, "own_group", lambda _below: node.service)
+    with node.kernel.booted():
+        yield node
+
+
+@pytest.fixture
+def built(node: Node) -> Iterator[Callable[..., Guard]]:
+    """Builds a guard that knows one GPU, and that nobody owns it."""
+    with ExitStack() as closing:
+
+        def one(namespace: int | None = None) -> Guard:
+            guard = node.guard(namespace)
+            assert isinstance(guard, Guard), guard
+            closing.callback(guard.close)
+            guard.learn({"gpu": frozenset({NUMBER})})
+            return guard
+
+        yield one
+
+
+def uses(guard: Guard) -> int:
+    said = guard.witness("gpu")
+    assert isinstance(said, Counted)
+    return said.uses
+
+
+def test_pods_of_exempt_namespaces_are_let_in_also_later(node: Node, built: Callable[..., Guard]) -> None:
+    guard, tenant = built(), node.pod("team", POD)
+    later = node.pod("monitoring", LATER)
+    while later.groups[-1] not in guard._fence.members(NUMBER):
+        """Its directory is a sign: nobody has to ask, and no round has to come."""
+    guard.renew()
+    assert (node.opens(tenant), node.opens(later)) == (False, True)
+    assert uses(guard) == 1
+    assert guard.keeps_out("gpu")
+    assert 80 < (fence.inspect(node.root) or pytest.fail("no fence")).lease <= 90
+    node.policy = Policy(fence=FencePolicy(mode=FenceMode.WATCH))
+    guard.renew()
+    assert node.opens(tenant)
+
+
+def test_only_processes_of_the_service_are_the_service(node: Node, built: Callable[..., Guard]) -> None:
+    guard = built()
+    assert node.opens(Process(os.getpid(), (node.service,)))
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert node.opens(Process(child.pid, (node.service,)))
+        while node.kernel.clock() and guard._fence.questions.waiting():
+            """The thread reads it, and nobody has asked a witness."""
+        child.kill()
+    assert (uses(guard), guard.askers.of("gpu")) == (0, ())
+    assert node.opens(Process(1, (node.service,)))
+    assert uses(guard) == 1
+
+
+def test_in_a_pid_namespace_the_group_is_the_service(node: Node, built: Callable[..., Guard]) -> None:
+    """A service in a PID namespace of its own. Nor are the kernel's numbers those of processes that it sees."""
+    guard = built(namespace=1)
+    assert node.opens(Process(1, (node.service,)))
+    assert uses(guard) == 0
+
+
+def test_a_node_without_groups_of_pods_only_counts(node: Node, built: Callable[..., Guard]) -> None:
+    (node.root / "cgroup.controllers").write_text("")
+    guard = built()
+    assert node.opens(node.pod("team", POD))
+    assert (guard.refuses("gpu"), uses(guard)) == (False, 1)
+    guard.changed("gpu", Container(LATER))
+    assert guard.opens_to_all("gpu")
+    guard.changed("gpu", OpenTo.SERVICE)
+
+
+def test_a_second_service_builds_no_guard(node: Node) -> None:
+    first = node.guard()
+    assert isinstance(first, Guard)
+    with pytest.raises(FenceError, match=f"process {os.getpid()}, keeps the fence"):
+        Fence(node.root).keep_alone(1, 1, runs=lambda *_: True)
+    first.close()
+    Fence(node.root).keep_alone(1, assembly_fence._started(1), runs=lambda *_: True)
+    assert "another scrub service, process 1," in str(node.guard())
+
+
+def test_who_starts_is_let_in_before_its_guard_is_built(node: Node, built: Callable[..., Guard]) -> None:
+    built().close()
+    node.service = node.group("next")
+    starts = Process(7, (node.service,))
+    assert not node.opens(starts)
+    assembly_fence.enter(node.config, fences=True)
+    assert node.opens(starts)
+    assembly_fence.enter(node.config, fences=False)
+    assert node.opens(Process(8))
+
+
+def test_where_it_is_off_no_fence_is_left(node: Node, built: Callable[..., Guard]) -> None:
+    built().close()
+    assert not node.opens(Process(8))
+    assert node.guard(fences=False) == ""
+    assert node.opens(Process(8))
+
+
+def test_another_layout_counts_where_the_service_reads(
+    node: Node, built: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an update the program must not write on into maps of the last version, though it is the same code."""
+    built().close()
+    renamed = {"fence9_counts" if name == program.COUNTERS else name: shape for name, shape in program.MAPS.items()}
+    monkeypatch.setattr(program, "MAPS", renamed)
+    monkeypatch.setattr(program, "COUNTERS", "fence9_counts")
+    guard = built()
+    guard.learn({})
+    guard.learn({"gpu": frozenset({NUMBER})})
+    before = uses(guard)
+    node.opens(Process(os.getpid()))
+    node.policy = Policy(fence=FencePolicy(mode=FenceMode.WATCH))
+    guard.renew()
+    assert node.opens(Process(8))
+    assert uses(guard) > before
+
+
+def test_a_kernel_that_refuses_a_guard_is_reported(node: Node, built: Callable[..., Guard]) -> None:
+    """And the service goes on without it. A guard that is built knows who could open the GPU before."""
+    earlier = built()
+    earlier.changed("gpu", Group(7))
+    earlier.close()
+    for at in range(1, 40):
+        left = at
+
+        def says_no(_command: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(12, os.strerror(12))
+
+        node.kernel.before = says_no
+        guard = node.guard()
+        node.kernel.before = lambda _command: None
+        if isinstance(guard, Guard):
+            assert 7 in guard._fence.members(NUMBER)
+            guard.close()
+        else:
+            assert "Cannot allocate memory" in guard
 
 
 def test_groups_that_cannot_be_read_are_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
