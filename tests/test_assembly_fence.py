@@ -18,7 +18,7 @@ from scrubber.core.fencing import Container, Group, OpenTo
 from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.core.witness import Counted
 from scrubber.fence import fence, program
-from scrubber.fence.fence import Fence, FenceError
+from scrubber.fence.fence import Counts, Fence, FenceError
 from scrubber.node.processes import Processes
 from scrubber.observe.guard import Guard
 from tests.fakes.bpf import Bpf, Process
@@ -117,6 +117,7 @@ def test_pods_of_exempt_namespaces_are_let_in_also_later(node: Node, built: Call
 def test_only_processes_of_the_service_are_the_service(node: Node, built: Callable[..., Guard]) -> None:
     guard = built()
     assert node.opens(Process(os.getpid(), (node.service,)))
+    assert guard._fence.counts(NUMBER) == Counts(0, 0)
     with subprocess.Popen(["sleep", "60"]) as child:
         assert node.opens(Process(child.pid, (node.service,)))
         while node.kernel.clock() and guard._fence.questions.waiting():

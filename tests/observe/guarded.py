@@ -112,7 +112,8 @@ class Guarded:
         self.running: dict[int, tuple[Process, float]] = {}
         self.ours = set[int]()
         self.admitted = set[int]()
-        self.started = 0
+        self.started = 0  # services, which have their number as that of their process
+        self._killed = set[int]()
         self.gap = False  # somebody has detached the program, and the guard has not attached it again
         self.failed = 0  # calls of the kernel
         self._learned_last: Mapping[str, frozenset[DeviceNumber]] = WHOLE
@@ -221,9 +222,7 @@ class Guarded:
                 self._check_proof(uuid, device, device.proof)
 
     def _keeps(self, pid: int, _started: int) -> bool:
-        return pid == self.started and self.is_up
-
-    is_up = True
+        return pid not in self._killed
 
     def end(self, *, killed: bool = False) -> None:
         """The service ends."""
@@ -236,9 +235,8 @@ class Guarded:
     def restart(self, *, killed: bool, elsewhere: bool) -> None:
         """Another service begins in its place."""
         self.end(killed=killed)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self, "is_up", False)
-            self.begin(elsewhere=elsewhere)
+        self._killed |= {self.started} if killed else set()
+        self.begin(elsewhere=elsewhere)
 
     def another_service(self) -> None:
         """It must not keep a fence that another one keeps."""

@@ -1,7 +1,8 @@
 """The fence of a simulated node: what the kernel keeps and answers, with the questions of ``scrubber.fence.fence``.
 
-It outlives the service, and ends with the node. The guard over it is the real one. Kinder than a real one: its ring is
-endless, it tells each question, and whoever is in the group of the service is a process of it.
+It outlives the service, and ends with the node. The guard over it is the real one. Kinder than a real one: it tells
+each question that has room in its ring, however many come, and whoever is in the group of the service is a process of
+it. The guard alone is judged over the fence itself: ``tests/observe/guarded.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from scrubber.fence import program
 from scrubber.fence.fence import Counts, KeptInKernel
 from scrubber.fence.questions import Question
 
+_ROOM = program.RING_BYTES // (program.QUESTION.size + 8)  # questions in the ring
 SERVICE, HOST = 1, 2  # control groups; those of pods have higher numbers
 
 
@@ -65,8 +67,8 @@ class Kernel:
         return HOST if container is None else self._groups.setdefault(container, HOST + 1 + len(self._groups))
 
     def groups_of(self, container: str) -> frozenset[int]:
-        """What the service finds of a container's control groups."""
-        return frozenset() if container in self.removed else frozenset({self.group(container)})
+        """What the service finds of a container's control groups: nothing before the runtime has made one."""
+        return frozenset() if container in self.removed else frozenset({self._groups.get(container, 0)} - {0})
 
     def is_closed(self, number: DeviceNumber) -> bool:
         """Whether it is open to the service alone, as far as the kernel took what it was told."""
@@ -82,7 +84,8 @@ class Kernel:
         refused = not let_in and rule.refuse and self._uptime() < self._lease
         counts = self._counts[number]
         self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
-        self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, (), refused))
+        if len(self.questions.asked) < _ROOM:
+            self.questions.asked.append(Question(number, self._uptime(), pid, "python", group, (), refused))
         return not refused
 
     # -- scrubber.fence.fence.Fence

@@ -292,7 +292,9 @@ class World:
         return [granted for granted in grants.values() if granted.grant]
 
     async def begin(self, tenant: str, *devices: str) -> list[Process]:
-        """The second gate, and what it lets through."""
+        """The second gate, and what it lets through. The runtime has made the pod's sandbox by then."""
+        if self.node.kernel is not None:
+            self.node.kernel.group(tenant)
         await self.tenant_requests.start(devices, tenant)
         for device in devices:
             self.truth.started(tenant, device)
