@@ -122,6 +122,8 @@ def test_only_processes_of_the_service_are_the_service(node: Node, built: Callab
         assert node.opens(Process(child.pid, (node.service,)))
         while node.kernel.clock() and guard._fence.questions.waiting():
             """The thread reads it, and nobody has asked a witness."""
+        with guard._reading:
+            """The thread has judged what it has read."""
         child.kill()
     assert (uses(guard), guard.askers.of("gpu")) == (0, ())
     assert node.opens(Process(1, (node.service,)))

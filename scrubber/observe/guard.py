@@ -302,8 +302,10 @@ class Guard:
 
     def _says_as_before(self, uuid: str) -> bool:
         """Whether the kernel has counted no more than was said last: no excuse is needed."""
+        if uuid not in self._uses or not self._numbers.get(uuid):
+            return False
         with suppress(OSError):
-            return uuid in self._uses and self._counted(uuid) + self._more.get(uuid, 0) <= self._uses[uuid]
+            return self._counted(uuid) + self._more.get(uuid, 0) <= self._uses[uuid]
         return False
 
     def _fence_has_questions(self) -> bool:

@@ -481,10 +481,10 @@ class Guarded:
     def witness(self, uuid: str) -> None:
         """A witness is asked."""
         device = self.devices[uuid]
-        refused, before = {it.device for it in self._waiting() if it.refused}, self._uses_in_between
+        waited, before = self._waiting(), self._uses_in_between
         with self._asked():
             said = self.guard.witness(uuid)
-        self._read_by(refused)
+        self._read_by(waited)
         if device.guarded:
             self._see_rule(device)
         self._stood_again()
@@ -516,10 +516,15 @@ class Guarded:
 
     def reads(self) -> None:
         """The thread of the guard reads the questions."""
-        refused = {it.device for it in self._waiting() if it.refused}
+        waited, looked_up = self._waiting(), set[str]()
         with self._asked(), suppress(OSError):  # it goes on
             self.guard._take_questions()
-        self._read_by(refused)
+            while self.guard._refused:
+                looked_up.add(self.guard._refused[0][0])
+                self.guard._look_up_refused()
+        self._read_by(waited)
+        for uuid in looked_up:
+            self._follow(uuid)
 
     def _waiting(self) -> list[Question]:
         """The questions that wait, without reading them."""
@@ -528,9 +533,12 @@ class Guarded:
         questions._read[:8] = place
         return found
 
-    def _read_by(self, refused: set[DeviceNumber]) -> None:
+    def _read_by(self, waited: list[Question]) -> None:
+        """Of these questions, and of those in between, the guard has read those that do not wait any more."""
+        waiting = {it.device for it in self._waiting()}
+        read = ({it.device for it in waited if it.refused} | self._refused) - waiting
         for uuid, device in self.devices.items():
-            if (refused | self._refused) & device.numbers:
+            if read & device.numbers:
                 self._follow(uuid)
         self._refused.clear()
 
