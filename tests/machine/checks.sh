@@ -133,6 +133,31 @@ print(Containers(Path('/proc')).of($pid))")"
   [ "$program" = podman ] || systemctl stop docker docker.socket containerd
 }
 
+# Simulated GPUs with device nodes, by the lines of the page, in a hand-over: the kernel lets in the owner alone.
+refuses() {
+  local drop=/etc/systemd/system/$UNIT.service.d job=/sys/fs/cgroup/job
+  if [ ! -e $drop ]; then
+    mkdir $drop
+    printf '[Service]\nCapabilityBoundingSet=CAP_MKNOD\n' > $drop/simulated.conf
+    echo AUTOCLAVE_CGROUP_ROOT=/sys/fs/cgroup >> $HOOKS/scrubber.env
+    sed -i 's/^defaults:/&\n  fence: {mode: refuse}/' $HOOKS/policy.yaml
+    systemctl daemon-reload
+  fi
+  modprobe loop
+  systemctl restart $UNIT
+  autoclave wait 0 --timeout 5m
+  autoclave doctor --without-kubernetes
+  refused head -c 1 $GPUS/gpu0/memory
+  mkdir $job
+  autoclave acquire 0 --owner job --cgroup $job
+  refused head -c 1 $GPUS/gpu0/memory
+  bash -c "echo \$\$ > $job/cgroup.procs; head -c 1 $GPUS/gpu0/memory > /dev/null"
+  autoclave release --owner job
+  rmdir $job
+  autoclave wait 0 --timeout 2m
+  refused head -c 1 $GPUS/gpu0/memory
+}
+
 before_reboot() {
   autoclave acquire 0 1 --owner before-reboot
   autoclave ledger verify

@@ -1,8 +1,10 @@
 """``make machine ARGS=--cuts``: the power is cut while the service writes its ledger.
 
-The directory of the service is on a disk of its own, and QEMU logs each write and flush of that disk. The log up to
-some place is what the disk was told when the power went. Of the writes after the last flush, each block is lost or not,
-by chance, as in a disk with a cache. So one life of the service gives many cuts. The last one ends with QEMU.
+The directory of the service is on a disk of its own, under dm-log-writes: the kernel of the machine logs each write and
+flush of that disk to another one. The log up to some place is what the disk was told when the power went. Of the writes
+after the last flush, each block is lost or not, by chance, as in a disk with a cache. So one life of the service gives
+many cuts. An answer of the service writes a mark into the log, before it leaves the machine. The last cut is real: the
+machine is killed, and its disk is judged as it is then.
 
 The judge is outside: it knows which answers had come by then, repairs the file system as a boot would, and starts the
 service on what is left.
@@ -17,11 +19,15 @@ import random
 import shutil
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from ground import paths
@@ -39,115 +45,144 @@ OF_EACH_KIND = 3  # cuts in each life
 WRITES_FOR = 60.0  # seconds of a life after its first answer, about
 STARTS_WITHIN = 300.0
 BLOCK = 4096
-_DISK_BYTES = 96 << 20
+_DISK_BYTES, _LOG_BYTES = 96 << 20, 4 << 30  # what is not written takes no space
+KILLED = 1 << 62  # later than each place of the log
 MOVE_OF = {"granted": "claim", "released": "claim", "quarantined": "quarantine", "reinstated": "quarantine"}
 CUT = "power_cut"
-_FLUSH, _FUA, _DISCARD = 1, 2, 4  # in the log
+_FLUSH, _FUA, _DISCARD, _MARK = 1, 2, 4, 8  # in the log
 _GPUS, _STATE, _UNIT = "/run/autoclave/gpus", "/var/lib/autoclave", "autoclave-scrubber"
 _IMAGE, _JUDGED = building.FOLDER / "cut.img", building.FOLDER / "judged"
 _LEFT = _JUDGED / "state"
 
 
+# Each line of a program leaves the machine after its mark: "writer 1", "writer 2" ...
+_MARKED = """n=0; {command} | while read -r line; do n=$((n + 1))
+dmsetup message {life} 0 mark "{kind} $n"; printf '%s\\n' "$line"; done"""
+
+
 class Life:
     """What is known outside about one life of the service, which begins on an empty disk."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, folder: Path) -> None:
         self.name = f"state{number}"
         self.first, self.disk, self.log, self.gpus = (
-            building.FOLDER / f"{self.name}.{kind}" for kind in ("first", "img", "log", "gpus")
+            folder / f"{self.name}.{kind}" for kind in ("first", "img", "log", "gpus")
         )
-        self.began = self.answered = 0  # bytes of the log then
-        self.answers: list[tuple[int, dict[str, Any]]] = []  # each with the bytes that the log had when it came
-        self.checkpoints: list[tuple[int, str]] = []
-        self.log.write_bytes(b"")
+        self.heard = {"writer": bytearray(), "journal": bytearray()}
         with self.first.open("wb") as disk:
             disk.truncate(_DISK_BYTES)
+        with self.log.open("wb") as log:
+            log.truncate(_LOG_BYTES)
         subprocess.run(["mkfs.ext4", "-q", "-F", "-L", self.name, self.first], check=True)
         shutil.copy(self.first, self.disk)
 
-    def drive(self) -> tuple[str, ...]:
-        """What tells QEMU of the disk and the log."""
-        disk, log = f"file.driver=file,file.filename={self.disk}", f"log.driver=file,log.filename={self.log}"
-        node = f"driver=blklogwrites,node-name={self.name},{disk},{log}"
-        return "-blockdev", node, "-device", f"virtio-blk-pci,drive={self.name},write-cache=on"
+    def close(self) -> None:
+        """The machine has ended: find in the log when each answer had come."""
+        marks = {entry.mark: entry.end for entry in entries(self.log) if entry.mark}
+        self.began, self.answered = marks["began"], marks["writer 1"]
 
-    def size(self) -> int:
-        """How much of the log is written."""
-        return self.log.stat().st_size
+        def of(kind: str) -> list[tuple[int, str]]:
+            whole = self.heard[kind].decode().splitlines(keepends=True)
+            named = ((f"{kind} {number}", line) for number, line in enumerate(whole, 1) if line.endswith("\n"))
+            return [(marks.get(name, KILLED), line) for name, line in named]  # the kill may be before the mark
 
-    def take_answer(self, line: str) -> None:
-        """An answer of the service."""
-        self.answers.append((self.size(), json.loads(line)))
-
-    def take_log(self, line: str) -> None:
-        """A line of the log of the service, which has left the machine."""
-        if '"checkpoint"' in line:
-            self.checkpoints.append((self.size(), line))
+        self.answers = [(place, json.loads(line)) for place, line in of("writer")]
+        self.checkpoints = [(place, line) for place, line in of("journal") if '"checkpoint"' in line]
 
 
-def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One write or mark in the log of dm-log-writes."""
+
+    end: int  # of the entry in the log, in bytes
+    flags: int
+    at: int  # on the disk, in bytes
+    content: bytes
+    mark: str
+
+
+def entries(log: Path) -> Iterator[Entry]:
+    """What the disk was told, in order."""
+    with log.open("rb") as file:
+        sector = struct.unpack("<QQQI", file.read(28))[-1]
+        end = sector
+        while True:
+            file.seek(end)
+            start, sectors, flags, size = struct.unpack("<QQQQ", file.read(32))
+            if (start, sectors, flags, size) == (0, 0, 0, 0):
+                return
+            mark = file.read(size).decode() if flags & _MARK else ""
+            end += sector
+            content = b""
+            if not flags & (_DISCARD | _MARK):
+                file.seek(end)
+                content = file.read(sectors * sector)
+                end += len(content)
+            yield Entry(end, flags, start * sector, content, mark)
+
+
+def campaign(arguments: Sequence[str]) -> list[int]:
     """An exit code for each cut: 0 if the judge has found nothing. The argument is the seed."""
     seed = arguments[0] if arguments else str(time.time_ns() % 10**6)
     say(f"the seed is {seed}")
     chance = random.Random(seed)  # noqa: S311 - to be repeated
-    lives = [Life(number) for number in range(LIVES)]
-    with vm.booted(accelerator, [word for life in lives for word in life.drive()]) as machine:
-        machine.bring_checkout()
-        machine.install(GPUS)
-        machine.run(
-            f"systemctl stop {_UNIT};"
-            f"printf 'AUTOCLAVE_SIMULATED_%s\\n' DIR={_GPUS} MEMORY=1MiB >> /etc/autoclave/scrubber.env"
-        )
+    with tempfile.TemporaryDirectory(prefix="cuts-", dir=building.FOLDER) as folder:
+        lives = [Life(number, Path(folder)) for number in range(LIVES)]
+        with vm.booted(disks=[disk for life in lives for disk in (life.disk, life.log)]) as machine:
+            machine.bring_checkout()
+            machine.install(GPUS)
+            machine.run(
+                f"systemctl stop {_UNIT}; modprobe dm-log-writes;"
+                f"printf 'AUTOCLAVE_SIMULATED_%s\\n' DIR={_GPUS} MEMORY=1MiB >> /etc/autoclave/scrubber.env"
+            )
+            for number, life in enumerate(lives):
+                say(f"{life.name}: the first start, and {WRITES_FOR:g} s of writing")
+                disks = [f"/dev/ubd{vm.DISKS[2 * number + each]}" for each in range(2)]
+                _live(machine, life, disks, chance.uniform(0.8, 1.2) * WRITES_FOR, killed=life is lives[-1])
         for life in lives:
-            say(f"{life.name}: the first start, and {WRITES_FOR:g} s of writing")
-            _live(machine, life, chance.uniform(0.8, 1.2) * WRITES_FOR, killed=life is lives[-1])
-    codes = [_judge(life, place, name, chance) for life in lives for name, place in _places(life, chance)]
-    last = lives[-1]
-    return [*codes, _judge(last, last.size(), "QEMU killed", chance)]
+            life.close()
+        codes = [_judge(life, place, name, chance) for life in lives for name, place in _places(life, chance)]
+        return [*codes, _judge(lives[-1], KILLED, "the machine killed", chance)]
 
 
-def _live(machine: vm.Machine, life: Life, seconds: float, *, killed: bool) -> None:
+def _live(machine: vm.Machine, life: Life, disks: Sequence[str], seconds: float, *, killed: bool) -> None:
+    data, log = disks
     machine.run(
         f"systemctl kill -s KILL {_UNIT} 2>/dev/null; systemctl stop {_UNIT}; umount {_STATE} 2>/dev/null;"
         f"rm -rf /run/autoclave; sed -i /autoclave/d /etc/fstab; mkdir -p {_STATE};"
-        f"echo LABEL={life.name} {_STATE} ext4 defaults 0 2 >> /etc/fstab; systemctl daemon-reload;"
-        f"mount {_STATE}; sync"
+        f'dmsetup create {life.name} --table "0 {_DISK_BYTES // 512} log-writes {data} {log}";'
+        f"echo /dev/mapper/{life.name} {_STATE} ext4 defaults 0 2 >> /etc/fstab; systemctl daemon-reload;"
+        f"mount {_STATE}; sync; dmsetup message {life.name} 0 mark began"
     )
-    life.began = life.size()
     since = machine.output("date +%s").strip()
-    writer = f"cd /tmp && /opt/autoclave/bin/python {building.INSIDE}/tests/machine/writer.py {life.name}"
-    journal = f"journalctl -q -f -n all -o cat -u {_UNIT} --since @{since}"
-    with _listening([*machine.ssh, writer], life.take_answer), _listening([*machine.ssh, journal], life.take_log):
-        machine.run(f"systemctl start {_UNIT}")
-        end = time.monotonic() + STARTS_WITHIN
-        while not life.answers:
-            if time.monotonic() > end:
-                raise building.NoMachineError("the service has given no answer")
-            time.sleep(0.1)
-        life.answered = life.size()
-        with life.gpus.open("wb") as file:
-            command = f"tar -C {_GPUS} --exclude=service.lock -c ."
-            subprocess.run([*machine.ssh, command], stdin=subprocess.DEVNULL, stdout=file, check=False)
-        time.sleep(seconds)
-        if killed:
-            machine.cut_power()
+    commands = {
+        "writer": f"cd /tmp && /opt/autoclave/bin/python {building.INSIDE}/tests/machine/writer.py {life.name}",
+        "journal": f"journalctl -q -f -n all -o cat -u {_UNIT} --since @{since}",
+    }
+    come = threading.Event()
 
+    def listen(kind: str) -> None:
+        def take(stream: str, content: bytes) -> None:
+            if stream == "out":
+                life.heard[kind] += content
+            if kind == "writer":
+                come.set()
 
-@contextmanager
-def _listening(command: Sequence[str], take: Callable[[str], None]) -> Iterator[None]:
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        with suppress(building.NoMachineError):  # it ends with the machine
+            machine.listen(_MARKED.format(command=commands[kind], life=life.name, kind=kind), take)
 
-        def listen() -> None:
-            for line in process.stdout or ():
-                take(line)
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        try:
-            yield
-        finally:
-            process.kill()
-            listener.join()
+    for kind in commands:
+        threading.Thread(target=listen, args=[kind], daemon=True).start()
+    machine.run(f"systemctl start {_UNIT}")
+    if not come.wait(STARTS_WITHIN):
+        raise building.NoMachineError("the service has given no answer")
+    machine.run(f"tar -C {_GPUS} --exclude=service.lock -c -f /host/{life.gpus.name} .")
+    shutil.copy(machine.folder / life.gpus.name, life.gpus)
+    time.sleep(seconds)
+    if killed:
+        machine.cut_power()
+    else:
+        machine.run("pkill -f '[p]ython.*/writer.py'; pkill journalctl")
 
 
 def _places(life: Life, chance: random.Random) -> list[tuple[str, int]]:
@@ -162,9 +197,10 @@ def _places(life: Life, chance: random.Random) -> list[tuple[str, int]]:
 
 def cut(life: Life, place: int, chance: random.Random) -> tuple[int, int]:
     """Write the disk as it may be if the power goes then. How many blocks were lost, and of how many."""
+    if place == KILLED:
+        shutil.copy(life.disk, _IMAGE)
+        return 0, 0
     shutil.copy(life.first, _IMAGE)
-    log = life.log.read_bytes()[:place]
-    sector = struct.unpack_from("<QQQI", log)[-1]
     waiting: list[tuple[int, bytes]] = []
     with _IMAGE.open("r+b") as disk:
 
@@ -173,21 +209,13 @@ def cut(life: Life, place: int, chance: random.Random) -> tuple[int, int]:
                 disk.seek(at)
                 disk.write(block)
 
-        position = sector
-        while position + sector <= len(log):
-            start, sectors, flags, _ = struct.unpack_from("<QQQQ", log, position)
-            content = bytes(sectors * sector)
-            position += sector
-            if not flags & _DISCARD:
-                content = log[position : position + len(content)]
-                position += sectors * sector
-            if position > len(log):
-                break  # of this write the disk was not told all
-            if flags & _FLUSH:
+        for entry in takewhile(lambda entry: entry.end <= place, entries(life.log)):
+            if entry.flags & _FLUSH:
                 write(waiting)
                 waiting = []
-            blocks = [(start * sector + each, content[each : each + BLOCK]) for each in range(0, len(content), BLOCK)]
-            if flags & _FUA:
+            content = entry.content
+            blocks = [(entry.at + each, content[each : each + BLOCK]) for each in range(0, len(content), BLOCK)]
+            if entry.flags & _FUA:
                 write(blocks)
             else:
                 waiting += blocks

@@ -16,10 +16,10 @@ STEPS = (
 )  # fmt: skip
 
 
-def campaign(accelerator: tuple[str, str], arguments: Sequence[str]) -> list[int]:
+def campaign(arguments: Sequence[str]) -> list[int]:
     """An exit code for each step, and for the judge."""
     many = int(arguments[0]) if arguments else MANY
-    with vm.booted(accelerator) as machine:
+    with vm.booted() as machine:
         machine.bring_checkout()
         machine.install(GPUS)
         codes = []

@@ -1,43 +1,57 @@
-"""The machine while it runs: one process of QEMU, whose end takes everything along. It needs no root.
+"""The machine while it runs: user-mode Linux, an ordinary process, whose end takes everything along. It needs no root.
 
-What is written goes to an overlay of the image, which begins anew with each machine. The network has this machine
-alone, on one port of the loopback.
+Each run has a folder of its own: the disk is what differs from the image. A serial line carries commands and what they
+print, to ``agent.py`` inside, and the folder is ``/host`` inside.
 """
 
 from __future__ import annotations
 
+import base64
+import itertools
+import json
+import os
+import queue
 import shlex
-import socket
+import shutil
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from tests.machine import building
 from tests.machine.progress import say
 
-EMULATED, KVM = ("tcg,thread=multi,tb-size=1024", "max"), ("kvm", "host")  # accelerator and processor
-BOOTS_WITHIN = 900.0  # seconds of a machine that runs nothing else; 30 to 240 where the processor is emulated
+DISKS = "bcdefgh"  # the letters of further disks
+KERNEL = next(iter(building.KERNELS))
+MEMORY = 2 << 30  # bytes, in a file of this directory
+MEMORY_IN = Path("/dev/shm")
+BOOTS_WITHIN = 900.0  # seconds; 15 where nothing else runs
 SAID_EVERY = 30.0  # seconds
-CONSOLE = building.FOLDER / "console.log"
-OVERLAY = building.FOLDER / "overlay.qcow2"
-# Not committed, and no program inside can compile them again.
-KERNELS = "scrubber/cuda/kernels"
+CONSOLE = building.FOLDER / "console.log"  # of the last machine that failed
+_AGENT = Path(__file__).with_name("agent.py")
 _SETTINGS = """AUTOCLAVE_BACKEND=simulated
 AUTOCLAVE_SIMULATED_GPUS={gpus}
 AUTOCLAVE_SIMULATED_MEMORY=4MiB
 AUTOCLAVE_POLICY=/etc/autoclave/policy.yaml
 """
-# Times are real, and the processor is emulated.
+# A call of the kernel takes a hundred times as long as on this machine.
 _POLICY = """name: machine
 defaults:
   paths: {first_look: fast}
   clear: {passes: zero}
   timeouts: 10
 """
-_APPEND = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=1 mitigations=off"
+# The kernel's own root, with what it uses of this machine. The shell is process 1 of the namespace.
+_ENTER = """for each in dev proc; do mount --rbind "/$each" "$0/$each"; done
+mount --bind "$1" "$0/run"; mount --bind "$2" "$0/image"
+shift 2
+chroot "$0" /usr/bin/linux.uml "$@"
+"""
+LINUX = ("setpriv", "--pdeathsig", "KILL", *building.NAMESPACES, "sh", "-c", _ENTER)
 
 
 class Machine:
@@ -45,22 +59,37 @@ class Machine:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, command: Sequence[str | Path], port: int) -> None:
-        """It does not run yet. ``command``: QEMU; ``port``: of this machine, for ssh."""
-        self._command = command
-        options = (
-            "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=60",
-            "ServerAliveInterval=60", "ControlMaster=auto", f"ControlPath=/tmp/autoclave-machine-{port}",
-            "ControlPersist=60",
-        )  # fmt: skip
-        self.ssh = (
-            "ssh", "-i", str(building.KEY), "-p", str(port), *(f"-o{each}" for each in options), "root@127.0.0.1",
-        )  # fmt: skip
+    def __init__(self, folder: Path, disks: Sequence[Path] = ()) -> None:
+        """It does not run yet. ``folder``: its own. ``disks``: files in the same file system, /dev/ubdb and so on."""
+        self.folder, self.console = folder, folder / "console.log"
+        for disk in disks:
+            (folder / disk.name).hardlink_to(disk)
+        self._disks = [f"ubd{number}=/run/{disk.name}" for number, disk in enumerate(disks, 1)]
+        self._numbers = itertools.count()
+        self._answers: dict[int | str, queue.SimpleQueue[list[object] | None]] = {}
 
-    def start(self) -> None:
+    def start(self, kernel: str = KERNEL) -> None:
         """Return when it has booted, from the disk as it was left."""
-        say("booting")
-        self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+        say(f"booting Linux {kernel}")
+        shutil.copy(_AGENT, self.folder)
+        self._answers = {"up": queue.SimpleQueue()}
+        requests, self._requests = os.pipe()
+        answers, told = os.pipe()
+        command: list[str | Path] = [
+            *LINUX, building.kernel(kernel), self.folder, building.FOLDER,
+            f"mem={MEMORY >> 20}M", "ubd0=/run/cow,/image/disk.img", *self._disks, "root=/dev/ubda", "rw",
+            "init=/usr/sbin/start", "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{requests},fd:{told}",
+            "uml_dir=/run/", "quiet", "systemd.show_status=1",
+        ]  # fmt: skip
+        environment = {"PATH": f"{os.defpath}:/sbin:/usr/sbin", "TMPDIR": str(MEMORY_IN), "HOME": "/run"}
+        with self.console.open("ab") as console:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
+                pass_fds=(requests, told), start_new_session=True,
+            )  # fmt: skip
+        os.close(requests)
+        os.close(told)
+        threading.Thread(target=self._hear, args=(os.fdopen(answers, "rb"), self._answers), daemon=True).start()
         self.wait()
         say("booted")
 
@@ -68,16 +97,80 @@ class Machine:
         """Return when it has ended, with all that its disk was not told."""
         self.process.kill()
         self.process.wait()
-        self._forget()
 
-    def _forget(self) -> None:
-        subprocess.run([*self.ssh[:-1], "-O", "exit", self.ssh[-1]], stderr=subprocess.DEVNULL, check=False)
+    @staticmethod
+    def _hear(line: BinaryIO, answers: dict[int | str, queue.SimpleQueue[list[object] | None]]) -> None:
+        """Give each command its answers, and None when the machine has ended."""
+        with line:
+            for text in line:
+                key, *words = json.loads(text)
+                if key in answers:
+                    answers[key].put(words)
+        for each in list(answers.values()):
+            each.put(None)
 
-    def run(self, command: str, given: IO[bytes] | int = subprocess.DEVNULL, *, quiet: bool = False) -> int:
-        """Run a command of the shell as root; its exit code."""
-        where = subprocess.DEVNULL if quiet else None
-        whole = [*self.ssh, command]
-        return subprocess.run(whole, stdin=given, stdout=where, stderr=where, check=False).returncode
+    def wait(self) -> None:
+        """Return when it has booted."""
+        end = time.monotonic() + BOOTS_WITHIN
+        while True:
+            try:
+                answer = self._answers["up"].get(timeout=min(SAID_EVERY, max(0.0, end - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() >= end:
+                    raise self._fault("it does not boot") from None
+                say(f"waiting for its boot, for up to {end - time.monotonic():.0f} s more; {self._last_line()}")
+                continue
+            if answer is None:
+                raise self._fault("it has ended")
+            return
+
+    def _fault(self, what: str) -> building.NoMachineError:
+        if self.console.exists():
+            shutil.copy(self.console, CONSOLE)
+        return building.NoMachineError(f"{what}: see {CONSOLE}; {self._last_line()}")
+
+    def _last_line(self) -> str:
+        """What it has last said of itself."""
+        lines = self.console.read_text(errors="replace").split("\n") if self.console.exists() else []
+        shown = ("".join(letter for letter in line if letter.isprintable()).strip() for line in reversed(lines))
+        return f"its console says {next(filter(None, shown), 'nothing')!r}"
+
+    def listen(self, command: str, take: Callable[[str, bytes], None]) -> int:
+        """Run a command of the shell as root; what it prints goes to ``take``, as "out" or "err". Its exit code."""
+        number = next(self._numbers)
+        answers = self._answers[number] = queue.SimpleQueue()
+        os.write(self._requests, (json.dumps([number, command]) + "\n").encode())
+        while self.process.poll() is None or not answers.empty():
+            match answers.get():
+                case [str(name), str(content)]:
+                    take(name, base64.b64decode(content))
+                case [int(code)]:
+                    del self._answers[number]
+                    return code
+                case _:
+                    break
+        raise self._fault("it has ended")
+
+    def run(self, command: str) -> int:
+        """Run a command of the shell as root; what it prints is printed here. Its exit code."""
+        streams = {"out": sys.stdout, "err": sys.stderr}
+
+        def show(name: str, content: bytes) -> None:
+            streams[name].write(content.decode(errors="replace"))
+            streams[name].flush()
+
+        return self.listen(command, show)
+
+    def output(self, command: str) -> str:
+        """What the command prints. Raises CalledProcessError if it fails."""
+        printed = {"out": b"", "err": b""}
+
+        def keep(name: str, content: bytes) -> None:
+            printed[name] += content
+
+        if code := self.listen(command, keep):
+            raise subprocess.CalledProcessError(code, command, printed["out"], printed["err"])
+        return printed["out"].decode()
 
     def tries(self, name: str, command: str) -> int:
         """Run a command of the shell in the checkout, and say how it went; its exit code."""
@@ -86,111 +179,53 @@ class Machine:
         say(f"{name}: {'passed' if code == 0 else f'failed, exit code {code}'}")
         return code
 
-    def output(self, command: str) -> str:
-        """What the command prints. Raises CalledProcessError if it fails."""
-        return subprocess.run(
-            [*self.ssh, command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, text=True
-        ).stdout
-
     def bring_checkout(self) -> None:
         """Replace the checkout inside by the files of this one, those that are not committed included."""
         listed = subprocess.run(
             ["git", "ls-files", "-coz", "--exclude-standard"], cwd=building.ROOT, capture_output=True, check=True
         ).stdout.decode()
-        compiled = [str(path.relative_to(building.ROOT)) for path in (building.ROOT / KERNELS).glob("*.[cp]*")]
-        names = sorted({name for name in (*listed.split("\0"), *compiled) if (building.ROOT / name).is_file()})
+        names = [name for name in listed.split("\0") if (building.ROOT / name).is_file()]
+        subprocess.run(["tar", "-c", "-f", self.folder / "checkout.tar", "--", *names], cwd=building.ROOT, check=True)
         # What make compares by time is as new as what it was made of.
         unpack = (
-            f"cd {building.INSIDE} && git ls-files -z | xargs -0 rm -f && runuser -u ordinary -- tar -x "
-            f"&& touch .venv/.ready {KERNELS}/scrub.ptx"
+            f"cd {building.INSIDE} && git ls-files -z | xargs -0 rm -f && tar -x -o -f /host/checkout.tar"
+            " && chown -R ordinary: . && touch .venv/.demo && touch .venv/.ready scrubber/cuda/kernels/scrub.ptx"
         )
-        with subprocess.Popen(["tar", "-c", "--", *names], cwd=building.ROOT, stdout=subprocess.PIPE) as packing:
-            if packing.stdout is None or self.run(unpack, packing.stdout) != 0:
-                raise building.NoMachineError("cannot bring the checkout into the machine")
+        if self.run(unpack) != 0:
+            raise building.NoMachineError("cannot bring the checkout into the machine")
 
     def install(self, gpus: int) -> None:
         """Install Autoclave by the lines of the page; what they take from the network is in the image already."""
-        wheels = building.FOLDER / "wheel"
-        pip = f"{building.ROOT}/.venv/bin/python -m pip wheel -qq --no-deps --no-build-isolation"
-        subprocess.run([*shlex.split(pip), "-w", wheels, building.ROOT], check=True)
-        [wheel] = wheels.glob("*.whl")
-        with wheel.open("rb") as content:
-            self.run(f"cat > /tmp/{wheel.name}", content)
-        wheel.unlink()
-        lines = [line.replace(" .", f" /tmp/{wheel.name}") for line in building.installing()[2:]]
+        wheel = ".venv/bin/python -m pip wheel -qq --no-deps --no-build-isolation -w /tmp/wheel ."
+        lines = [line.replace(" .", " /tmp/wheel/*.whl") for line in building.installing()[2:]]
         lines.insert(-3, f"printf %s {shlex.quote(_POLICY)} > /etc/autoclave/policy.yaml")
         lines.insert(-3, f"printf %s {shlex.quote(_SETTINGS.format(gpus=gpus))} > /etc/autoclave/scrubber.env")
-        if self.run(f"set -e; cd {building.INSIDE}; " + "; ".join(lines)) != 0:
+        if self.run(f"set -e; cd {building.INSIDE}; {wheel}; " + "; ".join(lines)) != 0:
             raise building.NoMachineError("cannot install Autoclave by the page's lines")
 
-    def wait(self) -> None:
-        """Return when it answers."""
-        self._until(lambda: self.run("true", quiet=True) == 0, "it does not boot")
-
-    def _until(self, answers: Callable[[], bool], fault: str) -> None:
-        """Return when it answers. What else runs here makes the limit longer, and each half minute has a line."""
-        spent, seen = 0.0, time.monotonic()
-        said = seen
-        while not answers():
-            now = time.monotonic()
-            spent, seen = spent + (now - seen) / stretch(), now
-            if self.process.poll() is not None or spent > BOOTS_WITHIN:
-                raise building.NoMachineError(f"{fault}: see {CONSOLE}")
-            if now - said >= SAID_EVERY:
-                said = now
-                say(f"waiting for its ssh server, for up to {BOOTS_WITHIN - spent:.0f} s more; {_console()}")
-            time.sleep(1)
-
     def reboot(self) -> None:
-        """Return when it answers after a reboot."""
-        boot = self.output("cat /proc/sys/kernel/random/boot_id")
-        self.run("systemctl reboot", quiet=True)
-        self._forget()
-
-        def answers() -> bool:
-            with suppress(subprocess.CalledProcessError):
-                return self.output("cat /proc/sys/kernel/random/boot_id 2>/dev/null") != boot
-            return False
-
-        self._until(answers, "it does not boot again")
-
-
-def stretch() -> float:
-    """How many times longer work takes now than with a processor of its own."""
-    began, work = time.monotonic(), time.process_time() + 0.02
-    while time.process_time() < work:
-        pass
-    return max(1.0, (time.monotonic() - began) / 0.02)
-
-
-def _console() -> str:
-    """What it has last said of itself."""
-    lines = CONSOLE.read_text(errors="replace").split("\n") if CONSOLE.exists() else []
-    shown = ("".join(letter for letter in line if letter.isprintable()).strip() for line in reversed(lines))
-    return f"its console says {next(filter(None, shown), 'nothing')!r}"
+        """Return when it has booted again."""
+        self.listen("systemctl reboot", lambda _, __: None)
+        self.wait()
 
 
 @contextmanager
-def booted(accelerator: tuple[str, str], more: Sequence[str | Path] = ()) -> Iterator[Machine]:
-    """A machine that has booted, within the context. ``more`` goes to QEMU."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    create = ("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b")
-    subprocess.run([*create, building.IMAGE, OVERLAY], check=True)
-    accel, processor = accelerator
-    command: list[str | Path] = [
-        "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", processor,
-        "-smp", "2", "-m", "3072", "-display", "none", "-serial", f"file:{CONSOLE}",
-        "-kernel", building.KERNEL, "-initrd", building.INITRD, "-append", _APPEND,
-        "-drive", f"file={OVERLAY},if=none,id=root,format=qcow2", "-device", "virtio-blk-pci,drive=root",
-        "-object", "rng-random,id=random,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=random",
-        "-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22", "-device", "virtio-net-pci,netdev=net",
-        *more,
-    ]  # fmt: skip
-    machine = Machine(command, port)
+def booted(kernels: Sequence[str] = (KERNEL,), disks: Sequence[Path] = ()) -> Iterator[Machine]:
+    """A machine that has booted the first of the kernels, within the context."""
+    building.demand(kernels)
+    for path in building.FOLDER.glob("run-*"):
+        if not Path(f"/proc/{path.name.removeprefix('run-')}").exists():
+            shutil.rmtree(path)  # its machine was killed with its run
+    if (free := shutil.disk_usage(MEMORY_IN).free) < MEMORY:
+        raise building.NoMachineError(
+            f"its memory is {MEMORY >> 20} MiB in {MEMORY_IN}, which has {free >> 20} MiB left"
+        )
+    folder = building.FOLDER / f"run-{os.getpid()}"
+    folder.mkdir()
+    machine = Machine(folder, disks)
     try:
-        machine.start()
+        machine.start(kernels[0])
         yield machine
     finally:
         machine.cut_power()
+        shutil.rmtree(folder)
