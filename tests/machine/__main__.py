@@ -20,8 +20,8 @@ _PYTHON = ".venv/bin/python"
 _CHECK = "tests/machine/checks.sh"
 _ORDINARY = "runuser -u ordinary --"
 GPUS = 2
-CAMPAIGNS = ("--kernels", "--cuts", "--slurm")
-JUDGED_OUTSIDE = "--cuts"  # by the service of this checkout
+CAMPAIGNS = ("--kernels", "--cuts", "--slurm", "--node")
+NEED_ENVIRONMENT = ("--cuts", "--node")  # the service of this checkout judges, or runs beside
 INSTALL, REBOOT = "install by the lines of the page", "reboot"
 CHECKS = {
     "only control groups of version 2": 'test "$(findmnt -no FSTYPE /sys/fs/cgroup)" = cgroup2',
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     try:
         match arguments:
             case [name, *rest] if name in CAMPAIGNS:
-                if name == JUDGED_OUTSIDE and sys.prefix == sys.base_prefix:
+                if name in NEED_ENVIRONMENT and sys.prefix == sys.base_prefix:
                     building.demand([vm.KERNEL])
                     subprocess.run(["make", "-s", ".venv/.ready"], cwd=building.ROOT, check=True)
                     os.execv(_PYTHON, [_PYTHON, "-m", "tests.machine", *arguments])  # noqa: S606 - no shell is wanted

@@ -40,10 +40,10 @@ QUIET = (
     "slurmd", "apt-daily.timer", "apt-daily-upgrade.timer", "podman-auto-update.timer", "fstrim.timer",
     "e2scrub_all.timer", "dpkg-db-backup.timer",
 )  # fmt: skip
-# Of requirements.lock: what only linters, the chart's tests and a GPU need.
+# Of requirements.lock: what only linters, dashboards, the chart's policies and a GPU need.
 _LEFT_OUT = (
-    "cel-expr-python", "cupy-", "grafana-", "hadolint", "helm-python", "import-linter", "mypy", "nvidia-cuda",
-    "promql", "ruff", "shellcheck", "types-", "zizmor",
+    "cel-expr-python", "cupy-", "grafana-", "hadolint", "import-linter", "mypy", "nvidia-cuda", "promql", "ruff",
+    "shellcheck", "types-", "zizmor",
 )  # fmt: skip
 PROGRAMS = {  # what this machine needs: program to package of Debian
     "apt-get": "apt", "dpkg-deb": "dpkg", "git": "git", "unshare": "util-linux", "setpriv": "util-linux",
@@ -65,12 +65,11 @@ _INSTALL = """{
   .venv/bin/python -m pip install -qq -r /srv/tests.lock
 }"""
 _WRITE = "mount --bind / /mnt; mkfs.ext4 -q -F -d /mnt -E lazy_itable_init=1,lazy_journal_init=1 /media/disk.img"
-# Process 1 of the machine until systemd takes its place. hostfs shows what the kernel's own root has on the host; older
-# kernels take the directory without a word.
+# Process 1 of the machine until systemd takes its place. hostfs shows the kernel's own root on the host.
 _START = """#!/bin/sh
-shows() { mount -t hostfs -o "hostfs=$1" none "$2" 2>/dev/null || mount -t hostfs -o "$1" none "$2"; }
-shows /usr/lib/uml/modules /usr/lib/modules
-shows /run /host
+mount -t hostfs none /outside
+mount --bind /outside/usr/lib/uml/modules /usr/lib/modules
+mount --bind /outside/run /host
 exec /sbin/init
 """
 _AGENT = """[Unit]
@@ -212,7 +211,7 @@ def _settings(root: Path) -> None:
         "usr/sbin/start": _START,
     }.items():
         _write(root / name, text)
-    for name in ("host", "usr/lib/modules"):
+    for name in ("host", "outside", "usr/lib/modules"):
         (root / name).mkdir(exist_ok=True)
     _inside(root, "useradd", "--create-home", "--shell", "/bin/bash", "ordinary")
     _inside(root, "git", "config", "--system", "safe.directory", "*")

@@ -8,7 +8,7 @@ ETC=/etc/slurm
 JOBS=/srv/jobs # what the jobs say
 NODES=/srv/gpus # gpuN, a device node that stands for GPU N: Slurm takes no regular file, and restricts jobs by nodes
 
-until_true() { # for longer than the emulated processor needs
+until_true() { # for longer than the slow system calls of the machine need
   local end=$((SECONDS + 600))
   until "$@"; do
     [ $SECONDS -lt $end ] || { echo "not in time: $*" >&2; sinfo -R >&2; squeue -l >&2; return 1; }
@@ -53,7 +53,7 @@ prepare() {
   for gpu in 0 1 2 3; do mknod $NODES/gpu$gpu c 240 $gpu; done # no driver has this number
   install -m 755 deploy/slurm/autoclave.sh $ETC/autoclave.sh
   ln -sf autoclave.sh $ETC/autoclave-health.sh
-  # Longer than on the page: the processor is emulated.
+  # Longer than on the page: system calls of the machine are slow.
   sed -i "s/^LIMIT=.*/LIMIT=240/; s/SERVICE_WAIT:-1500ms/SERVICE_WAIT:-20s/" $ETC/autoclave.sh
   cat > $ETC/slurm.conf << 'END'
 ClusterName=machine

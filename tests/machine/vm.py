@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,12 +60,15 @@ class Machine:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, folder: Path, disks: Sequence[Path] = ()) -> None:
-        """It does not run yet. ``folder``: its own. ``disks``: files in the same file system, /dev/ubdb and so on."""
+    def __init__(self, folder: Path, disks: Sequence[Path] = (), more: Sequence[str] = ()) -> None:
+        """It does not run yet. ``disks``: files in the file system of its folder; they are /dev/ubdb and so on.
+
+        ``more`` goes to user-mode Linux.
+        """
         self.folder, self.console = folder, folder / "console.log"
         for disk in disks:
             (folder / disk.name).hardlink_to(disk)
-        self._disks = [f"ubd{number}=/run/{disk.name}" for number, disk in enumerate(disks, 1)]
+        self._more = [*(f"ubd{number}=/run/{disk.name}" for number, disk in enumerate(disks, 1)), *more]
         self._numbers = itertools.count()
         self._answers: dict[int | str, queue.SimpleQueue[list[object] | None]] = {}
 
@@ -77,7 +81,7 @@ class Machine:
         answers, told = os.pipe()
         command: list[str | Path] = [
             *LINUX, building.kernel(kernel), self.folder, building.FOLDER,
-            f"mem={MEMORY >> 20}M", "ubd0=/run/cow,/image/disk.img", *self._disks, "root=/dev/ubda", "rw",
+            f"mem={MEMORY >> 20}M", "ubd0=/run/cow,/image/disk.img", *self._more, "root=/dev/ubda", "rw",
             "init=/usr/sbin/start", "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{requests},fd:{told}",
             "uml_dir=/run/", "quiet", "systemd.show_status=1",
         ]  # fmt: skip
@@ -210,19 +214,20 @@ class Machine:
 
 
 @contextmanager
-def booted(kernels: Sequence[str] = (KERNEL,), disks: Sequence[Path] = ()) -> Iterator[Machine]:
+def booted(
+    kernels: Sequence[str] = (KERNEL,), disks: Sequence[Path] = (), more: Sequence[str] = ()
+) -> Iterator[Machine]:
     """A machine that has booted the first of the kernels, within the context."""
     building.demand(kernels)
     for path in building.FOLDER.glob("run-*"):
-        if not Path(f"/proc/{path.name.removeprefix('run-')}").exists():
+        if not Path("/proc", path.name.split("-")[1]).exists():
             shutil.rmtree(path)  # its machine was killed with its run
     if (free := shutil.disk_usage(MEMORY_IN).free) < MEMORY:
         raise building.NoMachineError(
             f"its memory is {MEMORY >> 20} MiB in {MEMORY_IN}, which has {free >> 20} MiB left"
         )
-    folder = building.FOLDER / f"run-{os.getpid()}"
-    folder.mkdir()
-    machine = Machine(folder, disks)
+    folder = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=building.FOLDER))
+    machine = Machine(folder, disks, more)
     try:
         machine.start(kernels[0])
         yield machine
