@@ -2,4 +2,6 @@
 
 import os
 
-WITHIN = float(os.environ.get("AUTOCLAVE_TESTS_WAIT", "120"))  # seconds; longer where the processor is emulated
+WITHIN = float(
+    os.environ.get("AUTOCLAVE_TESTS_WAIT", "120")
+)  # seconds; longer in a machine whose system calls are slow

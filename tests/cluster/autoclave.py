@@ -107,7 +107,7 @@ class Autoclave(Operator):
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
 
     def rule(self, **defaults: object) -> None:
-        """Another policy; without one, that of every node. The processor of a whole machine is emulated."""
+        """Another policy; without one, that of every node. A whole machine is slow."""
         patience = {"timeouts": 10} if WHOLE else {}
         POLICY.write_text(json.dumps({"name": "cluster", "defaults": {**patience, **defaults}}))
 

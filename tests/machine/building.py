@@ -64,7 +64,7 @@ _INSTALL = """{
   .venv/bin/uv pip install -q --python .venv/bin/python -r /srv/tests.lock ||
   .venv/bin/python -m pip install -qq -r /srv/tests.lock
 }"""
-_WRITE = "mount --bind / /mnt; mkfs.ext4 -q -F -d /mnt -E lazy_itable_init=1,lazy_journal_init=1 /media/disk.img"
+_WRITE = "mount --bind / /mnt; mkfs.ext4 -q -F -d /mnt -E lazy_itable_init=1,lazy_journal_init=1 /media/new.img"
 # Process 1 of the machine until systemd takes its place. hostfs shows the kernel's own root on the host.
 _START = """#!/bin/sh
 mount -t hostfs none /outside
@@ -129,9 +129,10 @@ def _build() -> None:
     _environment(root)
     _settings(root)
     say("writing the image")
-    with IMAGE.open("wb") as image:
+    with (FOLDER / "new.img").open("wb") as image:
         image.truncate(SIZE)
     _inside(root, "sh", "-ec", _WRITE)
+    (FOLDER / "new.img").rename(IMAGE)  # a machine that runs keeps the old one
     for name in ("root", "apt"):
         shutil.rmtree(FOLDER / name)
 

@@ -68,7 +68,7 @@ class Life:
         self.first, self.disk, self.log, self.gpus = (
             folder / f"{self.name}.{kind}" for kind in ("first", "img", "log", "gpus")
         )
-        self.heard = {"writer": bytearray(), "journal": bytearray()}
+        self.lines = {"writer": bytearray(), "journal": bytearray()}
         with self.first.open("wb") as disk:
             disk.truncate(_DISK_BYTES)
         with self.log.open("wb") as log:
@@ -82,7 +82,7 @@ class Life:
         self.began, self.answered = marks["began"], marks["writer 1"]
 
         def of(kind: str) -> list[tuple[int, str]]:
-            whole = self.heard[kind].decode().splitlines(keepends=True)
+            whole = self.lines[kind].decode().splitlines(keepends=True)
             named = ((f"{kind} {number}", line) for number, line in enumerate(whole, 1) if line.endswith("\n"))
             return [(marks.get(name, KILLED), line) for name, line in named]  # the kill may be before the mark
 
@@ -164,7 +164,7 @@ def _live(machine: vm.Machine, life: Life, disks: Sequence[str], seconds: float,
     def listen(kind: str) -> None:
         def take(stream: str, content: bytes) -> None:
             if stream == "out":
-                life.heard[kind] += content
+                life.lines[kind] += content
             if kind == "writer":
                 come.set()
 

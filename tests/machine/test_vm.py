@@ -12,11 +12,11 @@ STAND_IN = f"""
 import re, runpy, sys
 sys.path.insert(0, {str(building.ROOT)!r})
 from tests.machine import agent
-requests, told = map(int, re.search(r"ssl0=fd:(\\d+),fd:(\\d+)", " ".join(sys.argv)).groups())
+requests, answers = map(int, re.search(r"ssl0=fd:(\\d+),fd:(\\d+)", " ".join(sys.argv)).groups())
 print("Booting\\n\\x1b[0;32m  OK  \\x1b[0m Started agent\\n", flush=True)
 {{}}
 """
-SERVES = "agent.serve(requests, told, ('sh', '-c'))"
+SERVES = "agent.serve(requests, answers, ('sh', '-c'))"
 
 
 @pytest.fixture

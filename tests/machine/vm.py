@@ -78,21 +78,21 @@ class Machine:
         shutil.copy(_AGENT, self.folder)
         self._answers = {"up": queue.SimpleQueue()}
         requests, self._requests = os.pipe()
-        answers, told = os.pipe()
+        answers, answering = os.pipe()
         command: list[str | Path] = [
             *LINUX, building.kernel(kernel), self.folder, building.FOLDER,
             f"mem={MEMORY >> 20}M", "ubd0=/run/cow,/image/disk.img", *self._more, "root=/dev/ubda", "rw",
-            "init=/usr/sbin/start", "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{requests},fd:{told}",
+            "init=/usr/sbin/start", "con=null", "con0=null,fd:1", "ssl=null", f"ssl0=fd:{requests},fd:{answering}",
             "uml_dir=/run/", "quiet", "systemd.show_status=1",
         ]  # fmt: skip
         environment = {"PATH": f"{os.defpath}:/sbin:/usr/sbin", "TMPDIR": str(MEMORY_IN), "HOME": "/run"}
         with self.console.open("ab") as console:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
-                pass_fds=(requests, told), start_new_session=True,
+                pass_fds=(requests, answering), start_new_session=True,
             )  # fmt: skip
         os.close(requests)
-        os.close(told)
+        os.close(answering)
         threading.Thread(target=self._hear, args=(os.fdopen(answers, "rb"), self._answers), daemon=True).start()
         self.wait()
         say("booted")
