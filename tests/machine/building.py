@@ -97,7 +97,8 @@ def demand(versions: Sequence[str]) -> None:
             "no user namespaces for you; as root: sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"
         )
     FOLDER.mkdir(parents=True, exist_ok=True)
-    sources = (Path(__file__), ROOT / "requirements.lock", ROOT / LOCK)
+    manifest = ROOT / "scrubber/cuda/kernels/manifest.json"
+    sources = (Path(__file__), ROOT / "requirements.lock", ROOT / LOCK, manifest)
     made_of = hashlib.sha256("".join(path.read_text() for path in sources).encode()).hexdigest()
     mark = FOLDER / "made-of"
     with (FOLDER / "lock").open("w") as lock:
@@ -189,7 +190,9 @@ def _environment(root: Path) -> None:
     _inside(root, "make", "-s", "-C", INSIDE, ".venv/.demo")
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     _write(root / "srv/tests.lock", "\n".join(line for line in lines if not line.startswith(_LEFT_OUT)))
-    _inside(root, "sh", "-ec", f"cd {INSIDE} && {_INSTALL} && touch .venv/.ready scrubber/cuda/kernels/scrub.ptx")
+    _inside(root, "sh", "-ec", f"cd {INSIDE} && {_INSTALL} && touch .venv/.ready")
+    say("compiling the kernels of GPUs, which a wheel holds")
+    _inside(root, "sh", "-ec", f"cd {INSIDE} && make -s kernels && rm -r build")
     say("installing Autoclave's dependencies as the page for machines without Kubernetes says")
     for line in installing()[:2]:
         _inside(root, "sh", "-ec", f"cd {INSIDE} && {line}")

@@ -221,7 +221,7 @@ def booted(
     building.demand(kernels)
     for path in building.FOLDER.glob("run-*"):
         if not Path("/proc", path.name.split("-")[1]).exists():
-            shutil.rmtree(path)  # its machine was killed with its run
+            shutil.rmtree(path, ignore_errors=True)  # its machine was killed with its run
     if (free := shutil.disk_usage(MEMORY_IN).free) < MEMORY:
         raise building.NoMachineError(
             f"its memory is {MEMORY >> 20} MiB in {MEMORY_IN}, which has {free >> 20} MiB left"
