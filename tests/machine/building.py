@@ -211,6 +211,7 @@ def _settings(root: Path) -> None:
         "etc/hosts": "127.0.0.1 localhost machine\n",
         "etc/fstab": "/dev/ubda / ext4 defaults 0 1\n",
         "etc/docker/daemon.json": '{"iptables": false, "ip6tables": false}\n',  # these kernels have no iptables
+        "etc/modules-load.d/loop.conf": "loop\n",
         "etc/systemd/system/agent.service": _AGENT,
         "usr/sbin/start": _START,
     }.items():

@@ -143,7 +143,6 @@ refuses() {
     sed -i 's/^defaults:/&\n  fence: {mode: refuse}/' $HOOKS/policy.yaml
     systemctl daemon-reload
   fi
-  modprobe loop
   systemctl restart $UNIT
   autoclave wait 0 --timeout 5m
   autoclave doctor --without-kubernetes
