@@ -40,6 +40,11 @@ QUIET = (
     "slurmd", "apt-daily.timer", "apt-daily-upgrade.timer", "podman-auto-update.timer", "fstrim.timer",
     "e2scrub_all.timer", "dpkg-db-backup.timer",
 )  # fmt: skip
+# What waits for a module, a network or a console that these kernels lack.
+NEVER = (
+    "proc-sys-fs-binfmt_misc.automount", "systemd-binfmt", "systemd-networkd-wait-online", "systemd-firstboot",
+    "getty@tty1",
+)  # fmt: skip
 # Of requirements.lock: what only linters, dashboards, the chart's policies and a GPU need.
 _LEFT_OUT = (
     "cel-expr-python", "cupy-", "grafana-", "hadolint", "import-linter", "mypy", "nvidia-cuda", "promql", "ruff",
@@ -223,7 +228,7 @@ def _settings(root: Path) -> None:
     _inside(root, "chown", "-R", "ordinary:", INSIDE)
     _inside(root, "systemctl", "enable", "-q", "agent")
     _inside(root, "systemctl", "disable", "-q", *QUIET)
-    _inside(root, "systemctl", "mask", "-q", "systemd-networkd-wait-online", "systemd-firstboot", "getty@tty1")
+    _inside(root, "systemctl", "mask", "-q", *NEVER)
     shutil.rmtree(root / "root/.cache", ignore_errors=True)
 
 
