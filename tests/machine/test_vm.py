@@ -69,6 +69,17 @@ def test_a_command_ends_with_its_machine(machine):
         running.run("kill -9 $PPID; sleep 1000")
 
 
+def test_a_boot_ends_the_command_that_asked_for_it(machine):
+    running = machine("""
+import os
+for boot in range(2):
+    os.write(answers, b'["up", "a boot"]\\n')
+    asked = os.read(requests, 1000)
+""")
+    running.start()
+    running.reboot()
+
+
 def test_ctrl_c_has_no_traceback(monkeypatch, capfd):
     monkeypatch.setattr(building, "demand", refuse)
     assert __main__.main([]) == 130

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -104,10 +104,13 @@ class Machine:
 
     @staticmethod
     def _hear(line: BinaryIO, answers: dict[int | str, queue.SimpleQueue[list[object] | None]]) -> None:
-        """Give each command its answers, and None when the machine has ended."""
+        """Give each command its answers, and None when the machine has ended or boots again."""
         with line:
             for text in line:
                 key, *words = json.loads(text)
+                if key == "up":
+                    for number in [each for each in answers if each != "up"]:
+                        answers.pop(number).put(None)
                 if key in answers:
                     answers[key].put(words)
         for each in list(answers.values()):
@@ -149,7 +152,7 @@ class Machine:
                 case [str(name), str(content)]:
                     take(name, base64.b64decode(content))
                 case [int(code)]:
-                    del self._answers[number]
+                    self._answers.pop(number, None)
                     return code
                 case _:
                     break
@@ -209,7 +212,8 @@ class Machine:
 
     def reboot(self) -> None:
         """Return when it has booted again."""
-        self.listen("systemctl reboot", lambda _, __: None)
+        with suppress(building.NoMachineError):  # the boot ends the command, unless it has ended before
+            self.listen("systemctl reboot", lambda _, __: None)
         self.wait()
 
 
