@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from tests.machine import building, vm
 from tests.machine.progress import say
 
-# With a /tmp of its own: nobody opens a device node in the machine's, which has nodev.
+# With a /tmp of its own: nobody opens a device node in the machine's, which has nodev. In a control group of their own:
+# below a unit of systemd, whoever asks has the name of that unit.
 _TESTS = (
-    "unshare --mount sh -c 'mount -t tmpfs own /tmp; "
+    "unshare --mount sh -ec 'mount -t tmpfs own /tmp; mkdir -p /sys/fs/cgroup/tests; "
+    "echo $$ > /sys/fs/cgroup/tests/cgroup.procs; "
     "exec .venv/bin/python -m pytest -q -n 0 -p no:randomly --timeout 120 tests/{}'"
 )
 CHECKS = {
