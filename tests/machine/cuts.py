@@ -55,9 +55,9 @@ _IMAGE, _JUDGED = building.FOLDER / "cut.img", building.FOLDER / "judged"
 _LEFT = _JUDGED / "state"
 
 
-# Each line of a program leaves the machine after its mark: "writer 1", "writer 2" ...
+# Each line of a program leaves the machine after its mark: "writer-1", "writer-2" ...
 _MARKED = """n=0; {command} | while read -r line; do n=$((n + 1))
-dmsetup message {life} 0 mark "{kind} $n"; printf '%s\\n' "$line"; done"""
+dmsetup message {life} 0 mark "{kind}-$n"; printf '%s\\n' "$line"; done"""
 
 
 class Life:
@@ -79,11 +79,11 @@ class Life:
     def close(self) -> None:
         """The machine has ended: find in the log when each answer had come."""
         marks = {entry.mark: entry.end for entry in entries(self.log) if entry.mark}
-        self.began, self.answered = marks["began"], marks["writer 1"]
+        self.began, self.answered = marks["began"], marks["writer-1"]
 
         def of(kind: str) -> list[tuple[int, str]]:
             whole = self.lines[kind].decode().splitlines(keepends=True)
-            named = ((f"{kind} {number}", line) for number, line in enumerate(whole, 1) if line.endswith("\n"))
+            named = ((f"{kind}-{number}", line) for number, line in enumerate(whole, 1) if line.endswith("\n"))
             return [(marks.get(name, KILLED), line) for name, line in named]  # the kill may be before the mark
 
         self.answers = [(place, json.loads(line)) for place, line in of("writer")]

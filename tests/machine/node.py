@@ -51,9 +51,9 @@ VALUES = {
 # What the machine keeps of its node: its address, and the way to the API server. The kubelet reads the speed of the
 # processor, of which user-mode Linux says nothing.
 _PREPARE = f"""set -e
-printf '[Match]\nName=vec0\n[Network]\nAddress={WHOLE_ADDRESS}/24\n[Route]\n' > /etc/systemd/network/vec.network
-printf 'Destination={isolated.SERVICE}/32\nGateway={OUTSIDE}\n' >> /etc/systemd/network/vec.network
-sed 's/^model name.*/&\ncpu MHz\t\t: 2000.000/' /proc/cpuinfo > /srv/cpuinfo
+printf '[Match]\\nName=vec0\\n[Network]\\nAddress={WHOLE_ADDRESS}/24\\n[Route]\\n' > /etc/systemd/network/vec.network
+printf 'Destination={isolated.SERVICE}/32\\nGateway={OUTSIDE}\\n' >> /etc/systemd/network/vec.network
+sed 's/^model name.*/&\\ncpu MHz\\t\\t: 2000.000/' /proc/cpuinfo > /srv/cpuinfo
 echo '/srv/cpuinfo /proc/cpuinfo none bind 0 0' >> /etc/fstab
 echo '/srv/node {isolated.STATE} none bind,x-mount.mkdir 0 0' >> /etc/fstab
 echo '/dev/ubdb {INSIDE} ext4 ro 0 0' >> /etc/fstab
