@@ -252,8 +252,9 @@ def _judge(life: Life, place: int, name: str, chance: random.Random) -> int:
     if rows:
         faults += _said("ledger", "verify", *(["--checkpoint", str(checkpoints)] if checkpoints.stat().st_size else []))
     faults += _served(life, rows, quarantined)
+    where = "" if place == KILLED else f", {place} bytes"
     say(
-        f"{life.name}, {name}{'' if place == KILLED else f', {place} bytes'}: {lost} of {unflushed} unflushed blocks lost; {len(answers)} answers, "
+        f"{life.name}, {name}{where}: {lost} of {unflushed} unflushed blocks lost; {len(answers)} answers, "
         f"{acknowledged} rows acknowledged, {len(rows)} found: {'; '.join(faults) or 'nothing wrong'}"
     )
     if faults:
