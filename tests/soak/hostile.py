@@ -34,7 +34,14 @@ def end(*_):
     global ended
     ended = True
 signal.signal(signal.SIGTERM, end)
+turn = 0
 while not ended:
+    turn += 1
+    if turn % 20 == 0:  # in another group, by another name
+        group = f"{sys.argv[2]}/flood-{turn // 20 % 200}"
+        os.makedirs(group, exist_ok=True)
+        open(f"{group}/cgroup.procs", "w").write("0")
+        open("/proc/self/comm", "w").write(f"flood-{turn}")
     try:
         os.close(os.open(sys.argv[1], os.O_RDONLY))
         opened = True
@@ -258,9 +265,9 @@ class Hostile(Guests):
         return process.returncode == 0
 
     async def flood(self, gpu: str, seconds: float) -> bool:
-        """A process of the host opens the memory of a GPU as often as it can. Whether it could once."""
+        """A process of the host opens the memory of a GPU as often as it can, from many groups. Whether it could."""
         began, memory = uptime(), str(layout.find(self._simulated, gpu).memory)
-        words = (*self.tenants.inside(""), sys.executable, "-S", "-c", _FLOOD, memory)
+        words = (*self.tenants.inside(""), sys.executable, "-S", "-c", _FLOOD, memory, str(self.tenants.host))
         process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
         await asyncio.sleep(seconds)
         process.terminate()
