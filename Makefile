@@ -49,8 +49,10 @@ demo: $(DEMO) ## the whole story on simulated GPUs
 observe: $(DEMO) ## a bad day in a loop, with metrics and a Prometheus on the loopback; Ctrl-C ends it
 	@$(BIN)/python -m demo.bad_day $(ARGS)
 
-check: $(READY) ## the tests of most changes, in under a minute: linters, core, policies, service, api
-	@$(PYTEST) tests/house/test_lint.py tests/house/test_contracts.py tests/core tests/policies tests/service tests/api $(ARGS)
+check: $(READY) ## the tests of most changes, in a minute and a half: linters, core, observe, fence, service, ledger
+	@$(PYTEST) tests/house/test_lint.py tests/house/test_contracts.py \
+	  tests/core/test_acquire.py tests/core/test_start.py tests/core/test_verdict.py tests/observe tests/fence tests/service \
+	  tests/ledger $(ARGS)
 
 test: $(READY) $(KERNELS) ## the gate: linters, and every test that shows a promise
 	@$(PYTEST) $(ARGS)

@@ -442,14 +442,13 @@ class Guard:
         while not self._ending.is_set():
             is_due = time.monotonic() >= pause
             wait = 1000 * max(self._looks_again - time.monotonic(), 0.0) if self._refused else _POLL_MS
-            if not (everything.poll(wait) if is_due else questions.poll(min(wait, _GROUPS_EVERY * 1000))):
-                self._look_up_refused()
-                continue
+            asked = everything.poll(wait) if is_due else questions.poll(min(wait, _GROUPS_EVERY * 1000))
             try:
-                if is_due and self._new_groups is not None and self._new_groups.any():
+                if asked and is_due and self._new_groups is not None and self._new_groups.any():
                     self._follow_groups()
                     pause = time.monotonic() + _GROUPS_EVERY
-                self._take_questions()
+                if asked:
+                    self._take_questions()
                 self._look_up_refused()
             except Exception as error:  # noqa: BLE001 - the thread goes on: what it does not read counts as a use
                 logger.warning("cannot read who asked for a GPU", error=repr(error))
