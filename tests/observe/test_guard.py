@@ -636,7 +636,7 @@ def test_a_process_is_looked_up_once_a_second(asking: Asking) -> None:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path, refuses: bool) -> None:  # noqa: FBT001
+def test_a_witness_waits_for_no_look_up(asking: Asking, foreign: Path, refuses: bool) -> None:  # noqa: FBT001 - a parameter
     """A question to the driver that waits for /proc looks like a driver that hangs.
 
     Whoever was refused has not used the device. Of the others nobody knows then.

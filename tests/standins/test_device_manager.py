@@ -159,14 +159,14 @@ async def until_offers(kubelet: Device, capacity: int, allocatable: int) -> None
 
 async def story(kubelet: Device, directory: Path) -> list[object]:
     """What each step of the story answers, and whom it called."""
-    told: list[object] = []
+    answers: list[object] = []
     plugin = Noting(directory)
 
     async def admit(pod: str, number: int) -> None:
-        told.append((pod, *await kubelet.admit(pod, number)))
+        answers.append((pod, *await kubelet.admit(pod, number)))
 
     async def start(pod: str) -> None:
-        told.append((pod, await kubelet.start(pod)))
+        answers.append((pod, await kubelet.start(pod)))
 
     await plugin.begin()
     await until_offers(kubelet, 4, 4)
@@ -186,18 +186,18 @@ async def story(kubelet: Device, directory: Path) -> list[object]:
     plugin.show(g1="Unhealthy")
     await until_offers(kubelet, 4, 3)
     await admit("sixth", 1)
-    told.append(sorted(map(str, assignments.by_device(directory))))
-    told.append({it: sorted(assigned.pods) for it, assigned in assignments.by_device(directory).items()})
+    answers.append(sorted(map(str, assignments.by_device(directory))))
+    answers.append({it: sorted(assigned.pods) for it, assigned in assignments.by_device(directory).items()})
     await plugin.stop()
     await until_offers(kubelet, 4, 0)
     await admit("seventh", 1)
-    told.append(await kubelet.start("second"))
+    answers.append(await kubelet.start("second"))
     again = Noting(directory)
     await again.begin()
     await until_offers(kubelet, 4, 4)
-    told.append(await kubelet.start("second"))
+    answers.append(await kubelet.start("second"))
     await again.stop()
-    return [*told, plugin.called, again.called]
+    return [*answers, plugin.called, again.called]
 
 
 built = pytest.mark.skipif(
@@ -207,13 +207,13 @@ built = pytest.mark.skipif(
 
 @built
 async def test_it_answers_as_the_device_manager_of_the_kubelet_does(directory: Path) -> None:
-    told = []
+    answers = []
     for name, kubelet in (("real", real), ("standin", standing_in)):
         place = directory / name
         place.mkdir()
         async with kubelet(place) as started:
-            told.append(await story(started, place))
-    assert told[1] == told[0]
+            answers.append(await story(started, place))
+    assert answers[1] == answers[0]
 
 
 @built
