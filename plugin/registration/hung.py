@@ -49,12 +49,24 @@ class Answers:
 
 async def watch(path: Path) -> None:
     """Until cancelled, kill the process that should answer here, whenever it hangs."""
-    silent = 0
+    silent, killed = 0, -1
     while True:
         await asyncio.sleep(ASKED_EVERY)
-        silent = 0 if await _answers(path) else silent + 1
-        if silent == SILENT and not _kill(path):
-            silent = 0
+        if await _answers(path):
+            silent, killed = 0, -1
+            continue
+        silent += 1
+        # The next holder may hang before it has answered once; one that does not end is killed once.
+        if silent >= SILENT and (holder := _holder(path)) != killed:
+            silent, killed = 0, holder if _kill(path) else -1
+
+
+def _holder(path: Path) -> int:
+    """The process that should answer here; 0 if that cannot be told."""
+    try:
+        return unix_sockets.listener(path)
+    except OSError:
+        return 0
 
 
 async def _answers(path: Path) -> bool:

@@ -1,13 +1,15 @@
 """The turns of plugins. tests/plugin/test_plugin_process.py shows a whole update."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from plugin.registration import hung, succession
+from ground import unix_sockets
+from plugin.registration import hung, sockets, succession
 from plugin.registration.succession import Turn
 from tests.patience import WITHIN
 
@@ -173,6 +175,38 @@ async def test_a_plugin_that_hangs_in_its_turn_is_killed(turns, another, watchin
     present.send_signal(signal.SIGSTOP)
     await watching(turns[0].begin(lambda: None))
     assert await present.wait() == -signal.SIGKILL
+
+
+async def test_plugins_that_waited_for_their_turn_are_killed_too(turns, another, watching, capsys):
+    """As after each rolling update. Also the second one that hangs; nobody else is, and nothing else is said."""
+    first, second = await another(), await another()
+
+    async def hang_in_turn() -> None:
+        first.send_signal(signal.SIGSTOP)
+        await second.stdout.readline()  # it has its turn
+        second.send_signal(signal.SIGSTOP)
+        await turns[0].begin(lambda: None)
+        for _ in range(3):  # the questions go on, and this process answers
+            await hung._answers(sockets.answers(turns[0]._directory, sockets.PRESENT))
+
+    await watching(hang_in_turn())
+    assert [await it.wait() for it in (first, second)] == [-signal.SIGKILL] * 2
+    said = capsys.readouterr().out
+    assert [said.count(f"pid={it.pid} ") or said.count(f"pid={it.pid}\n") for it in (first, second)] == [1, 1], said
+    assert "cannot kill" not in said
+
+
+async def test_no_process_is_killed_in_the_place_of_another(turns, monkeypatch):
+    """By the time of the kill, the one that was silent may have ended; and a process that asks does not hang."""
+    await turns[0].begin(lambda: None)
+    path = sockets.answers(turns[0]._directory, sockets.PRESENT)
+    assert not hung._kill(path), "itself"
+    sleeps = await asyncio.create_subprocess_exec("sleep", "60")
+    listeners = iter([sleeps.pid, os.getpid()])
+    monkeypatch.setattr(unix_sockets, "listener", lambda _path: next(listeners))
+    assert not hung._kill(path), "a process that listens no longer"
+    sleeps.terminate()
+    assert await sleeps.wait() == -signal.SIGTERM
 
 
 async def test_a_standby_that_hangs_holds_up_no_plugin(turns, another, watching):
