@@ -34,6 +34,7 @@ from tests import forking
 from tests.fetching import fetch, metrics
 from tests.live import Service
 from tests.patience import WITHIN
+from tests.small_disk import files_of_at_most
 from tests.workers.zygotes import children, gone_within
 
 
@@ -458,12 +459,8 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
     monkeypatch.setenv("NOTIFY_SOCKET", f"{service.root}/notify")
     service.stop()
     service.command += ["--metrics-address", "127.0.0.1:0"]
-    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
-    try:
+    with files_of_at_most(0):
         service.process = service.popen("scrubber", *service.command[4:], stderr=-1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
     service.follow()
     service.hear("no ledger: nothing is granted")
     with systemd:
@@ -475,7 +472,7 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service, monk
     assert fetch(address, "/healthz") == (200, "ok\n")
     status, why = fetch(address, "/readyz")
     assert (status, why.startswith("not ready: cannot "), "ledger" in why) == (503, True, True)
-    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, previous)
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE))
     service.hear("serving")
     assert device(service).state in {"clean", "scrubbing"}
     [_, outage, *_] = [text for text in texts(service) if text.startswith(("the service was", "the ledger could"))]

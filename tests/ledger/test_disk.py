@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import resource
 import shutil
 import signal
 import sqlite3
@@ -24,6 +23,7 @@ from scrubber.ledger import audit, database, ledger_rows, opening, sqlite_errors
 from scrubber.ledger.ledger import SLOW
 from tests.ledger.conftest import unfolded
 from tests.patience import WITHIN
+from tests.small_disk import files_of_at_most
 
 HERE = Path(__file__).parent
 NOW = Moment(1_750_000_000.0, 1.0)
@@ -79,40 +79,29 @@ def test_killed_while_it_compacts_the_ledger_is_whole(path):
         assert numbers(path)[-1] in {last, last + 1}
 
 
-@pytest.fixture
-def limit_file_size():
-    """Writes beyond a size fail in this process, as on a full disk; None: no longer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft, limit_file_size):
-    limit_file_size(200_000)
+def test_a_full_ledger_refuses_rows_until_there_is_room(ledger, path, draft):
     written, refusals = [], []
-    for number in range(100):
-        try:
-            written += [entry.event.why for entry in ledger.append([draft(f"{number} " + "x" * 5000)])]
-        except LedgerUnavailable as error:
-            refusals.append(str(error))
-    limit_file_size(None)
+    with files_of_at_most(200_000):
+        for number in range(100):
+            try:
+                written += [entry.event.why for entry in ledger.append([draft(f"{number} " + "x" * 5000)])]
+            except LedgerUnavailable as error:
+                refusals.append(str(error))
     ledger.append([draft("again")])
     assert [entry.event.why for entry in unfolded(ledger).entries] == [*written, "again"]
     assert len(written) > 10
     assert len(refusals) > 1
     assert all("disk" in message for message in refusals)
     ledger.disconnect()
-    limit_file_size(0)
-    with pytest.raises(LedgerUnavailable, match="cannot write to the ledger "):  # it can be read
+    with files_of_at_most(0), pytest.raises(LedgerUnavailable, match="cannot write to the ledger "):  # it can be read
         ledger.load()
-    limit_file_size(None)
     assert audit.verify(path).broken is None
 
 
-def test_a_full_disk_leaves_the_lock_free(path, limit_file_size):
-    limit_file_size(0)
+def test_a_full_disk_leaves_the_lock_free(path):
+    full = "the disk is full or a size limit is reached"
     for _ in range(2):
-        with pytest.raises(LedgerUnavailable, match="the disk is full or a size limit is reached"):
+        with files_of_at_most(0), pytest.raises(LedgerUnavailable, match=full):
             opening.open_or_set_aside(path, NOW)
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from scrubber.core.record import Record
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
 from tests.core import lives
 from tests.core.lives import NOW, live
+from tests.small_disk import files_of_at_most
 
 SECRET = b"s" * 32
 TLOG = "c2sp.org/tlog-proof@v1\n"
@@ -77,17 +75,6 @@ class Life:
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     return Life(tmp_path / "receipts")
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """A disk that takes so many bytes of each file, and no more."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_tenant_has_its_receipt_until_its_tenancy_ends(life: Life) -> None:
