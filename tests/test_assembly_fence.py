@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.core.witness import Counted
 from scrubber.fence import fence, program
 from scrubber.fence.fence import Counts, Fence, FenceError
+from scrubber.node.cgroup_tree import Tree
 from scrubber.node.processes import Processes
 from scrubber.observe.guard import Guard
 from tests.fakes.bpf import Bpf, Process
@@ -40,6 +42,7 @@ class Node:
             host_root=place, pod_logs_dir=Path("/var/log/pods"), operator_namespace=("monitoring",)
         )
         self.service = self.group("service")
+        self.excuses_all = False  # each process that the service sees is a bystander
         self.policy = Policy(fence=FencePolicy.model_validate({"mode": FenceMode.REFUSE, "lease": "90s"}))
 
     def group(self, name: str) -> int:
@@ -51,6 +54,16 @@ class Node:
             made.rename(group)
         return group.stat().st_ino
 
+    @contextmanager
+    def opened(self, group: int) -> Iterator[int]:
+        """The directory of a group, open. OSError if it is gone."""
+        place = next((it for it in self.root.rglob("*") if it.stat().st_ino == group), None)
+        if place is None:
+            raise OSError(errno.ESTALE, "gone")
+        descriptor = os.open(place, os.O_RDONLY)
+        yield descriptor
+        os.close(descriptor)
+
     def pod(self, namespace: str, uid: str) -> Process:
         """A process of a new pod."""
         (self.logs / f"{namespace}_pod_{uid}").mkdir()
@@ -60,9 +73,13 @@ class Node:
         """What the service builds."""
         processes = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
         return assembly_fence.guard(
-            self.config, namespace, processes, lambda _device: lambda _holder: False, lambda _device: self.policy,
+            self.config,
+            namespace,
+            processes,
+            lambda _device: lambda _holder: self.excuses_all,
+            lambda _device: self.policy,
             fences=fences,
-        )  # fmt: skip
+        )
 
     def opens(self, process: Process) -> bool:
         """Whether a process can open the GPU."""
@@ -74,6 +91,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     node = Node(tmp_path)
     monkeypatch.setattr(fence, "root", lambda: node.root)
     monkeypatch.setattr(assembly_fence, "own_group", lambda _below: node.service)
+    monkeypatch.setattr(Tree, "_opened", lambda _tree, group: node.opened(group))
     with node.kernel.booted():
         yield node
 
@@ -100,7 +118,7 @@ def uses(guard: Guard) -> int:
 
 
 def test_pods_of_exempt_namespaces_are_let_in_also_later(node: Node, built: Callable[..., Guard]) -> None:
-    guard, tenant = built(), node.pod("team", POD)
+    guard, tenant = built(), node.pod("monitoring-of-a-team", POD)
     later = node.pod("monitoring", LATER)
     while later.groups[-1] not in guard._fence.members(NUMBER):
         """Its directory is a sign: nobody has to ask, and no round has to come."""
@@ -112,6 +130,15 @@ def test_pods_of_exempt_namespaces_are_let_in_also_later(node: Node, built: Call
     node.policy = Policy(fence=FencePolicy(mode=FenceMode.WATCH))
     guard.renew()
     assert node.opens(tenant)
+
+
+def test_an_owner_that_runs_may_keep_the_gpu(node: Node, built: Callable[..., Guard]) -> None:
+    guard, tenant = built(), node.pod("team", POD)
+    guard.changed("gpu", Container(POD))
+    assert node.opens(tenant)
+    assert not guard.owner_left("gpu")
+    guard.changed("gpu", OpenTo.SERVICE)
+    assert uses(guard) == 1
 
 
 def test_only_processes_of_the_service_are_the_service(node: Node, built: Callable[..., Guard]) -> None:
@@ -132,9 +159,12 @@ def test_only_processes_of_the_service_are_the_service(node: Node, built: Callab
 
 def test_in_a_pid_namespace_the_group_is_the_service(node: Node, built: Callable[..., Guard]) -> None:
     """A service in a PID namespace of its own. Nor are the kernel's numbers those of processes that it sees."""
+    node.policy, node.excuses_all = Policy(fence=FencePolicy(mode=FenceMode.WATCH)), True
     guard = built(namespace=1)
     assert node.opens(Process(1, (node.service,)))
     assert uses(guard) == 0
+    assert node.opens(Process(os.getpid()))
+    assert uses(guard) == 1
 
 
 def test_a_node_without_groups_of_pods_only_counts(node: Node, built: Callable[..., Guard]) -> None:
@@ -155,6 +185,10 @@ def test_a_second_service_builds_no_guard(node: Node) -> None:
     first.close()
     Fence(node.root).keep_alone(1, assembly_fence._started(1), runs=lambda *_: True)
     assert "another scrub service, process 1," in str(node.guard())
+    Fence(node.root).keep_alone(1, assembly_fence._started(1) + 1, runs=lambda *_: False)
+    later = node.guard()  # another process has the number of the service that ended
+    assert isinstance(later, Guard)
+    later.close()
 
 
 def test_who_starts_is_let_in_before_its_guard_is_built(node: Node, built: Callable[..., Guard]) -> None:
@@ -178,12 +212,19 @@ def test_where_it_is_off_no_fence_is_left(node: Node, built: Callable[..., Guard
 def test_another_layout_counts_where_the_service_reads(
     node: Node, built: Callable[..., Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an update the program must not write on into maps of the last version, though it is the same code."""
-    built().close()
+    """After an update the program must not write on into maps of the last version, though it is the same code.
+
+    A proof that was kept at a count of that version would hide as many uses.
+    """
+    first = built()
+    node.opens(Process(1, (node.service,)))
+    first.proven("gpu", "proof", uses(first))
+    first.close()
     renamed = {"fence9_counts" if name == program.COUNTERS else name: shape for name, shape in program.MAPS.items()}
     monkeypatch.setattr(program, "MAPS", renamed)
     monkeypatch.setattr(program, "COUNTERS", "fence9_counts")
     guard = built()
+    assert guard.uses_at_proof("gpu", "proof") is None
     guard.learn({})
     guard.learn({"gpu": frozenset({NUMBER})})
     before = uses(guard)

@@ -170,14 +170,14 @@ class Fence:
         """
         key, rule = _key(number), program.RULE.pack(open_to is None, refuse)
         now = self._open_to[key]
-        wanted = {**dict.fromkeys(exempt, program.EXEMPT), **dict.fromkeys(open_to or (), program.OWNER)}
+        stay = dict.fromkeys(open_to, program.OWNER) if open_to is not None else now  # an exempt owner as an owner
+        wanted = {**dict.fromkeys(exempt, program.EXEMPT), **stay}
         if service is not None:
             wanted[service] = program.SERVICE
-        if open_to is None:
-            wanted = {**now, **wanted}
         if now == wanted and self._written.get(key) == rule:
             return
         if self._counters.get(key) is None:
+            self._kept.remove(key)  # of a layout whose counts are not read: they are no later ones of its proof
             self._counters.put(key, program.COUNTS.pack(0, 0))
         elif self._rules.get(key) is None:  # nobody has counted since it was forgotten, or removed by somebody else
             self.miss(number)

@@ -193,6 +193,8 @@ class Guard:
             owners = self._owners(uuid, terms)
             if owners is None or owners:  # it will have been used when it is proven again
                 self._forget_proofs([uuid])
+            if owners is None or not terms.refuse:  # first: nobody is kept out from the first number on
+                self._rules[uuid] = replace(self._rule(uuid), to_all=owners is None, refuses=terms.refuse)
             service = self._service if self._knows_processes else None
             uncounted = (owners or frozenset()) | ({self._service} if service is None else frozenset())
             for number in numbers:

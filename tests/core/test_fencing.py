@@ -18,6 +18,8 @@ OF_A_JOB = live(
     ev.Granted(replace(lives.grant(lives.CLEAN, announced=False), until_release=True, owner="job 7", group=4711)),
 )
 
+ANNOUNCED_KEPT = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), until_release=True)))
+
 
 @pytest.mark.parametrize(
     ("record", "whom"),
@@ -30,6 +32,7 @@ OF_A_JOB = live(
         ("handed out, before the start is admitted", lives.GRANTED, OpenTo.SERVICE),
         ("handed out to who announces no start", lives.UNANNOUNCED, OpenTo.ALL),
         ("handed out until its release", lives.KEPT, OpenTo.ALL),
+        ("handed out until its release, with starts that are announced", ANNOUNCED_KEPT, OpenTo.ALL),
         ("in use by its pod", lives.IN_USE, Container(lives.A)),
         ("sick in use", lives.SICK_IN_USE, Container(lives.A)),
         ("in use by another pod as well", lives.CROWDED, Container(lives.A)),

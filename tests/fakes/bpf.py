@@ -27,6 +27,7 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 _ARRAY, _LATEST, _RING = 2, 9, 27
 _STACK, _CONTEXT, _VALUES = 1 << 32, 2 << 32, 3 << 32  # where they are for a program: a number for each above
 _WHOLE = (1 << 64) - 1
+_THREAD = 1 << 30  # by so much the number of a thread that asks is more: it is not the first of its process
 
 
 @dataclass
@@ -39,6 +40,7 @@ class _Map:
     entries: int
     name: bytes
     values: dict[bytes, bytearray] = field(default_factory=dict)
+    answers: dict[bytes, bytes] = field(default_factory=dict)  # the last one about a key since the service has put it
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Bpf:
         """``clock``: the seconds since boot."""
         self.clock = clock
         self.before: Callable[[int], None] = lambda _command: None  # called with each command; may raise OSError
-        self.after: Callable[[int], None] = lambda _command: None
+        self.is_old = False  # the answer to this call is what was true when it was asked before
         self._objects: dict[int, _Map | _Program] = {}  # by id, which is the inode of its file
         self._files: dict[int, int] = {}
         self._attached: list[int] = []  # the ids of programs
@@ -90,10 +92,11 @@ class Bpf:
         try:
             self.before(command)
             answer = int(_COMMANDS[command](self, block) or 0)
-            self.after(command)
         except OSError as error:
             ctypes.set_errno(error.errno or errno.EIO)
             return -1
+        finally:
+            self.is_old = False
         return answer
 
     # -- objects
@@ -196,7 +199,7 @@ class Bpf:
     def _by_id(self, block: ctypes.Array[ctypes.c_char]) -> int:
         (number,) = struct.unpack_from("<I", block)
         thing = self._objects.get(number)
-        if thing is None or (isinstance(thing, _Program) and not self._is_held(number)):
+        if thing is None or (isinstance(thing, _Program) and not self.is_old and not self._is_held(number)):
             raise OSError(errno.ENOENT, "gone")
         return self._given(number)
 
@@ -204,12 +207,15 @@ class Bpf:
 
     def _look_up(self, block: ctypes.Array[ctypes.c_char]) -> None:
         descriptor, key, value = struct.unpack_from("<IxxxxQQ", block)
-        found = self._map(descriptor)
-        ctypes.memmove(value, bytes(found.values[_key(found, key)]), found.value)
+        found, wanted = self._map(descriptor), ctypes.string_at(key, self._map(descriptor).key)
+        answer = bytes(found.values[_key(found, key)])
+        before, found.answers[wanted] = found.answers.get(wanted, answer), answer
+        ctypes.memmove(value, before if self.is_old else answer, found.value)
 
     def _update(self, block: ctypes.Array[ctypes.c_char]) -> None:
         descriptor, key, value = struct.unpack_from("<IxxxxQQ", block)
         found = self._map(descriptor)
+        found.answers.pop(ctypes.string_at(key, found.key), None)
         _put(found, ctypes.string_at(key, found.key), ctypes.string_at(value, found.value))
 
     def _delete(self, block: ctypes.Array[ctypes.c_char]) -> None:
@@ -298,7 +304,7 @@ class Bpf:
                 _put(first, _bytes(memory, second, first.key), _bytes(memory, third, first.value))
                 return 0
             case 14:
-                return process.pid << 32 | process.pid
+                return process.pid << 32 | process.pid + _THREAD
             case 16:
                 buffer, at = _at(memory, first, 0)
                 buffer[at : at + second] = process.command.encode()[: second - 1].ljust(second, b"\0")

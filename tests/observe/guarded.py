@@ -11,6 +11,7 @@ Each move acts on both. The promises, held against the truth after each:
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.witness import Counted, Missed
 from scrubber.fence import fence, kernel, program
 from scrubber.fence.fence import Fence, FenceError
-from scrubber.fence.questions import Question
+from scrubber.fence.questions import Question, Questions
 from scrubber.node.cgroup_tree import GroupPlace
 from scrubber.observe import excuses, guard
 from scrubber.observe.excuses import Sources, Terms
@@ -89,6 +90,7 @@ class Device:
     truth: Truth = field(default_factory=Truth)
     reported: tuple[int, Truth] | None = None  # the last count of this life, and what had happened by then
     least: int = 0  # of the last count of this life
+    missed: bool = False  # the last answer was none, or is not known exactly
     proof: Proof | None = None
 
 
@@ -99,10 +101,10 @@ class KilledError(BaseException):
 class Guarded:
     """The node, its kernel, and one life of the service after another."""
 
-    def __init__(self, directory: Path, *, has_pods: bool = True) -> None:
+    def __init__(self, directory: Path, *, has_pods: bool = True, knows_processes: bool = True) -> None:
         self.now = 1000.0
         self.kernel = Bpf(lambda: self.now)
-        self.has_pods = has_pods
+        self.has_pods, self.knows_processes = has_pods, knows_processes
         self.root = directory
         self.devices = {uuid: Device(numbers) for uuid, numbers in WHOLE.items()}
         self.terms = self.read_terms = Terms(lease=LEASE, pods_have_groups=has_pods)
@@ -114,11 +116,12 @@ class Guarded:
         self.admitted = set[int]()
         self.started = 0  # services, which have their number as that of their process
         self._killed = set[int]()
+        self._reused = set[int]()  # numbers of processes that others had before
         self.gap = False  # somebody has detached the program, and the guard has not attached it again
         self.failed = 0  # calls of the kernel
         self._learned_last: Mapping[str, frozenset[DeviceNumber]] = WHOLE
         self._earlier: list[int] = []  # groups of services that have ended
-        self._uses_in_between = 0
+        self._uses_in_between = self._old_answers = 0
         self._refused = set[DeviceNumber]()  # in between
         self._order: Callable[[int], None] = lambda _command: None  # what the kernel does while the guard asks it
         self._closing = ExitStack()
@@ -145,9 +148,10 @@ class Guarded:
     # -- groups and processes
 
     def make_group(self, name: str) -> int:
-        """A new group; a group that is ``deep`` has others above it."""
+        """A new group; one that is ``deep``, and that of the job, have others above them."""
         above = self._groups[name.rpartition("/")[0]]
-        path = [*above, *(self._new_group() for _ in range(DEEP if name.endswith("/deep") else 1))]
+        depth = {"deep": DEEP, "job": program.LEVELS}.get(name.rpartition("/")[2], 1)
+        path = [*above, *(self._new_group() for _ in range(depth))]
         self._groups[name] = tuple(path)
         return path[-1]
 
@@ -213,7 +217,7 @@ class Guarded:
             is_gone=self._is_gone,
             is_ours=lambda pid: pid in self.ours and pid in self.running,
         )
-        self.guard = Guard(self.fence, self.group("service"), sources)
+        self.guard = Guard(self.fence, self.group("service"), sources, knows_processes=self.knows_processes)
         for uuid, device in self.devices.items():
             self.guard.changed(uuid, device.open_to)
         self.learn()
@@ -267,14 +271,19 @@ class Guarded:
     def _asked(self, *uuids: str) -> Iterator[None]:
         """While the guard works, the kernel may do what was ordered."""
         before = self.failed
-        self.kernel.before, self._order = self._order, lambda _command: None
+        self.kernel.before = self._is_asked
         try:
             yield
         finally:
-            self._order, self.kernel.before = self.kernel.before, lambda _command: None
+            self.kernel.before = lambda _command: None
             if self.failed != before:
                 for uuid in uuids or DEVICES:
                     self._shake(self.devices[uuid])
+
+    def _is_asked(self, command: int) -> None:
+        if command in (kernel._MAP_UPDATE, kernel._MAP_DELETE):
+            assert self.guard._turn._is_owned(), "of two threads that write, one may take back what the other wrote"  # type: ignore[attr-defined]
+        self._order(command)
 
     def _shake(self, device: Device) -> None:
         device.is_shaky = True
@@ -305,8 +314,17 @@ class Guarded:
         device.to_all = wanted is None
         device.let_in, device.exempt, device.refuse = owners, self.read_terms.exempt, self.read_terms.refuse
         if device.proof is not None and (wanted is None or wanted):
-            device.proof.ended = True
+            device.proof.ended |= not device.is_shaky or self._is_open(device, wanted)
         self._see_rule(device)
+
+    def _is_open(self, device: Device, wanted: set[int] | None) -> bool:
+        """Whether the kernel, which may have refused a call, lets these in."""
+        keys, kernel = [fence._key(number) for number in device.numbers], self.fence
+        if wanted is None:
+            return any((kernel._rules.get(key) or bytes(8))[0] for key in keys)
+        return any(
+            kernel._members.get(key + struct.pack("<Q", group)) == fence._OWNER for key in keys for group in wanted
+        )
 
     def _see_rule(self, device: Device) -> None:
         """Whether a rule that root has changed was written again: then its time is told as a use."""
@@ -402,12 +420,12 @@ class Guarded:
     def set_policy(self, *, refuse: bool, fenced: bool, exempt: bool) -> None:
         """The policy is another one from the next reading on."""
         self.terms = replace(self.terms, refuse=refuse and self.has_pods, fenced=fenced)
-        self.exempt = {self.group("unit")} if exempt else set()
+        self.exempt = {self.group("unit"), self.group("job")} if exempt else set()
 
     def proven(self, uuid: str, name: str) -> None:
         """The device was proven clean at the count that was told last."""
         device = self.devices[uuid]
-        if device.reported is None or not device.guarded or device.let_in or device.to_all:
+        if device.reported is None or device.missed or not device.guarded or device.let_in or device.to_all:
             return
         uses, at = device.reported
         with self._asked(uuid):
@@ -432,15 +450,17 @@ class Guarded:
         self.running.setdefault(known.pid, (known, self.now - 0.1))
         if command == "tool":
             self.ours.add(known.pid)
+        is_looked_up = not ends and times == 1 and known.pid not in self._reused
         for number in sorted(WHOLE[uuid] | self.devices[uuid].numbers, key=str)[: 1 + (known.pid % 2)]:
             for _ in range(times):
-                self._opens(self.devices[uuid], number, known, excused=not ends and times == 1)
+                self._opens(self.devices[uuid], number, known, excused=is_looked_up)
         if ends:
             del self.running[known.pid]
             self.guard.dismiss_process(known.pid)
             self.admitted.discard(known.pid)
             if times == 1 and again:
                 self.running[known.pid] = Process(known.pid, self._groups["unit"], BYSTANDER), self.now + 0.1
+                self._reused.add(known.pid)  # who had the number may be judged for a second more
 
     def _opens(self, device: Device, number: DeviceNumber, process: Process, *, excused: bool) -> None:
         keeps_out = self.guard.keeps_out(next(uuid for uuid, it in self.devices.items() if it is device))
@@ -460,6 +480,9 @@ class Guarded:
             wanted = not stands or is_free or not device.refuse or device.to_all or not lasts
             assert passed is wanted, f"{process}: {'opened' if passed else 'refused'}; {device}"
         if not passed or (is_owner and not device.is_shaky) or process.pid in self.admitted:
+            return
+        if is_service and not self.knows_processes and not is_changed:
+            device.truth.doubtful += device.is_shaky or not stands
             return
         is_excused = process.command == BYSTANDER or (is_service and process.pid in self.ours)
         if (device.is_shaky or is_changed) and (is_owner or is_excused):
@@ -481,18 +504,23 @@ class Guarded:
     def witness(self, uuid: str) -> None:
         """A witness is asked."""
         device = self.devices[uuid]
-        waited, before = self._waiting(), self._uses_in_between
+        waited, before, had_failed = self._waiting(), self._uses_in_between, bool(self.guard._rule(uuid).failed)
+        answered_old = self._old_answers
         with self._asked():
             said = self.guard.witness(uuid)
         self._read_by(waited)
+        if had_failed and isinstance(said, Counted):  # the rule was written again, for whom it is now
+            self._follow(uuid)
         if device.guarded:
             self._see_rule(device)
         self._stood_again()
+        is_exact = (self._uses_in_between, self._old_answers) == (before, answered_old)
+        device.missed = isinstance(said, Missed) or not is_exact
         if isinstance(said, Missed):
             assert device.is_shaky or device.tampered, said
             self._blur(device)
             device.truth.doubtful += 2
-            device.is_shaky, device.noticed = True, device.tampered
+            device.is_shaky, device.noticed = True, said.why.startswith("somebody else has changed the rule")
             return
         if said is None:
             assert device.is_shaky or not device.guarded
@@ -501,6 +529,8 @@ class Guarded:
         assert device.guarded
         assert said.uses >= device.least, "a count has become smaller"
         device.least = said.uses
+        if self._old_answers != answered_old:  # what has happened since is in the next count
+            return
         if device.tampered:
             assert device.is_shaky, "a rule that somebody changed was not missed"
             self._is_repaired(device)
@@ -508,6 +538,24 @@ class Guarded:
             self._check(uuid, said.uses - device.reported[0], device.truth.less(device.reported[1]))
         if self._uses_in_between == before:  # else it is in this count, or in the next one
             device.reported = said.uses, replace(device.truth)
+
+    def witness_beside(self, actor: int, uuid: str) -> None:
+        """When a witness has read the questions, and has not counted yet, a bystander opens the device."""
+        questions, real = self.fence.questions, self.fence.questions.new
+
+        def new() -> Iterator[Question]:
+            yield from real()
+            questions.new = real  # type: ignore[method-assign]
+            order, self._order = self._order, lambda _command: None
+            self.opens(actor, uuid)
+            self._order = order
+            self.devices[uuid].truth.doubtful += len(self.devices[uuid].numbers)  # told now, and excused afterwards
+
+        questions.new = new  # type: ignore[method-assign]
+        try:
+            self.witness(uuid)
+        finally:
+            questions.new = real  # type: ignore[method-assign]
 
     @staticmethod
     def _check(uuid: str, more: int, since: Truth) -> None:
@@ -529,14 +577,15 @@ class Guarded:
     def _waiting(self) -> list[Question]:
         """The questions that wait, without reading them."""
         questions, place = self.fence.questions, bytes(self.fence.questions._read[:8])
-        found = list(questions.new())
+        found = list(Questions.new(questions))
         questions._read[:8] = place
         return found
 
     def _read_by(self, waited: list[Question]) -> None:
         """Of these questions, and of those in between, the guard has read those that do not wait any more."""
-        waiting = {it.device for it in self._waiting()}
-        read = ({it.device for it in waited if it.refused} | self._refused) - waiting
+        waiting = self._waiting()
+        read = {it.device for it in waited if it.refused and it not in waiting}
+        read |= self._refused - {it.device for it in waiting}
         for uuid, device in self.devices.items():
             if read & device.numbers:
                 self._follow(uuid)
@@ -554,14 +603,14 @@ class Guarded:
     def tamper(self, uuid: str, *, remove: bool) -> None:
         """Root changes a rule."""
         device = self.devices[uuid]
-        if not device.guarded:
+        if not device.guarded or device.removed:
             return
         rules, key = self.fence._rules, fence._key(min(device.numbers, key=str))
         if remove:
             rules.remove(key)
         else:
             rules.put(key, program.RULE.pack(not device.to_all, device.refuse))
-        device.tampered, device.removed = True, device.removed or remove
+        device.tampered, device.removed = True, remove
 
     def forgets_service(self) -> None:
         """The processes of the service end. Who has ended before it was looked up has no excuse."""
@@ -579,7 +628,7 @@ class Guarded:
             nonlocal left
             left -= 1
             if left == 0:
-                self.kernel.before = lambda _command: None
+                self._order = lambda _command: None
                 does()
 
         self._order = before
@@ -598,9 +647,29 @@ class Guarded:
                 device.truth.doubtful += passed
         self._uses_in_between += 1
 
+    def bystander_opens(self) -> None:
+        """A bystander opens all devices, and stays: each of these questions may be told before it is excused."""
+        self._next_pid += 1
+        self.now += 0.01
+        process = Process(self._next_pid, self._groups["foreign"], BYSTANDER)
+        self.running[process.pid] = process, self.now - 0.01
+        for uuid, device in self.devices.items():
+            for number in self._learned_last.get(uuid, ()):
+                passed = self.kernel.opens(number, process)
+                self._refused |= set() if passed else {number}
+                device.truth.doubtful += passed
+        self._uses_in_between += 1
+
     def is_late(self) -> None:
         """The kernel answers after the end of each lease."""
         self.now += LEASE + 1
+
+    def answers_old(self) -> None:
+        """The kernel says what was true when it was asked before: of a count, of a rule, of the program."""
+        self.kernel.is_old = True
+        self._old_answers += 1
+        for device in self.devices.values():  # what comes after may be told once more
+            device.truth.doubtful += device.truth.counted - (device.reported[1].counted if device.reported else 0)
 
     def is_killed(self) -> None:
         """The service is killed."""

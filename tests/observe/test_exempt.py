@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,19 @@ def test_a_false_unit_and_a_renamed_pod_are_reported_once(
     lines = capsys.readouterr().out.splitlines()
     assert [DCGM in line for line in lines] == [True, False]
     assert "x.service" in lines[1]
+
+
+def test_pods_that_cannot_be_read_stay_exempt(group: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exempt = Exempt(Tree(group), lambda _pod: frozenset({7}), names(tmp_path))
+    (tmp_path / f"gpu-operator_dcgm-1_{DCGM}").mkdir()
+    exempt.read()
+
+    def too_many_files(_self: PodNames) -> dict[str, str]:
+        raise OSError(24, os.strerror(24))
+
+    monkeypatch.setattr(PodNames, "read", too_many_files)
+    exempt.read()
+    assert exempt.groups((), ("gpu-operator",)) == {7}
 
 
 def test_a_pod_without_groups_is_looked_for_again(group: Path, tmp_path: Path) -> None:

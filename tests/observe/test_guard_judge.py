@@ -120,7 +120,10 @@ def time_passes(node: Guarded, dice: Random) -> None:
 
 def disturbed(node: Guarded, dice: Random) -> None:
     """While the guard asks the kernel the next time, something happens in between."""
-    node.disturb(dice.randint(1, 40), dice.choice((node.says_no, node.is_killed, node.is_late, node.somebody_opens)))
+    node.disturb(
+        dice.randint(1, 40),
+        dice.choice((node.says_no, node.is_killed, node.is_late, node.answers_old, node.somebody_opens)),
+    )
 
 
 MOVES: dict[Move, int] = {
@@ -155,7 +158,7 @@ def lives_through(node: Guarded, step: Callable[[], object]) -> None:
 
 def play(directory: Path, moves: Sequence[tuple[Move, int]], seed: int) -> None:
     """One history."""
-    node = Guarded(directory, has_pods=seed % 4 > 0)
+    node = Guarded(directory, has_pods=seed % 4 > 0, knows_processes=seed % 3 > 0)
     try:
         node.set_policy(refuse=seed % 2 > 0, fenced=True, exempt=False)
         node.renew()
@@ -185,7 +188,12 @@ def a_day(node: Guarded) -> None:
         node.renew,
         *(lambda actor=actor: node.opens(actor, first) for actor in (foreign, bystander)),
         *(lambda device=device: node.witness(device) for device in DEVICES),
+        lambda: node.opens(foreign, first),
+        lambda: node.witness_beside(bystander, first),
         lambda: node.proven(first, "a proof"),
+        node.reads,
+        lambda: node.opens(foreign, first),
+        lambda: node.witness(first),
         lambda: node.set_policy(refuse=True, fenced=True, exempt=True),
         node.renew,
         lambda: change(node, first, "pod-a"),
@@ -212,10 +220,12 @@ def a_day(node: Guarded) -> None:
         lambda: node.witness(second),
         lambda: node.learn({**WHOLE, second: OTHER}),
         lambda: node.witness(second),
+        lambda: node.proven(second, "a proof of other numbers"),
+        lambda: node.restart(killed=True, elsewhere=False),
         node.detach,
         lambda: node.opens(foreign, second),
         lambda: node.witness(second),
-        lambda: node.restart(killed=True, elsewhere=False),
+        lambda: change(node, first, "all"),
         lambda: node.set_policy(refuse=False, fenced=False, exempt=False),
         node.renew,
         lambda: node.set_policy(refuse=True, fenced=True, exempt=False),
@@ -227,13 +237,15 @@ def a_day(node: Guarded) -> None:
         lives_through(node, step)
 
 
-@pytest.mark.parametrize("does", ["says_no", "is_killed", "is_late", "somebody_opens"])
+@pytest.mark.parametrize(
+    "does", ["says_no", "is_killed", "is_late", "answers_old", "somebody_opens", "bystander_opens"]
+)
 def test_what_happens_at_any_call_is_counted(tmp_path: Path, does: str) -> None:
     """Each call of the kernel in turn: no other is different. When it is over, the guard is as it was before."""
     at, happened = 0, True
     while happened:
         at, happened = at + 1, False
-        node = Guarded(tmp_path, has_pods=True)
+        node = Guarded(tmp_path, knows_processes=does != "is_late")
 
         def happens(node: Guarded = node) -> None:
             nonlocal happened

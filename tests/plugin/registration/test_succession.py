@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -238,3 +239,18 @@ async def test_a_plugin_that_answers_late_keeps_its_turn(another, watching, monk
     monkeypatch.setattr(hung, "_answers", asked)
     await watching(enough.wait())
     assert (answered[:5], present.returncode) == ([False, True, False, True, False], None)
+
+
+async def test_an_answer_that_waits_for_who_asks_counts(short_tmp, monkeypatch):
+    """Its loop was held up for longer than the other had time to answer."""
+    monkeypatch.setattr(hung, "ANSWERS_WITHIN", 0)
+    with socket.socket(socket.AF_UNIX) as plugin:
+        plugin.bind(os.fspath(short_tmp / "ask"))
+        plugin.listen()
+
+        def answer() -> None:
+            plugin.accept()[0].close()
+
+        asks = asyncio.ensure_future(hung._answers(short_tmp / "ask"))
+        asyncio.get_running_loop().call_soon(answer)
+        assert await asks

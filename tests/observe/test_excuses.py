@@ -1,0 +1,32 @@
+"""Who is excused, by one process after the other with one number."""
+
+from __future__ import annotations
+
+from scrubber.core.model import DeviceNumber, Holder, NodeKind
+from scrubber.fence.questions import Question
+from scrubber.observe.excuses import Excuses, Sources, Terms
+
+PID, GROUP, ANOTHER = 7, 70, 71
+
+
+def asked(uptime: float, group: int = GROUP) -> Question:
+    return Question(DeviceNumber(NodeKind.CHARACTER, 195, 0), uptime, PID, "dcgm", group, (), refused=False)
+
+
+def test_a_bystander_is_known_for_a_moment_after_its_end() -> None:
+    running = [Holder(PID, 1.0, "dcgm", None)]
+    sources = Sources(
+        process=lambda _pid: tuple(running),
+        groups=lambda _pod: frozenset(),
+        bystanders=lambda _uuid: lambda holder: holder.command == "dcgm",
+        terms=lambda _uuid: Terms(),
+        read=lambda: None,
+        place=lambda _group: None,
+        runs=lambda _group: True,
+    )
+    excuses = Excuses(1, sources)
+    assert excuses.cover("gpu", asked(10.0))
+    running.clear()
+    assert not excuses.cover("gpu", asked(11.0, ANOTHER)), "another process with its number and its name"
+    assert excuses.cover("gpu", asked(11.5))
+    assert not excuses.cover("gpu", asked(14.0))
