@@ -29,6 +29,7 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.ScrubFailed: {State.SCRUBBING: State.DIRTY},
     ev.ScrubInterrupted: {State.SCRUBBING: State.DIRTY},
     ev.Soiled: {State.CLEAN: State.DIRTY},
+    ev.LetIn: {it: it for it in set(State) - {State.UNKNOWN}},  # a claim has the device, or it is kept for one
     ev.Deferred: {it: it for it in State},
     ev.PastGate: {it: it for it in State},  # the device is what it was; what defers on the gate must not
     ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
@@ -124,6 +125,8 @@ GUARDS = [
     (lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt="0000")), "another receipt"),
     (lives.UNPROVEN, ev.Granted(lives.grant(lives.UNPROVEN)), "another receipt"),
     (lives.CLEAN, ev.Described(replace(lives.DEVICE, uuid="GPU-2")), "describes another device"),
+    (lives.GRANTED, ev.LetIn((lives.A,)), "nobody has acquired"),
+    (lives.DIRTY, ev.LetIn((lives.A,)), "nobody has acquired"),
     (None, ev.Discovered(replace(lives.DEVICE, uuid="GPU-2"), lives.HERE), "cannot be discovered as GPU-2"),
 ]
 
