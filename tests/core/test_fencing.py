@@ -17,6 +17,7 @@ OF_A_JOB = live(
     lives.CLEAN,
     ev.Granted(replace(lives.grant(lives.CLEAN, announced=False), until_release=True, owner="job 7", group=4711)),
 )
+OF_ANOTHER = ev.GrantedUnproven(lives.grant(lives.CLEAN, announced=False, proven=False), "it was in use")
 GIVEN_BACK = ev.Released("it was given back")
 NAMED = live(lives.OF_CLAIM, ev.LetIn((A, B)))
 OF_BOTH = Pods(frozenset({A, B}))
@@ -56,6 +57,7 @@ OF_THE_SAME = replace(lives.grant(KEPT_CLEAN, announced=False), until_release=Tr
         ("kept for the claim while it is scrubbed", KEPT, OpenTo.SERVICE),
         ("kept for the claim, and clean", KEPT_CLEAN, OpenTo.SERVICE),
         ("handed out to the claim again", live(KEPT_CLEAN, ev.Granted(OF_THE_SAME)), OF_BOTH),
+        ("handed out to another, as the policy observe does", live(NAMED, OF_ANOTHER), OpenTo.ALL),
         ("handed out to the next claim", live(KEPT_CLEAN, GIVEN_BACK, ev.Granted(OF_THE_SAME)), OpenTo.ALL),
     ),
 )

@@ -151,7 +151,10 @@ SCRUBBED_AT_START = live(RESTARTS, ev.Granted(RESTARTED))
 UNANNOUNCED_AGAIN = lives.grant(lives.UNANNOUNCED, announced=False, epoch="epoch-2")
 MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
 REBOOT = {"incarnation": lives.REBOOTED, "proven_at": 0.0}
+KEPT_NAMED = live(lives.KEPT_FOR_CLAIM, ev.LetIn((lives.A,)))
 CHANGES = [
+    ("the end of a claim ends its list of pods", KEPT_NAMED, ev.Released("it was given back"),
+     {"number": KEPT_NAMED.tenancy.number + 1, "kept_for": "", "claim_pods": None}),
     ("a description is replaced, S16", lives.CLEAN, ev.Described(replace(lives.DEVICE, index=3)),
      {"device": replace(lives.DEVICE, index=3)}),
     ("a grant begins a tenancy", lives.CLEAN, ev.Granted(lives.grant(lives.CLEAN)),

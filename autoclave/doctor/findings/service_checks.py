@@ -176,7 +176,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
             yield _asker(asker, gpu)
     open_to_all = [device.name for device in guarded if device.fence == views.OPEN_TO_ALL]
     if open_to_all:
-        text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group and no pods"
+        text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group"
         yield warning(text, "acquire it with `--cgroup`, so that the fence is open to the owner alone")
     powerless = [device for device in guarded if device.fence == views.WATCHES_ONLY]
     if powerless:
