@@ -207,16 +207,12 @@ class ApiServer(HttpApi):
         return Answer(200, self.put(CLAIMS, before))
 
     def _watch(self, request: Request) -> Answer | Stream:
-        version = request.query.get("resourceVersion")  # none: the objects that there are come first
-        since = int(version or self._version)
-        first = [it for it in self.objects(request.resource) if _selected(it, request)] if not version else []
+        since = int(request.query.get("resourceVersion") or self._version)
         if since < self._oldest:
             return watch_error(410, "Expired", f"too old resource version: {since} ({self._oldest})")
 
         async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(head(200, _WATCH_HEADERS))
-            for thing in first:
-                writer.write(_chunk({"type": "ADDED", "object": thing}))
             gone = asyncio.create_task(reader.read())
             gone.add_done_callback(lambda _: self.changed())
             watches, sent = self._watches, since

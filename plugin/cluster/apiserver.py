@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -100,22 +100,9 @@ class ApiServer:
             claim = await self._client.get(_Claim, name, namespace=namespace)
             return _plain(claim)
 
-    async def claim_changes(self, namespace: str, name: str) -> AsyncGenerator[Mapping[str, Any], None]:
-        """The ResourceClaim of this name now and after each change. Ends when the watch ends."""
-        watch = self._client.watch(_Claim, namespace=namespace, fields={"metadata.name": name})  # from now on
-        async with aclosing(watch):
-            while True:
-                try:
-                    async with call("watch", "resourceclaims", None):
-                        change, claim = await anext(watch)
-                except StopAsyncIteration:
-                    return
-                except Failure as failure:
-                    if failure.kind is FailureKind.STALE:  # normal after some hours without a change
-                        return
-                    raise
-                if change != "DELETED":
-                    yield _plain(claim)
+    def claim_changes(self, namespace: str, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
+        """The claim of this name now and after each change; None while there is none. Ends when the watch ends."""
+        return self._changes(_Claim, "resourceclaims", name, namespace)
 
     async def claim_places(self, uids: Collection[str]) -> dict[str, tuple[str, str]]:
         """Namespace and name of each ResourceClaim of the cluster that has one of these UIDs."""
@@ -142,25 +129,31 @@ class ApiServer:
             )
             return _plain(applied)
 
-    async def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
+    def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
         """The slice of this name now and after each change; None while there is none. Ends when the watch ends."""
+        return self._changes(_Slice, "resourceslices", name)
+
+    async def _changes(
+        self, kind: Any, what: str, name: str, namespace: str | None = None  # noqa: ANN401 - of the library
+    ) -> AsyncGenerator[Mapping[str, Any] | None, None]:  # fmt: skip
         wanted = {"metadata.name": name}
-        async with self._call("list", "resourceslices"):
-            listed = self._client.list(_Slice, fields=wanted)
-            slices = [_plain(resource_slice) async for resource_slice in listed]
-        yield slices[0] if slices else None
-        watch = self._client.watch(_Slice, fields=wanted, resource_version=listed.resourceVersion)
+        async with self._call("list", what):
+            listed = self._client.list(kind, namespace=namespace, fields=wanted)
+            found = [_plain(each) async for each in listed]
+        yield found[0] if found else None
+        version = listed.resourceVersion
+        watch = self._client.watch(kind, namespace=namespace, fields=wanted, resource_version=version)
         while True:
             try:
-                async with call("watch", "resourceslices", None):
-                    change, resource_slice = await anext(watch)
+                async with call("watch", what, None):
+                    change, thing = await anext(watch)
             except StopAsyncIteration:
                 return
             except Failure as failure:
                 if failure.kind is FailureKind.STALE:  # normal after some hours without a change
                     return
                 raise
-            yield _plain(resource_slice) if change != "DELETED" else None
+            yield _plain(thing) if change != "DELETED" else None
 
     async def slices_of(self, driver: str) -> list[Mapping[str, Any]]:
         """All slices of a driver for this node."""

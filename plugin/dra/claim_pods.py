@@ -78,7 +78,7 @@ class ClaimPods:
                     while True:
                         async with asyncio.timeout(READ_AGAIN):
                             claim = await anext(changes)
-                        if claims.uid(claim) == uid and claims.pods(claim) != told:
+                        if claim is not None and claims.uid(claim) == uid and claims.pods(claim) != told:
                             async with self.lock(uid):
                                 await self._scrubber.let_in(uid, claims.pods(claim))
                             told = claims.pods(claim)
