@@ -67,7 +67,7 @@ class ClaimPods:
 
     async def _follow(self, uid: str) -> None:
         """Tell the service about a claim until cancelled. Returns if the owner is no claim."""
-        told: tuple[str, ...] | None = None
+        sent: tuple[str, ...] | None = None
         warned, pause = "", PAUSES[0]
         while True:
             try:
@@ -78,10 +78,10 @@ class ClaimPods:
                     while True:
                         async with asyncio.timeout(READ_AGAIN):
                             claim = await anext(changes)
-                        if claim is not None and claims.uid(claim) == uid and claims.pods(claim) != told:
+                        if claim is not None and claims.uid(claim) == uid and claims.pods(claim) != sent:
                             async with self.lock(uid):
                                 await self._scrubber.let_in(uid, claims.pods(claim))
-                            told = claims.pods(claim)
+                            sent = claims.pods(claim)
                         warned, pause = "", PAUSES[0]
             except (StopAsyncIteration, TimeoutError):
                 pass

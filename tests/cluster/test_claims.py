@@ -75,7 +75,7 @@ async def test_two_pods_share_a_claim(claims, autoclave):
     await claims.hold("third", 4)
 
 
-async def test_the_gpu_of_a_claim_is_open_to_its_pods_alone(claims, autoclave):
+async def test_a_claims_gpu_is_open_to_its_pods_alone(claims, autoclave):
     """A second pod of the claim comes without a call of the kubelet. The first one leaves while it stays."""
     cluster, place = claims.cluster, layout.places(SIMULATED)[0]
     if not place.memory.is_block_device():

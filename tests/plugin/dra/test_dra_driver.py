@@ -182,7 +182,7 @@ async def test_a_claim_of_the_same_name_is_another_claim(cluster):
     ],
     ids=["shared with other claims", "for a group of pods", "for nobody"],
 )
-async def test_a_claim_whose_pods_cannot_be_told_is_refused(cluster, pods, consumer, more, why):
+async def test_a_claim_whose_pods_are_unknown_is_refused(cluster, pods, consumer, more, why):
     cluster.allocate("a", 0, pods=pods, **more)
     if consumer is not None:
         reserved = {"apiGroup": "scheduling.k8s.io", "resource": consumer, "name": "all", "uid": "uid-all"}

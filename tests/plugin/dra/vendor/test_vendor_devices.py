@@ -175,7 +175,7 @@ async def test_the_vendor_answers_for_devices_that_the_claim_has_clean(cluster):
     assert cluster.vendor.asked == [("Prepare", ("a",)), ("Prepare", ("a",)), ("Unprepare", ("a",))]
 
 
-async def test_the_pods_of_a_claim_are_let_in_before_the_vendor_answers(cluster, service):
+async def test_a_claims_pods_are_let_in_behind_the_gate(cluster, service):
     cluster.allocate("a", 0, pods=("pod-a", "pod-b"))
     assert (await cluster.prepare("a")).error == ""
     async with admin_client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
