@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -97,19 +97,21 @@ class ScrubberClient(Client):
         super().__init__(socket)
         self._stub = scrub_pb2_grpc.ScrubberStub(self.channel)
 
-    async def acquire(
+    async def acquire(  # noqa: PLR0913 - what is asked for, and by whom
         self, devices: Sequence[str], *, announced: bool = False, exclusive: bool = False, owner: str = "",
-        group: int = 0, op: str = "", timeout: float = SHORT,
+        group: int = 0, pods: Collection[str] | None = None, op: str = "", timeout: float = SHORT,
     ) -> tuple[GrantedDevice, ...]:  # fmt: skip
         """Grants for all devices, or an error and no grant. ``op`` is the operation id in the caller's log.
 
         ``exclusive`` refuses a device that is granted or in use, unless this request repeats one for the same owner.
         Without it, the request says that the last owner has left. ``owner``: who the devices are for, for people and
-        for ``release``. ``group``: the only control group that may open them, by its id; 0: all may.
+        for ``release``. ``group``: the only control group that may open them, by its id; 0: all may. ``pods``: the only
+        pods that may, as in ``let_in``; None: all may.
         """
         request = scrub_pb2.AcquireRequest(
-            devices=devices, announced=announced, exclusive=exclusive, owner=owner, group=group
-        )
+            devices=devices, announced=announced, exclusive=exclusive, owner=owner, group=group,
+            pods=None if pods is None else scrub_pb2.Pods(uids=pods),
+        )  # fmt: skip
         answer = await self.ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return tuple(view(GrantedDevice, grant) for grant in answer.grants)
 
@@ -130,6 +132,11 @@ class ScrubberClient(Client):
         request = scrub_pb2.ReleaseRequest(devices=devices, owner=owner)
         answer = await self.ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return frozenset(answer.released)
+
+    async def let_in(self, owner: str, pods: Collection[str], *, op: str = "", timeout: float = SHORT) -> None:
+        """From now on the pods with these UIDs may open the devices of this owner, and nobody else."""
+        request = scrub_pb2.LetInRequest(owner=owner, pods=scrub_pb2.Pods(uids=pods))
+        await self.ask(self._stub.LetIn(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
     async def distrust(self, device: str, reason: str, *, op: str = "", timeout: float = SHORT) -> None:
         """End the proof of a device. After an error it may still be offered with that proof."""

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from ground.errors import InvalidRequest
 
 MOST_DEVICES = 256
+MOST_PODS = 256  # as many as a claim can be reserved for
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}")  # the kubelet allows 63 characters
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+POD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 LONGEST_WORDS = 500
 LONGEST_OWNER = 128
 
@@ -55,6 +57,15 @@ def acquired_for(name: str) -> str:
     if name and not name.strip():
         raise _wrong("the owner is blank")
     return one_line(name, "the owner", longest=LONGEST_OWNER)
+
+
+def pods(uids: Sequence[str]) -> frozenset[str]:
+    """The UIDs of pods, or InvalidRequest."""
+    if len(uids) > MOST_PODS:
+        raise _wrong(f"{len(uids)} pods were named, at most {MOST_PODS} are allowed")
+    if any(POD.fullmatch(uid) is None for uid in uids):
+        raise _wrong("a pod was named by what is no UID of a pod")
+    return frozenset(uids)
 
 
 def one_line(text: str, what: str, *, needed: bool = False, longest: int = LONGEST_WORDS) -> str:

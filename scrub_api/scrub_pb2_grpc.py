@@ -55,6 +55,11 @@ class ScrubberStub:
                 request_serializer=scrub__api_dot_scrub__pb2.DistrustRequest.SerializeToString,
                 response_deserializer=scrub__api_dot_scrub__pb2.DistrustResponse.FromString,
                 _registered_method=True)
+        self.LetIn = channel.unary_unary(
+                '/autoclave.v1.Scrubber/LetIn',
+                request_serializer=scrub__api_dot_scrub__pb2.LetInRequest.SerializeToString,
+                response_deserializer=scrub__api_dot_scrub__pb2.LetInResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/autoclave.v1.Scrubber/Watch',
                 request_serializer=scrub__api_dot_scrub__pb2.WatchRequest.SerializeToString,
@@ -97,6 +102,14 @@ class ScrubberServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LetIn(self, request, context):
+        """Lets these pods open the devices of an owner from now on, and nobody else, as far as there is a fence. An owner
+        without devices is no error. Can be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Sends all devices and their health: at once, at every change, and every two seconds without a change.
         """
@@ -126,6 +139,11 @@ def add_ScrubberServicer_to_server(servicer, server):
                     servicer.Distrust,
                     request_deserializer=scrub__api_dot_scrub__pb2.DistrustRequest.FromString,
                     response_serializer=scrub__api_dot_scrub__pb2.DistrustResponse.SerializeToString,
+            ),
+            'LetIn': grpc.unary_unary_rpc_method_handler(
+                    servicer.LetIn,
+                    request_deserializer=scrub__api_dot_scrub__pb2.LetInRequest.FromString,
+                    response_serializer=scrub__api_dot_scrub__pb2.LetInResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -242,6 +260,33 @@ class Scrubber:
             '/autoclave.v1.Scrubber/Distrust',
             scrub__api_dot_scrub__pb2.DistrustRequest.SerializeToString,
             scrub__api_dot_scrub__pb2.DistrustResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LetIn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/autoclave.v1.Scrubber/LetIn',
+            scrub__api_dot_scrub__pb2.LetInRequest.SerializeToString,
+            scrub__api_dot_scrub__pb2.LetInResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ credentials.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,6 +37,8 @@ _Slice = create_global_resource(GROUP, VERSION, "ResourceSlice", "resourceslices
 _TaintRule = create_global_resource(GROUP, VERSION, "DeviceTaintRule", "devicetaintrules")
 
 _KNOWN = {status.value for status in ConditionStatus}
+_AT_ONCE = 500  # objects of a list in one answer
+_LIST_WITHIN = 60.0  # seconds for all objects of a kind: a cluster may have very many
 _MOST_QUOTED = 300  # characters of an answer of the API server
 
 
@@ -49,7 +51,7 @@ class ClusterNode:
 
 
 class ApiServer:
-    """The API server, for one node. Every call but ``slices`` ends within a bound, with an answer or a Failure."""
+    """The API server, for one node. Every call but the watches ends within a bound, with an answer or a Failure."""
 
     def __init__(self, credentials: Path, node: str, within: float) -> None:
         """Send nothing yet. ``credentials``: as ``find`` returns them; ``within``: the limit of a call, in seconds."""
@@ -98,6 +100,17 @@ class ApiServer:
             claim = await self._client.get(_Claim, name, namespace=namespace)
             return _plain(claim)
 
+    def claim_changes(self, namespace: str, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
+        """The claim of this name now and after each change; None while there is none. Ends when the watch ends."""
+        return self._changes(_Claim, "resourceclaims", name, namespace)
+
+    async def claim_places(self, uids: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Namespace and name of each ResourceClaim of the cluster that has one of these UIDs."""
+        async with call("list", "resourceclaims", _LIST_WITHIN):
+            listed = self._client.list(_Claim, namespace="*", chunk_size=_AT_ONCE)
+            named = [claim.metadata async for claim in listed if claim.metadata.uid in uids]
+        return {each.uid: (each.namespace, each.name) for each in named}
+
     async def apply_claim_status(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
         """Set our part of the status of a claim; returns what the API server made of the claim."""
         name, namespace = wanted["metadata"]["name"], wanted["metadata"]["namespace"]
@@ -116,25 +129,31 @@ class ApiServer:
             )
             return _plain(applied)
 
-    async def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
+    def slices(self, name: str) -> AsyncGenerator[Mapping[str, Any] | None, None]:
         """The slice of this name now and after each change; None while there is none. Ends when the watch ends."""
+        return self._changes(_Slice, "resourceslices", name)
+
+    async def _changes(
+        self, kind: Any, what: str, name: str, namespace: str | None = None  # noqa: ANN401 - of the library
+    ) -> AsyncGenerator[Mapping[str, Any] | None, None]:  # fmt: skip
         wanted = {"metadata.name": name}
-        async with self._call("list", "resourceslices"):
-            listed = self._client.list(_Slice, fields=wanted)
-            slices = [_plain(resource_slice) async for resource_slice in listed]
-        yield slices[0] if slices else None
-        watch = self._client.watch(_Slice, fields=wanted, resource_version=listed.resourceVersion)
+        async with self._call("list", what):
+            listed = self._client.list(kind, namespace=namespace, fields=wanted)
+            found = [_plain(each) async for each in listed]
+        yield found[0] if found else None
+        version = listed.resourceVersion
+        watch = self._client.watch(kind, namespace=namespace, fields=wanted, resource_version=version)
         while True:
             try:
-                async with call("watch", "resourceslices", None):
-                    change, resource_slice = await anext(watch)
+                async with call("watch", what, None):
+                    change, thing = await anext(watch)
             except StopAsyncIteration:
                 return
             except Failure as failure:
                 if failure.kind is FailureKind.STALE:  # normal after some hours without a change
                     return
                 raise
-            yield _plain(resource_slice) if change != "DELETED" else None
+            yield _plain(thing) if change != "DELETED" else None
 
     async def slices_of(self, driver: str) -> list[Mapping[str, Any]]:
         """All slices of a driver for this node."""
@@ -175,7 +194,8 @@ async def call(verb: str, what: str, within: float | None) -> AsyncIterator[None
         async with asyncio.timeout(within):
             yield
     except (TimeoutError, httpx2.TimeoutException):
-        raise Failure(FailureKind.AWAY, f"the API server did not answer within {within:g} s") from None
+        waited = "in time" if within is None else f"within {within:g} s"
+        raise Failure(FailureKind.AWAY, f"the API server did not answer {waited}") from None
     except httpx2.HTTPStatusError as error:
         raise _failure(error, f"{verb} {what}") from None
     except (httpx2.HTTPError, OSError) as error:

@@ -40,12 +40,12 @@ class ClaimGate:
         self._listing = listing
 
     async def take(
-        self, claim: str, names: Collection[str], deadline: float, op: str
+        self, claim: str, names: Collection[str], pods: Collection[str], deadline: float, op: str
     ) -> tuple[dict[str, Device], dict[str, GrantedDevice]]:
         """The devices with these names, proven clean and taken for this claim, and their grants by UUID.
 
-        A claim that has them already keeps its grants. An error takes none. ``deadline``: the time of the event loop at
-        which the answer must be there.
+        They are open to these pods of the claim and to nobody else. A claim that has them already keeps its grants. An
+        error takes none. ``deadline``: the time of the event loop at which the answer must be there.
         """
         clock = asyncio.get_running_loop().time
         held_deadline = min(deadline, clock() + HELD_WITHIN)
@@ -57,7 +57,7 @@ class ClaimGate:
                 uuids = _not_of_another(devices.values(), claim)
                 within = min(max(deadline - clock(), ACQUIRE_AT_LEAST), ACQUIRE_WITHIN)
                 granted = (
-                    await self._scrubber.acquire(uuids, exclusive=True, owner=claim, op=op, timeout=within)
+                    await self._scrubber.acquire(uuids, exclusive=True, owner=claim, pods=pods, op=op, timeout=within)
                     if uuids
                     else ()
                 )

@@ -32,16 +32,14 @@ class NamedDevice:
 
 def allocated(claim: Mapping[str, Any], driver: str) -> Iterator[AllocatedDevice]:
     """The devices of this driver that a ResourceClaim has, in the order of the allocation."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    for result in (allocation.get("devices") or {}).get("results") or ():
-        if result["driver"] == driver:
-            yield AllocatedDevice(
-                # One of several alternatives is named "request/alternative"; the kubelet knows the request.
-                request=result["request"].partition("/")[0],
-                pool=result["pool"],
-                name=result["device"],
-                admin=bool(result.get("adminAccess")),
-            )
+    for result in _results(claim, driver):
+        yield AllocatedDevice(
+            # One of several alternatives is named "request/alternative"; the kubelet knows the request.
+            request=result["request"].partition("/")[0],
+            pool=result["pool"],
+            name=result["device"],
+            admin=bool(result.get("adminAccess")),
+        )
 
 
 def uid(claim: Mapping[str, Any]) -> str:
@@ -52,6 +50,32 @@ def uid(claim: Mapping[str, Any]) -> str:
 def place(claim: Mapping[str, Any]) -> tuple[str, str]:
     """Namespace and name of a ResourceClaim."""
     return str(claim["metadata"]["namespace"]), str(claim["metadata"]["name"])
+
+
+def pods(claim: Mapping[str, Any]) -> tuple[str, ...]:
+    """The UIDs of the pods that a ResourceClaim is reserved for."""
+    return tuple(sorted(str(consumer["uid"]) for consumer in _consumers(claim) if consumer["resource"] == "pods"))
+
+
+def refusal(claim: Mapping[str, Any], driver: str) -> str:
+    """Why nobody could be kept off the devices of a claim, or let in, in words for tenants; empty: both can be done."""
+    this = f"the claim {'/'.join(place(claim))}"
+    for result in _results(claim, driver):
+        if result.get("shareID"):
+            return f"{this} shares {result['device']} with other claims, and claims are not kept apart there"
+    for consumer in _consumers(claim):
+        if consumer["resource"] != "pods":
+            return f"{this} is reserved for {consumer['resource']}/{consumer['name']}, whose pods are not known"
+    return "" if pods(claim) else f"{this} is reserved for no pod"
+
+
+def _consumers(claim: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return (claim.get("status") or {}).get("reservedFor") or ()
+
+
+def _results(claim: Mapping[str, Any], driver: str) -> Iterator[Mapping[str, Any]]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return (each for each in (allocation.get("devices") or {}).get("results") or () if each["driver"] == driver)
 
 
 def scrubbed(driver: str) -> str:

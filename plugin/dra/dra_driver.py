@@ -14,8 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,6 +27,7 @@ from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import claims, resource_slices
 from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_pods import ClaimPods
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.claims import AllocatedDevice, NamedDevice
 from plugin.dra.config import DraConfig
@@ -37,9 +37,6 @@ from plugin.kubelet_api import drahealth_pb2 as health_wire
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrub_api.request_limits import is_subdomain
-
-if TYPE_CHECKING:
-    from plugin.cluster.apiserver import ApiServer
 
 logger = log.get("dra")
 
@@ -84,7 +81,7 @@ class DraDriver:
         chosen: DraConfig,
         listing: Listing,
         gate: ClaimGate,
-        source: ApiServer,
+        pods: ClaimPods,
         in_flight: InFlight,
         devices: Devices,
         counters: DraCounters,
@@ -96,11 +93,10 @@ class DraDriver:
         self._devices = devices
         self._listing = listing
         self._gate = gate
-        self._source = source
+        self._pods = pods
         self._in_flight = in_flight
         self._counters = counters
         self._statuses = statuses
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def NodePrepareResources(
         self, request: wire.NodePrepareResourcesRequest, context: Context
@@ -133,10 +129,13 @@ class DraDriver:
         resource_claim = await self._read(claim, until)
         if claims.uid(resource_claim) != claim.uid:
             raise InvalidRequest(f"the claim {claim.namespace}/{claim.name} is another one now, with another UID")
+        if why := claims.refusal(resource_claim, self._chosen.driver):
+            raise InvalidRequest(why)
         uuids = await self._devices.uuids(list(claims.allocated(resource_claim, self._chosen.driver)), until)
         # Admin access takes nothing: the device may belong to another claim.
         wanted = {uuid for asked, uuid in uuids.items() if not asked.admin}
-        devices, granted = await self._gate.take(claim.uid, wanted, until - self._devices.seconds, op)
+        pods, before = claims.pods(resource_claim), until - self._devices.seconds
+        devices, granted = await self._gate.take(claim.uid, wanted, pods, before, op)
         devices |= self._gate.known({uuid for asked, uuid in uuids.items() if asked.admin})
         answer = await self._devices.prepare(claim, {asked: devices[uuid] for asked, uuid in uuids.items()}, until)
         _add_gates(answer, claim.uid, {asked: devices[uuid] for asked, uuid in uuids.items() if not asked.admin})
@@ -156,7 +155,7 @@ class DraDriver:
             retry=retry_if_exception_type(Failure), wait=READ_PAUSES, stop=lambda _: clock() >= last, reraise=True
         )
         try:
-            return await attempts(self._source.claim, claim.namespace, claim.name)
+            return await attempts(self._pods.read, claim.namespace, claim.name)
         except Failure as failure:
             text = (
                 f"the DRA driver could not read the ResourceClaim {claim.namespace}/{claim.name}, and the kubelet asks"
@@ -180,7 +179,7 @@ class DraDriver:
         # To the service, a free device has no owner. The names become parts of a path of the API server.
         if not all(map(is_subdomain, (claim.uid.lower(), claim.namespace, claim.name))):
             raise InvalidRequest("the kubelet named a claim with a UID, namespace or name that no claim can have")
-        return self._locks.setdefault(claim.uid, asyncio.Lock())
+        return self._pods.lock(claim.uid)
 
     async def _answers(
         self, call: Call, asked: Sequence[wire.Claim], context: Context, work: Work[A], answer: type[A]

@@ -21,6 +21,7 @@ from plugin.cluster.reporter import connect, make_health_events
 from plugin.devices import MigStrategy, own_devices
 from plugin.dra import config, dra_driver, registration
 from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_pods import ClaimPods
 from plugin.dra.claim_status import ClaimStatusWriter
 from plugin.dra.config import DraConfig
 from plugin.dra.dra_driver import DraDriver, OwnDevices
@@ -78,7 +79,9 @@ async def _work(chosen: DraConfig, credentials: Path, in_flight: InFlight) -> No
         statuses = ClaimStatusWriter(server, chosen.driver) if chosen.claim_status else None
         if statuses is not None:
             tasks.create_task(statuses.run(), name="status of claims")
-        parts = chosen, listing, ClaimGate(scrubber, listing), server, in_flight
+        pods = ClaimPods(server, scrubber, listing)
+        tasks.create_task(pods.run(), name="pods of claims")
+        parts = chosen, listing, ClaimGate(scrubber, listing), pods, in_flight
         answer = partial(DraDriver, *parts, counters=counters, statuses=statuses)
         if chosen.vendor_registry_dir is None:
             await listing.until_known()

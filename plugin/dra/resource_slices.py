@@ -40,6 +40,11 @@ def slice_name(driver: str, node: str) -> str:
     return f"{node}-{driver}"
 
 
+def skips_prepare(resource_slice: Mapping[str, Any]) -> bool:
+    """Whether the kubelet asks no driver before a pod gets a device of this slice (KEP-5945)."""
+    return not {"*", "NodePrepareResources"}.isdisjoint(resource_slice["spec"].get("skipNodeOperations") or ())
+
+
 def device_name(uuid: str) -> str:
     """The name of a device in claims. It contains the UUID, so another GPU never has the name of this one."""
     return uuid.lower()

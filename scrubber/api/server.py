@@ -20,6 +20,7 @@ from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.api import answering
 from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
 from scrubber.core import device_names
+from scrubber.core.fencing import Group, Pods
 from scrubber.core.model import ScrubPath, State
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.entry_queries import Window
@@ -56,7 +57,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 announced=request.announced,
                 exclusive=request.exclusive,
                 owner=request_limits.acquired_for(request.owner),
-                group=request.group,
+                only=_only(request),
                 op=asked.op,
                 within=context.time_remaining(),
             )
@@ -80,6 +81,14 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             released = await self._service.tenant_requests.release(asked.devices, owner=owner, op=asked.op)
             asked.devices = asked.devices or released
             return scrub_pb2.ReleaseResponse(released=released)
+
+    async def LetIn(self, request: scrub_pb2.LetInRequest, context: Context) -> scrub_pb2.LetInResponse:
+        """See ``scrub.proto``."""
+        async with answered(context, "let_in", self._counters.answered) as asked:
+            owner = request_limits.acquired_for(request.owner)
+            only = Pods(request_limits.pods(request.pods.uids))
+            asked.devices = await self._service.tenant_requests.let_in(owner, only, op=asked.op)
+            return scrub_pb2.LetInResponse()
 
     async def Distrust(self, request: scrub_pb2.DistrustRequest, context: Context) -> scrub_pb2.DistrustResponse:
         """See ``scrub.proto``."""
@@ -112,6 +121,15 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 )  # fmt: skip
             if await self._service.context.news.after(count, WATCH_AT_LEAST_EVERY):
                 await asyncio.sleep(WATCH_SETTLES)
+
+
+def _only(request: scrub_pb2.AcquireRequest) -> Group | Pods | None:
+    """Who may open the devices that are asked for, if not all."""
+    if request.HasField("pods") and request.group:
+        raise InvalidRequest("cannot do that: a control group was named, and pods as well")
+    if request.HasField("pods"):
+        return Pods(request_limits.pods(request.pods.uids))
+    return Group(request.group) if request.group else None
 
 
 class AdminServicer(scrub_pb2_grpc.AdminServicer):

@@ -84,6 +84,9 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
         case ev.GrantedUnproven(grant):
             used = replace(scrubs, receipt=None, half_cleared=False, soiled=0)
             return replace(record, tenancy=_granted(tenancy, grant, at), scrubs=used)
+        case ev.LetIn(pods):
+            _demand(tenancy.acquired_by != "", "nobody has acquired the device")
+            return replace(record, tenancy=replace(tenancy, claim_pods=pods))
         case ev.Deferred():
             return replace(record, tenancy=replace(tenancy, deferred=at))
         case ev.PutInUse(owner):
@@ -92,7 +95,7 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
             used = replace(scrubs, receipt=None, half_cleared=False, soiled=0)
             return replace(record, tenancy=_put_in_use(tenancy, owner), scrubs=used)
         case ev.Released() if tenancy.kept_for:
-            given_back = replace(tenancy, number=tenancy.number + 1, kept_for="", held_from=None)
+            given_back = replace(tenancy, number=tenancy.number + 1, kept_for="", held_from=None, claim_pods=None)
             return replace(record, tenancy=given_back)
         case ev.Released(restart=restart):
             _demand(tenancy.grant is not None or tenancy.owner is not None, "nobody has the device")
@@ -202,6 +205,7 @@ def _granted(tenancy: Tenancy, grant: Grant, at: Moment) -> Tenancy:
         kept_for="",
         awaits=tenancy.awaits if grant.at_start else "",
         held_from=tenancy.held_from if grant.at_start else None,
+        claim_pods=tenancy.claim_pods if tenancy.kept_for != "" and tenancy.kept_for == grant.owner else None,
     )
 
 
@@ -246,6 +250,7 @@ def _released(tenancy: Tenancy, at: Moment, *, restart: bool) -> Tenancy:
         kept_for=tenancy.acquired_by if restart and tenancy.until_release else "",
         awaits=awaits if restart else tenancy.awaits,
         held_from=None if left else tenancy.held_from,
+        claim_pods=tenancy.claim_pods if restart and tenancy.until_release else None,
     )
 
 
@@ -398,4 +403,5 @@ def _forgotten(tenancy: Tenancy, at: Moment, *, older_ledger: bool) -> Tenancy:
         kept_for="",
         awaits="",
         held_from=None if older_ledger else held_from,
+        claim_pods=None,
     )

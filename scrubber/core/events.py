@@ -73,6 +73,13 @@ class GrantedUnproven:
 
 
 @dataclass(frozen=True, slots=True)
+class LetIn:
+    """The claim that has the device is reserved for these pods now: the fence lets them in, and nobody else."""
+
+    pods: tuple[str, ...]  # their UIDs
+
+
+@dataclass(frozen=True, slots=True)
 class Deferred:
     """Allocate gave the device to a pod whose containers wait until it is proven clean. A grant follows at a start."""
 
@@ -261,6 +268,7 @@ Event = (
     | Distrusted
     | Granted
     | GrantedUnproven
+    | LetIn
     | Deferred
     | PutInUse
     | Released

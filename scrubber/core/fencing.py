@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from scrubber.core.model import State
 from scrubber.core.record import Record
@@ -22,6 +23,18 @@ class Container:
 
     name: str
 
+    @property
+    def names(self) -> frozenset[str]:
+        """As those of ``Pods``."""
+        return frozenset({self.name})
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """The pods with these UIDs may: those that a claim is reserved for."""
+
+    names: frozenset[str]
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -30,7 +43,10 @@ class Group:
     id: int
 
 
-def open_to(record: Record) -> OpenTo | Container | Group:
+MayOpen: TypeAlias = OpenTo | Container | Pods | Group
+
+
+def open_to(record: Record) -> MayOpen:
     """Who may open the device. Everybody, if somebody may whose control group is not known.
 
     Another pod that was seen on it, such as an exempt one, changes nothing: it was not given the device.
@@ -49,7 +65,9 @@ def open_to(record: Record) -> OpenTo | Container | Group:
             return _tenant(record) if record.tenancy.until_release else Container(owner.container)
 
 
-def _tenant(record: Record) -> OpenTo | Group:
-    """The control group that was named when the device was acquired, or else everybody."""
-    group = record.tenancy.group
-    return Group(group) if group else OpenTo.ALL
+def _tenant(record: Record) -> MayOpen:
+    """The control group or the pods that were named for who has acquired the device, or else everybody."""
+    group, pods = record.tenancy.group, record.tenancy.claim_pods
+    if group:
+        return Group(group)
+    return OpenTo.ALL if pods is None else Pods(frozenset(pods))

@@ -48,6 +48,7 @@ class Tenancy:
     awaits: str = ""  # the pod that the device is scrubbed for once more before its next container: its tenancy goes on
     deferred: Moment | None = None  # when Allocate last gave it to a pod whose containers wait, if not granted since
     held_from: int | None = None  # ``number`` of the first hand-over whose directory a pod may have; None: the present
+    claim_pods: tuple[str, ...] | None = None  # by UID, those that its claim is reserved for; None: not known
 
     @property
     def container(self) -> str | None:

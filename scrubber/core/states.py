@@ -45,6 +45,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.DIRTY: {
         ev.Described: State.DIRTY,
         ev.PastGate: State.DIRTY,
+        ev.LetIn: State.DIRTY,
         ev.Deferred: State.DIRTY,
         ev.ErrorsNoted: State.DIRTY,
         ev.Distrusted: State.UNKNOWN,
@@ -57,6 +58,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.SCRUBBING: {
         ev.Described: State.SCRUBBING,
         ev.PastGate: State.SCRUBBING,
+        ev.LetIn: State.SCRUBBING,
         ev.Deferred: State.SCRUBBING,
         ev.StepsRecorded: State.SCRUBBING,
         ev.Escalated: State.SCRUBBING,
@@ -69,6 +71,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.CLEAN: {
         ev.Described: State.CLEAN,
         ev.PastGate: State.CLEAN,
+        ev.LetIn: State.CLEAN,
         ev.Deferred: State.CLEAN,
         ev.ErrorsNoted: State.CLEAN,
         ev.Distrusted: State.UNKNOWN,
@@ -82,6 +85,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.GRANTED: {
         ev.Described: State.GRANTED,
         ev.PastGate: State.GRANTED,
+        ev.LetIn: State.GRANTED,
         ev.Deferred: State.GRANTED,
         ev.ErrorsNoted: State.GRANTED,
         ev.Distrusted: State.UNKNOWN,
@@ -95,6 +99,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.IN_USE: {
         ev.Described: State.IN_USE,
         ev.PastGate: State.IN_USE,
+        ev.LetIn: State.IN_USE,
         ev.Deferred: State.IN_USE,
         ev.ErrorsNoted: State.IN_USE,
         ev.Distrusted: State.UNKNOWN,
@@ -107,6 +112,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
         ev.PastGate: State.QUARANTINED,
+        ev.LetIn: State.QUARANTINED,
         ev.Deferred: State.QUARANTINED,
         ev.ErrorsNoted: State.QUARANTINED,
         ev.Distrusted: State.QUARANTINED,

@@ -41,6 +41,7 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "in-use": events.PutInUse,
         "released": events.Released,
         "soiled": events.Soiled,
+        "let-in": events.LetIn,
         "deferred": events.Deferred,
         "past-gate": events.PastGate,
         "scrub-started": events.ScrubStarted,

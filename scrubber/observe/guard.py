@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from ground import log
 from ground.errors import InvalidRequest
-from scrubber.core.fencing import Container, Group, OpenTo
+from scrubber.core.fencing import Container, Group, MayOpen, OpenTo, Pods
 from scrubber.core.model import DeviceNumber
 from scrubber.core.witness import Counted, Missed, Testimony, Witness
 from scrubber.fence import program
@@ -82,8 +82,8 @@ class Guard:
         self._known: Mapping[str, frozenset[DeviceNumber]] = {}  # all devices ...
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
         self._unguarded = ""  # why none is, as it was logged
-        self._open_to: dict[str, OpenTo | Container | Group] = {}  # by device, as its record wants it
-        self._had: dict[str, frozenset[int]] = {}  # by device: the groups of the pod or container that it is open to
+        self._open_to: dict[str, MayOpen] = {}  # by device, as its record wants it
+        self._had: dict[str, frozenset[int]] = {}  # by device: the groups of those that it is open to
         self._rules: dict[str, _Rule] = {}
         self._lease_ends = 0.0  # the uptime until which others are refused
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
@@ -168,7 +168,7 @@ class Guard:
         else:
             self._lease_ends = until
 
-    def changed(self, uuid: str, open_to: OpenTo | Container | Group) -> None:
+    def changed(self, uuid: str, open_to: MayOpen) -> None:
         """A row about the device is in the ledger: open it to whom it is open now, and to nobody else.
 
         Raises nothing: what the kernel does not take is tried again with the next question, and counts as a use.
@@ -180,7 +180,7 @@ class Guard:
             self._open(uuid)
 
     def owner_left(self, uuid: str) -> bool:
-        """Whether the control group to which the device was opened for a pod or container was removed."""
+        """Whether the control groups to which the device was opened for a container or for pods were all removed."""
         groups = self._had.get(uuid, frozenset())
         return bool(groups) and all(map(self._sources.is_gone, groups))
 
@@ -235,8 +235,8 @@ class Guard:
                 return frozenset()
             case Group(group):
                 return frozenset({group})
-            case Container(name):
-                groups = self._sources.groups(name)
+            case Container() | Pods() as tenant:
+                groups = frozenset[int]().union(*map(self._sources.groups, tenant.names))
                 if groups or uuid not in self._had:  # this life has not seen the group, but the last one may have
                     self._had[uuid] = groups or self._in_kernel(uuid)
                 return groups if groups or terms.pods_have_groups else None

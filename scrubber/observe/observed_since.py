@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from scrubber.core.fencing import Container, Group, OpenTo
+from scrubber.core.fencing import Container, MayOpen, OpenTo, Pods
 from scrubber.core.model import Facts, Holder, Moment
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.node import clock
@@ -72,7 +72,7 @@ class ObservedSince:
         self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()  # of what a witness has said, and the uses that follow from it
         self._searches: dict[str, LastSearch] = {}
-        self._let_in: dict[str, OpenTo | Container | Group | None] = {}  # whom the fence lets in, by the last row
+        self._let_in: dict[str, MayOpen | None] = {}  # whom the fence lets in, by the last row
         self._changes = Counter[str]()  # by device: as ``Before`` counts them
 
     # -- without a gap
@@ -151,7 +151,7 @@ class ObservedSince:
 
     # -- without another search
 
-    def changed(self, device: str, open_to: OpenTo | Container | Group) -> None:
+    def changed(self, device: str, open_to: MayOpen) -> None:
         """A row about the device is in the ledger, and the fence is open to whom it is open now."""
         let_in, before = open_to if open_to is not OpenTo.SERVICE else None, self._let_in.get(device)
         if let_in == before:
@@ -199,8 +199,8 @@ class ObservedSince:
         at = self.now().uptime
         for device, begun in before.items():
             let_in, uses, found = self._let_in.get(device), _counted(begun.said), holders[device]
-            name = let_in.name if isinstance(let_in, Container) else None
-            alone = found is not None and all(name is not None and it.container == name for it in found)
+            names = let_in.names if isinstance(let_in, Container | Pods) else ()
+            alone = found is not None and all(it.container in names for it in found)
             alone = alone and begun.changes == self._changes[device]
             alone = alone and (settled or self._is_alone(device, begun.said))
             self._searches[device] = LastSearch(at, uses, alone, begun.bystanders)

@@ -25,6 +25,7 @@ from scrub_api.device_messages import GrantedDevice, GrantProof
 from scrubber.core import acquire, answers, ownership, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
+from scrubber.core.fencing import Group, Pods
 from scrubber.core.model import Grant, KubeletAssignment, Owner
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
@@ -87,8 +88,8 @@ class TenantRequests:
         self._awaited: dict[str, Owner] = {}  # by device: the owner whose start was admitted, and not created so far
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "", group: int = 0,
-        op: str = "", within: float | None = None,
+        self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "",
+        only: Group | Pods | None = None, op: str = "", within: float | None = None,
     ) -> dict[str, GrantedDevice]:  # fmt: skip
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
@@ -98,16 +99,18 @@ class TenantRequests:
         announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
         in use is refused, the grant lasts until a release, and a failed request withholds no device. If the owner has
         all of these devices already, the answer is their present grants. ``owner``: who the devices are for, as the
-        caller writes it. ``group``: the only control group that may open them until their release, by its id; 0: all
-        may. ``op`` is the caller's operation id for ledger and log.
+        caller writes it. ``only``: who may open them until their release, and nobody else; None: all may. ``op`` is
+        the caller's operation id for ledger and log.
         """
         guard = self._context.observer.driver.guard
-        if group and guard is not None:
-            guard.demand_tenant(group)
+        if isinstance(only, Group) and guard is not None:
+            guard.demand_tenant(only.id)
+        if isinstance(only, Pods) and not (exclusive and owner):
+            raise InvalidRequest("cannot do that: pods were named, and no owner who keeps the devices for them")
         async with self._turn_of(owner):
             request = self._request(Action.HAND_OUT, devices, op, within)
             try:
-                return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner, group=group)
+                return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner, only=only)
             except Exception as error:  # no cancelled call: its caller is gone, which says nothing about the devices
                 # A person's failed request must not withhold a GPU from the kubelet, and a service that stops nothing.
                 if not exclusive and not self._context.jobs.stopping:
@@ -117,7 +120,7 @@ class TenantRequests:
                 raise
 
     async def _acquire(
-        self, request: Request, *, announced: bool, exclusive: bool, owner: str, group: int
+        self, request: Request, *, announced: bool, exclusive: bool, owner: str, only: Group | Pods | None
     ) -> dict[str, GrantedDevice]:
         context = self._context
 
@@ -130,7 +133,7 @@ class TenantRequests:
                 gated = announced and context.gated(device, policy, facts.at)
                 reply = acquire.decide(
                     record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive,
-                    owner=owner, group=group,
+                    owner=owner, group=only.id if isinstance(only, Group) else 0,
                 )  # fmt: skip
                 if (final := await self._carry_out(request, record, reply)) is not None:
                     return final
@@ -147,7 +150,7 @@ class TenantRequests:
                     running = await self._start_jobs(request, replies)
                     if not request.not_accepted:
                         await self._grant(
-                            request, replies, announced=announced, until_release=exclusive, owner=owner, group=group
+                            request, replies, announced=announced, until_release=exclusive, owner=owner, only=only
                         )
                         return {device: self._granted(request, device, answer) for device, answer in replies.items()}
             except LedgerUnavailable as error:
@@ -217,6 +220,23 @@ class TenantRequests:
                 raise _error(answer, device)
             if isinstance(answer, answers.RecordFirst):
                 await context.ledger.append(request.op, (device, answer.event))
+
+    async def let_in(self, owner: str, only: Pods, *, op: str = "") -> list[str]:
+        """From now on these pods may open the devices of this owner, and nobody else. Returns the devices."""
+        if not owner:
+            raise InvalidRequest("cannot do that: no owner was named")
+        pods = tuple(sorted(only.names))
+        ledger = self._context.ledger
+        async with self._turn_of(owner):
+            found = [device for device, record in ledger.records.items() if record.tenancy.acquired_for(owner)]
+            if not found:
+                return []
+            async with self._locked(self._request(Action.HAND_OUT, found, op, None)):
+                tenancies = {device: ledger.records[device].tenancy for device in found}
+                news = [it for it, mine in tenancies.items() if mine.acquired_for(owner) and mine.claim_pods != pods]
+                if news:
+                    await ledger.append(op, *((device, ev.LetIn(pods)) for device in news))
+        return found
 
     async def release(self, devices: Sequence[str] = (), *, owner: str = "", op: str = "") -> tuple[str, ...]:
         """Take devices back if the observation proves that their owners have ended; raise otherwise.
@@ -403,7 +423,7 @@ class TenantRequests:
         until_release: bool = False,
         at_start: bool = False,
         owner: str = "",
-        group: int = 0,
+        only: Group | Pods | None = None,
     ) -> None:
         """Record the grants of all devices that may be handed out, and the deferrals, in one transaction."""
         context, now = self._context, self._context.now()
@@ -411,12 +431,17 @@ class TenantRequests:
         events: list[tuple[str, ev.Event]] = [
             (device, ev.Deferred()) for device, answer in replies.items() if isinstance(answer, answers.Defer)
         ]
+        group = only.id if isinstance(only, Group) else 0
         for device, answer in handouts.items():
             receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
             proof = receipt.id if receipt else None
             grant = Grant(context.token(6), now, request.epoch, announced, proof, until_release, at_start, owner, group)
             unproven = answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
+        if isinstance(only, Pods):
+            pods, records = tuple(sorted(only.names)), context.ledger.records
+            let_in = {device: records[device].tenancy.claim_pods for device in replies if device not in handouts}
+            events += [(device, ev.LetIn(pods)) for device in replies if let_in.get(device) != pods]
         if events:
             await context.ledger.append(request.op, *events)
 

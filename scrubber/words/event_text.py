@@ -46,6 +46,8 @@ def tell(event: ev.Event) -> str:
             return f"handed out{_to(grant)} (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
             return f"handed out{_to(grant)} WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
+        case ev.LetIn(pods):
+            return f"its claim is reserved for {quantity(len(pods), 'pod')}{_listed(pods)}"
         case ev.Deferred():
             return "given to a pod whose containers wait until it is proven clean"
         case ev.PutInUse(Owner(crowded=True) as owner):
@@ -113,6 +115,10 @@ def _time(moment: Moment) -> str:
 
 def _times(times: int, since: str) -> str:
     return f" ({times} times since it was last {since})" if times > 1 else ""
+
+
+def _listed(pods: tuple[str, ...]) -> str:
+    return f": {', '.join(pods)}" if pods else ""
 
 
 def _user(owner: Owner) -> str:

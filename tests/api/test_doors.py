@@ -42,6 +42,12 @@ async def test_each_clean_device_is_granted_with_its_own_receipt(house):
     assert [(it.device, it.receipt) for it in grants] == [(it.device.uuid, it.scrubs.receipt.id) for it in records]
 
 
+async def test_a_control_group_and_pods_are_not_let_in_together(house):
+    async with house.scrubber() as service:
+        with pytest.raises(InvalidRequest, match="a control group was named, and pods as well"):
+            await service.acquire(house.uuids, exclusive=True, owner="both", group=4711, pods=["pod-1"])
+
+
 async def test_messages_to_a_tenant_name_no_other_tenant(house, monkeypatch):
     monkeypatch.setattr(
         tenant_requests, "OVERRUN", WITHIN

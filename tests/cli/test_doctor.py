@@ -39,7 +39,7 @@ from tests.live import Service
 from tests.patience import WITHIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
-SOMETIMES = {"feature-gates"}  # only with --driver-name
+SOMETIMES = {"feature-gates", "claims"}  # only with --driver-name
 EVERYTHING = {*all_checks.NAMES} - NVIDIA - SOMETIMES
 ALONE = {"run-dir", "clock", "file-watches"}  # neither of the service nor of the kubelet
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
@@ -494,6 +494,26 @@ async def test_a_disabled_feature_gate_is_a_named_warning(api, short_tmp):
     await api.close()
     [text] = await asyncio.to_thread(gates)
     assert "cannot ask the API server" in text
+
+
+@pytest.mark.parametrize(
+    ("skipped", "level"),
+    [(None, "ok"), (["NodeUnprepareResources"], "ok"), (["NodePrepareResources"], "broken"), (["*"], "broken")],
+)
+async def test_a_slice_whose_claims_are_not_prepared_is_found(api, short_tmp, skipped, level):
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "node-1", "skipNodeOperations": skipped}
+    api.create("resourceslices", {"metadata": {"name": "a-slice"}, "spec": spec})
+
+    async def judged() -> Finding:
+        asked = replace(at(short_tmp), driver_name="gpu.nvidia.com")
+        [found] = await asyncio.to_thread(all_checks.judge, asked, {"claims"})
+        return found
+
+    found = await judged()
+    assert (found.level.value, "a-slice" in found.text) == (level, level == "broken")
+    await api.close()
+    found = await judged()
+    assert "cannot ask the API server" in found.text
 
 
 def test_every_check_stands_in_its_page():

@@ -13,7 +13,7 @@ from lightkube.resources.resource_v1 import ResourceClaim, ResourceSlice
 
 from plugin.dra import resource_slices
 from plugin.dra.config import DRIVER
-from scrubber.devices.simulated import drills
+from scrubber.devices.simulated import drills, layout
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED
 from tests.cluster.claims import EXTENDED, SLICE, OtherDriver, claiming, request
@@ -73,6 +73,29 @@ async def test_two_pods_share_a_claim(claims, autoclave):
     await cluster.gone("second")
     await cluster.client.delete(ResourceClaim, "shared")
     await claims.hold("third", 4)
+
+
+async def test_a_claims_gpu_is_open_to_its_pods_alone(claims, autoclave):
+    """A second pod of the claim comes without a call of the kubelet. The first one leaves while it stays."""
+    cluster, place = claims.cluster, layout.places(SIMULATED)[0]
+    if not place.memory.is_block_device():
+        pytest.skip("takes root, and loop devices, and control groups of version 2")
+    autoclave.rule(fence={"mode": "refuse"})
+    await autoclave.devices(lambda device: device.fence == "refuse")
+    escape = container("-open", "/gpu", "-number", str(place.memory.stat().st_rdev), "-for", "300ms", gpus=0)
+    escape |= {"securityContext": {"privileged": True}}
+    await claims.claim("shared", request(4))
+    for name in ("first", "second"):
+        await claims.put(name, claiming("-secret", "of both", claim="shared"))
+        await claims.holds(name)
+        await cluster.create(f"beside-{name}", escape)
+        await cluster.ended(f"beside-{name}")
+        assert "REFUSED" in cluster.words(f"beside-{name}")
+    await autoclave.devices(lambda device: device.fence == "refuse")
+    await claims.end("first")
+    await cluster.said("second", "INTACT", more=4)
+    await claims.end("second")
+    await cluster.client.delete(ResourceClaim, "shared")
 
 
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL], ids=["stopped", "killed"])

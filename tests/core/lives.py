@@ -231,6 +231,7 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.Distrusted("the node was rebooted", REBOOTED if record.incarnation == HERE else HERE),
         ev.Granted(grant(record)),
         ev.GrantedUnproven(grant(record, proven=False), "not scrubbed"),
+        ev.LetIn((A, B)),
         ev.Deferred(),
         ev.PutInUse(Owner(B, at)),
         ev.Released("its pod is gone"),

@@ -7,16 +7,23 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.fencing import Container, Group, OpenTo, open_to
+from scrubber.core.fencing import Container, Group, MayOpen, OpenTo, Pods, open_to
 from scrubber.core.model import Owner
 from scrubber.core.record import Record
 from tests.core import lives
-from tests.core.lives import NOW, B, live, rows
+from tests.core.lives import NOW, A, B, live, rows
 
 OF_A_JOB = live(
     lives.CLEAN,
     ev.Granted(replace(lives.grant(lives.CLEAN, announced=False), until_release=True, owner="job 7", group=4711)),
 )
+OF_ANOTHER = ev.GrantedUnproven(lives.grant(lives.CLEAN, announced=False, proven=False), "it was in use")
+GIVEN_BACK = ev.Released("it was given back")
+NAMED = live(lives.OF_CLAIM, ev.LetIn((A, B)))
+OF_BOTH = Pods(frozenset({A, B}))
+KEPT = live(NAMED, ev.Released("its proof ended", restart=True), ev.ScrubStarted(lives.job()))
+KEPT_CLEAN = live(KEPT, lives.passed(KEPT))
+OF_THE_SAME = replace(lives.grant(KEPT_CLEAN, announced=False), until_release=True, owner="claim 7")
 
 ANNOUNCED_KEPT = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), until_release=True)))
 
@@ -43,7 +50,19 @@ ANNOUNCED_KEPT = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), 
         ("in use by that job", live(OF_A_JOB, ev.PutInUse(Owner(None, NOW, unannounced=True))), Group(4711)),
         ("in use by a container of that job", live(OF_A_JOB, ev.PutInUse(Owner(B, NOW, seen=True))), Group(4711)),
         ("given back by that job", live(OF_A_JOB, ev.Released("it was given back")), OpenTo.SERVICE),
+        ("handed out to a claim whose pods are not known", lives.OF_CLAIM, OpenTo.ALL),
+        ("handed out to a claim", NAMED, OF_BOTH),
+        ("handed out to a claim that has lost a pod", live(NAMED, ev.LetIn((B,))), Pods(frozenset({B}))),
+        ("handed out to a claim that has lost all pods", live(NAMED, ev.LetIn(())), Pods(frozenset())),
+        ("in use by a pod of the claim", live(NAMED, ev.PutInUse(Owner(A, NOW, seen=True))), OF_BOTH),
+        ("in use by nobody knows whom, as of a claim", live(NAMED, ev.PutInUse(Owner(None, NOW))), OF_BOTH),
+        ("given back by the claim", live(NAMED, GIVEN_BACK), OpenTo.SERVICE),
+        ("kept for the claim while it is scrubbed", KEPT, OpenTo.SERVICE),
+        ("kept for the claim, and clean", KEPT_CLEAN, OpenTo.SERVICE),
+        ("handed out to the claim again", live(KEPT_CLEAN, ev.Granted(OF_THE_SAME)), OF_BOTH),
+        ("handed out to another, as the policy observe does", live(NAMED, OF_ANOTHER), OpenTo.ALL),
+        ("handed out to the next claim", live(KEPT_CLEAN, GIVEN_BACK, ev.Granted(OF_THE_SAME)), OpenTo.ALL),
     ),
 )
-def test_a_device_is_open_to(record: Record, whom: OpenTo | Container | Group) -> None:
+def test_a_device_is_open_to(record: Record, whom: MayOpen) -> None:
     assert open_to(record) == whom

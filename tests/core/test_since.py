@@ -157,6 +157,7 @@ def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | 
         ev.PutInUse: lambda: ev.PutInUse(Owner(chance.choice([A, B]), at, unannounced=chance.random() < 0.3)),
         ev.Released: lambda: ev.Released("x", restart=chance.random() < 0.3),
         ev.Soiled: lambda: proof.ended(record, facts((FOREIGN,), incarnation=record.incarnation)),
+        ev.LetIn: lambda: ev.LetIn((A, B)),
         ev.Deferred: ev.Deferred,
         ev.PastGate: lambda: ev.PastGate(chance.choice([A, B])),
         ev.ScrubStarted: lambda: ev.ScrubStarted(

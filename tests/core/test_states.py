@@ -29,6 +29,7 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.ScrubFailed: {State.SCRUBBING: State.DIRTY},
     ev.ScrubInterrupted: {State.SCRUBBING: State.DIRTY},
     ev.Soiled: {State.CLEAN: State.DIRTY},
+    ev.LetIn: {it: it for it in set(State) - {State.UNKNOWN}},  # a claim has the device, or it is kept for one
     ev.Deferred: {it: it for it in State},
     ev.PastGate: {it: it for it in State},  # the device is what it was; what defers on the gate must not
     ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
@@ -124,6 +125,8 @@ GUARDS = [
     (lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt="0000")), "another receipt"),
     (lives.UNPROVEN, ev.Granted(lives.grant(lives.UNPROVEN)), "another receipt"),
     (lives.CLEAN, ev.Described(replace(lives.DEVICE, uuid="GPU-2")), "describes another device"),
+    (lives.GRANTED, ev.LetIn((lives.A,)), "nobody has acquired"),
+    (lives.DIRTY, ev.LetIn((lives.A,)), "nobody has acquired"),
     (None, ev.Discovered(replace(lives.DEVICE, uuid="GPU-2"), lives.HERE), "cannot be discovered as GPU-2"),
 ]
 
@@ -148,7 +151,10 @@ SCRUBBED_AT_START = live(RESTARTS, ev.Granted(RESTARTED))
 UNANNOUNCED_AGAIN = lives.grant(lives.UNANNOUNCED, announced=False, epoch="epoch-2")
 MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
 REBOOT = {"incarnation": lives.REBOOTED, "proven_at": 0.0}
+KEPT_NAMED = live(lives.KEPT_FOR_CLAIM, ev.LetIn((lives.A,)))
 CHANGES = [
+    ("the end of a claim ends its list of pods", KEPT_NAMED, ev.Released("it was given back"),
+     {"number": KEPT_NAMED.tenancy.number + 1, "kept_for": "", "claim_pods": None}),
     ("a description is replaced, S16", lives.CLEAN, ev.Described(replace(lives.DEVICE, index=3)),
      {"device": replace(lives.DEVICE, index=3)}),
     ("a grant begins a tenancy", lives.CLEAN, ev.Granted(lives.grant(lives.CLEAN)),

@@ -109,7 +109,7 @@ def test_the_gate_mounts_the_vendors_directory_read_only():
     kinds = {(doc["kind"], doc["metadata"]["name"]) for doc in manifests.objects(IN_FRONT)}
     assert [it for it in kinds if it[0] == "DeviceClass" or "own-slice" in it[1]] == []
     assert manifests.of(IN_FRONT, "ClusterRole", "-dra")["rules"] == [
-        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]},
     ]
 

@@ -71,6 +71,7 @@ ANSWERS: dict[Any, Any] = {
     kubelet_facts.checkpoint: {},
     kubelet_facts.registered: {"nvidia.com/gpu": frozenset({"GPU-1"})},
     kubelet_facts.missing_gates: frozenset(),
+    kubelet_facts.unprepared_slices: (),
     posture.driver: "580.142",
     posture.libraries: ("580.142",),
     posture.options: OPTIONS,

@@ -18,7 +18,7 @@ import pytest
 from ground.errors import InvalidRequest
 from scrubber.core import events as ev
 from scrubber.core.fencing import open_to
-from scrubber.core.model import DeviceNumber, Holder, NodeKind
+from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Missed, Witness
 from scrubber.fence import fence, kernel
@@ -234,6 +234,50 @@ def test_a_jobs_device_is_open_to_its_group_alone(asking: Asking, group: Path, f
     job.rmdir()
     asking.guard.renew()
     assert run(made_group(job), OPENS) == "refused", "a later group with its name is another one"
+
+
+def of_a_claim(*pods: str) -> Record:
+    return lives.live(lives.OF_CLAIM, ev.LetIn(pods), ev.PutInUse(Owner(lives.A, lives.NOW, seen=True)))
+
+
+def test_a_claims_device_is_open_to_its_pods_alone(asking: Asking, owner: Path, foreign: Path, group: Path) -> None:
+    refused(asking)
+    second = made_group(group / "second")
+    asking.keep(of_a_claim(lives.A, lives.B))
+    assert [run(place, OPENS) for place in (owner, second, foreign)] == ["opened", "refused", "refused"]
+    asking.groups[lives.B] = frozenset({identity(second)})
+    asking.guard.renew()
+    assert [run(place, OPENS) for place in (owner, second, foreign)] == ["opened", "opened", "refused"]
+    assert (asking.uses(), sum(it.refused > 0 for it in asking.guard.askers.of(DEVICE))) == (0, 2)
+    asking.keep(of_a_claim())
+    assert [run(place, OPENS) for place in (owner, second, foreign)] == ["refused", "refused", "refused"]
+
+
+@pytest.mark.parametrize(("stays", "uses"), [(True, 1), (False, 0)])
+def test_a_pod_that_leaves_its_claim_may_have_the_device(
+    asking: Asking, owner: Path, group: Path, *, stays: bool, uses: int
+) -> None:
+    """While another pod of the claim stays."""
+    refused(asking)
+    second = made_group(group / "second")
+    asking.groups[lives.B] = frozenset({identity(second)})
+    asking.keep(of_a_claim(lives.A, lives.B))
+    with keeping(owner):
+        if stays:
+            asking.keep(of_a_claim(lives.B))
+    asking.keep(of_a_claim(lives.B))
+    assert (run(owner, OPENS), run(second, OPENS), asking.uses()) == ("refused", "opened", uses)
+
+
+def test_a_later_service_lets_in_the_pods_of_a_claim(
+    asking: Asking, standing: Fence, service: Path, owner: Path, foreign: Path
+) -> None:
+    refused(asking)
+    asking.keep(of_a_claim(lives.A))
+    following = Guard(standing, identity(service), asking.sources)
+    following.changed(DEVICE, open_to(of_a_claim(lives.A)))
+    following.learn(FULL_ONLY)
+    assert (run(owner, OPENS), run(foreign, OPENS)) == ("opened", "refused")
 
 
 def test_only_a_group_without_the_service_has_devices(asking: Asking, group: Path, service: Path) -> None:

@@ -110,6 +110,10 @@ class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
         asked = scrub_pb2.AcquireRequest(devices=[request.device])
         return await self._answered("distrust", asked, context, scrub_pb2.DistrustResponse())
 
+    async def LetIn(self, request, context):
+        asked = scrub_pb2.AcquireRequest(devices=request.pods.uids)
+        return await self._answered("let in", asked, context, scrub_pb2.LetInResponse())
+
     async def _notice(self) -> None:
         async with self._seen:
             self._seen.notify_all()

@@ -55,6 +55,20 @@ def test_an_owner_is_a_name(name):
         request_limits.owner(name)
 
 
+@pytest.mark.parametrize(
+    ("uids", "why"),
+    [
+        ([f"pod-{n}" for n in range(257)], "257 pods were named, at most 256"),
+        (["container:0123456789ab"], "no UID of a pod"),
+        ([""], "no UID of a pod"),
+        (["pod-1", "../pod-2"], "no UID of a pod"),
+    ],
+)
+def test_a_list_of_pods_is_refused_when_it(uids, why):
+    with pytest.raises(InvalidRequest, match=why):
+        request_limits.pods(uids)
+
+
 def test_a_pod_uid_is_an_owner():
     assert request_limits.owner("8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11") == "8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11"
 

@@ -11,6 +11,7 @@ import pytest
 from ground.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.core import answers
 from scrubber.core import events as ev
+from scrubber.core.fencing import Pods
 from scrubber.core.model import AilmentKind, Facts, ScrubPath, State
 from scrubber.core.record import Record
 from scrubber.service.context import MAX_ROUNDS
@@ -81,6 +82,41 @@ async def test_an_owner_gets_its_grants_again(world):
     again = await world.tenant_requests.acquire([one], announced=False, exclusive=True, owner="job 7")
     assert again == {one: first[one]}
     assert len(world.truth.entries) == before
+
+
+def pods(names: str) -> Pods:
+    """With a letter as a UID."""
+    return Pods(frozenset(names))
+
+
+async def test_a_claim_lets_in_the_pods_named_last(world):
+    device, before = world.uuids[0], len(world.truth.entries)
+    claim, a, b, both = {"announced": False, "exclusive": True, "owner": "claim"}, *map(pods, ("a", "b", "ab"))
+    first = await world.tenant_requests.acquire([device], **claim, only=a)
+    assert await world.tenant_requests.acquire([device], **claim, only=a) == first
+    assert await world.tenant_requests.acquire([device], **claim, only=both) == first
+    assert await world.tenant_requests.let_in("claim", b) == [device]
+    await world.tenant_requests.let_in("claim", b)
+    assert await world.tenant_requests.let_in("another claim", a) == []
+    await world.die()
+    await world.start()
+    assert world.life.ledger.records[device].tenancy.claim_pods == ("b",)
+    await world.tenant_requests.release(owner="claim")
+    assert await world.tenant_requests.let_in("claim", b) == []
+    kinds = (ev.Granted, ev.LetIn, ev.Released)
+    first, *let_in, last = [it.event for it in world.truth.entries[before:] if isinstance(it.event, kinds)]
+    assert (type(first), type(last)) == (ev.Granted, ev.Released)
+    assert let_in == [ev.LetIn(("a",)), ev.LetIn(("a", "b")), ev.LetIn(("b",))]
+
+
+async def test_pods_are_let_in_for_an_owner_only(world):
+    """Nobody would give the device back, and it would stay closed to all others."""
+    for more in ({"exclusive": True}, {"owner": "claim"}):
+        with pytest.raises(InvalidRequest, match="no owner who keeps the devices"):
+            await world.tenant_requests.acquire([world.uuids[0]], announced=False, only=pods("a"), **more)
+    with pytest.raises(InvalidRequest, match="no owner was named"):
+        await world.tenant_requests.let_in("", pods("a"))
+    assert world.state(world.uuids[0]) is State.CLEAN
 
 
 async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatch):

@@ -35,7 +35,7 @@ OBSERVE: dict[str, Ask] = {
 }
 # They do not observe holders, or ask about devices that are not clean.
 OTHERS = {
-    "TenantRequests.distrust", "OperatorRequests.quarantine", "OperatorRequests.reinstate",
+    "TenantRequests.let_in", "TenantRequests.distrust", "OperatorRequests.quarantine", "OperatorRequests.reinstate",
     "OperatorRequests.reinstate_without_proof",
     "Upkeep.recover", "Upkeep.register", "Upkeep.name_pods", "Monitor.run",
 }  # fmt: skip

@@ -92,6 +92,8 @@ LIFE = [
      "handed out to 4711 (grant grant-1, receipt r-1), until it is released"),
     (ev.GrantedUnproven(replace(GRANT, owner="4711"), "not scrubbed"),
      "handed out to 4711 WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
+    (ev.LetIn(("pod-a", "pod-b")), "its claim is reserved for 2 pods: pod-a, pod-b"),
+    (ev.LetIn(()), "its claim is reserved for 0 pods"),
     (ev.Deferred(), "given to a pod whose containers wait until it is proven clean"),
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),
     (ev.PutInUse(Owner("pod-a", NOW, name="team/a-0/main")), "in use by team/a-0/main (pod pod-a)"),

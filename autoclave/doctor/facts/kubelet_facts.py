@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from autoclave.doctor.facts import safe_read
 from autoclave.doctor.node_facts import CheckFault, Directory, Node, Socket, Sockets, fact
@@ -21,6 +22,10 @@ from plugin.dra.resource_slices import Pool
 from plugin.registration import sockets
 from scrubber.node import assignments
 
+if TYPE_CHECKING:
+    from plugin.cluster.apiserver import ApiServer
+
+A = TypeVar("A")
 RIVALS = "nvidia"  # prefix of the sockets of NVIDIA's plugins and their forks
 API_WITHIN = 5.0  # seconds for a call of the API server
 
@@ -110,6 +115,28 @@ def missing_gates(node: Node) -> frozenset[str] | CheckFault | None:
 
     It is given a slice with a taint, as a dry run: it keeps the taint only if it has the gate.
     """
+
+    async def missing(server: ApiServer, name: str) -> frozenset[str]:
+        tried = resource_slices.with_a_taint(Pool(node.driver_name, name, (await server.read()).uid))
+        kept = resource_slices.has_taint(await server.apply_slice(tried, dry_run=True))
+        return frozenset() if kept else frozenset({resource_slices.TAINTS_GATE})
+
+    return _of_cluster(node, missing)
+
+
+@fact
+def unprepared_slices(node: Node) -> tuple[str, ...] | CheckFault | None:
+    """The ResourceSlices of this node whose devices the kubelet does not prepare; None without a DRA driver."""
+
+    async def unprepared(server: ApiServer, _name: str) -> tuple[str, ...]:
+        listed = await server.slices_of(node.driver_name)
+        return tuple(it["metadata"]["name"] for it in listed if resource_slices.skips_prepare(it))
+
+    return _of_cluster(node, unprepared)
+
+
+def _of_cluster(node: Node, ask: Callable[[ApiServer, str], Awaitable[A]]) -> A | CheckFault | None:
+    """What the API server says to the DRA driver of this node; None without one."""
     if not node.driver_name:
         return None
     name = os.environ.get("NODE_NAME", "")
@@ -117,17 +144,15 @@ def missing_gates(node: Node) -> frozenset[str] | CheckFault | None:
     if file is None or not name:
         return CheckFault("there are no credentials, or NODE_NAME is not set")
 
-    async def ask() -> frozenset[str]:
+    async def asked() -> A:
         server = reporter.connect(file, name, API_WITHIN)
         try:
-            tried = resource_slices.with_a_taint(Pool(node.driver_name, name, (await server.read()).uid))
-            kept = resource_slices.has_taint(await server.apply_slice(tried, dry_run=True))
-            return frozenset() if kept else frozenset({resource_slices.TAINTS_GATE})
+            return await ask(server, name)
         finally:
             await server.close()
 
     try:
-        return asyncio.run(ask())
+        return asyncio.run(asked())
     except Unusable as error:
         return CheckFault(str(error))
     except Failure as failure:

@@ -32,6 +32,7 @@ GATES = {
 """The feature gates of optional fields of a ResourceSlice, and what the DRA driver does without them."""
 
 GATES_SINCE = "1.36"
+WITH_CREDENTIALS = "run it with the credentials and the NODE_NAME of `autoclave dra`, such as in its pod"
 OTHER_DIRECTORY = (
     "name the kubelet's directory with --kubelet-dir, or mount it here; on a node without Kubernetes, run `autoclave"
     " doctor --without-kubernetes`"
@@ -194,8 +195,7 @@ def feature_gates(node: Node) -> Iterator[Finding]:
     if missing is None:
         return
     if isinstance(missing, CheckFault):
-        remedy = "run it with the credentials and the NODE_NAME of `autoclave dra`, such as in its pod"
-        yield warning(f"cannot ask the API server what it keeps of a slice: {missing.text}", remedy)
+        yield warning(f"cannot ask the API server what it keeps of a slice: {missing.text}", WITH_CREDENTIALS)
         return
     for gate, effect in GATES.items():
         if gate in missing:
@@ -203,3 +203,19 @@ def feature_gates(node: Node) -> Iterator[Finding]:
             yield warning(text, f"switch it on; it is on by default since Kubernetes {GATES_SINCE}")
     if not missing:
         yield ok("the API server keeps all fields of a ResourceSlice that the DRA driver writes")
+
+
+@check("claims", of_kubernetes=True)
+def claims(node: Node) -> Iterator[Finding]:
+    """The kubelet asks the DRA driver before a pod gets a device of a claim."""
+    unprepared = kubelet_facts.unprepared_slices(node)
+    if unprepared is None:
+        return
+    if isinstance(unprepared, CheckFault):
+        yield warning(f"cannot ask the API server for the slices of the driver: {unprepared.text}", WITH_CREDENTIALS)
+        return
+    for name in unprepared:
+        text = f"nothing is proven of the devices of the ResourceSlice {name}: the kubelet asks no driver for them"
+        yield broken(text, "take skipNodeOperations out of the slice, or find out who has written it")
+    if not unprepared:
+        yield ok("the kubelet asks the DRA driver before a pod gets a device of a claim")

@@ -1,6 +1,7 @@
 """The real DRA driver as a process of its own. The test speaks for the kubelet and the API server."""
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import grpc.aio
@@ -15,15 +16,21 @@ from tests.plugin.live_plugin import Plugin, until_files
 from tests.plugin.scraping import get, scrape
 
 NODE = "node-1"
+POD = "pod-1"  # the UID of the pod of a claim
 SOON = MARGIN + 0.2  # seconds of a call that has no time to wait
 
 
-def allocated(name: str, *devices: str, driver: str = DRIVER, uid: str = "", **more: object) -> dict[str, Any]:
-    """A claim to which the scheduler has given these devices."""
+def allocated(
+    name: str, *devices: str, driver: str = DRIVER, uid: str = "", pods: Collection[str] = (POD,), **more: object
+) -> dict[str, Any]:
+    """A claim to which the scheduler has given these devices, for these pods."""
     results = [{"driver": driver, "pool": NODE, "request": "gpus", "device": device, **more} for device in devices]
     metadata = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}"}
     allocation = {"devices": {"results": results}}
-    return {"kind": "ResourceClaim", "metadata": metadata, "status": {"allocation": allocation}}
+    reserved = [{"resource": "pods", "name": pod, "uid": pod} for pod in pods]
+    return {
+        "kind": "ResourceClaim", "metadata": metadata, "status": {"allocation": allocation, "reservedFor": reserved}
+    }  # fmt: skip
 
 
 def allocate(api: ApiServer, name: str, *devices: str) -> None:

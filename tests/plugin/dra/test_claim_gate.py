@@ -17,7 +17,7 @@ async def test_a_claim_gives_back_what_the_service_says_it_has(door, followed):
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
         await listing.until_known()
         gate, until = ClaimGate(scrubber, listing), asyncio.get_running_loop().time() + WITHIN
-        await gate.take("a", {"gpu-0000"}, until, "")
+        await gate.take("a", {"gpu-0000"}, ("pod",), until, "")
         await gate.give_back("a", until, "")
         await gate.give_back("a", until, "")
     assert door.asked == [("acquire", ("GPU-0000",)), ("release", ()), ("release", ())]
@@ -29,8 +29,9 @@ async def test_an_older_list_gives_a_claim_no_device(door, followed):
     door.answer = no(Refused(Reason.SCRUB_FAILED, "cannot hand out GPU-0000: its scrub failed"))
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
         await listing.until_known()
+        gate, until = ClaimGate(scrubber, listing), asyncio.get_running_loop().time() + WITHIN
         with pytest.raises(Refused, match="its scrub failed"):
-            await ClaimGate(scrubber, listing).take("a", {"gpu-0000"}, asyncio.get_running_loop().time() + WITHIN, "")
+            await gate.take("a", {"gpu-0000"}, (), until, "")
 
 
 async def test_a_device_of_another_claim_is_not_asked_for(door, followed):
@@ -38,7 +39,7 @@ async def test_a_device_of_another_claim_is_not_asked_for(door, followed):
     async with followed() as listing, client.ScrubberClient(door.socket) as scrubber:
         await listing.until_known()
         with pytest.raises(NotReady, match="GPU-0000 still belongs to another claim"):
-            await ClaimGate(scrubber, listing).take("a", {"gpu-0000"}, asyncio.get_running_loop().time() + 0.1, "")
+            await ClaimGate(scrubber, listing).take("a", {"gpu-0000"}, (), asyncio.get_running_loop().time() + 0.1, "")
     assert door.asked == []
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -15,6 +15,7 @@ from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.devices import Device, MigStrategy, own_devices
 from plugin.dra import dra_driver as dra
 from plugin.dra.claim_gate import ClaimGate
+from plugin.dra.claim_pods import ClaimPods
 from plugin.dra.config import DraConfig
 from plugin.dra.dra_driver import DraDriver, OwnDevices
 from plugin.dra.metrics import DraCounters
@@ -76,7 +77,9 @@ async def serving(service, folder) -> AsyncIterator[Cluster]:
             server = grpc.aio.server()
             counters = DraCounters(CollectorRegistry())
             gate = ClaimGate(scrubber, listing)
-            driver = DraDriver(chosen, listing, gate, cast(Any, cluster), InFlight(), OwnDevices(chosen), counters)
+            source: Any = cluster
+            pods = ClaimPods(source, scrubber, listing)
+            driver = DraDriver(chosen, listing, gate, pods, InFlight(), OwnDevices(chosen), counters)
             server.add_generic_rpc_handlers(tuple(dra.handlers(driver)))
             server.add_insecure_port(f"unix:{folder}/dra.sock")
             await server.start()
@@ -168,6 +171,25 @@ async def test_without_the_service_no_claim_is_prepared_or_given_back(cluster, s
 async def test_a_claim_of_the_same_name_is_another_claim(cluster):
     cluster.allocate("a", 0)
     assert "another UID" in (await cluster.prepare("a", uid="uid-of-an-older-claim")).error
+
+
+@pytest.mark.parametrize(
+    ("pods", "consumer", "more", "why"),
+    [
+        (["pod-1"], None, {"shareID": "0f5b4c5e"}, "the claim default/a shares {} with other claims"),
+        (["pod-1"], "podgroups", {}, "the claim default/a is reserved for podgroups/all, whose pods are not known"),
+        ([], None, {}, "the claim default/a is reserved for no pod"),
+    ],
+    ids=["shared with other claims", "for a group of pods", "for nobody"],
+)
+async def test_a_claim_whose_pods_are_unknown_is_refused(cluster, pods, consumer, more, why):
+    cluster.allocate("a", 0, pods=pods, **more)
+    if consumer is not None:
+        reserved = {"apiGroup": "scheduling.k8s.io", "resource": consumer, "name": "all", "uid": "uid-all"}
+        cluster.claims["a"]["status"]["reservedFor"].append(reserved)
+    error = (await cluster.prepare("a")).error
+    assert error.startswith(f"autoclave: {why.format(cluster.gpus()[0].uuid.lower())}")
+    await cluster.owners("", "")
 
 
 async def test_a_missing_claim_gets_no_device(cluster):

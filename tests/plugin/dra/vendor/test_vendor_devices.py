@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
+from ground import paths
 from plugin.cluster.report_choice import ReportChoice
 from plugin.cluster.retry_loop import Failure, FailureKind
 from plugin.dra import dra_driver, driver_process
@@ -19,6 +20,7 @@ from plugin.kubelet_api import pluginregistration_pb2 as registration
 from plugin.registration import sockets
 from plugin.registration.sockets import FileWatch
 from plugin.stopping import InFlight
+from scrub_api import admin_client
 from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import allocated, prepare, unprepare
@@ -60,6 +62,13 @@ class Cluster:
     async def claim(self, _namespace, name):
         self._demand_readable()
         return self.claims[name]
+
+    async def claim_changes(self, namespace, name):
+        yield await self.claim(namespace, name)
+        await asyncio.Event().wait()
+
+    async def claim_places(self, uids):
+        return {uid: ("default", uid) for uid in uids}
 
     async def slices_of(self, name):
         self._demand_readable()
@@ -164,6 +173,14 @@ async def test_the_vendor_answers_for_devices_that_the_claim_has_clean(cluster):
     assert await cluster.unprepare("a") == ""
     assert await cluster.states() == ["clean", "clean"]
     assert cluster.vendor.asked == [("Prepare", ("a",)), ("Prepare", ("a",)), ("Unprepare", ("a",))]
+
+
+async def test_a_claims_pods_are_let_in_behind_the_gate(cluster, service):
+    cluster.allocate("a", 0, pods=("pod-a", "pod-b"))
+    assert (await cluster.prepare("a")).error == ""
+    async with admin_client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
+        rows = await admin.history(cluster.gpus[0])
+    assert "its claim is reserved for 2 pods: pod-a, pod-b" in [row.text for row in rows]
 
 
 async def test_each_device_of_a_claim_has_its_gate(cluster, service, short_tmp):
