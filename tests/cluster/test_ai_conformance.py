@@ -24,7 +24,7 @@ async def test_a_pod_without_a_claim_finds_no_gpu(claims):
     assert await found(claims, "beside") == "gpus=0"
 
 
-async def test_a_container_without_the_claim_of_its_pod_finds_no_gpu(claims):
+async def test_a_container_beside_that_of_the_claim_finds_no_gpu(claims):
     spec = claiming(template="gpus-1")
     await claims.put("both", spec | {"containers": (*spec["containers"], container(gpus=0, name="beside"))})
     assert [await found(claims, "both", name) for name in ("main", "beside")] == ["gpus=1", "gpus=0"]

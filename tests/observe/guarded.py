@@ -282,7 +282,8 @@ class Guarded:
 
     def _is_asked(self, command: int) -> None:
         if command in (kernel._MAP_UPDATE, kernel._MAP_DELETE):
-            assert self.guard._turn._is_owned(), "of two threads that write, one may take back what the other wrote"  # type: ignore[attr-defined]
+            held = self.guard._turn._is_owned()  # type: ignore[attr-defined] # private to threading
+            assert held, "of two threads that write, one may take back what the other wrote"
         self._order(command)
 
     def _shake(self, device: Device) -> None:
@@ -545,17 +546,17 @@ class Guarded:
 
         def new() -> Iterator[Question]:
             yield from real()
-            questions.new = real  # type: ignore[method-assign]
+            questions.new = real  # type: ignore[method-assign] # for one reading
             order, self._order = self._order, lambda _command: None
             self.opens(actor, uuid)
             self._order = order
             self.devices[uuid].truth.doubtful += len(self.devices[uuid].numbers)  # told now, and excused afterwards
 
-        questions.new = new  # type: ignore[method-assign]
+        questions.new = new  # type: ignore[method-assign] # for one reading
         try:
             self.witness(uuid)
         finally:
-            questions.new = real  # type: ignore[method-assign]
+            questions.new = real  # type: ignore[method-assign] # for one reading
 
     @staticmethod
     def _check(uuid: str, more: int, since: Truth) -> None:
