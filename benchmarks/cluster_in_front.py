@@ -35,24 +35,24 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
         cluster = Cluster(client, logs)
         autoclave.rule()
         await autoclave.up()
-        with autoclave.in_files():
-            environment = await asyncio.to_thread(replace, autoclave)
-            it = InFront(cluster, Path(node.kubelet.command[0]).parent / "nvidia-device-plugin", environment, logs)
-            for turn in range(pods // TURN):
-                for kind, samples in waits.items():
-                    async with _plugin(kind, it, autoclave):
-                        before = allocations().get(GPU, (0.0, 0.0))
-                        for number in range(TURN):
-                            if kind != ALONE:
-                                await autoclave.clean()
-                            name = f"{kind.split()[-1].lower()}-{turn}-{number}"
-                            spec = mounted(cluster.spec(), container("-for", "50ms", gpus=GPUS))
-                            samples.append(await wait(cluster, name, spec))
-                        more = (new - old for new, old in zip(allocations()[GPU], before, strict=True))
-                        spent[kind] = tuple(a + b for a, b in zip(spent[kind], more, strict=True))
-                        if kind == BEHIND:
-                            programs = {"Autoclave's plugin in front": it.gate, "NVIDIA's plugin": it.vendor}
-                            sizes = {name: processes.rss(each.process.pid) / 2**20 for name, each in programs.items()}
+        autoclave.down()
+        environment = await asyncio.to_thread(replace, autoclave)
+        it = InFront(cluster, Path(node.kubelet.command[0]).parent / "nvidia-device-plugin", environment, logs)
+        for turn in range(pods // TURN):
+            for kind, samples in waits.items():
+                async with _plugin(kind, it, autoclave):
+                    before = allocations().get(GPU, (0.0, 0.0))
+                    for number in range(TURN):
+                        if kind != ALONE:
+                            await autoclave.clean()
+                        name = f"{kind.split()[-1].lower()}-{turn}-{number}"
+                        spec = mounted(cluster.spec(), container("-for", "50ms", gpus=GPUS))
+                        samples.append(await wait(cluster, name, spec))
+                    more = (new - old for new, old in zip(allocations()[GPU], before, strict=True))
+                    spent[kind] = tuple(a + b for a, b in zip(spent[kind], more, strict=True))
+                    if kind == BEHIND:
+                        programs = {"Autoclave's plugin in front": it.gate, "NVIDIA's plugin": it.vendor}
+                        sizes = {name: processes.rss(each.process.pid) / 2**20 for name, each in programs.items()}
     return [*starts(waits), *_ratios(waits), *_means(spent), *(_size(name, size) for name, size in sizes.items())]
 
 

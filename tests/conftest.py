@@ -84,15 +84,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HOME"] = os.devnull
     for name in [name for name in os.environ if name.startswith(("AUTOCLAVE_", "XDG_"))]:
         del os.environ[name]
-    if "cluster" not in config.getoption("-m"):  # the tests of a real node have a machine of their own
+    if "cluster" not in config.getoption("-m"):  # the tests of a real node have a machine and a network of their own
         os.environ.update(default_dirs.NOWHERE)
         sys.addaudithook(_refuse_default_directories)
+        sys.addaudithook(_refuse_network)  # sees every connect of this process, whichever library asks for it
     # Hundreds of processes are started from here: each would compile all that it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # A shell ignores SIGINT for what it runs in the background; programs that a test starts would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # An audit hook sees every connect of this process, whichever library asks for it.
-    sys.addaudithook(_refuse_network)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.pod_groups import roots
 Wanted = Callable[[views.DeviceStatus], bool]
 
 GPUS = 4
+MEMORY = "16MiB" if WHOLE else "64MiB"  # of each
 RUN_DIR = RUN / "autoclave"
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 SIMULATED = STATE / "autoclave/simulated"
@@ -34,18 +35,23 @@ CDI = RUN / "cdi"
 _PROGRAM = [sys.executable, "-m", "autoclave"]
 
 
-def _fenced() -> tuple[str | Path, ...]:
-    """The fence, and GPUs that are device nodes, where this node has control groups of version 2."""
-    second = roots().get("second")
-    return () if second is None else ("--cgroup-root", second)
+# Where the fence stands, and GPUs are device nodes; None on a node without control groups of version 2.
+ROOT_OF_FENCE = roots().get("second")
 
 
 class Operator:
     """What a person asks the scrub service of the node, and awaits."""
 
-    def __init__(self, run_dir: Path) -> None:
-        """``run_dir``: of the service."""
+    def __init__(self, run_dir: Path, fence: str | None) -> None:
+        """``run_dir``: of the service. ``fence``: the mode of its fence; None: no policy names one."""
         self._socket = paths.admin_socket(run_dir)
+        self._fence = fence if ROOT_OF_FENCE is not None else None
+
+    def _policy(self, **defaults: object) -> str:
+        """The policy of each node, with more defaults. A whole machine is slow."""
+        patience = {"timeouts": 10} if WHOLE else {}
+        fence = {"fence": {"mode": self._fence}} if self._fence is not None else {}
+        return json.dumps({"name": "cluster", "defaults": {**patience, **fence, **defaults}})
 
     async def devices(self, wanted: Wanted, index: int | None = None) -> tuple[views.DeviceStatus, ...]:
         """All devices or one, as soon as each of them is as wanted."""
@@ -78,16 +84,26 @@ class Operator:
         """All devices, as soon as they are clean and offered."""
         return await self.devices(lambda device: device.state == "clean" and device.healthy)
 
+    async def ready(self) -> None:
+        """Return when all devices are clean, behind a fence in the mode of this run."""
+        await self.clean()
+        if self._fence is not None:
+            await self.devices(lambda device: device.fence == self._fence)
+
+    async def refused(self, index: int, times: int) -> None:
+        """Return when the service has been told of so many refusals of a device since its start."""
+        await self.devices(lambda device: sum(asker.refused for asker in device.askers) >= times, index)
+
 
 class Autoclave(Operator):
     """The scrub service and the device plugin of the node."""
 
-    def __init__(self, logs: Path, memory: str = "64MiB") -> None:
-        """Nothing is started. ``memory``: of each GPU."""
-        super().__init__(RUN_DIR)
+    def __init__(self, logs: Path, memory: str = MEMORY, *, fence: str | None = None) -> None:
+        """Nothing is started. ``memory``: of each GPU. ``fence``: its mode, unless a policy names one."""
+        super().__init__(RUN_DIR, fence)
         self._logs = logs
         CDI.mkdir(exist_ok=True)
-        self._unfenced: list[str | Path] = [
+        command: list[str | Path] = [
             *_PROGRAM,
             *("scrubber", "--backend", "simulated", "--simulated-gpus", str(GPUS)),
             *("--simulated-memory", memory),
@@ -102,26 +118,14 @@ class Autoclave(Operator):
                 CDI,
             ),
             *("--create-gate", compiled(STATE / "autoclave-gate", SOURCE), "--gate-cdi-dir", CDI),
+            *(() if ROOT_OF_FENCE is None else ("--cgroup-root", ROOT_OF_FENCE)),
         ]
-        self.service = Program("autoclave-scrubber", [*self._unfenced, *_fenced()], logs)
+        self.service = Program("autoclave-scrubber", command, logs)
         self.plugin = Program("autoclave-plugin", [*_PROGRAM, "plugin"], logs)
 
     def rule(self, **defaults: object) -> None:
-        """Another policy; without one, that of every node. A whole machine is slow."""
-        patience = {"timeouts": 10} if WHOLE else {}
-        POLICY.write_text(json.dumps({"name": "cluster", "defaults": {**patience, **defaults}}))
-
-    @contextmanager
-    def in_files(self) -> Iterator[None]:
-        """The memory of the GPUs is in files, which a pod can mount, and there is no fence. Neither program runs."""
-        self.down()
-        self._remove_nodes()
-        fenced, self.service.command = self.service.command, self._unfenced
-        try:
-            yield
-        finally:
-            self.down()
-            self.service.command = fenced
+        """Another policy; without one, that of every node."""
+        POLICY.write_text(self._policy(**defaults))
 
     def serve(self) -> None:
         """Start the service. Return when it answers."""
@@ -142,22 +146,21 @@ class Autoclave(Operator):
             if program.process is not None:
                 program.end()
 
-    def clear_away(self) -> None:
-        """End both, and take away what a service leaves: its fence, its loop devices, and its control group."""
+    def uninstall(self) -> None:
+        """End both, and take the fence away: it may refuse for some time after the service has ended."""
         self.down()
-        self._remove_nodes()
+        if ROOT_OF_FENCE is not None:
+            fence.take_down(ROOT_OF_FENCE)
+
+    def clear_away(self) -> None:
+        """The same, and take away the other things that a service leaves: its loop devices and its control group."""
+        self.uninstall()
+        for place in layout.places(SIMULATED):
+            layout.remove_node(place)
         with suppress(fence.FenceError):  # in a namespace of its own, where the groups go with it
             own = cgroups.own_group(fence.root())
             for left in own.glob("autoclave") if own is not None else ():
                 left.rmdir()
-
-    @staticmethod
-    def _remove_nodes() -> None:
-        """Make the memory of each GPU a file again. The fence goes first: it may refuse who detaches a device."""
-        if "second" in roots():
-            fence.take_down(roots()["second"])
-        for place in layout.places(SIMULATED):
-            layout.remove_node(place)
 
     def floor(self) -> Program:
         """A plugin that does nothing, for the same GPUs."""

@@ -16,8 +16,9 @@ from lightkube.types import CascadeType
 
 from demo.standins.do_nothing_plugin import RESOURCE
 from plugin.dra.config import DRIVER
+from scrubber.devices.simulated import layout
 from tests.cluster import programs
-from tests.cluster.autoclave import GPUS, Autoclave
+from tests.cluster.autoclave import GPUS, ROOT_OF_FENCE, SIMULATED, Autoclave
 from tests.cluster.claims import Claims, device_class, dra_driver
 from tests.cluster.cluster import Cluster
 from tests.cluster.in_front import InFront, replace
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kubernetes", default=kubernetes_versions.NEWEST, help="the version that the control plane emulates"
     )
+    parser.addoption(
+        "--fence", default="refuse", choices=("refuse", "watch"), help="the mode of the fence, unless a test needs one"
+    )
     parser.addoption("--image", default="build/image.tar", help="archive of the image")
     parser.addoption("--cuda-image", default="build/image-cuda12.tar", help="archive of the image for NVIDIA GPUs")
     parser.addoption("--remnant-rounds", type=int, default=1, help="how often the next pod looks, after each ending")
@@ -41,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker("cluster")
+    if programs.WHOLE and item.get_closest_marker("long"):
+        item.add_marker(pytest.mark.skip("many pods, for hours on the one slow processor of this machine"))
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +82,10 @@ def _demand_gate(request: pytest.FixtureRequest, gate: Callable[[str], bool]) ->
 
 
 @pytest.fixture(scope="session")
-def autoclave(node: programs.Node) -> Iterator[Autoclave]:
+def autoclave(node: programs.Node, pytestconfig: pytest.Config) -> Iterator[Autoclave]:
     """Its programs; ``pods`` starts those that a test has left ended."""
     node.demand_running()
-    autoclave = Autoclave(LOGS)
+    autoclave = Autoclave(LOGS, fence=pytestconfig.getoption("--fence"))
     yield autoclave
     autoclave.clear_away()
 
@@ -105,7 +111,7 @@ async def pods(bare: Cluster, autoclave: Autoclave) -> Cluster:
     """Four clean GPUs that the scheduler may place, and no pods."""
     autoclave.rule()
     await autoclave.up()
-    await autoclave.clean()
+    await autoclave.ready()
     await bare.offered(GPUS)
     return bare
 
@@ -121,41 +127,48 @@ async def cluster(pods: Cluster) -> AsyncIterator[Cluster]:
 def floor(autoclave: Autoclave) -> Iterator[str]:
     """The resource of a plugin that does nothing, in place of Autoclave."""
     program = autoclave.floor()
-    autoclave.down()
+    autoclave.uninstall()
     program.start()
     yield RESOURCE
     program.end()
 
 
 @pytest.fixture
-def in_files(pods: Cluster, autoclave: Autoclave) -> Iterator[None]:  # noqa: ARG001 - the GPUs are clean
-    """NVIDIA's programs give a container nodes of their own, so its pod mounts the memory of its GPUs."""
-    with autoclave.in_files():
-        yield
+def refusing(pytestconfig: pytest.Config) -> None:
+    """The kernel keeps others off a GPU."""
+    if ROOT_OF_FENCE is None or pytestconfig.getoption("--fence") != "refuse":
+        pytest.skip("takes --fence refuse, and control groups of version 2")
+
+
+@pytest.fixture
+def gpu(pods: Cluster, refusing: None) -> layout.GpuFiles:  # noqa: ARG001 - the service has made it
+    """The first GPU, which has a device node."""
+    return layout.places(SIMULATED)[0]
 
 
 @pytest.fixture
 async def node_with_nvidia(
     pods: Cluster,
     autoclave: Autoclave,
-    in_files: None,  # noqa: ARG001 - only then can a pod mount the memory
     pytestconfig: pytest.Config,
 ) -> AsyncIterator[InFront]:
     """NVIDIA's plugin and ours, in place of our own devices; nothing is started."""
     program = (ROOT / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
     if not program.exists():
         pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
+    autoclave.down()
     it = InFront(pods, program, await asyncio.to_thread(replace, autoclave), LOGS)
     await pods.offered(0)
     yield it
     it.end()
+    autoclave.down()
 
 
 @pytest.fixture
 async def alone(node_with_nvidia: InFront, autoclave: Autoclave) -> InFront:
     """Pods get GPUs of NVIDIA's plugin, without Autoclave."""
     it = node_with_nvidia
-    autoclave.service.end()
+    autoclave.uninstall()
     it.vendor = it.nvidia(KUBELET_SOCKET="")
     it.vendor.start()
     await it.offered()
@@ -200,15 +213,16 @@ async def claims(pods: Cluster, driver: Program) -> AsyncIterator[Claims]:  # no
 def installed(
     node: programs.Node, autoclave: Autoclave, pytestconfig: pytest.Config, request: pytest.FixtureRequest
 ) -> Iterator[Installed]:
-    """Autoclave as the chart installs it with the module's ``VALUES``, in place of our own processes."""
+    """Autoclave as the chart installs it with the module's ``VALUES`` and ``FENCE``, in place of our own processes."""
     archive = ROOT / pytestconfig.getoption("--image")
     if not archive.exists():
         pytest.skip(
             f"no image in {archive}: make image ARGS='--cuda none --archive {pytestconfig.getoption('--image')}'"
         )
-    autoclave.down()
+    autoclave.uninstall()
     node.load(archive)
-    installed = Installed(LOGS / request.module.__name__.rpartition(".")[2], request.module.VALUES)
+    fence = getattr(request.module, "FENCE", pytestconfig.getoption("--fence"))
+    installed = Installed(LOGS / request.module.__name__.rpartition(".")[2], request.module.VALUES, fence)
     try:
         asyncio.run(installed.up())
         yield installed

@@ -68,5 +68,5 @@ def replace(autoclave: Autoclave) -> dict[str, str]:
     """Put NVIDIA's library in the place of our plugin, and start the service. Returns what NVIDIA's plugin needs."""
     environment: dict[str, str] = install()
     SPECS.mkdir(exist_ok=True)
-    autoclave.service.start()
+    autoclave.serve()
     return environment

@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Namespace, Pod
 from lightkube.types import PatchType
 
 from deploy import generate
-from tests.cluster.autoclave import RUN_DIR, Operator
+from tests.cluster.autoclave import ROOT_OF_FENCE, RUN_DIR, Operator
 from tests.cluster.cluster import Cluster
 from tests.deploy import manifests
 
@@ -22,6 +22,15 @@ STATE_DIR = Path("/var/lib/autoclave")
 SIMULATED = STATE_DIR / "simulated"
 GPUS = 2  # of the overlays
 PODS = Path("/var/log/pods")
+# For a fence, simulated GPUs have loop devices. Their service makes the nodes, and the control group of the fence.
+FOR_FENCE = {
+    "scrubber": {
+        "privileged": True,
+        "extraArgs": ["--cgroup-root=/fence"],
+        "extraVolumes": [{"name": "fence", "hostPath": {"path": str(ROOT_OF_FENCE), "type": "Directory"}}],
+        "extraVolumeMounts": [{"name": "fence", "mountPath": "/fence"}],
+    }
+}
 SPACE = {
     "apiVersion": "v1",
     "kind": "Namespace",
@@ -68,17 +77,23 @@ async def apply(cluster: Cluster, documents: Iterable[Mapping[str, Any]], *, dry
 class Installed(Operator):
     """Both DaemonSets, with the rights that the chart gives them."""
 
-    def __init__(self, logs: Path, values: Mapping[str, Any]) -> None:
-        """Nothing is installed. ``values``: of the chart."""
-        super().__init__(RUN_DIR / "doors")
+    def __init__(self, logs: Path, values: Mapping[str, Any], fence: str | None = None) -> None:
+        """Nothing is installed. ``values``: of the chart. ``fence``: the mode of the fence."""
+        super().__init__(RUN_DIR / "doors", fence)
         self._logs = logs
-        self.objects = objects(values)
+        self.objects = objects(self._fenced(values))
         logs.mkdir()
 
     async def change(self, values: Mapping[str, Any]) -> None:
         """As ``helm upgrade --install`` with other values."""
-        self.objects = objects(values)
+        self.objects = objects(self._fenced(values))
         await self.up()
+
+    def _fenced(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """With a fence: its policy, and what GPUs that are simulated take for it."""
+        if self._fence is None:
+            return dict(values)
+        return {**values, **FOR_FENCE, "policy": {**values.get("policy", {}), "inline": self._policy()}}
 
     async def up(self) -> None:
         """Return when both DaemonSets are ready on each node."""

@@ -1,7 +1,7 @@
 """NVIDIA's programs on the real node: their NVML is our stand-in, and each of their GPUs is a simulated one.
 
-They give a container device nodes, and the simulated memory is a file. So each pod mounts the memory of all GPUs
-itself, and asks for all of them.
+They give a container NVIDIA's device nodes, which lead to no simulated GPU. So each pod mounts the nodes of all GPUs
+itself, and asks for all of them. It is privileged: nobody but the fence keeps it off a GPU.
 """
 
 import json
@@ -49,8 +49,9 @@ def lose(number):
 
 
 def mounted(spec, container, indices=range(GPUS)):
-    """The specification of a pod whose container mounts the memory of all GPUs, or of some."""
+    """The specification of a pod whose container mounts the nodes of all GPUs, or of some."""
     places = [(f"memory{index}", f"/dev/simulated-gpu{index}", gpus()[index].memory) for index in indices]
-    volumes = [{"name": it, "hostPath": {"path": str(memory), "type": "File"}} for it, _, memory in places]
+    volumes = [{"name": it, "hostPath": {"path": str(memory)}} for it, _, memory in places]
+    container["securityContext"] = {"privileged": True}
     container["volumeMounts"] += [{"name": it, "mountPath": path} for it, path, _ in places]
     return spec | {"containers": [container], "volumes": [*spec["volumes"], *volumes]}

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,11 +36,15 @@ NODE, ADDRESS, KUBELET_PORT = (WHOLE_NODE, WHOLE_ADDRESS, WHOLE_PORT) if WHOLE e
 IMAGE = "localhost/pods:1"
 OF_NODE = ("kubelet", "containerd", "ctr", "containerd-shim-runc-v2", "gpuapp", "pause")
 OF_CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-OF_DISTRIBUTION = {"runc": "runc", "bridge": "containernetworking-plugins"}  # program: package of Debian
-OF_DISTRIBUTION |= {} if WHOLE else {"etcd": "etcd-server", "openssl": "openssl"}
+ALL = (*OF_NODE, *OF_CONTROL_PLANE)
+# Program: package of Debian.
+PACKAGES_OF_NODE = {"runc": "runc", "bridge": "containernetworking-plugins"}
+PACKAGES_OF_CONTROL_PLANE = {"etcd": "etcd-server", "openssl": "openssl"}
 NETWORK_PROGRAMS = "/usr/lib/cni:/opt/cni/bin"  # Debian's place, and that of others
-PODS = "10.244.0.0/24"
+WHOLE_PODS = "10.244.1.0/24"
+PODS = WHOLE_PODS if WHOLE else "10.244.0.0/24"
 PORT = 443  # the service of the API server has it, too: nothing forwards
+API = f"https://{SERVICE}:{PORT}"
 TOKEN, NODE_TOKEN = "admin", NODE  # known only on this machine's loopback
 CONTAINERD = STATE / "containerd.sock"
 CERTIFICATE, KEY = STATE / "apiserver.crt", STATE / "apiserver.key"
@@ -52,12 +56,18 @@ def missing(folder: Path) -> str | None:
     """Why no node can run here; None if one can."""
     if not STATE.is_dir():
         return "a node needs a machine of its own: run make cluster"
-    wanted = OF_NODE if WHOLE else (*OF_NODE, *OF_CONTROL_PLANE)
-    if absent := [name for name in wanted if not os.access(folder / name, os.X_OK)]:
-        return f"{', '.join(absent)} not found in {folder}: run make node"
+    if WHOLE:
+        return absent(folder, OF_NODE, PACKAGES_OF_NODE)
+    return absent(folder, ALL, PACKAGES_OF_NODE | PACKAGES_OF_CONTROL_PLANE)
+
+
+def absent(folder: Path, wanted: Sequence[str], packages: Mapping[str, str]) -> str | None:
+    """What is missing of programs in this folder and of packages; None if nothing is."""
+    if names := [name for name in wanted if not os.access(folder / name, os.X_OK)]:
+        return f"{', '.join(names)} not found in {folder}: run make node"
     places = f"{os.environ['PATH']}:{NETWORK_PROGRAMS}"
-    if packages := [package for name, package in OF_DISTRIBUTION.items() if shutil.which(name, path=places) is None]:
-        return f"not installed: {', '.join(packages)}"
+    if names := [package for name, package in packages.items() if shutil.which(name, path=places) is None]:
+        return f"not installed: {', '.join(names)}"
     return None
 
 
@@ -175,7 +185,7 @@ class Programs:
             program.demand_running()
 
     def _start(self, name: str, *command: str | Path) -> None:
-        program = Program(name, list(command), self._logs, self._folder)
+        program = Program(name, ["setpriv", "--pdeathsig", "KILL", *command], self._logs, self._folder)
         program.start()
         self._started.append(program)
 
@@ -285,7 +295,7 @@ def _credentials() -> None:
 
 def kubeconfig(path: Path, token: str) -> None:
     """Write the file with which a user finds the API server."""
-    cluster = {"server": f"https://127.0.0.1:{PORT}", "certificate-authority": str(CERTIFICATE)}
+    cluster = {"server": API, "certificate-authority": str(CERTIFICATE)}
     document = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -18,6 +18,7 @@ from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED
 from tests.cluster.claims import EXTENDED, SLICE, OtherDriver, claiming, request
 from tests.cluster.cluster import container, health
+from tests.cluster.escapes import stays_shut
 from tests.cluster.programs import KUBECONFIG, NODE
 
 
@@ -38,6 +39,10 @@ async def test_the_next_claim_finds_no_byte_of_the_last(claims, autoclave):
     await claims.hold("second", 4)
     assert cluster.words("second").count("CLEAN") == 4
     assert cluster.words("first")[-1] == "TERM"
+
+
+async def test_no_pod_opens_a_gpu_before_and_after_its_claim(claims, autoclave, gpu):
+    await stays_shut(claims.cluster, autoclave, gpu, lambda name: claims.hold(name, GPUS), is_claim=True)
 
 
 async def test_claims_made_at_once_are_all_prepared(claims):
@@ -274,6 +279,7 @@ async def test_a_claim_of_the_same_name_is_another_claim(claims):
     assert cluster.words("pod").count("CLEAN") == 8
 
 
+@pytest.mark.long
 async def test_claims_follow_each_other_without_a_refusal(claims):
     """A Job of twenty pods, each with all GPUs. A Prepare that fails would cost a minute."""
     spec = claiming("-for", "200ms", template="gpus-4")

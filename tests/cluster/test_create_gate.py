@@ -30,6 +30,7 @@ async def test_the_container_runtime_names_the_container_that_it_creates(cluster
     await files.until(log, lambda: '"pod": "default/named"' in log.read_text())
 
 
+@pytest.mark.long
 async def test_a_container_that_skipped_prestart_gets_a_clean_gpu(cluster, autoclave, node):
     """Between a restart of the kubelet and the registration, containers start without PreStartContainer."""
     autoclave.rule(model="per-container")
@@ -51,6 +52,7 @@ async def test_a_container_that_skipped_prestart_gets_a_clean_gpu(cluster, autoc
         assert "OWN" not in cluster.words(name)
 
 
+@pytest.mark.long
 async def test_ten_kills_of_the_service_fail_no_pod(cluster, autoclave):
     """Pods come while the service is away, and begin when it is back."""
     await cluster.hold("proof", gpus=GPUS)  # the gate is in force when the runtime has asked

@@ -22,15 +22,7 @@ QUALITIES = {
 }
 
 
-@pytest.fixture
-async def refusing(pods, autoclave):
-    """The pods of a node whose fence refuses; no container finds bytes of another, or no GPU."""
-    autoclave.rule(fence={"mode": "refuse"})
-    if not all(device.fence for device in await autoclave.clean()):
-        pytest.skip("takes root, and loop devices, and control groups of version 2")
-    await autoclave.devices(lambda device: device.fence == "refuse")
-    yield pods
-    assert pods.faults() == []
+pytestmark = pytest.mark.usefixtures("refusing")
 
 
 def _has_ended(pod) -> bool:
@@ -45,38 +37,38 @@ def gpu_container(quality: str, *flags: str, **more):
 
 
 @pytest.mark.parametrize("quality", QUALITIES)
-async def test_pods_of_each_quality_open_their_gpus(refusing, quality) -> None:
+async def test_pods_of_each_quality_open_their_gpus(cluster, quality) -> None:
     for number in range(ROUNDS):
         name = f"pod-{number}"
-        await refusing.create(name, gpu_container(quality, "-for", "50ms", gpus=4))
-        assert (await refusing.ended(name)).status.phase == "Succeeded", await refusing.refused()
-        assert refusing.words(name).count("CLEAN") == 4
+        await cluster.create(name, gpu_container(quality, "-for", "50ms", gpus=4))
+        assert (await cluster.ended(name)).status.phase == "Succeeded", await cluster.refused()
+        assert cluster.words(name).count("CLEAN") == 4
 
 
-async def test_init_containers_and_restarts_open_their_gpus(refusing) -> None:
+async def test_init_containers_and_restarts_open_their_gpus(cluster) -> None:
     inits = [container("-for", "50ms", name=f"init-{number}", gpus=2) for number in range(2)]
     main = container("-for", "100ms", "-exit", "1", gpus=2)
     beside = container("-for", "100ms", "-exit", "1", gpus=2, name="beside")
-    await refusing.create("first", main, beside, initContainers=inits, restartPolicy="OnFailure")
-    await refusing.said("first", "HOLDING", more=3)
-    await refusing.said("first", "HOLDING", "beside", more=2)
-    await refusing.delete("first")
-    await refusing.hold("second", gpus=4)
+    await cluster.create("first", main, beside, initContainers=inits, restartPolicy="OnFailure")
+    await cluster.said("first", "HOLDING", more=3)
+    await cluster.said("first", "HOLDING", "beside", more=2)
+    await cluster.delete("first")
+    await cluster.hold("second", gpus=4)
 
 
-async def test_a_static_pod_opens_its_gpus(refusing) -> None:
+async def test_a_static_pod_opens_its_gpus(cluster) -> None:
     metadata = {"name": "static", "namespace": "default"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": refusing.spec(container(gpus=3))}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": cluster.spec(container(gpus=3))}
     file = MANIFESTS / "static.json"
     file.write_text(json.dumps(pod))
     try:
-        await refusing.said(f"static-{NODE}", "HOLDING")
+        await cluster.said(f"static-{NODE}", "HOLDING")
     finally:
         file.unlink()
-    await refusing.gone(f"static-{NODE}")
+    await cluster.gone(f"static-{NODE}")
 
 
-async def test_pods_of_an_exempt_namespace_are_let_in_and_counted(refusing, autoclave) -> None:
+async def test_pods_of_an_exempt_namespace_are_let_in_and_counted(cluster, autoclave) -> None:
     place = layout.places(SIMULATED)[0]
     number = place.memory.stat().st_rdev
     for round_ in range(ROUNDS):
@@ -84,25 +76,30 @@ async def test_pods_of_an_exempt_namespace_are_let_in_and_counted(refusing, auto
         name = f"exempt-{round_}"
         opens = container("-open", "/gpu", "-number", str(number), "-for", "50ms", gpus=0)
         opens |= {"securityContext": {"privileged": True}}
-        pod = {"metadata": {"name": name, "namespace": EXEMPT}, "spec": refusing.spec(opens)}
-        await refusing.client.create(Pod.from_dict(pod), namespace=EXEMPT)
-        await refusing.until(Pod, name, _has_ended, EXEMPT)
-        await refusing.client.delete(Pod, name, grace_period=0, namespace=EXEMPT)
-        assert "OPENED" in refusing.words(name), round_
+        pod = {"metadata": {"name": name, "namespace": EXEMPT}, "spec": cluster.spec(opens)}
+        await cluster.client.create(Pod.from_dict(pod), namespace=EXEMPT)
+        await cluster.until(Pod, name, _has_ended, EXEMPT)
+        await cluster.client.delete(Pod, name, grace_period=0, namespace=EXEMPT)
+        assert "OPENED" in cluster.words(name), round_
         await autoclave.devices(lambda device, before=before: device.state == "clean" and device.receipt != before, 0)
 
 
-async def test_a_pod_whose_sandbox_is_made_again_opens_its_gpus(refusing) -> None:
-    await refusing.create("holder", container(gpus=2), restartPolicy="Always")
-    await refusing.said("holder", "HOLDING")
-    uid = str((await refusing.client.get(Pod, "holder")).metadata.uid)
+async def test_a_pod_whose_sandbox_is_made_again_opens_its_gpus(cluster) -> None:
+    await cluster.create("holder", container(gpus=2), restartPolicy="Always")
+    await cluster.said("holder", "HOLDING")
+    uid = str((await cluster.client.get(Pod, "holder")).metadata.uid)
     os.kill(_sandbox(uid), SIGKILL)
-    await refusing.said("holder", "HOLDING", more=1)
+    await cluster.said("holder", "HOLDING", more=1)
 
 
 def _sandbox(uid: str) -> int:
     commands = Path("/proc").glob("[0-9]*/cmdline")
-    [sandbox] = [it for it in commands if _text(it).startswith("/pause") and uid in _text(it.with_name("cgroup"))]
+    names = {uid, uid.replace("-", "_")}  # of the control group: by the driver cgroupfs, and systemd
+    [sandbox] = [
+        it
+        for it in commands
+        if _text(it).startswith("/pause") and any(name in _text(it.with_name("cgroup")) for name in names)
+    ]
     return int(sandbox.parent.name)
 
 

@@ -28,6 +28,7 @@ async def test_without_autoclave_the_next_pod_finds_the_secret(pods, floor):
     assert "DIRTY" in pods.words("second")
 
 
+@pytest.mark.long
 async def test_force_deletes_refuse_at_most_one_pod_in_ten(cluster, autoclave):
     """A force delete frees the GPUs in the kubelet while the container, which ignores SIGTERM, runs on for 2 s.
 
@@ -52,13 +53,12 @@ async def test_with_the_create_gate_force_deletes_refuse_no_pod(cluster):
     await force_deletes(cluster)
 
 
-async def test_where_prestart_waits_force_deletes_refuse_no_pod(pods, autoclave):
+@pytest.mark.usefixtures("refusing")
+async def test_where_prestart_waits_force_deletes_refuse_no_pod(cluster, autoclave):
     """The second pod is admitted at once, and the fence keeps its containers off the GPUs meanwhile."""
-    autoclave.rule(gate="prestart", fence={"mode": "refuse"})
-    if not all(device.fence for device in await autoclave.clean()):
-        pytest.skip("takes root, and loop devices, and control groups of version 2")
-    await autoclave.devices(lambda device: device.fence == "refuse")
-    await force_deletes(pods)
+    autoclave.rule(gate="prestart")
+    await autoclave.devices(lambda device: device.policy_gate == "prestart")
+    await force_deletes(cluster)
 
 
 async def force_deletes(cluster):
@@ -117,6 +117,7 @@ async def test_a_static_pod_holds_its_gpus(cluster):
     assert cluster.gpus("next") == cluster.gpus(name)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("load")
 async def test_no_pod_of_a_burst_fails(cluster):
     """Eight pods for four GPUs, five times."""
@@ -127,6 +128,7 @@ async def test_no_pod_of_a_burst_fails(cluster):
     assert await cluster.refused() == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("load")
 async def test_no_pod_of_a_job_fails(cluster):
     """A hundred pods, four at a time."""

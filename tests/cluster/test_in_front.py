@@ -13,6 +13,7 @@ from scrubber.devices.simulated import drills
 from tests.cluster import files
 from tests.cluster.autoclave import GPUS, SIMULATED, registered, stand_by
 from tests.cluster.cluster import container
+from tests.cluster.escapes import stays_shut
 from tests.cluster.nvidia import lose, mounted
 from tests.cluster.programs import until_ready
 from tests.fetching import fetch
@@ -33,7 +34,7 @@ async def test_without_autoclave_the_next_pod_finds_the_secret(alone):
 async def test_without_autoclave_one_lost_gpu_fails_every_pod(node_with_nvidia, autoclave):
     """It reads the links of all GPUs before it prefers one (k8s-device-plugin#2038)."""
     it = node_with_nvidia
-    autoclave.service.end()
+    autoclave.uninstall()
     it.vendor = it.nvidia(KUBELET_SOCKET="", **ONLY_PREFERS)
     it.vendor.start()
     await it.offered()
@@ -74,6 +75,11 @@ async def test_the_next_pod_finds_no_byte_by_any_strategy(behind, strategy, ids)
     assert behind.cluster.words("second").count("CLEAN") == GPUS
 
 
+async def test_only_a_pod_that_was_given_gpus_opens_them(behind, autoclave, gpu):
+    await stays_shut(behind.cluster, autoclave, gpu, behind.hold)
+
+
+@pytest.mark.long
 async def test_no_pod_of_a_job_fails(behind):
     """A hundred pods, each with all GPUs."""
     spec = mounted(behind.cluster.spec(), container("-for", "50ms", gpus=GPUS))
@@ -142,6 +148,8 @@ def all_healthy(log):
 
 
 async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia, autoclave):
+    autoclave.rule(fence={"mode": "watch"})  # the first pod is given no GPU by us
+    await autoclave.devices(lambda device: device.fence != "refuse")
     it = node_with_nvidia
     it.vendor = it.nvidia(KUBELET_SOCKET="")
     it.vendor.start()

@@ -21,6 +21,7 @@ from plugin.cluster import api_objects
 from scrubber.devices.simulated import drills, layout
 from tests.cluster import programs
 from tests.cluster.cluster import container
+from tests.cluster.escapes import escapes
 from tests.cluster.installed import GPUS, SIMULATED, apply, without_storage
 from tests.cluster.programs import NODE
 from tests.deploy import manifests
@@ -41,7 +42,7 @@ VALUES = {
 @pytest.fixture
 async def cluster(bare, installed):
     """No pods, and clean GPUs that the scheduler may place; no pod of the test finds bytes of another."""
-    await installed.clean()
+    await installed.ready()
     await bare.offered(GPUS)
     yield bare
     assert bare.faults() == []
@@ -68,7 +69,6 @@ async def test_the_example_pod_finds_no_residue(cluster):
     async with asyncio.timeout(WITHIN):
         said = [(await anext(lines)).strip() for _ in range(GPUS)]
     assert said == [f"wrote a secret into /dev/simulated-gpu{index}" for index in range(GPUS)]
-    assert all(b"a secret of the writer" in place.memory.read_bytes() for place in layout.places(SIMULATED))
     await cluster.delete("writer")
     await cluster.gone("writer")
     await apply(cluster, [example("reader")])
@@ -118,7 +118,7 @@ async def plugin(cluster, installed):
     bound = {"apiVersion": "v1", "kind": "Pod", "name": pod}
     request = ServiceAccountToken.from_dict({"metadata": {}, "spec": {"audiences": [], "boundObjectRef": bound}})
     made = await cluster.client.create(request, "autoclave-plugin", namespace=SPACE)
-    server = models.Cluster(f"https://127.0.0.1:{programs.PORT}", certificate_auth=str(programs.CERTIFICATE))
+    server = models.Cluster(programs.API, certificate_auth=str(programs.CERTIFICATE))
     config = KubeConfig.from_one(cluster=server, user=models.User(token=made.status.token))
     async with AsyncClient(config, trust_env=False) as client:
         yield client
@@ -216,10 +216,17 @@ async def update_repeatedly(installed, times: int) -> None:
         await asyncio.gather(*map(installed.update, ("autoclave-scrubber", "autoclave-plugin")))
 
 
-async def test_a_pod_keeps_its_gpu_while_the_service_is_updated(cluster, installed):
+@pytest.mark.usefixtures("refusing")
+async def test_an_update_of_the_service_opens_no_gpu_to_others(cluster, installed):
     await cluster.hold("holder")
+    [index] = map(int, cluster.gpus("holder"))
+    gpu = layout.places(SIMULATED)[index]
+    assert "REFUSED" in await escapes(cluster, "other", "its own /dev", gpu)
+    await installed.refused(index, 1)
     await installed.update("autoclave-scrubber")
     await cluster.said("holder", "INTACT", more=4)
+    assert "REFUSED" in await escapes(cluster, "another", "its own /dev", gpu)
+    await installed.refused(index, 1)
     await cluster.hold("next")
     assert cluster.gpus("holder").isdisjoint(cluster.gpus("next"))
     await cluster.said("holder", "INTACT", more=4)

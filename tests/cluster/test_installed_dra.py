@@ -20,7 +20,7 @@ DRIVER = "autoclave-dra"
 @pytest.fixture
 async def claims(bare, installed):
     """Clean GPUs in a slice, and no pods."""
-    await installed.clean()
+    await installed.ready()
     claims = Claims(bare)
     await claims.offer(1, GPUS)
     await claims.sliced(lambda devices: len(devices) == GPUS)

@@ -22,6 +22,7 @@ VALUES = {
     "policy": {"afterObserve": True},  # nothing uses the GPUs before the other one is here
     "dra": {"enabled": True, "inFrontOf": {"registrarDirectory": str(REGISTRAR), "driverName": VENDOR}},
 }
+FENCE = None  # behind one, the other driver names block devices, and the gate lets containers have no such node
 SLICE = resource_slices.slice_name(VENDOR, NODE)
 
 
@@ -44,7 +45,7 @@ def vendor(node):  # noqa: ARG001 - it runs
 @pytest.fixture
 async def claims(bare, vendor, installed):  # noqa: ARG001 - it runs
     """Clean GPUs in the slice of the other driver, and no pods."""
-    await installed.clean()
+    await installed.ready()
     claims = Claims(bare)
     await bare.client.create(device_class(VENDOR))
     await claims.template(f"gpus-{GPUS}", request(GPUS, of=VENDOR))

@@ -31,10 +31,10 @@ async def installed(bare, node, autoclave, pytestconfig):
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / "nvidia-device-plugin").resolve()
     if not (archive.exists() and program.exists()):
         pytest.skip(f"{archive} or {program} not found: see A real node in CONTRIBUTING.md")
-    autoclave.down()
+    autoclave.uninstall()
     node.load(archive)
     SPECS.mkdir(exist_ok=True)
-    it = Installed(LOGS / "installed-in-front", VALUES)
+    it = Installed(LOGS / "installed-in-front", VALUES, pytestconfig.getoption("--fence"))
     coming, vendor = asyncio.create_task(it.up()), None
     try:
         await files.until(DEVICE_PLUGINS, lambda: DIRECTORY.exists() or None)

@@ -79,7 +79,7 @@ async def driver_of(cluster, node):
     bound = {"boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": node}} if node else {}
     request = ServiceAccountToken.from_dict({"metadata": {}, "spec": {"audiences": [], **bound}})
     made = await cluster.client.create(request, "autoclave-dra", namespace=generate.NAMESPACE)
-    server = models.Cluster(f"https://127.0.0.1:{programs.PORT}", certificate_auth=str(programs.CERTIFICATE))
+    server = models.Cluster(programs.API, certificate_auth=str(programs.CERTIFICATE))
     config = KubeConfig.from_one(cluster=server, user=models.User(token=made.status.token))
     async with AsyncClient(config, trust_env=False) as client:
         yield client

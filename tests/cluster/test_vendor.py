@@ -17,6 +17,7 @@ from tests.cluster import files
 from tests.cluster.autoclave import GPUS
 from tests.cluster.claims import Claims, claiming, device_class, request
 from tests.cluster.conftest import LOGS
+from tests.cluster.escapes import stays_shut
 from tests.cluster.nvidia import ROOT, SPECS, gpus, install, mounted
 from tests.cluster.programs import KUBECONFIG, NODE, Program
 from tests.patience import WITHIN
@@ -41,7 +42,7 @@ class NvidiaClaims(Claims):
         self.gate = gate
 
     async def put(self, name, spec, indices=range(GPUS)):
-        """Create a pod that mounts the memory of all GPUs, or of some."""
+        """Create a pod that mounts the nodes of all GPUs, or of some."""
         [its] = spec["containers"]
         await super().put(name, mounted(self.cluster.spec() | spec, its, indices))
 
@@ -60,11 +61,12 @@ class NvidiaClaims(Claims):
 
 
 @pytest.fixture
-async def claims(pods, autoclave, in_files, pytestconfig, gate):  # noqa: ARG001 - the memory is in files
+async def claims(pods, autoclave, pytestconfig, gate):
     """NVIDIA's driver and our gate, in place of the device plugin."""
     program = (Path(__file__).parents[2] / pytestconfig.getoption("--programs") / PROGRAM).resolve()
     if not program.exists():
         pytest.skip(f"{program} not found: see A real node in CONTRIBUTING.md")
+    autoclave.down()
     environment = install() | {"KUBECONFIG": str(KUBECONFIG), "NODE_NAME": NODE}
     environment |= {"KUBELET_REGISTRAR_DIRECTORY_PATH": str(GATED)}  # as by a GPUCluster
     assigned = [f"{key}={value}" for key, value in environment.items()]
@@ -91,7 +93,7 @@ async def claims(pods, autoclave, in_files, pytestconfig, gate):  # noqa: ARG001
         yield claims
         await claims.clear()
     finally:
-        for it in (in_front, vendor):
+        for it in (in_front, vendor, autoclave.service):
             it.end()
         await pods.client.delete(DeviceClass, DRIVER)
         await pods.client.deletecollection(ResourceSlice)
@@ -107,6 +109,10 @@ async def test_nvidias_driver_prepares_what_the_gate_has_proven_clean(claims, au
     await claims.hold("second", GPUS)
     assert cluster.words("second").count("CLEAN") == GPUS
     assert cluster.words("first")[-1] == "TERM"
+
+
+async def test_no_pod_opens_a_gpu_before_and_after_its_claim(claims, autoclave, gpu):
+    await stays_shut(claims.cluster, autoclave, gpu, lambda name: claims.hold(name, GPUS), is_claim=True)
 
 
 async def test_a_claim_waits_for_a_force_deleted_pod(claims):

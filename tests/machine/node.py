@@ -1,8 +1,8 @@
 """``make machine ARGS=--node``: two nodes of Kubernetes under one control plane. One of them is the machine.
 
 So that node has systemd, version 2 of control groups and the systemd driver; its runtime and its kubelet are units. The
-other node and the control plane are programs of ``isolated`` on this machine. First the tests of a node run in the
-machine, as the only node. Then the chart is installed on both, and the trouble of one node must not reach the other.
+other node and the control plane are programs of ``isolated`` on this machine. The chart is installed on both, and the
+trouble of one node must not reach the other. The tests of one node are those of ``cluster``.
 """
 
 from __future__ import annotations
@@ -23,24 +23,12 @@ from deploy import generate
 from tests.cluster import isolated, programs
 from tests.cluster.cluster import Cluster
 from tests.cluster.installed import GPUS, Installed
-from tests.cluster.programs import NODE, WHOLE_ADDRESS, WHOLE_NODE
-from tests.machine import building, vm
+from tests.cluster.programs import NODE, WHOLE_NODE
+from tests.machine import building, cluster, vm
 from tests.machine.progress import say
 
-BUILT = building.ROOT / "build/node"
-IMAGE = building.ROOT / "build/image.tar"
-INSIDE = "/srv/programs"
 JOURNALS = Path("/var/lib/journals")  # of the pods, on both nodes
 LOGS = building.FOLDER / "node"
-DISK = building.FOLDER / "programs.img"
-PATIENCE = 600  # seconds: the machine has one processor, whose system calls are slow
-TAP, OUTSIDE = "tap0", "198.51.100.1"  # the network between both nodes
-TESTS = {
-    "handovers": "tests/cluster/test_handover.py -k 'not burst and not job and not one_pod_in_ten'",
-    "restarts": "tests/cluster/test_restarts.py",
-    "sick_gpus": "tests/cluster/test_quarantine.py tests/cluster/test_receipts.py",
-    "fence": "tests/cluster/test_fence.py",
-}
 VALUES = {
     **generate.OVERLAYS["simulated"],
     "clusterReports": {"enabled": True},
@@ -48,21 +36,6 @@ VALUES = {
     "directories": {"cdi": "/var/run/cdi"},
     "policy": {"inline": "name: machine\ndefaults: {timeouts: 10}\n"},
 }
-# What the machine keeps of its node: its address, and the way to the API server. The kubelet reads the speed of the
-# processor, of which user-mode Linux says nothing.
-_PREPARE = f"""set -e
-printf '[Match]\\nName=vec0\\n[Network]\\nAddress={WHOLE_ADDRESS}/24\\n[Route]\\n' > /etc/systemd/network/vec.network
-printf 'Destination={isolated.SERVICE}/32\\nGateway={OUTSIDE}\\n' >> /etc/systemd/network/vec.network
-sed 's/^model name.*/&\\ncpu MHz\\t\\t: 2000.000/' /proc/cpuinfo > /srv/cpuinfo
-echo '/srv/cpuinfo /proc/cpuinfo none bind 0 0' >> /etc/fstab
-echo '/srv/node {isolated.STATE} none bind,x-mount.mkdir 0 0' >> /etc/fstab
-echo '/dev/ubdb {INSIDE} ext4 ro 0 0' >> /etc/fstab
-mkdir -p /srv/node {INSIDE} {JOURNALS}
-systemctl daemon-reload
-systemctl enable -q --now systemd-networkd
-until ip route | grep -q {isolated.SERVICE}; do sleep 0.2; done
-mount -a
-"""
 
 
 class Nodes:
@@ -111,7 +84,7 @@ class Nodes:
             subprocess.run,
             ["deploy/kubectl/kubectl-autoclave", *arguments],
             cwd=building.ROOT,
-            env={**os.environ, "PATH": f"{BUILT}:{os.environ['PATH']}", "KUBECONFIG": str(programs.KUBECONFIG)},
+            env={**os.environ, "PATH": f"{cluster.BUILT}:{os.environ['PATH']}", "KUBECONFIG": str(programs.KUBECONFIG)},
             capture_output=True,
             text=True,
             check=False,
@@ -225,68 +198,43 @@ STEPS = (installed_on_both, updated_on_both, a_pod_moves, reboot, power_cut, nev
 
 
 def campaign(arguments: Sequence[str]) -> list[int]:
-    """An exit code for each of ``TESTS`` and ``STEPS``, or for those that are named."""
-    parts = (*TESTS, *(step.__name__ for step in STEPS))
+    """An exit code for each of ``STEPS``, or for those that are named."""
+    parts = [step.__name__ for step in STEPS]
     if unknown := [name for name in arguments if name not in parts]:
         raise building.NoMachineError(f"no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
     if os.geteuid() != 0:
         raise building.NoMachineError("a second node takes root: run make machine ARGS=--node as root")
-    if not (BUILT / "kubectl").exists():
-        raise building.NoMachineError(f"kubectl not found in {BUILT}: run make node")
-    if not IMAGE.exists():
-        raise building.NoMachineError(f"no image: make image ARGS='--cuda none --archive {IMAGE}'")
+    if not (cluster.BUILT / "kubectl").exists():
+        raise building.NoMachineError(f"kubectl not found in {cluster.BUILT}: run make node")
+    if not cluster.IMAGE.exists():
+        raise building.NoMachineError(f"no image: make image ARGS='--cuda none --archive {cluster.IMAGE}'")
     if not isolated.STATE.is_dir():
-        os.environ["AUTOCLAVE_TESTS_WAIT"] = str(PATIENCE)
+        os.environ["AUTOCLAVE_TESTS_WAIT"] = str(cluster.PATIENCE)
         python = (sys.executable, "-m")
         os.execv(  # noqa: S606 - no shell is wanted
             sys.executable, [*python, "tests.cluster.isolated", *python, "tests.machine", "--node", *arguments]
         )
-    if reason := programs.missing(BUILT):
+    if reason := programs.missing(cluster.BUILT):
         raise building.NoMachineError(reason)
     shutil.rmtree(LOGS, ignore_errors=True)
     for folder in (LOGS, JOURNALS):
         folder.mkdir(parents=True)
-    for words in (f"tuntap add {TAP} mode tap user 0", f"address add {OUTSIDE}/24 dev {TAP}", f"link set {TAP} up"):
-        subprocess.run(["ip", *words.split()], check=True)
-    _write_disk()
-    programs.ControlPlane(BUILT, LOGS).up()
+    subprocess.run(["sh", "-ec", cluster.LINK], check=True)
+    programs.ControlPlane(cluster.BUILT, LOGS).up()
     return asyncio.run(_campaign(arguments or parts))
 
 
 async def _campaign(wanted: Sequence[str]) -> list[int]:
-    with vm.booted(disks=[DISK], more=[f"vec0:transport=tap,ifname={TAP},depth=128"]) as machine:
+    with cluster.a_node() as machine:
         async with _nodes(machine) as nodes:
-            codes = [_tests(machine, name) for name in TESTS if name in wanted]
-            if steps := [step for step in STEPS if step.__name__ in wanted]:
-                _join(machine)
-                codes += [await _try(nodes, step) for step in steps]
-            return codes
-
-
-def _write_disk() -> None:
-    """The programs and the image, for the machine: it has no network."""
-    folder = DISK.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    for path in (*(BUILT / name for name in programs.OF_NODE), IMAGE):
-        (folder / path.name).unlink(missing_ok=True)
-        (folder / path.name).hardlink_to(path)
-    with DISK.open("wb") as disk:
-        disk.truncate(sum(path.stat().st_size for path in folder.iterdir()) * 5 // 4)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-d", folder, DISK], check=True)
+            _join(machine)
+            return [await _try(nodes, step) for step in STEPS if step.__name__ in wanted]
 
 
 @asynccontextmanager
 async def _nodes(machine: vm.Machine) -> AsyncIterator[Nodes]:
-    """The machine becomes a node, of which the kubelet does not run yet."""
-    machine.bring_checkout()
-    programs.kubeconfig(mine := LOGS / "kubelet.kubeconfig", WHOLE_NODE)
-    same = (programs.CERTIFICATE, programs.KUBECONFIG)
-    if machine.run(_PREPARE) != 0:
-        raise building.NoMachineError("it cannot become a node")
-    for place, path in (*zip(same, same, strict=True), (programs.NODE_KUBECONFIG, mine)):
-        text = path.read_text().replace("https://127.0.0.1", f"https://{isolated.SERVICE}")
-        (machine.folder / "given").write_text(text)
-        machine.run(f"cat /host/given > {place}")
+    """Both nodes, neither of which has joined."""
+    machine.run(f"mkdir -p {JOURNALS}")
     async with Cluster.connect() as client:
         nodes = Nodes(machine, Cluster(client, JOURNALS))
         following = asyncio.create_task(nodes.follow())
@@ -294,24 +242,19 @@ async def _nodes(machine: vm.Machine) -> AsyncIterator[Nodes]:
         following.cancel()
 
 
-def _tests(machine: vm.Machine, name: str) -> int:
-    command = f"AUTOCLAVE_TESTS_WAIT={PATIENCE} .venv/bin/python -m pytest -q -m cluster -p no:randomly"
-    command += f" --timeout {5 * PATIENCE}"  # of a test; all of its waits together
-    return machine.tries(name, f"{command} --programs {INSIDE} {TESTS[name]}")
-
-
 def _join(machine: vm.Machine) -> None:
     """Both kubelets run, and the image is in both runtimes."""
     python = f"cd {building.INSIDE} && .venv/bin/python -c"
     code = (
         "from pathlib import Path; from tests.cluster.programs import Node;"
-        f"node = Node(Path('{INSIDE}'), Path('/var/log')); node.join(); node.load(Path('{INSIDE}/{IMAGE.name}'))"
+        f"folder = Path('{cluster.INSIDE}'); node = Node(folder, Path('/var/log'));"
+        f"node.join(); node.load(folder / '{cluster.IMAGE.name}')"
     )
     if machine.run(f'{python} "{code}"') != 0:
         raise building.NoMachineError("the kubelet of the machine does not start")
-    node = programs.Node(BUILT, LOGS)
+    node = programs.Node(cluster.BUILT, LOGS)
     node.join()
-    node.load(IMAGE)
+    node.load(cluster.IMAGE)
 
 
 async def _try(nodes: Nodes, step: Callable[[Nodes], Awaitable[None]]) -> int:

@@ -66,6 +66,7 @@ TaskPlugin=task/cgroup
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu,sick
+SlurmdParameters=config_overrides
 Prolog=/etc/slurm/autoclave.sh
 Epilog=/etc/slurm/autoclave.sh
 PrologFlags=Alloc
@@ -108,6 +109,11 @@ for gpu in $gpus; do
 done
 say ends
 END
+  chown munge: /etc/munge/munge.key # the image was made where there is one user
+  # Slurm finds no name where the only address is that of the loopback.
+  mkdir -p /etc/systemd/system/munge.service.d
+  printf '[Service]\nExecStartPre=+ip address replace 192.0.2.1/32 dev lo\n' > /etc/systemd/system/munge.service.d/address.conf
+  systemctl daemon-reload
   systemctl enable -q munge slurmctld slurmd
   systemctl start munge slurmctld slurmd
   until_true free

@@ -92,3 +92,11 @@ def test_what_is_missing_is_said_before_anything_is_made(monkeypatch, tmp_path, 
     assert __main__.main([]) == 3
     assert "not installed: apt, dpkg, git, util-linux" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_removes_no_folder_that_another_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "FOLDER", tmp_path)
+    (tmp_path / "run-killed").mkdir()
+    with vm.own_folder() as first, vm.own_folder() as second:
+        assert {first, second} == set(tmp_path.glob("run-*"))
+    assert list(tmp_path.glob("run-*")) == []

@@ -7,6 +7,7 @@ print, to ``agent.py`` inside, and the folder is ``/host`` inside.
 from __future__ import annotations
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -223,18 +224,36 @@ def booted(
 ) -> Iterator[Machine]:
     """A machine that has booted the first of the kernels, within the context."""
     building.demand(kernels)
-    for path in building.FOLDER.glob("run-*"):
-        if not Path("/proc", path.name.split("-")[1]).exists():
-            shutil.rmtree(path, ignore_errors=True)  # its machine was killed with its run
     if (free := shutil.disk_usage(MEMORY_IN).free) < MEMORY:
         raise building.NoMachineError(
             f"its memory is {MEMORY >> 20} MiB in {MEMORY_IN}, which has {free >> 20} MiB left"
         )
-    folder = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=building.FOLDER))
-    machine = Machine(folder, disks, more)
-    try:
-        machine.start(kernels[0])
-        yield machine
-    finally:
-        machine.cut_power()
-        shutil.rmtree(folder)
+    with own_folder() as folder:
+        machine = Machine(folder, disks, more)
+        try:
+            machine.start(kernels[0])
+            yield machine
+        finally:
+            machine.cut_power()
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder of this run; those of runs that were killed are removed. A lock tells: others have other process ids."""
+    with ExitStack() as closing:
+        with (building.FOLDER / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for path in building.FOLDER.glob("run-*"):
+                with ExitStack() as looking, suppress(BlockingIOError):
+                    _lock(path, looking)
+                    shutil.rmtree(path)
+            folder = Path(tempfile.mkdtemp(prefix="run-", dir=building.FOLDER))
+            _lock(folder, closing)
+        closing.callback(shutil.rmtree, folder)
+        yield folder
+
+
+def _lock(folder: Path, closing: ExitStack) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    closing.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
