@@ -36,6 +36,8 @@ USERS = {
     "--kubelet-dir": "platform: a kubelet with another root directory, such as of k0s or MicroK8s",
     "--pod-logs-dir": "platform: a kubelet with another `podLogsDir`",
     "--operator-namespace": "platform: the operator is in another namespace, and the policy is a shipped one",
+    "--fence": "security: everybody is refused; SRE: nobody is, without a policy of your own",
+    "--exempt-unit": "SRE: a monitor on the host, and the policy is a shipped one",
     "--host-root": "platform: the service is in a container",
     "--sight": "platform: a trial on a node that is a container itself, such as of kind",
     "--cgroup-root": "SRE: a trial of the fence that touches no other program of the machine",

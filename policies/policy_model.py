@@ -102,8 +102,9 @@ class Passes(Word):
 class FenceMode(Word):
     """What the kernel does when somebody opens a device that was not given to it."""
 
-    WATCH = "watch"
+    HOLD = "hold"
     REFUSE = "refuse"
+    WATCH = "watch"
     OFF = "off"
 
 
@@ -139,7 +140,7 @@ def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
 check_name = _plain(NAME, "a name of lower-case letters, digits and dashes, such as h100-nodes")
 check_namespace = _plain(NAMESPACE, "a namespace of Kubernetes, such as gpu-operator")
 _check_path = _plain(PATH, "an absolute path, such as /usr/bin/dcgm-exporter")
-_check_unit = _plain(
+check_unit = _plain(
     UNIT,
     "a unit of systemd, such as telegraf.service or user.slice; a service or scope with * for any letters, such as "
     "crio-conmon-*.scope, where the first three letters are given; or the path of a control group, such as "
@@ -156,7 +157,7 @@ def _word(pattern: re.Pattern[str]) -> WithJsonSchema:
 
 Bystander = Annotated[str, AfterValidator(_check_bystander), _word(BYSTANDER)]
 ProgramPath = Annotated[str, AfterValidator(_check_path), _word(PATH)]
-Unit = Annotated[str, AfterValidator(_check_unit), _word(UNIT)]
+Unit = Annotated[str, AfterValidator(check_unit), _word(UNIT)]
 Namespace = Annotated[str, AfterValidator(check_namespace), _word(NAMESPACE)]
 Name = Annotated[str, AfterValidator(check_name), _word(NAME)]
 Glob = Annotated[str, Field(min_length=1)]
@@ -276,7 +277,7 @@ _RUNTIMES = (
     "containerd", "crio", "docker", "k3s", "k3s-agent", "rke2-server", "rke2-agent", "k0scontroller", "k0sworker",
     "snap.microk8s.daemon-containerd",
 )  # fmt: skip
-_UNITS = (
+KNOWN_UNITS = (
     *(f"{name}.service" for name in (*_OF_NVIDIA, *_RUNTIMES)),
     "crio-conmon-*.scope",
     "/podruntime/runtime",
@@ -287,15 +288,20 @@ _UNITS = (
 class FenceExempt(Model):
     """Who may open a device at any time, and is counted, beside the pods of ``evict.operator_namespaces``."""
 
-    units: tuple[Unit, ...] = _UNITS
-    """Units of systemd on the host, such as telegraf.service, or user.slice for people with a shell, or paths."""
+    units: tuple[Unit, ...] = ()
+    """More units of systemd on the host than those that are always exempt, such as telegraf.service, or paths."""
+
+    @property
+    def all_units(self) -> tuple[str, ...]:
+        """With those that are always exempt: NVIDIA's daemons, and container runtimes, which run NVIDIA's hooks."""
+        return (*KNOWN_UNITS, *self.units)
 
 
 class FencePolicy(Model):
     """Who may open a device while it belongs to nobody, or to somebody else. The kernel keeps watch over it."""
 
-    mode: FenceMode = FenceMode.WATCH
-    """Whether others are counted and named (watch), are also kept out (refuse), or nothing is done (off)."""
+    mode: FenceMode = FenceMode.HOLD
+    """Who is kept off: pods (hold), programs of the host too (refuse), nobody (watch). With off nobody is counted."""
 
     exempt: FenceExempt = FenceExempt()
 
@@ -403,10 +409,16 @@ class Policy(Model):
     @model_validator(mode="after")
     def containers_are_held(self) -> Self:
         """After its own restart the kubelet starts containers without PreStartContainer: the fence must hold them."""
-        if self.gate is GateMode.PRESTART and self.fence.mode is not FenceMode.REFUSE:
+        if self.gate is GateMode.PRESTART and self.fence.mode not in (FenceMode.HOLD, FenceMode.REFUSE):
             found = f"gate prestart with fence.mode {self.fence.mode.value}"
-            raise ImpossibleError(found, "fence.mode refuse", "gate", "fence.mode")
+            raise ImpossibleError(found, "fence.mode hold or refuse", "gate", "fence.mode")
         return self
+
+    @property
+    def fence_mode(self) -> FenceMode:
+        """What the fence does. With ``mode: observe`` it holds nobody, and who would be held is named."""
+        holds = self.mode is not Mode.OBSERVE or self.fence.mode is FenceMode.OFF
+        return self.fence.mode if holds else FenceMode.WATCH
 
     @property
     def proof_digest(self) -> str:
@@ -502,3 +514,12 @@ class PolicySet(Model):
     def policies(self) -> tuple[Policy, ...]:
         """All that a device may have."""
         return self.defaults, *(rule.policy for rule in self.rules)
+
+    def fenced(self, mode: FenceMode) -> PolicySet:
+        """The same with this ``fence.mode`` in each policy."""
+        rules = tuple(rule.model_copy(update={"policy": _fenced(rule.policy, mode)}) for rule in self.rules)
+        return self.model_copy(update={"defaults": _fenced(self.defaults, mode), "rules": rules})
+
+
+def _fenced(policy: Policy, mode: FenceMode) -> Policy:
+    return policy.model_copy(update={"fence": policy.fence.model_copy(update={"mode": mode})})

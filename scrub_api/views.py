@@ -19,9 +19,9 @@ GONE = frozenset({"lost", "replaced", "relaid"})
 """The reasons of a quarantine that say that the device is not there, as the table ``AILMENTS`` has them."""
 
 
-WATCHES_ONLY = "watch instead of refuse"
+WATCHES_ONLY = "only watch"
 OPEN_TO_ALL = "open to all"
-"""What a fence does that should refuse others, and cannot: their control groups are of version 1."""
+"""What a fence does that should keep others off, and cannot: their control groups are of version 1."""
 
 
 _STEPS = {"evict": "ending processes (evict)", "scratch": "memory on the chip (scratch)"}  # those that say too little
@@ -165,7 +165,7 @@ class DeviceStatus:
     resource: str = ""
     holders: tuple[HolderView, ...] = ()  # of an explanation: or else a process of its owner
     witness: str = ""  # who notices short uses of it now, or why nobody does; empty: not asked yet
-    fence: str = ""  # watch, refuse, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
+    fence: str = ""  # hold, refuse, watch, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
     askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
     witness_kind: str = ""  # the same as ``witness`` for a program: fence, files, none, unknown; empty: not asked yet
     policy_gate: str = ""  # what the policy says: allocate, prestart or create

@@ -77,11 +77,17 @@ def guard(
         def terms(device: str) -> Terms:
             said = policy(device)
             namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
+            units = (*said.fence.exempt.all_units, *config.exempt_unit)
             with looking:
-                groups = exempt.groups(said.fence.exempt.units, namespaces) if has_pods else frozenset[int]()
-            mode = said.fence.mode
-            refuse, fenced = mode is FenceMode.REFUSE and has_pods, mode is not FenceMode.OFF
-            return Terms(refuse, fenced, said.fence.lease, groups, pods_have_groups=has_pods)
+                groups = exempt.groups(units, namespaces) if has_pods else frozenset[int]()
+            return Terms(
+                refuse=said.fence_mode is FenceMode.REFUSE and has_pods,
+                held=tree.pods if said.fence_mode is FenceMode.HOLD and has_pods else None,
+                fenced=said.fence_mode is not FenceMode.OFF,
+                lease=said.fence.lease,
+                exempt=groups,
+                pods_have_groups=has_pods,
+            )
 
         def read() -> None:
             with looking:

@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 from ground import paths
+from policies.policy_model import FenceMode
 
 
 class BackendChoice(Enum):
@@ -81,6 +82,12 @@ class ScrubberConfig:
 
     operator_namespace: tuple[str, ...] = ()
     """Namespaces of NVIDIA's operator and drivers, beside those of the policy."""
+
+    fence: FenceMode | None = None
+    """Who the fence keeps off a GPU, instead of what the policy says; None: as the policy says."""
+
+    exempt_unit: tuple[str, ...] = ()
+    """Units of systemd that the fence exempts, beside those of the policy."""
 
     create_gate: Path | None = None
     """The program autoclave-gate; with it, the service installs the create gate on this node. None: no gate."""

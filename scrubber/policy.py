@@ -25,12 +25,14 @@ DevicePolicy = match.Matched
 class ActivePolicy:
     """One policy file, or one of the shipped policies."""
 
-    def __init__(self, source: str, kept: Path | None = None) -> None:
+    def __init__(self, source: str, kept: Path | None = None, fence: FenceMode | None = None) -> None:
         """Load the policy; DocumentError when it has faults, and no policy without faults is kept.
 
-        ``kept``: the file for the last policy without faults.
+        ``kept``: the file for the last policy without faults. ``fence``: the ``fence.mode`` instead of those in the
+        file.
         """
         self.source = source
+        self._fence = fence
         self.fault = ""
         self.unread = False  # the fault is not in the text: the file could not be read
         self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
@@ -60,7 +62,7 @@ class ActivePolicy:
     @property
     def fences(self) -> bool:
         """Whether a device may have a fence."""
-        return any(policy.fence.mode is not FenceMode.OFF for policy in self._loaded[0].policies)
+        return any(policy.fence_mode is not FenceMode.OFF for policy in self._loaded[0].policies)
 
     @property
     def digest(self) -> str:
@@ -83,11 +85,14 @@ class ActivePolicy:
     def _load(self) -> tuple[PolicySet, bytes]:
         """The policies, and their text if it is in a file."""
         if self.path is None:
-            return load.load(self.source), b""
+            return self._fenced(load.load(self.source)), b""
         text = load.read(self.source)
-        policies = load.load_bytes(text, self.source)
+        policies = self._fenced(load.load_bytes(text, self.source))
         self.outdated = "\n".join(map(str, load.outdated(text, self.source)))
         return policies, text
+
+    def _fenced(self, policies: PolicySet) -> PolicySet:
+        return policies if self._fence is None else policies.fenced(self._fence)
 
     def _last_good(self, error: DocumentError) -> PolicySet:
         """The last policy without faults that this file has held; the error if there is none."""
@@ -95,7 +100,7 @@ class ActivePolicy:
             content = private_files.content(self._kept) if self._kept is not None else b""
             if self._kept is None or not content.startswith(self._origin()):
                 raise error
-            policies = load.load_bytes(content, str(self._kept))
+            policies = self._fenced(load.load_bytes(content, str(self._kept)))
             since = calendar_time.utc(self._kept.stat().st_mtime)
         except (DocumentError, OSError):
             raise error from None

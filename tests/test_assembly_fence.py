@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from policies.policy_model import FenceMode, FencePolicy, Policy
+from policies.policy_model import FenceMode, FencePolicy, Mode, Policy
 from scrubber import assembly_fence
 from scrubber.config import ScrubberConfig
-from scrubber.core.fencing import Container, Group, OpenTo
+from scrubber.core.fencing import Container, Group, KeptOff, OpenTo
 from scrubber.core.model import DeviceNumber, NodeKind
 from scrubber.core.witness import Counted
 from scrubber.fence import fence, program
@@ -39,7 +39,10 @@ class Node:
             made.mkdir(parents=True)
         (self.root / "cgroup.controllers").write_text("memory")
         self.config = ScrubberConfig(
-            host_root=place, pod_logs_dir=Path("/var/log/pods"), operator_namespace=("monitoring",)
+            host_root=place,
+            pod_logs_dir=Path("/var/log/pods"),
+            operator_namespace=("monitoring",),
+            exempt_unit=("telegraf.service",),
         )
         self.service = self.group("service")
         self.excuses_all = False  # each process that the service sees is a bystander
@@ -132,6 +135,31 @@ def test_pods_of_exempt_namespaces_are_let_in_also_later(node: Node, built: Call
     assert node.opens(tenant)
 
 
+def test_pods_are_held_by_default_and_the_host_is_counted(node: Node, built: Callable[..., Guard]) -> None:
+    """The kubelet may start later. With ``mode: observe`` nobody is held."""
+    node.policy = Policy()
+    guard, host = built(), Process(1, (node.group("system.slice"),))
+    tenant, monitor = node.pod("team", POD), node.pod("monitoring", LATER)
+    guard.renew()
+    assert [node.opens(each) for each in (tenant, monitor, host)] == [False, True, True]
+    assert (uses(guard), guard.keeps_out("gpu")) == (2, True)
+    guard.changed("gpu", Container(POD))
+    assert node.opens(tenant)
+    guard.changed("gpu", OpenTo.SERVICE)
+    for mode in (FenceMode.HOLD, FenceMode.REFUSE):
+        node.policy = Policy(mode=Mode.OBSERVE, fence=FencePolicy(mode=mode))
+        guard.renew()
+        assert (node.opens(tenant), guard.keeps_out("gpu")) == (True, False)
+
+
+def test_a_unit_that_a_flag_names_is_exempt(node: Node, built: Callable[..., Guard]) -> None:
+    monitor, known, other = (
+        Process(1, (node.group(f"{name}.service"),)) for name in ("telegraf", "nvidia-dcgm", "postgres")
+    )
+    built()
+    assert [node.opens(each) for each in (monitor, known, other)] == [True, True, False]
+
+
 def test_an_owner_that_runs_may_keep_the_gpu(node: Node, built: Callable[..., Guard]) -> None:
     guard, tenant = built(), node.pod("team", POD)
     guard.changed("gpu", Container(POD))
@@ -167,11 +195,13 @@ def test_in_a_pid_namespace_the_group_is_the_service(node: Node, built: Callable
     assert uses(guard) == 1
 
 
-def test_a_node_without_groups_of_pods_only_counts(node: Node, built: Callable[..., Guard]) -> None:
+@pytest.mark.parametrize("mode", [FenceMode.HOLD, FenceMode.REFUSE])
+def test_a_node_without_groups_of_pods_only_counts(node: Node, built: Callable[..., Guard], mode: FenceMode) -> None:
     (node.root / "cgroup.controllers").write_text("")
+    node.policy = Policy(fence=FencePolicy(mode=mode))
     guard = built()
     assert node.opens(node.pod("team", POD))
-    assert (guard.refuses("gpu"), uses(guard)) == (False, 1)
+    assert (guard.kept_off("gpu"), uses(guard)) == (KeptOff.NONE, 1)
     guard.changed("gpu", Container(LATER))
     assert guard.opens_to_all("gpu")
     guard.changed("gpu", OpenTo.SERVICE)

@@ -9,9 +9,10 @@ import pytest
 
 from ground import private_files
 from ground.documents.faults import DocumentError
-from policies.policy_model import Mode
+from policies.policy_model import FenceMode, Mode
 from scrubber.policy import ActivePolicy
 
+RULES = "name: a\nrules: [{name: b, match: {}, policy: {fence: {mode: refuse}}}]\n"
 OBSERVES, BROKEN = "name: mine\ndefaults: {mode: observe}\n", "name: mine\ndefaults: {mode: obsrve}\n"
 
 
@@ -30,6 +31,29 @@ def test_a_reload_without_free_files_keeps_the_policy(tmp_path, shipped):
     assert "Too many open files" in active.fault
     assert not active.reload()
     assert active.fault == ""
+
+
+@pytest.mark.parametrize("policy", ["strict", RULES], ids=["a shipped policy", "a file with rules"])
+def test_a_service_may_have_another_fence_than_its_policy(file, policy):
+    if policy == RULES:
+        file.write_text(policy)
+    active = ActivePolicy(str(file) if policy == RULES else policy, fence=FenceMode.HOLD)
+    for _ in range(2):
+        assert {it.fence_mode for it in active._loaded[0].policies} == {FenceMode.HOLD}
+        active.reload()
+
+
+def test_the_last_policy_has_the_fence_of_the_service_too(file, kept):
+    file.write_text(RULES)
+    ActivePolicy(str(file), kept).keep()
+    file.write_text(BROKEN)
+    assert ActivePolicy(str(file), kept, FenceMode.WATCH)._loaded[0].rules[0].policy.fence_mode is FenceMode.WATCH
+
+
+@pytest.mark.parametrize(("said", "does"), [("hold", "watch"), ("refuse", "watch"), ("off", "off")])
+def test_who_only_observes_keeps_none_off(file, said, does):
+    file.write_text(f"name: a\ndefaults: {{mode: observe, fence: {{mode: '{said}'}}}}\n")
+    assert ActivePolicy(str(file)).defaults.fence_mode.value == does
 
 
 @pytest.fixture

@@ -17,6 +17,14 @@ class OpenTo(Enum):
     ALL = "all"
 
 
+class KeptOff(Enum):
+    """Who is kept off a device that was not given to him. Everybody else is counted."""
+
+    NONE = "nobody"
+    PODS = "pods"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """The pod or container with this name may."""

@@ -142,7 +142,7 @@ class Fence:
         self._processes.remove(_PROCESS.pack(pid))
 
     def members(self, number: DeviceNumber) -> Mapping[int, int]:
-        """The control groups that may open a device, or could when not everybody might, and what each is."""
+        """The control groups that the rule of a device names, also those of before everybody might open it."""
         return self._open_to[_key(number)]
 
     def still_rules(self, number: DeviceNumber) -> bool:
@@ -159,19 +159,20 @@ class Fence:
         open_to: Collection[int] | None,
         *,
         refuse: bool,
+        held: Collection[int] = (),
         exempt: Collection[int] = (),
         service: int | None = None,
     ) -> None:
         """Let these control groups open a device, and what is below them; None: everybody.
 
-        Others are counted, and refused if ``refuse``. Those who are ``exempt`` are counted, and never refused. So is
-        whoever is in the group of the ``service`` and is no process of it. While everybody may open the device, groups
-        that could before stay members.
+        Others are counted, and refused if ``refuse`` or if they are ``held``. Those who are ``exempt`` are counted, and
+        never refused, also below a group that is held. So is whoever is in the group of the ``service`` and is no
+        process of it. While everybody may open the device, groups that could before stay members.
         """
         key, rule = _key(number), program.RULE.pack(open_to is None, refuse)
         now = self._open_to[key]
         stay = dict.fromkeys(open_to, program.OWNER) if open_to is not None else now  # an exempt owner as an owner
-        wanted = {**dict.fromkeys(exempt, program.EXEMPT), **stay}
+        wanted = dict.fromkeys(held, program.HELD) | dict.fromkeys(exempt, program.EXEMPT) | stay
         if service is not None:
             wanted[service] = program.SERVICE
         if now == wanted and self._written.get(key) == rule:
@@ -275,7 +276,8 @@ class FenceRule:
 
     device: DeviceNumber
     open_to: frozenset[int] | None  # control groups, also those that are exempt; None: all
-    refuse: bool
+    held: frozenset[int]  # control groups: who is in them is refused
+    refuse: bool  # everybody else too
     counts: Counts
 
 
@@ -302,10 +304,12 @@ def inspect(group: Path) -> Inspected | None:
         return Inspected(tuple(_rule(key, maps, open_to[key]) for key in maps[program.RULES]), max(left, 0.0))
 
 
-def _rule(key: bytes, maps: Mapping[str, Map], groups: Iterable[int]) -> FenceRule:
+def _rule(key: bytes, maps: Mapping[str, Map], members: Mapping[int, int]) -> FenceRule:
     to_all, refuse = program.RULE.unpack(maps[program.RULES].get(key) or bytes(program.RULE.size))
     counts = _counts(maps[program.COUNTERS].get(key) or bytes(program.COUNTS.size))
-    return FenceRule(program.number(key), None if to_all else frozenset(groups), bool(refuse), counts)
+    held = frozenset(group for group, kind in members.items() if kind == program.HELD)
+    open_to = None if to_all else frozenset(members.keys() - held)
+    return FenceRule(program.number(key), open_to, frozenset() if to_all else held, bool(refuse), counts)
 
 
 def _key(number: DeviceNumber) -> bytes:
@@ -314,7 +318,7 @@ def _key(number: DeviceNumber) -> bytes:
 
 
 def _by_device(members: Mapping[bytes, bytes]) -> defaultdict[bytes, dict[int, int]]:
-    """The control groups that may open a device, by its key, with what each is."""
+    """The control groups that the rule of a device names, by its key, with what each is."""
     groups = defaultdict[bytes, dict[int, int]](dict)
     for member, kind in members.items():
         groups[member[:8]][_TIME.unpack(member[8:])[0]] = program.MEMBER.unpack(kind)[0]

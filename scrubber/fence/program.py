@@ -104,9 +104,10 @@ QUESTION = struct.Struct(f"<QQ8sII16s{NAMED_LEVELS}Q")
 # boot time in ns, group, key of the device, process, refused, command, the groups from the root down
 
 # What a member is. Others are all who are not below one.
-OWNER, EXEMPT, SERVICE = range(3)
+OWNER, EXEMPT, SERVICE, HELD = range(4)
 # OWNER: let pass, and not counted. EXEMPT: let pass, and counted as others are. SERVICE: its processes as an owner, and
-# who else is in its group as exempt: a privileged container can write itself into any group.
+# who else is in its group as exempt: a privileged container can write itself into any group. HELD: refused, and counted
+# as refused. The group that is nearest to the process decides, but below an owner everybody passes.
 
 # A flood of questions costs the kernel a count each, and the service next to nothing: no more of them are sent of one
 # control group about one device, and of all groups about it: a user may have many groups. What is not sent cannot be
@@ -204,7 +205,8 @@ _WHICH_DEVICE = [
 def _in_a_member() -> Table:
     """Go on at "allow" if the group of the process, or one above it, may open the device uncounted.
 
-    R9 = 0 if one is let pass and counted. The root is nobody's. What is sent of the groups is kept on the way.
+    R9 = 0 if it passes and is counted, 1 if it is refused. The root is nobody's. What is sent of the groups is kept on
+    the way.
     """
     return [
         put(R1, 0),
@@ -225,6 +227,8 @@ def _at_level(level: int) -> Table:
         jump_if_equal(R0, 0, below),
         read4(R8, R0),
         jump_if_equal(R8, OWNER, "allow"),
+        put(R9, 1),
+        jump_if_equal(R8, HELD, below),
         put(R9, 0),
         jump_if_not(R8, SERVICE, below),
         call(_PID),

@@ -6,6 +6,7 @@ A scrape asks no driver. The gauges show the ledger, the last observations, and 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import Metric
@@ -20,6 +21,7 @@ from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.observe.askers import Asked
 from scrubber.observe.observer import Observer
+from scrubber.service import report
 from scrubber.service.context import ServiceContext
 from scrubber.service.report import StatusReporter
 from scrubber.service.service_readiness import Readiness
@@ -105,7 +107,7 @@ class ServiceCollector(Collector):
         records = self._context.ledger.records
         healthy = {device.uuid: device.healthy for device in self._reporter.reported().devices}
         now, vitals = self._context.now(), self._context.seen.vitals
-        groups = dict.fromkeys(Availability, 0)
+        groups, fences = dict.fromkeys(Availability, 0), Counter[str]()
         for uuid, record in sorted(records.items()):
             if device_status.is_past(record, vitals.get(uuid), now):
                 continue
@@ -115,8 +117,12 @@ class ServiceCollector(Collector):
             if not presence.taken_away(record):
                 facts = self._context.offer_facts(record)
                 groups[offering.availability(record, facts, offered=healthy[uuid])] += 1
+                mode, guard = self._context.device_policy(uuid).policy.fence_mode, self._context.observer.driver.guard
+                fences[report.fence(mode, guard, uuid) or "none"] += 1
         for group, number in groups.items():
             yield service_metrics.DEVICES, (group.value,), float(number)
+        for word, number in fences.items():
+            yield service_metrics.FENCE_DEVICES, (word,), float(number)
 
     def _of(self, record: Record, now: Moment) -> Iterator[Sample]:
         """The samples of one device, without its labels gpu and uuid."""

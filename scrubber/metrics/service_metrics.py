@@ -208,6 +208,11 @@ PAST_GATE = Row(
     "autoclave_started_past_gate_total", Kind.COUNTER,
     "How often a container started past the create gate on a device that was not proven clean.", ONE,
 )  # fmt: skip
+FENCE_DEVICES = Row(
+    "autoclave_fence_devices", Kind.GAUGE,
+    "Number of devices by whom the kernel keeps off a device that was not given to him: pods (hold), all (refuse), or"
+    " nobody (watch; only watch, where the policy says more; open to all, for now; none, without a fence).", ("mode",),
+)  # fmt: skip
 FENCE_QUESTIONS = Row(
     "autoclave_fence_questions_total", Kind.COUNTER,
     "How often a process that was not given a device asked the kernel to open it: it was refused, or only counted. One"

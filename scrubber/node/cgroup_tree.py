@@ -47,7 +47,7 @@ class Tree:
         self._root = root
         self._started = f"{host_root}/{STARTED_UNITS}/invocation:" if host_root is not None else None
         self._units: dict[str, dict[str, int]] = {}  # by name: the paths and numbers of the groups with that name
-        self._first_pod: int | None = None  # the number of the first group that holds pods
+        self.pods: frozenset[int] = frozenset()  # the groups that hold all pods
         self._known: dict[str, str] = {}  # the path of each service that systemd had started
         self.doubtful: dict[str, frozenset[str]] = {}  # the groups, by the name of the unit that they are not
 
@@ -77,7 +77,7 @@ class Tree:
                         continue
                     slices.append(entry.path)
                 units.setdefault(entry.name, {})[entry.path] = entry.inode()
-        self._units, self._first_pod = units, min(pods, default=None)
+        self._units, self.pods = units, frozenset(pods)
 
     def units(self, names: Collection[str]) -> frozenset[int]:
         """The groups of these units, at the last reading. A ``*`` stands for any letters; a path is a group's own.
@@ -123,7 +123,7 @@ class Tree:
 
     def _is_early(self, group: int) -> bool:
         """Whether a group was there before all pods, so that none of them has made it."""
-        return self._first_pod is None or group < self._first_pod
+        return all(group < pods for pods in self.pods)
 
     def place(self, group: int) -> GroupPlace | None:
         """What a group is, also after its processes have ended. None: it is gone, or this user may not ask."""

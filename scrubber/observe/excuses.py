@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ground import log, process_names
+from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Holder
 from scrubber.fence.questions import Question
 from scrubber.node import clock
@@ -33,11 +34,19 @@ _RECOGNISED_FOR = 2.0  # seconds in which a bystander that has ended is still kn
 class Terms:
     """What the policy says of a device."""
 
-    refuse: bool = False  # others, or only count them
+    refuse: bool = False  # others, or only count them ...
+    held: frozenset[int] | None = None  # ... but for who is in these control groups, those of all pods. None: nobody
     fenced: bool = True
     lease: float = 600.0  # seconds for which others are still refused without the service
     exempt: frozenset[int] = frozenset()  # the control groups that may open it at any time
     pods_have_groups: bool = True  # each pod has a control group of its own; not on a node with version 1
+
+    @property
+    def kept_off(self) -> KeptOff:
+        """Who is kept off."""
+        if self.refuse:
+            return KeptOff.ALL
+        return KeptOff.NONE if self.held is None else KeptOff.PODS
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from ground import log
 from ground.errors import InvalidRequest
-from scrubber.core.fencing import Container, Group, MayOpen, OpenTo, Pods
+from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
 from scrubber.core.model import DeviceNumber
 from scrubber.core.witness import Counted, Missed, Testimony, Witness
 from scrubber.fence import program
@@ -46,7 +46,8 @@ class _Rule:
     """What the kernel does with a device."""
 
     to_all: bool = False  # everybody may open it, as the kernel took it last ...
-    refuses: bool | None = None  # ... and whether others are refused otherwise; None: the kernel was not asked
+    kept_off: KeptOff | None = None  # ... and who is refused otherwise; None: the kernel was not asked
+    holds_pods: bool = False  # that is, all of them: where their groups are is known
     failed: str = ""  # why the kernel has not taken what the record wants
 
 
@@ -117,7 +118,7 @@ class Guard:
         changed = {uuid for uuid, mine in numbers.items() if self._numbers.get(uuid) != mine}
         counted = changed & self._uses.keys()
         for uuid in changed:  # first: nobody is kept off a number before the kernel has its rule
-            self._rules[uuid] = replace(self._rule(uuid), refuses=None)
+            self._rules[uuid] = replace(self._rule(uuid), kept_off=None, holds_pods=False)
         try:
             self._forget_proofs(counted)
             self._numbers = numbers
@@ -157,7 +158,8 @@ class Guard:
 
     def _renew_lease(self) -> None:
         guarded = (uuid for uuid, mine in self._numbers.items() if mine)
-        leases = [terms.lease for terms in map(self._sources.terms, guarded) if terms.refuse]
+        terms = map(self._sources.terms, guarded)
+        leases = [each.lease for each in terms if each.kept_off is not KeptOff.NONE]
         if not leases or self._ending.is_set():
             return
         until = time.clock_gettime(time.CLOCK_BOOTTIME) + min(leases)
@@ -193,8 +195,9 @@ class Guard:
             owners = self._owners(uuid, terms)
             if owners is None or owners:  # it will have been used when it is proven again
                 self._forget_proofs([uuid])
-            if owners is None or not terms.refuse:  # first: nobody is kept out from the first number on
-                self._rules[uuid] = replace(self._rule(uuid), to_all=owners is None, refuses=terms.refuse)
+            rule = _Rule(owners is None, terms.kept_off, terms.refuse or bool(terms.held))
+            if rule.to_all or not rule.holds_pods:  # first: nobody is kept out from the first number on
+                self._rules[uuid] = replace(rule, failed=self._rule(uuid).failed)
             service = self._service if self._knows_processes else None
             uncounted = (owners or frozenset()) | ({self._service} if service is None else frozenset())
             for number in numbers:
@@ -204,6 +207,7 @@ class Guard:
                     number,
                     None if owners is None else uncounted,
                     refuse=terms.refuse,
+                    held=terms.held or (),
                     exempt=terms.exempt,
                     service=service,
                 )
@@ -213,12 +217,12 @@ class Guard:
             why = f"the kernel does not take the rule of the fence: {error.strerror}"
             self._rules[uuid] = replace(self._rule(uuid), failed=why)
             return
-        self._rules[uuid] = _Rule(to_all=owners is None, refuses=terms.refuse)
+        self._rules[uuid] = rule
 
     def _leaving(self, number: DeviceNumber, staying: Collection[int]) -> Iterable[int]:
         """The control groups that could open a device uncounted, and may no longer."""
         for group, kind in self._fence.members(number).items():
-            if kind != program.EXEMPT and group not in staying and group != self._service:
+            if kind not in (program.EXEMPT, program.HELD) and group not in staying and group != self._service:
                 yield group
 
     def _rule(self, uuid: str) -> _Rule:
@@ -274,14 +278,14 @@ class Guard:
             raise InvalidRequest("cannot do that: the control group that was named holds the scrub service itself")
 
     def keeps_out(self, uuid: str) -> bool:
-        """Whether nobody can open the device now but the service, its owner, and who is exempt."""
+        """Whether no pod can open the device now but its owner, and who is exempt."""
         rule = self._rule(uuid)
-        closed = not rule.failed and not rule.to_all and self.refuses(uuid) is True
+        closed = bool(self._numbers.get(uuid)) and rule.holds_pods and not rule.failed and not rule.to_all
         return closed and time.clock_gettime(time.CLOCK_BOOTTIME) < self._lease_ends
 
-    def refuses(self, uuid: str) -> bool | None:
-        """Whether others are refused during the lease. None while the kernel is not asked about the device."""
-        return self._rule(uuid).refuses if self._numbers.get(uuid) else None
+    def kept_off(self, uuid: str) -> KeptOff | None:
+        """Who is refused during the lease. None while the kernel is not asked about the device."""
+        return self._rule(uuid).kept_off if self._numbers.get(uuid) else None
 
     def opens_to_all(self, uuid: str) -> bool:
         """Whether everybody may open the device now, whatever the policy says."""

@@ -16,6 +16,7 @@ from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.core import answers, device_names, offering, proof, repeated_uses
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.events import LedgerEntry
+from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Holder, Moment, State
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
@@ -91,7 +92,7 @@ class StatusReporter:
             holders=holders,
             witness=said.words if said is not None else "",
             witness_kind=said.kind if said is not None else "",
-            fence=_fence(device_policy.policy.fence.mode, guard, uuid),
+            fence=fence(device_policy.policy.fence_mode, guard, uuid),
             askers=tuple(map(_asker_view, guard.askers.of(uuid))) if guard is not None else (),
         )
 
@@ -263,14 +264,16 @@ def _holder_view(holder: Holder) -> views.HolderView:
     return views.HolderView(holder.pid, proc.user(holder.pid), holder.command, holder.container or "")
 
 
-def _fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:
+def fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:
     """What the fence does with others, and whether the policy says something else."""
-    refuses = guard.refuses(uuid) if guard is not None else None
-    if guard is None or refuses is None:
+    kept_off = guard.kept_off(uuid) if guard is not None else None
+    if guard is None or kept_off is None:
         return ""
-    if refuses:
-        return views.OPEN_TO_ALL if guard.opens_to_all(uuid) else FenceMode.REFUSE.value
-    return views.WATCHES_ONLY if mode is FenceMode.REFUSE else FenceMode.WATCH.value
+    if kept_off is KeptOff.NONE:
+        return FenceMode.WATCH.value if mode is FenceMode.WATCH else views.WATCHES_ONLY
+    if guard.opens_to_all(uuid):
+        return views.OPEN_TO_ALL
+    return FenceMode.HOLD.value if kept_off is KeptOff.PODS else FenceMode.REFUSE.value
 
 
 def _asker_view(asker: Asker) -> views.AskerView:

@@ -30,14 +30,17 @@ def ask(group: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     return asked
 
 
-def test_the_status_names_devices_and_for_whom_they_are_open(ask, group: Path, standing: Fence, foreign: Path) -> None:
+@pytest.mark.parametrize(("refuse", "others"), [(True, "refused"), (False, "pods refused")])
+def test_the_status_names_devices_and_for_whom_they_are_open(
+    ask, group: Path, standing: Fence, foreign: Path, *, refuse: bool, others: str
+) -> None:
     dcgm = made_group(group / "dcgm.service")
-    standing.set(FULL, {identity(dcgm)}, refuse=True)
+    standing.set(FULL, {identity(dcgm)}, refuse=refuse, held=() if refuse else {identity(foreign)})
     assert run(foreign, OPENS) == "refused"
     answer = ask("status", "-o", "json")
     document = json.loads(answer.stdout)
     (rule,) = document["items"]
-    assert (rule["device"], rule["others"], rule["open_to"]) == ("1:7", "refused", "/dcgm.service")
+    assert (rule["device"], rule["others"], rule["open_to"]) == ("1:7", others, "/dcgm.service")
     assert rule["questions"] == rule["refused"] > 0
     assert 0 < document["lease_seconds"] <= 600
     assert "others are refused for" in ask("status").stderr

@@ -69,7 +69,7 @@ def test_a_status_says_what_the_fence_does_in_one_line():
         "fence: refuse on 1 GPU, watch on 1 GPU; 2 programs asked for GPUs of others: `autoclave explain 0` names them"
     )
     assert text_tables.fence([replace(CLEAN, fence="watch")]) == "fence: watch on 1 GPU"
-    assert text_tables.fence([replace(CLEAN, fence=views.WATCHES_ONLY)]) == "fence: watch instead of refuse on 1 GPU"
+    assert text_tables.fence([replace(CLEAN, fence=views.WATCHES_ONLY)]) == "fence: only watch on 1 GPU"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kubernetes", default=kubernetes_versions.NEWEST, help="the version that the control plane emulates"
     )
     parser.addoption(
-        "--fence", default="refuse", choices=("refuse", "watch"), help="the mode of the fence, unless a test needs one"
+        "--fence",
+        default="hold",
+        choices=("hold", "refuse", "watch"),
+        help="the mode of the fence, unless a test needs one",
     )
     parser.addoption("--image", default="build/image.tar", help="archive of the image")
     parser.addoption("--cuda-image", default="build/image-cuda12.tar", help="archive of the image for NVIDIA GPUs")
@@ -135,9 +138,9 @@ def floor(autoclave: Autoclave) -> Iterator[str]:
 
 @pytest.fixture
 def refusing(pytestconfig: pytest.Config) -> None:
-    """The kernel keeps others off a GPU."""
-    if ROOT_OF_FENCE is None or pytestconfig.getoption("--fence") != "refuse":
-        pytest.skip("takes --fence refuse, and control groups of version 2")
+    """The kernel keeps pods off a GPU of others."""
+    if ROOT_OF_FENCE is None or pytestconfig.getoption("--fence") == "watch":
+        pytest.skip("takes --fence hold or refuse, and control groups of version 2")
 
 
 @pytest.fixture

@@ -85,8 +85,8 @@ async def test_a_claims_gpu_is_open_to_its_pods_alone(claims, autoclave):
     cluster, place = claims.cluster, layout.places(SIMULATED)[0]
     if not place.memory.is_block_device():
         pytest.skip("takes root, and loop devices, and control groups of version 2")
-    autoclave.rule(fence={"mode": "refuse"})
-    await autoclave.devices(lambda device: device.fence == "refuse")
+    autoclave.rule(fence={"mode": "hold"})
+    await autoclave.devices(lambda device: device.fence == "hold")
     escape = container("-open", "/gpu", "-number", str(place.memory.stat().st_rdev), "-for", "300ms", gpus=0)
     escape |= {"securityContext": {"privileged": True}}
     await claims.claim("shared", request(4))
@@ -96,7 +96,7 @@ async def test_a_claims_gpu_is_open_to_its_pods_alone(claims, autoclave):
         await cluster.create(f"beside-{name}", escape)
         await cluster.ended(f"beside-{name}")
         assert "REFUSED" in cluster.words(f"beside-{name}")
-    await autoclave.devices(lambda device: device.fence == "refuse")
+    await autoclave.devices(lambda device: device.fence == "hold")
     await claims.end("first")
     await cluster.said("second", "INTACT", more=4)
     await claims.end("second")
@@ -188,8 +188,12 @@ async def administrators(bare):
 @pytest.mark.gate("DRAAdminAccess")
 @pytest.mark.usefixtures("administrators")
 async def test_admin_access_takes_no_gpu(claims, driver, autoclave):
-    """Its pod sees the memory of the claim, and the claim keeps its GPUs. It holds up the scrub as long as it runs."""
+    """Its pod sees the memory of the claim, and the claim keeps its GPUs. It holds up the scrub as long as it runs.
+
+    Where the fence keeps pods off, it opens the GPUs because its namespace is exempt.
+    """
     cluster = claims.cluster
+    autoclave.rule(evict={"operator_namespaces": ["default"]})
     same = ("-secret", "of both")
     await claims.hold("holder", 4, *same)
     owners = {device.owner for device in await autoclave.devices(bool)}

@@ -149,7 +149,7 @@ def all_healthy(log):
 
 async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia, autoclave):
     autoclave.rule(fence={"mode": "watch"})  # the first pod is given no GPU by us
-    await autoclave.devices(lambda device: device.fence != "refuse")
+    await autoclave.devices(lambda device: device.fence == "watch")
     it = node_with_nvidia
     it.vendor = it.nvidia(KUBELET_SOCKET="")
     it.vendor.start()

@@ -44,7 +44,7 @@ rules:
 dashboards:
   dashboards: {enabled: true, annotations: {folder: GPUs}}
   runbookUrl: https://wiki.example/gpus
-policy: {policy: {inline: "name: mine\\n", operatorNamespaces: [site-gpus]}}
+policy: {policy: {inline: "name: mine\\n", operatorNamespaces: [site-gpus], fence: refuse, exempt: [a.service]}}
 policy of others: {policy: {existingConfigMap: theirs, key: site.yaml}}
 runtime class: {runtimeClass: {create: true}}
 no runtime class:

@@ -185,8 +185,11 @@ def test_every_flag_is_one_that_the_program_has(case):
             assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
 
 
-def test_the_scrubber_gets_the_namespaces_of_the_operator():
-    assert manifests.flags(manifests.container("policy", "scrubber"))["--operator-namespace"] == "site-gpus"
+def test_values_of_the_policy_become_flags_of_the_scrubber():
+    flags = manifests.flags(manifests.container("policy", "scrubber"))
+    given = ("--operator-namespace", "site-gpus"), ("--fence", "refuse"), ("--exempt-unit", "a.service")
+    assert set(given) <= flags.items()
+    assert not {"--fence", "--exempt-unit"} & manifests.flags(manifests.container("default", "scrubber")).keys()
 
 
 def test_a_trial_gets_a_cdi_specification_from_the_scrubber():

@@ -56,6 +56,8 @@ WRONG = [
     ("prometheusRule: {disabled: [Nope]}", "there is no alert Nope"),
     ("policy: {inline: 'name: [a'}", "policy.inline: it is not YAML"),
     ("policy: {operatorNamespaces: [gpu.x]}", "operatorNamespaces/0.*not match"),
+    ("policy: {fence: maybe}", "/policy/fence.*must be one of"),
+    ("policy: {exempt: ['*.service']}", "/policy/exempt/0.*not match"),
     ("policy: {inline: '- name: a'}", "policy.inline: it is not YAML"),
     ("policy: {inline: 'description: a'}", "policy.inline: a policy has a name"),
     (r'policy: {inline: "name: a\nrule: []"}', "policy.inline: a policy has no rule;"),

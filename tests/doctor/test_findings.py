@@ -136,7 +136,6 @@ SERVICES = [
     ("fence", gpu(), OK, "the policy does not ask for it"),
     ("fence", gpu(fence="watch"), OK, "keeps watch over 1 GPU (watch); no program asked"),
     ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, '"nvtop" (pid 9, telegraf.service) asked for GPU 3'),
-    ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, "would have been refused"),
     ("fence", gpu(fence=views.WATCHES_ONLY), WARNING, "only watches who opens 1 GPU, though the policy says"),
     ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "and was refused; 4 questions"),
     ("fence", gpu(fence="watch", askers=(replace(ASKER, exempt=True),)), WARNING, "the policy exempts its unit"),
@@ -326,6 +325,19 @@ NODES = [
     ("double-allocation", pods("0", "pod-1", "pod-2", answer=SILENT), BROKEN, "gave 0"),  # any device may be ours
 ]
 ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
+
+
+@pytest.mark.parametrize(
+    ("pod", "would", "where"),
+    [
+        ("", "would have been refused by `fence: {mode: refuse}`", "name its unit in fence.exempt.units"),
+        ("site/dcgm", "would have been refused by `fence: {mode: hold}`", "add site to evict.operator_namespaces"),
+    ],
+    ids=["of the host", "of a pod"],
+)
+def test_an_asker_is_named_with_what_lets_it_in(pod, would, where):
+    [found] = finding_of(gpu(fence="watch", askers=(replace(ASKER, pod=pod),)), "fence")
+    assert (would in found.text, where in found.remedy) == (True, True), found
 
 
 @pytest.mark.parametrize(("name", "facts", "level", "words"), ROWS, ids=[f"{it[0]}: {it[3]}" for it in ROWS])

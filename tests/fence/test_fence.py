@@ -264,6 +264,26 @@ def test_a_member_that_is_exempt_passes_and_counts(standing: Fence, owner: Path,
     assert (first.group, first.above[-2:]) == (identity(nested), (identity(foreign), identity(nested)))
 
 
+def test_pods_are_held_and_the_host_is_counted(standing: Fence, group: Path, foreign: Path) -> None:
+    pods = made_group(group / "kubepods")
+    mine, other, monitor = (made_group(pods / name) for name in ("mine", "other", "monitor"))
+    standing.set(FULL, {identity(mine)}, refuse=False, held={identity(pods)}, exempt={identity(monitor)})
+    containers = [made_group(each / "container") for each in (mine, other, monitor)]
+    assert [run(each, OPENS) for each in (*containers, foreign)] == ["opened", "refused", "opened", "opened"]
+    counts, stands = standing.counts(FULL), fence.inspect(group)
+    assert counts is not None
+    assert counts.asked > counts.refused > 0
+    assert stands is not None
+    assert [(rule.open_to, rule.held) for rule in stands.rules] == [
+        (frozenset({identity(mine), identity(monitor)}), frozenset({identity(pods)}))
+    ]
+    standing.set(FULL, (), refuse=False, held={identity(pods)}, exempt={identity(pods)})
+    assert run(other, OPENS) == "opened"
+    standing.set(FULL, (), refuse=False, held={identity(pods)})
+    standing.refuse_for(-1)
+    assert run(other, OPENS) == "opened"
+
+
 def test_only_admitted_processes_of_the_service_are_uncounted(standing: Fence, group: Path) -> None:
     service = made_group(group / "service")
     standing.set(FULL, (), refuse=True, service=identity(service))

@@ -36,6 +36,10 @@ def brisk(*words: str) -> str:
     return f"{{{', '.join([BRISK[1:-1], *words])}}}"
 
 
+WATCHES = "fence: {mode: watch}"  # as on a node whose kernel keeps no pod off
+UNHELD = brisk(WATCHES)
+
+
 class Watched(ContainerRunner):
     """Looks into every device's memory and chip just before a container starts: what is there must be its pod's."""
 

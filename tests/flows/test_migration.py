@@ -25,8 +25,9 @@ from demo.standins.timing import Timing
 from ground import boot
 from scrub_api import views
 from scrubber.devices.simulated import layout
+from scrubber.fence import fence
 from tests.deploy import manifests
-from tests.flows.node import BRISK, Node, Watched, brisk
+from tests.flows.node import BRISK, UNHELD, Node, Watched, brisk
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
 
@@ -131,10 +132,12 @@ async def switch(node: Node, theirs: Plugin) -> None:
 
 
 async def leave(node: Node) -> None:
-    """Ours ends, then the service."""
+    """Ours ends, then the service, and nobody is kept off a GPU any longer."""
     assert await node.stage.plugin.end(signal.SIGTERM) == 0
     await node.offered(0)
     assert await node.stage.service.end(signal.SIGTERM) == 0
+    if node.stage.groups is not None:
+        assert fence.take_down(node.stage.groups)
 
 
 def owned_by(pod: Pod) -> Callable[[views.DeviceStatus], bool]:
@@ -332,7 +335,7 @@ async def test_r1_ours_that_came_too_early_registers_again_by_itself(before):
 
 async def test_beside_their_plugin_only_observe_leaves_its_gpus_alone(before):
     """Any other policy scrubs what is free, and theirs gives it to a pod meanwhile: nobody is asked."""
-    node, _ = await before(BRISK, gpus=1)
+    node, _ = await before(UNHELD, gpus=1)
     [uuid] = node.stage.uuids
     node.stall(uuid)
     await node.stage.start()

@@ -15,7 +15,7 @@ from demo.standins.pods import Container, Phase
 from ground.errors import Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import layout
-from tests.flows.node import Node, brisk
+from tests.flows.node import WATCHES, Node, brisk
 from tests.hanging import hanging
 
 ONE = {RESOURCE: 1}
@@ -51,7 +51,7 @@ async def test_a_pod_that_waits_to_start_keeps_its_gpu(build):
 
 async def test_w20_an_importer_of_memory_is_never_ended(build):
     """Looks like a release: the owner is gone, but a process of another pod has imported its memory."""
-    node = await build(2, brisk("budgets: {owner_wait: 0s}", "evict: {leftovers: wait}"))
+    node = await build(2, brisk("budgets: {owner_wait: 0s}", "evict: {leftovers: wait}", WATCHES))
     owner, other = await node.run("owner"), await node.run("other")
     uuid = node.gpu(owner)
     left = node.memory(uuid)

@@ -20,7 +20,7 @@ from demo.installation import RESOURCE
 from demo.standins.pods import Container, ContainerKind, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.devices.simulated import drills, layout
-from tests.flows.node import brisk
+from tests.flows.node import UNHELD, brisk
 from tests.node.open_programs import IN_TRANSIT
 
 ONE = {RESOURCE: 1}
@@ -117,7 +117,7 @@ async def test_an_explanation_names_who_keeps_a_gpu_out(build):
 
 
 async def test_s7_an_old_grant_belongs_to_the_pod_that_starts(build):
-    node = await build(1)
+    node = await build(1, UNHELD)
     pod = node.pod("train")
     await node.kubelet.admit(pod)
     uuid = node.gpu(pod)
@@ -153,7 +153,7 @@ async def test_s8_a_service_killed_after_prestart_still_knows_the_owner(build):
 
 
 async def test_s10_use_without_a_grant_makes_a_clean_gpu_dirty(build):
-    node = await build(1)
+    node = await build(1, UNHELD)
     [uuid] = node.stage.uuids
     async with node.foreign_process(uuid, "privileged-pod", b"a secret of the privileged"):
         await node.health(uuid, "Unhealthy")

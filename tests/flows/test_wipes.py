@@ -25,7 +25,7 @@ from demo.installation import RESOURCE
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrubber.node import assignments
-from tests.flows.node import brisk
+from tests.flows.node import WATCHES, brisk
 
 ONE = {RESOURCE: 1}
 AT_ONCE = brisk("budgets: {owner_wait: 0s}")  # a tenant is not given time to leave
@@ -161,7 +161,7 @@ async def test_w18_a_restart_waits_for_a_live_container_beside_it(build):
 
 
 async def test_w21_a_container_that_starts_during_a_scrub_ends_it(build):
-    node = await build(1, brisk("model: per-container", SOON))
+    node = await build(1, brisk("model: per-container", SOON, WATCHES))
     pod = await node.run("train")
     uuid = node.gpu(pod)
     node.stall(uuid)

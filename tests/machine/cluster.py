@@ -1,4 +1,4 @@
-"""``make machine ARGS=--cluster``: the tests of a real node in the machine, with a fence that refuses.
+"""``make machine ARGS=--cluster``: the tests of a real node in the machine, behind a fence.
 
 The machine is the node: systemd, version 2 of control groups alone, and a runtime and a kubelet that are units. The
 control plane runs beside the machine, in a network of its own. None of it needs root.

@@ -14,11 +14,13 @@ from ground.metric_table import Kind
 from scrubber import assembly
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import events as ev
+from scrubber.core.fencing import KeptOff
 from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, ScrubPath, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.record import Record
 from scrubber.devices.base import Readings
 from scrubber.metrics import service_metrics
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.observe.askers import Askers
 from scrubber.policy import ActivePolicy
 from scrubber.receipts import key
 from scrubber.receipts.state import SigningState
@@ -136,6 +138,16 @@ async def test_the_most_memory_that_a_proof_left_uncovered_is_shown(node):
     proof = lives.passed(node.record(uuid)).receipt
     await node.tell(uuid, ev.ScrubPassed("job-1", replace(proof, covered_bytes=proof.allocatable_bytes - 7)))
     assert "autoclave_scrub_uncovered_bytes 7.0" in node.series()
+
+
+async def test_devices_are_counted_by_what_the_fence_does(node, monkeypatch):
+    held = SimpleNamespace(kept_off=lambda uuid: KeptOff.PODS if uuid != node.devices[0].uuid else None)
+    held.opens_to_all, held.askers = lambda uuid: uuid == node.devices[1].uuid, Askers(lambda: 0.0)
+    monkeypatch.setattr(node.built.service.context.observer.driver, "guard", held)
+    wanted = {"none": 1, "open to all": 1, "hold": len(node.devices) - 2}
+    assert {f'autoclave_fence_devices{{mode="{mode}"}} {number}.0' for mode, number in wanted.items()} == {
+        line for line in node.series() if line.startswith("autoclave_fence_devices")
+    }
 
 
 async def test_each_device_counts_once_and_a_replaced_one_never(node):

@@ -17,7 +17,7 @@ import pytest
 
 from ground.errors import InvalidRequest
 from scrubber.core import events as ev
-from scrubber.core.fencing import open_to
+from scrubber.core.fencing import KeptOff, open_to
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Missed, Witness
@@ -495,15 +495,17 @@ def test_watching_gives_no_lease(asking: Asking, group: Path, standing: Fence) -
 
 def test_another_policy_comes_into_force_with_the_next_round(asking: Asking, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
-    for terms, said, refuses in (
-        (Terms(refuse=True), "refused", True),
-        (Terms(), "opened", False),
-        (Terms(fenced=False), "opened", None),
+    for terms, said, kept_off, closed in (
+        (Terms(refuse=True), "refused", KeptOff.ALL, True),
+        (Terms(held=frozenset({identity(foreign)})), "refused", KeptOff.PODS, True),
+        (Terms(held=frozenset()), "opened", KeptOff.PODS, False),
+        (Terms(), "opened", KeptOff.NONE, False),
+        (Terms(fenced=False), "opened", None, False),
     ):
         asking.terms = terms
         asking.guard.renew()
         assert run(foreign, OPENS) == said
-        assert asking.guard.refuses(DEVICE) is refuses
+        assert (asking.guard.kept_off(DEVICE), asking.guard.keeps_out(DEVICE)) == (kept_off, closed)
     assert asking.guard.witness(DEVICE) is None
 
 

@@ -184,6 +184,11 @@ def test_a_unit_may_be_a_pattern_or_a_path():
     assert list(written.defaults.fence.exempt.units) == units
 
 
+def test_units_are_exempt_beside_those_that_always_are():
+    one = read("name: a\ndefaults: {fence: {exempt: {units: [a.service]}}}\n").defaults.fence.exempt.all_units
+    assert {"a.service", "nvidia-fabricmanager.service", "containerd.service"} <= set(one)
+
+
 @pytest.mark.parametrize(("written", "fault"), WRONG_VALUES)
 def test_a_wrong_value_is_reported_at_its_place(written, fault):
     found, *_ = faults(f"name: a\ndefaults: {{{written}}}\n")
@@ -264,9 +269,9 @@ rules:
 
 
 def test_starts_that_wait_need_a_fence_that_refuses():
-    (fault,) = faults("name: a\ndefaults: {gate: prestart}\n")
-    assert "found gate prestart with fence.mode watch, expected fence.mode refuse" in fault
-    assert read("name: a\ndefaults: {gate: prestart, fence: {mode: refuse}}\n").defaults
+    (fault,) = faults("name: a\ndefaults: {gate: prestart, fence: {mode: watch}}\n")
+    assert "found gate prestart with fence.mode watch, expected fence.mode hold or refuse" in fault
+    assert read("name: a\ndefaults: {gate: prestart}\n").defaults
 
 
 def test_a_rule_is_not_blamed_for_what_it_inherits():

@@ -10,7 +10,7 @@ import pytest
 from deploy import policy_schema as schema
 from ground.documents.faults import DocumentError
 from policies import load
-from policies.policy_model import Match, Policy
+from policies.policy_model import KNOWN_UNITS, Match, Policy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 SCHEMA = json.loads(schema.render())
@@ -54,6 +54,11 @@ def test_the_tables_miss_no_field():
 def test_every_field_of_a_policy_has_a_user():
     named = re.findall(r"^\| `([\w.]+)` \|", schema.table("Policy"), re.MULTILINE)
     assert list(schema.USERS) == named
+
+
+def test_the_page_names_who_is_always_exempt():
+    section = PAGE.partition("## Who may open a GPU\n")[2].partition("\n## ")[0]
+    assert set(KNOWN_UNITS) <= set(re.findall("`([^`]+)`", section))
 
 
 def test_the_examples_of_the_page_behave_as_shown():

@@ -17,7 +17,7 @@ from scrubber.fence.fence import Counts, KeptInKernel
 from scrubber.fence.questions import Question
 
 _ROOM = program.RING_BYTES // (program.QUESTION.size + 8)  # questions in the ring
-SERVICE, HOST = 1, 2  # control groups; those of pods have higher numbers
+SERVICE, HOST, PODS = 1, 2, 3  # control groups; those of the pods are below the last one, with higher numbers
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Kernel:
 
     def group(self, container: str | None) -> int:
         """The control group of a container, or of the host."""
-        return HOST if container is None else self._groups.setdefault(container, HOST + 1 + len(self._groups))
+        return HOST if container is None else self._groups.setdefault(container, PODS + 1 + len(self._groups))
 
     def groups_of(self, container: str) -> frozenset[int]:
         """What the service finds of a container's control groups: nothing before the runtime has made one."""
@@ -73,7 +73,9 @@ class Kernel:
     def is_closed(self, number: DeviceNumber) -> bool:
         """Whether it is open to the service alone, as far as the kernel took what it was told."""
         rule = self._rules.get(number)
-        return rule is None or number in self._not_taken or (not rule.everybody and rule.members.keys() <= {SERVICE})
+        return (
+            rule is None or number in self._not_taken or (not rule.everybody and rule.members.keys() <= {SERVICE, PODS})
+        )
 
     def opens(self, number: DeviceNumber, group: int, pid: int) -> bool:
         """Whether a process in this group can open the device. Others than its members are counted."""
@@ -81,7 +83,8 @@ class Kernel:
         if rule is None or rule.members.get(group, program.EXEMPT) != program.EXEMPT:
             return True
         let_in = rule.everybody or group in rule.members
-        refused = not let_in and rule.refuse and self._uptime() < self._lease
+        kept_off = rule.refuse or (group > PODS and PODS in rule.members)
+        refused = not let_in and kept_off and self._uptime() < self._lease
         counts = self._counts[number]
         self._counts[number] = Counts(counts.asked + 1, counts.refused + refused)
         if len(self.questions.asked) < _ROOM:
@@ -113,6 +116,7 @@ class Kernel:
         open_to: Collection[int] | None,
         *,
         refuse: bool,
+        held: Collection[int] = (),
         exempt: Collection[int] = (),
         service: int | None = None,
     ) -> None:
@@ -121,7 +125,7 @@ class Kernel:
         self._answer()
         self._not_taken.remove(number)
         members = dict(self.members(number)) if open_to is None else dict.fromkeys(open_to, program.OWNER)
-        members |= dict.fromkeys(exempt, program.EXEMPT)
+        members = dict.fromkeys(held, program.HELD) | members | dict.fromkeys(exempt, program.EXEMPT)
         if service is not None:
             members[service] = program.SERVICE
         self._rules[number] = Rule(members, open_to is None, refuse)

@@ -92,7 +92,7 @@ async def test_a_use_before_the_granted_start_ends_the_proof(fenced, asks):
 
 
 async def test_an_earlier_tenant_is_a_user_like_others(fenced):
-    world = await fenced()
+    world = await fenced(policy="defaults: {fence: {mode: watch}}")
     device, passed = world.uuids[0], scrubs(world, world.uuids[0])
     await world.acquire("pod", device, announced=True)
     await world.begin("pod", device)

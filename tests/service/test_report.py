@@ -10,6 +10,7 @@ import pytest
 
 from ground.errors import InvalidRequest, Reason
 from scrubber.core import device_names, ownership
+from scrubber.core.fencing import KeptOff
 from scrubber.core.model import ScrubPath
 from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.ledger.entry_queries import Window
@@ -257,12 +258,12 @@ async def test_a_status_shows_one_moment(world, reporter, register):
 class Following:
     """A guard whose fence does this with others, or stands for no device."""
 
-    does: bool | None
+    keeps_off: KeptOff | None
     lets_all_in: bool = False
     askers: Askers = field(default_factory=lambda: Askers(lambda: 0.0))
 
-    def refuses(self, _uuid: str) -> bool | None:
-        return self.does
+    def kept_off(self, _uuid: str) -> KeptOff | None:
+        return self.keeps_off
 
     def opens_to_all(self, _uuid: str) -> bool:
         return self.lets_all_in
@@ -273,20 +274,22 @@ class Following:
 
 async def test_a_device_that_is_open_to_all_says_so(begin, monkeypatch):
     world = await begin(policy="defaults: {fence: {mode: refuse}}")
-    monkeypatch.setattr(world.life.observer.driver, "guard", Following(does=True, lets_all_in=True))
+    monkeypatch.setattr(world.life.observer.driver, "guard", Following(KeptOff.ALL, lets_all_in=True))
     assert world.life.reporter.device(world.uuids[0]).fence == "open to all"
 
 
 @pytest.mark.parametrize(
-    ("mode", "refuses", "said"),
+    ("policy", "kept_off", "said"),
     [
-        ("refuse", True, "refuse"),
-        ("refuse", False, "watch instead of refuse"),
-        ("refuse", None, ""),
-        ("watch", False, "watch"),
+        ("fence: {mode: refuse}", KeptOff.ALL, "refuse"),
+        ("fence: {mode: refuse}", KeptOff.NONE, "only watch"),
+        ("fence: {mode: refuse}", None, ""),
+        ("mode: enforce", KeptOff.PODS, "hold"),
+        ("mode: enforce", KeptOff.NONE, "only watch"),
+        ("fence: {mode: watch}", KeptOff.NONE, "watch"),
     ],
 )
-async def test_a_fence_that_should_refuse_and_cannot_says_so(begin, monkeypatch, mode, refuses, said):
-    world = await begin(policy=f"defaults: {{fence: {{mode: {mode}}}}}")
-    monkeypatch.setattr(world.life.observer.driver, "guard", Following(refuses))
+async def test_a_fence_that_cannot_keep_others_off_says_so(begin, monkeypatch, policy, kept_off, said):
+    world = await begin(policy=f"defaults: {{{policy}}}")
+    monkeypatch.setattr(world.life.observer.driver, "guard", Following(kept_off))
     assert world.life.reporter.device(world.uuids[0]).fence == said

@@ -280,7 +280,7 @@ async def test_a_job_keeps_its_gpu_before_it_has_a_context(begin):
 @pytest.mark.parametrize("fenced", [False, True])
 async def test_no_scrub_begins_while_somebody_has_it_open(begin, fenced):
     """A monitor has no context. Its GPU waits for its end, and is not scrubbed in vain again and again."""
-    world = await begin(gpus=1, fenced=fenced)
+    world = await begin(gpus=1, fenced=fenced, policy="defaults: {fence: {mode: watch}}")
     device = world.uuids[0]
     monitor = await without_context(world, device, "monitor", container="monitor")
     with suppress(Refused, NotReady):

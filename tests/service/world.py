@@ -47,7 +47,7 @@ from scrubber.service.upkeep import Upkeep
 from scrubber.workers.worker import Worker
 from tests.ledger import memory_store
 from tests.service.disk import Disk
-from tests.service.kernel import SERVICE
+from tests.service.kernel import PODS, SERVICE
 from tests.service.node import Kind, Node, PretendCaller, Process
 from tests.service.pretend_worker import PretendWorker, RestoreWorker
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
@@ -422,8 +422,10 @@ class World:
             return None
 
         def terms(device: str) -> Terms:
-            fence = self.truth.policy(device).fence
-            return Terms(fence.mode is FenceMode.REFUSE, fence.mode is not FenceMode.OFF, fence.lease)
+            policy = self.truth.policy(device)
+            mode = policy.fence_mode
+            held = frozenset({PODS}) if mode is FenceMode.HOLD else None
+            return Terms(mode is FenceMode.REFUSE, held, mode is not FenceMode.OFF, policy.fence.lease)
 
         sources = Sources(
             process=lambda _pid: (),

@@ -33,8 +33,8 @@ def fence() -> None:
 def status(cgroup_root: Path | None, output: str) -> int:
     """Show which device files the kernel guards, and for whom each is open.
 
-    A process of another control group is counted or refused. Of a device that is open to all, it is counted. One
-    opening asks two or three times. Exit code 1 if no fence stands.
+    A process of another control group is counted or refused; "pods refused": those of the host are counted. Of a
+    device that is open to all, each is counted. One opening asks two or three times. Exit code 1 if no fence stands.
     """
     root = _root(cgroup_root)
     try:
@@ -95,13 +95,15 @@ def _root(given: Path | None) -> Path:
 
 
 def _refuses(rule: FenceRule) -> bool:
-    return rule.refuse and rule.open_to is not None
+    return rule.open_to is not None and (rule.refuse or bool(rule.held))
 
 
 def _row(rule: FenceRule, tree: Tree, *, lasts: bool) -> tuple[str, str, str, int, int]:
     device = rule.device
     kind = "block " if device.kind is NodeKind.BLOCK else ""
-    others = "refused" if _refuses(rule) and lasts else "counted"
+    others = "counted"
+    if _refuses(rule) and lasts:
+        others = "refused" if rule.refuse else "pods refused"
     places = (tree.place(group) for group in sorted(rule.open_to or ()))
     named = sorted({place.container or place.name for place in places if place is not None})
     open_to = "all" if rule.open_to is None else ", ".join(named) or quantity(len(rule.open_to), "control group")

@@ -11,7 +11,7 @@ from autoclave.cli import DURATION, ENVIRONMENT, Parsed, options
 from ground import paths, unix_sockets
 from ground.documents import units
 from ground.quantities import quantity
-from policies.policy_model import check_namespace
+from policies.policy_model import FenceMode, check_namespace, check_unit
 from scrub_api import request_limits
 from scrubber import config, daemon
 
@@ -73,6 +73,19 @@ def _request_timeout(text: str) -> float:
     multiple=True,
     metavar="NAMESPACE",
     help="A namespace of NVIDIA's operator or drivers, beside those of the policy; may be repeated.",
+)
+@click.option(
+    "--fence",
+    type=options.Words(FenceMode),
+    show_default="as the policy says",
+    help="Whom the kernel keeps off a GPU that is not his: pods (hold), all (refuse), nobody (watch, off).",
+)
+@click.option(
+    "--exempt-unit",
+    type=Parsed("unit", check_unit),
+    multiple=True,
+    metavar="UNIT",
+    help="A unit of systemd that may open each GPU, beside those of the policy; may be repeated.",
 )
 @options.path("--host-root", "/", "Where the host's /dev, /proc/driver, /sys and /var are.")
 @click.option(

@@ -22,6 +22,7 @@ SWITCH_ON = (
     "later have it on), and let it read the directory of --gate-cdi-dir"
 )
 FENCED = "correct what the finding `fence` names, or choose another `gate` in the policy"
+HOLDING = (FenceMode.HOLD.value, FenceMode.REFUSE.value)
 ON_SIMULATED = (
     "run the service as root with --cgroup-root, which needs version 2 of control groups, or choose another `gate`"
 )
@@ -59,10 +60,10 @@ def prestart(node: Node, status: views.Status) -> Iterator[Finding]:
     """The fence holds back the containers for which PreStartContainer waits."""
     usable = [device for device in status.devices if device.quarantine is None]
     waiting = [device for device in usable if device.policy_gate == GateMode.PRESTART.value]
-    not_held = ", ".join(device.device for device in waiting if device.fence != FenceMode.REFUSE.value)
+    not_held = ", ".join(device.device for device in waiting if device.fence not in HOLDING)
     if not_held:
         text = f"`gate: prestart` acts as `gate: allocate` on GPU {not_held}, so pods fail instead of waiting: no fence"
-        yield warning(f"{text} refuses others there", FENCED if guards_nvidia(node) else ON_SIMULATED)
+        yield warning(f"{text} holds pods there", FENCED if guards_nvidia(node) else ON_SIMULATED)
     elif waiting:
         yield ok(f"`gate: prestart` lets pods wait for {quantity(len(waiting), 'GPU')}")
     else:

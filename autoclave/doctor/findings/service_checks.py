@@ -12,7 +12,7 @@ from autoclave.doctor.node_facts import CheckFault, Node
 from ground import calendar_time, errors
 from ground.errors import AutoclaveError, Reason, Unreachable
 from ground.quantities import quantity
-from policies.policy_model import Clear
+from policies.policy_model import Clear, FenceMode
 from scrub_api import views
 from scrub_api.device_messages import state_words
 from scrubber.core.measured import forgiven_memory
@@ -181,7 +181,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     powerless = [device for device in guarded if device.fence == views.WATCHES_ONLY]
     if powerless:
         gpus = quantity(len(powerless), "GPU")
-        text = f"the kernel only watches who opens {gpus}, though the policy says `fence: {{mode: refuse}}`: on this "
+        text = f"the kernel only watches who opens {gpus}, though the policy says that others are kept off: on this "
         text += "node, pods are in control groups of version 1"
         remedy = "boot the node with version 2 of control groups only, or choose `fence: {mode: watch}` in the policy"
         yield warning(text, remedy)
@@ -199,8 +199,14 @@ def _asker(asker: views.AskerView, gpu: str) -> Finding:
     if asker.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
         return warning(text, "if it is a monitor, name its program in evict.bystanders: else each use costs a scrub")
-    did = "was refused" if asker.refused else "would have been refused by `fence: {mode: refuse}`"
-    remedy = "name its unit in fence.exempt.units or its namespace in operator_namespaces"
+    namespace, is_pod, _ = asker.pod.partition("/")
+    mode = FenceMode.HOLD if is_pod else FenceMode.REFUSE
+    would = f"would have been refused by `fence: {{mode: {mode.value}}}`"
+    did = "was refused" if asker.refused else would
+    remedy = "name its unit in fence.exempt.units of the policy, or policy.exempt of the chart"
+    if is_pod:
+        remedy = f"add {namespace} to evict.operator_namespaces of the policy, or policy.operatorNamespaces of the "
+        remedy += "chart, if no tenant can create pods there"
     if asker.ignored:
         return warning(f"{asked} and {did}, although it is a bystander; {times}", remedy)
     return warning(f"{asked} and {did}; {times}", f"if it is a monitor, {remedy}")

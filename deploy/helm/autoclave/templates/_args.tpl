@@ -20,6 +20,12 @@ $(POD_IP):{{ . | int }}
 {{- range .Values.policy.operatorNamespaces }}
 - --operator-namespace={{ . }}
 {{- end }}
+{{- with .Values.policy.fence }}
+- --fence={{ . }}
+{{- end }}
+{{- range .Values.policy.exempt }}
+- --exempt-unit={{ . }}
+{{- end }}
 - --host-root=/host
 - --sight={{ .Values.scrubber.sight }}
 - --standby
