@@ -38,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe check test pythons lint format golden bench trial mutate night soak node cluster machine actionlint proto gate kernels docs dashboards deploy preview image release lock clean
+.PHONY: help demo observe check test pythons lint format golden bench trial mutate night soak node cluster machine actionlint proto kernels docs dashboards deploy preview image release lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -104,9 +104,6 @@ actionlint: ## build the checker of the workflows into build/tools; needs Go. Wi
 proto: $(READY) ## regenerate the stubs from the .proto files
 	@$(call protoc,$(BIN),$(OUT)) --python_out=$(OUT) --grpc_python_out=$(OUT)
 
-gate: ## compile the create gate into build/autoclave-gate; needs a C compiler
-	@mkdir -p build && $(CC) -static -O2 -s -std=c11 -Wall -Wextra -Werror -o build/autoclave-gate scrubber/create_gate/autoclave-gate.c
-
 # uv takes a quarter of pip's time; where it finds no package index, pip may know one.
 kernels: $(READY) ## compile the GPU kernels, once; needs no GPU and no toolkit (ARGS=--accept after a change of their source)
 	@test -d build/nvrtc || $(BIN)/uv pip install -q --python $(BIN)/python --target build/nvrtc --group kernels 2>/dev/null || \
@@ -166,7 +163,7 @@ lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases
 	@awk -F '==| ;' 'NR == FNR { release[$$1] = $$2; next } $$1 in release { $$0 = $$1 "==" release[$$1] } 1' \
 	  requirements.lock benchmarks/trial/packages.txt > benchmarks/trial/packages.new && mv benchmarks/trial/packages.new benchmarks/trial/packages.txt
 # What builds the image, and is not in it.
-	@printf 'uv\nziglang\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --constraint requirements.lock \
+	@echo uv | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --constraint requirements.lock \
 	  --no-emit-index-url --no-emit-find-links --no-annotate --no-header $(ARGS) - -o deploy/tools.lock
 
 outdated: $(READY) ## list which pinned packages and tools have newer releases; changes nothing

@@ -28,9 +28,10 @@ from tests.cluster.autoclave import GPUS, Autoclave
 from tests.cluster.cluster import GPU, Cluster, container, waits_for_the_scheduler
 
 FLOOR = "do-nothing plugin"
-KINDS = {  # what each kind asks for, and the gate of the policy
+KINDS = {  # what each kind asks for, and the mode of the fence
     FLOOR: (do_nothing_plugin.RESOURCE, ""),
-    **{f"gate: {gate}": (GPU, gate) for gate in ("create", "allocate", "prestart")},
+    "Allocate waits": (GPU, "watch"),
+    "PreStartContainer waits": (GPU, "hold"),
 }
 TURN = 5  # pods
 BACKS_OFF = 1.5  # seconds in which the scheduler does not look again at a pod that it could not place
@@ -53,10 +54,10 @@ async def measure(node: programs.Node, logs: Path, pods: int, memory: str) -> li
                 await _hold(cluster, _name(resource, number), resource)
         count = dict.fromkeys((GPU, do_nothing_plugin.RESOURCE), GPUS)
         for _ in range(math.ceil(pods / TURN)):
-            for kind, (resource, gate) in KINDS.items():
-                if gate:
-                    autoclave.rule(fence={"mode": "refuse"}, gate=gate)
-                    await autoclave.devices(partial(_is_ruled, gate))
+            for kind, (resource, mode) in KINDS.items():
+                if mode:
+                    autoclave.rule(fence={"mode": mode})
+                    await autoclave.devices(partial(_is_ruled, mode))
                 for _ in range(TURN):
                     number = count[resource]
                     waits[kind].append(await _next(cluster, resource, number))
@@ -70,8 +71,8 @@ async def measure(node: programs.Node, logs: Path, pods: int, memory: str) -> li
     return list(_figures(waits))
 
 
-def _is_ruled(gate: str, device: DeviceStatus) -> bool:
-    return (device.policy_gate, device.fence) == (gate, "refuse")
+def _is_ruled(mode: str, device: DeviceStatus) -> bool:
+    return device.fence == mode
 
 
 async def _hold(cluster: Cluster, name: str, resource: str) -> None:

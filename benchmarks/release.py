@@ -33,7 +33,7 @@ from scrubber.node import clock
 
 MEMORY, POLICY = "64MiB", "default"
 # What the next pod waits for, where Allocate waits and where PreStartContainer does.
-GATES = {"allocate": "{fence: {mode: refuse}, gate: allocate}", "prestart": "{fence: {mode: refuse}, gate: prestart}"}
+WAITS = {"Allocate": "{fence: {mode: watch}}", "PreStartContainer": "{fence: {mode: hold}}"}
 SANDBOX = 0.15  # seconds for the sandbox of a pod, between the two hooks
 GPUS = 4
 GAPS = (0.0, 0.005, 1.0)  # seconds
@@ -66,7 +66,7 @@ async def measure(*, quick: bool) -> list[Figure]:
 
 async def gates(*, quick: bool) -> list[Figure]:
     """A pod that follows at once, where Allocate waits for the scrub and where PreStartContainer does."""
-    return [figure for it in GATES.items() for figure in await _waited(*it, 3 if quick else PODS)]
+    return [figure for it in WAITS.items() for figure in await _waited(*it, 3 if quick else PODS)]
 
 
 # -- from the end of a tenant to CLEAN
@@ -236,12 +236,12 @@ class Slow(ContainerRunner):
         await asyncio.gather(super().open_sandbox(pod), asyncio.sleep(SANDBOX))
 
 
-async def _waited(gate: str, policy: str, pods: int) -> list[Figure]:
+async def _waited(hook: str, policy: str, pods: int) -> list[Figure]:
     """A pod follows at once on a GPU that must be scrubbed."""
     hooks: list[float] = []
     whole: list[float] = []
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as written:
-        written.write(f"name: {gate}\ndefaults: {policy}\n")
+        written.write(f"name: waits\ndefaults: {policy}\n")
         written.flush()
         async with _node(1, written.name, Slow) as stage:
             pod = await _running(stage)
@@ -252,7 +252,7 @@ async def _waited(gate: str, policy: str, pods: int) -> list[Figure]:
                 pod = await _running(stage, Pod.of("next", {RESOURCE: 1}))
                 whole.append(time.monotonic() - began)
                 hooks += [call.seconds for call in stage.kubelet.calls[known:] if call.method == "Allocate"]
-    name = f"the next pod at once, gate: {gate}, {SANDBOX:g} s for its sandbox"
+    name = f"the next pod at once, {hook} waits, {SANDBOX:g} s for its sandbox"
     return [
         Figure(f"{name}: Allocate, p50", quantile(hooks, 0.5) * 1000, "ms", len(hooks)),
         Figure(f"{name}: admission to running, p50", quantile(whole, 0.5) * 1000, "ms", len(whole)),

@@ -41,7 +41,6 @@ TITLES = {
     "gates": "What the next pod waits for",
     "hooks": "Both hooks beside other processes",
     "in_front": "In front of a vendor's plugin",
-    "create_gate": "The create gate",
     "dra": "The DRA driver",
     "acquire": "Acquire",
     "start": "Starts",

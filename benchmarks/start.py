@@ -40,18 +40,16 @@ async def measure(*, quick: bool) -> list[Figure]:
         f"start to first answer, {GPUS} devices: median": (service, "<= 0.5 s"),
         "plugin start to registered: median": (plugin, "<= 0.3 s"),
         "plugin start to registered, processor time: median": (plugin_work, "<= 0.3 s"),
-        "plugin start to registered, the service away, with the create gate: median": (alone, "<= 0.3 s"),
+        "plugin start to registered, the service away: median": (alone, "<= 0.3 s"),
         "`autoclave status`, processor time: median": (status, "<= 0.15 s"),
     }
     return [Figure(name, quantile(times, 0.5), "s", len(times), aim) for name, (times, aim) in names.items()]
 
 
 def _leave_list(stage: Stage) -> None:
-    """What a service with the create gate leaves behind."""
+    """What a service whose fence holds pods leaves behind."""
     devices = [
-        scrub_pb2.ReportedDevice(
-            uuid=uuid, healthy=True, resource="nvidia.com/gpu", index=index, waits=True, gate="gate"
-        )
+        scrub_pb2.ReportedDevice(uuid=uuid, healthy=True, resource="nvidia.com/gpu", index=index, waits=True)
         for index, uuid in enumerate(stage.uuids)
     ]
     response = scrub_pb2.WatchResponse(devices=devices, silence_seconds=last_list.LONGEST)

@@ -66,14 +66,13 @@ def _findings() -> Section:
         Query(by_device(service.RESIDUE_BYTES), "{{at}}"), bars=True,
     )  # fmt: skip
     who = table(
-        "GPUs with findings", "GPUs with residue, unauthorised use or containers past the create gate in the range.",
+        "GPUs with findings", "GPUs with residue or unauthorised use in the range.",
         WHERE,
         Column("Residue found", SCOPE.or_not_scraped(f"{SCOPE.increase(service.RESIDUE, *DEVICE_ID)} > 0", "node",
                                                      NO_ROW),
                levels=SHOULD_BE_ZERO, words=NOT_SCRAPED),
         Column("Bytes", f"{SCOPE.increase(service.RESIDUE_BYTES, *DEVICE_ID)} > 0", units.BytesIEC),
         Column("Unauthorised use", f"{SCOPE.increase(service.UNAUTHORISED, *DEVICE_ID)} > 0", levels=SHOULD_BE_ZERO),
-        Column("Past the create gate", f"{SCOPE.increase(service.PAST_GATE, *DEVICE_ID)} > 0", levels=SHOULD_BE_ZERO),
         links={"GPU": TO_GPU}, empty="No GPU has a finding",
     )  # fmt: skip
     return Section("Findings", 7, ((8, unauthorised), (8, asked), (8, residue), (24, who)))

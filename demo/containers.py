@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from demo import groups, hooks
+from demo import groups
 from demo.standins.pods import Container, ContainerKind, Pod
 from demo.standins.runtime import Devices, Runtime
 from ground.paths import RECEIPTS_IN_CONTAINERS
@@ -38,7 +38,6 @@ echo
 class ContainerRunner(Runtime):
     """Runs the containers of one node."""
 
-    cdi: Path | None = None  # where the hooks of CDI devices are described
     groups: Path | None = None  # below which each container gets a control group
 
     def __init__(self, simulated: Path) -> None:
@@ -62,8 +61,6 @@ class ContainerRunner(Runtime):
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
         """Start a container; for an init container, wait until it has ended."""
-        if self.cdi is not None:  # nothing is mounted: a simulated GPU is a file that every process can open
-            await hooks.run([device.name for device in response.cdi_devices], self.cdi, pod, container)
         self.look(pod, container, devices)
         folders = (
             Path(mount.host_path)

@@ -79,7 +79,6 @@ class Stage:
     runs: type[ContainerRunner] = ContainerRunner
     flags: tuple[str, ...] = ()  # more flags for the plugin
     installed_as: type[Installation] = ByPlugin
-    gate: Path | None = None  # the program of the create gate
     fenced: bool = True  # with control groups for pods and the fence below them, where this user can make both
 
     def __post_init__(self) -> None:
@@ -93,15 +92,13 @@ class Stage:
         memory = ("--backend", "simulated", "--simulated-memory", self.memory)
         rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
         names = ("--pod-logs-dir", str(self.pod_logs))
-        cdi = self.root / "cdi"
-        cdi.mkdir(exist_ok=True)
-        gate = ("--gate-cdi-dir", str(cdi), *(() if self.gate is None else ("--create-gate", str(self.gate))))
+        (self.root / "cdi").mkdir(exist_ok=True)
         self.groups = groups.make() if self.fenced else None
         fence = () if self.groups is None else ("--cgroup-root", str(self.groups))
-        arguments = ("scrubber", *places, *gpus, *memory, *rules, *names, *gate, *fence)
+        arguments = ("scrubber", *places, *gpus, *memory, *rules, *names, *fence)
         self.service = ServiceProgram(arguments, self.root / "service.log")
         self.containers = self.runs(self.simulated)
-        self.containers.cdi, self.containers.groups = cdi, self.groups
+        self.containers.groups = self.groups
         self.installation = self.installed_as(self.root, self.containers, self.flags)
         self.kubelet, self.plugin = self.installation.kubelet, self.installation.program
 

@@ -31,7 +31,6 @@ DOCKER, OCI = "docker-archive", "oci-archive"
 YEAR_1980 = "315532800"  # zip files, and so wheels, know no earlier time
 DEBIAN_IN = "DEBIAN_IMAGE"  # a variable, so that tests and the release build with the same one
 NO_MOUNTS: Mapping[Path, str] = MappingProxyType({})
-OPEN_FILES = 8192  # buildah allows 1024; the compiler of the create gate opens all of its C library
 
 
 class CannotBuildError(Exception):
@@ -47,7 +46,7 @@ class Builder:
 
     def build(self, tag: str, time: str, options: Sequence[str] = ()) -> None:
         """Build the image under this name. All its files get this time, in seconds, if the program can."""
-        fixed: list[str | Path] = ["--pull=false", f"--ulimit=nofile={OPEN_FILES}:{OPEN_FILES}", "-f", DOCKERFILE]
+        fixed: list[str | Path] = ["--pull=false", "-f", DOCKERFILE]
         times = [] if self.name == "docker" else [f"--timestamp={time}"]
         other = [f"--platform=linux/{self.architecture}"] if self.architecture else []
         command = [self.name, "build", *fixed, *times, *other, "-t", tag, *options, ROOT]

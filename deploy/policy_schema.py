@@ -28,7 +28,6 @@ LONG = 5  # items of a list; a longer one stands in the shipped file only
 # Who may change each field, and when. Not each has been asked for: some of these are our own judgement.
 USERS = {
     "mode": "SRE: the first days on a live cluster",
-    "gate": "platform: a pod shall wait, not fail",
     "model": "security: containers of one pod do not trust each other",
     "receipts": "tenant: evidence in the container",
     "serial_in_receipts": "auditor: an inventory of hardware",

@@ -28,11 +28,6 @@ def admin_socket(run_dir: Path) -> Path:
     return run_dir / "admin.sock"
 
 
-def gate_socket(run_dir: Path) -> Path:
-    """The socket for the create gate, which the container runtime asks."""
-    return run_dir / "gate.sock"
-
-
 def ledger_head(run_dir: Path) -> Path:
     """The file that shows whether the ledger is an older copy."""
     return run_dir / "ledger.head"

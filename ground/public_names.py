@@ -8,5 +8,4 @@ from __future__ import annotations
 DOMAIN = "autoclave.internal"  # a placeholder: below .internal, which is for private use, nobody can own a name
 DRIVER = f"gpu.{DOMAIN}"  # of DRA, its DeviceClass, and the prefix of its taint
 CHECKPOINT = f"{DOMAIN}/checkpoint"  # the annotation of a Node
-GATE = f"{DOMAIN}/gate"  # the kind of the CDI devices of the create gate
 PREDICATE_TYPE = f"tag:{DOMAIN},2026:receipts/v1"  # of a receipt; a name, not an address

@@ -146,7 +146,6 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             receipts = {device.uuid: device.receipts for device in chain(*wanted)}
             receipts |= {grant.device: grant.receipts for grant in granted}  # newer than the list
             for container, devices in zip(answer.container_responses, wanted, strict=True):
-                container.cdi_devices.extend(wire.CDIDevice(name=device.gate) for device in devices if device.gate)
                 response.add_receipts(container, [receipts[device.uuid] for device in devices])
             return answer
 

@@ -1,6 +1,6 @@
 """Asks the scrub service to acquire and start the kubelet's devices, and waits while it restarts or scrubs.
 
-Every failure is one of ``ground.errors``, and each one refuses. Exception: where the create gate holds the
+Every failure is one of ``ground.errors``, and each one refuses. Exception: where the fence holds the
 containers until the proof, a service that is away or busy fails no pod. Requests are repeated only while the service
 restarts. Otherwise the service has already used the time that the policy allows.
 """
@@ -83,7 +83,7 @@ class Gate:
         return granted
 
     async def _deferred(self, ids: Sequence[str], op: str) -> tuple[GrantedDevice, ...] | None:
-        """Hand out devices whose containers the create gate holds until the proof.
+        """Hand out devices whose containers the fence holds until the proof.
 
         A service that is away or busy does not fail the pod: there are no grants, and the containers wait for it.
         None if the service answers that the devices are not free now: then it no longer knows that containers wait.

@@ -166,9 +166,9 @@ class Listing:
     def begin_with(self, reported: ReportedDevices) -> None:
         """Show the list that the service has left, until the service answers or that list expires.
 
-        Only where the create gate holds all containers until the proof: elsewhere the service has to answer first.
+        Only where the fence holds all containers until the proof: elsewhere the service has to answer first.
         """
-        if reported.devices and all(device.waits and device.gate for device in reported.devices):
+        if reported.devices and all(device.waits for device in reported.devices):
             logger.info("showing the last list of the service", valid_seconds=round(reported.silence_seconds, 1))
             self._silence = reported.silence_seconds
             self._store(reported.devices)

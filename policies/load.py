@@ -19,6 +19,7 @@ from ground.documents.faults import DocumentError, DocumentFault, Loc, quote
 from policies import match
 from policies.policy_model import MOST_RULES, Match, Policy, PolicySet
 
+ANY = object()
 OLDER = "a field of an older version"
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 
@@ -27,15 +28,18 @@ LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 class RemovedField:
     """A field that a policy had before."""
 
-    default: object  # as a file writes it: what happens now, whatever a file says
+    default: object  # as a file writes it: what happens now, whatever a file says; ANY: no value is refused
     instead: str  # what to do instead: the end of "expected none: ..."
 
     def may_stay(self, value: object) -> bool:
         """Whether the file asks for what happens anyway. A node must not fall out of service for that at an update."""
-        return _says_the_same(value, self.default)
+        return self.default is ANY or _says_the_same(value, self.default)
 
 
 REMOVED = {
+    "gate": RemovedField(
+        ANY, "pods wait in PreStartContainer where the fence holds others off the GPU, and in Allocate elsewhere"
+    ),
     "restart_on_sick": RemovedField("refuse", "no container restarts on a device whose results are in doubt"),
     "paths.escalate": RemovedField(
         default=True, instead="a failed path is followed by the path reset; `reset: {when: never}` forbids it"

@@ -62,14 +62,6 @@ class Eviction(Word):
     TERMINATE = "terminate"
 
 
-class GateMode(Word):
-    """Who waits for a device that is not clean yet: the kubelet in Allocate, or the container at its start."""
-
-    ALLOCATE = "allocate"
-    PRESTART = "prestart"
-    CREATE = "create"
-
-
 class Starts(Word):
     """What a container start means after the first one of a pod."""
 
@@ -345,9 +337,6 @@ class Policy(Model):
     mode: Mode = Mode.ENFORCE
     """Whether a device that is not proven clean is refused (enforce), or handed out and recorded (observe)."""
 
-    gate: GateMode = GateMode.CREATE
-    """What waits for a device that is not clean: Allocate, PreStartContainer, or the creation of the container."""
-
     model: Starts = Starts.PER_CONTAINER_CACHED
     """What happens before later container starts of a pod: nothing, a scrub, or a check."""
 
@@ -404,14 +393,6 @@ class Policy(Model):
                 raise ImpossibleError(
                     f"reset.when never with paths.{name} reset", "a path without a reset", f"paths.{name}", "reset.when"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def containers_are_held(self) -> Self:
-        """After its own restart the kubelet starts containers without PreStartContainer: the fence must hold them."""
-        if self.gate is GateMode.PRESTART and self.fence.mode not in (FenceMode.HOLD, FenceMode.REFUSE):
-            found = f"gate prestart with fence.mode {self.fence.mode.value}"
-            raise ImpossibleError(found, "fence.mode hold or refuse", "gate", "fence.mode")
         return self
 
     @property

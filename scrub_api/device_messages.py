@@ -40,8 +40,6 @@ class ReportedDevice:
     memory_bytes: int = 0
     pci_address: str = ""
     waits: bool = False  # a pod may be given the device before it is clean: its containers wait for the proof
-    past_gate: float = 0.0  # uptime; a container lately started past the gate on it while it was not proven; 0: none
-    gate: str = ""  # the CDI name that makes the container runtime ask for each container; empty: it does not ask
     receipts: str = ""  # as in ``GrantedDevice``, for a pod that gets the device while the service does not answer
 
 

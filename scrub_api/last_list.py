@@ -1,7 +1,7 @@
 """The last list of devices, in a file of the run directory: for a plugin that starts while the service is away.
 
-The service replaces the file with each list that a plugin would get. So what the file says of the create gate ends as
-soon as the service knows better. A run without the create gate begins with its removal.
+The service replaces the file with each list that a plugin would get. So what the file says ends as soon as the service
+knows better.
 """
 
 from __future__ import annotations

@@ -168,7 +168,6 @@ class DeviceStatus:
     fence: str = ""  # hold, refuse, watch, WATCHES_ONLY or OPEN_TO_ALL, while the kernel is asked about it; else empty
     askers: tuple[AskerView, ...] = ()  # who asked for it and was not given it, the latest last
     witness_kind: str = ""  # the same as ``witness`` for a program: fence, files, none, unknown; empty: not asked yet
-    policy_gate: str = ""  # what the policy says: allocate, prestart or create
 
     @property
     def name(self) -> str:
@@ -212,8 +211,6 @@ class ServiceStatus:
     unlisted: tuple[UnlistedProgram, ...] = ()
     history_since: float = 0.0
     steps_since: float = 0.0
-    gate_specification: str = ""
-    gate_in_force: tuple[str, ...] = ()
     fence_lacks: str = ""  # why the kernel is asked about no device, though the policy wants it
     ledger_remedies: tuple[str, ...] = ()  # for ledger_fault
 

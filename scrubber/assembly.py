@@ -16,7 +16,6 @@ from pathlib import Path
 
 import scrubber
 from ground import boot, log, paths
-from ground.aio import Changed
 from ground.errors import FatalError, LedgerUnavailable
 from policies.policy_model import Evict, Policy
 from scrub_api import views
@@ -25,8 +24,6 @@ from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.events import IllegalEventError
 from scrubber.core.model import DeviceInfo, Holder
-from scrubber.create_gate import installation
-from scrubber.create_gate.installation import CreateGate
 from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.blocking_calls import Caller
 from scrubber.devices.simulated import layout
@@ -91,7 +88,6 @@ class Assembly:
     readiness: Readiness
     collector: ServiceCollector
     board_sampler: BoardSampler
-    gate: CreateGate | None
     guard: Guard | None
 
 
@@ -249,20 +245,6 @@ def _notary(config: ScrubberConfig, store: SqliteStore, counters: ServiceCounter
     return Notary(key, origin, program, files, signing, paths.last_checkpoint(config.state_dir))
 
 
-def create_gate(config: ScrubberConfig, news: Changed) -> CreateGate | None:
-    """The create gate of the node; None if it is off. Then it also does nothing for containers of earlier answers."""
-    socket = paths.gate_socket(config.run_dir)
-    try:
-        if config.create_gate is None:
-            paths.last_list(config.run_dir).unlink(missing_ok=True)  # it may say that containers wait
-            installation.open_for_all(config.gate_cdi_dir, socket)
-            return None
-        places = (config.gate_cdi_dir, config.state_dir, socket, config.host_root)
-        return installation.install(config.create_gate, *places, config.runtime_request_timeout, news)
-    except OSError as error:
-        raise FatalError(f"cannot take the create gate off: {error}") from error
-
-
 def _unified_root() -> Path | None:
     """Where the control groups of version 2 are; None where there are none, or this container does not see them all."""
     try:
@@ -350,12 +332,6 @@ def build(
         chance=random.SystemRandom().random,
         clear_obstacle=starter.clear_obstacle,
     )
-    gate = create_gate(config, context.news)
-    if gate is not None:
-        context.gate = gate
-        gate.receipts = lambda device: context.receipts(
-            ledger.records[device], context.device_policy(device).policy, granted=True
-        )
     service = Service.build(context, on_vitals=counters.vitals)
     about = views.ServiceStatus(
         scrubber.__version__,
@@ -364,18 +340,16 @@ def build(
         state_dir=str(config.state_dir),
         started=clock.now().wall,
         set_aside=LedgerPaths(paths.ledger(config.state_dir)).set_aside(),
-        gate_specification=str(gate.specification) if gate is not None else "",
         fence_lacks=fenced if isinstance(fenced, str) else "",
     )
     # With a Caller of its own, so that no request waits behind the pod names of a status.
     look = partial(pods.look, config.kubelet_dir, config.pod_logs)
     context.tenants = partial(Caller().ask, "pods", look, POD_NAMES_WITHIN)
-    gate_name = gate.name if gate is not None else lambda _device: ""
-    reporter = StatusReporter(context, about, lambda: pool.cupy, elsewhere, gate_name)
+    reporter = StatusReporter(context, about, lambda: pool.cupy, elsewhere)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
     readiness = Readiness(context, reporter, lambda: monitor.ended)
     collector = ServiceCollector(context, reporter, counters, readiness, lambda: board_sampler.latest, clock.now().wall)
     chronicle = Chronicle(ledger, active_policy, clock.clocks)
     parts = (service, reporter, monitor, chronicle, active_policy, pool)
-    return Assembly(config, ledger, *parts, readiness, collector, board_sampler, gate, guard)
+    return Assembly(config, ledger, *parts, readiness, collector, board_sampler, guard)

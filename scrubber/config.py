@@ -89,15 +89,6 @@ class ScrubberConfig:
     exempt_unit: tuple[str, ...] = ()
     """Units of systemd that the fence exempts, beside those of the policy."""
 
-    create_gate: Path | None = None
-    """The program autoclave-gate; with it, the service installs the create gate on this node. None: no gate."""
-
-    gate_cdi_dir: Path = Path(paths.CDI_DIRS[0])
-    """Where to write the CDI specification of the create gate."""
-
-    runtime_request_timeout: float = 120.0
-    """The kubelet's setting of that name, in seconds: a container waits nearly as long at the create gate."""
-
     standby: bool = False
     """Wait for the end of another service in the run directory, instead of an error."""
 

@@ -25,7 +25,6 @@ from scrubber import __version__, assembly, systemd
 from scrubber.api import server
 from scrubber.config import ScrubberConfig
 from scrubber.core import events as ev
-from scrubber.create_gate.gate_server import GateServer
 from scrubber.devices.base import Backend, DeviceError
 from scrubber.ledger import ledger_rows
 from scrubber.ledger.entry_queries import Window
@@ -33,6 +32,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.metrics.gauges import ServiceCollector
 from scrubber.node import clock
+from scrubber.node.former_gate import FormerGate
 from scrubber.policy import ActivePolicy
 from scrubber.service.service_readiness import Readiness
 from scrubber.workers.pool import WorkerPool
@@ -229,6 +229,8 @@ async def _run_service(
             backend.close()  # the next service may open the GPUs before this process has ended
         return 0
     await _record_start(ledger)
+    former = FormerGate(config.host_root, config.state_dir, config.kubelet_dir)
+    await asyncio.to_thread(former.is_left, ledger.records)  # before a container asks a gate that nobody answers for
     built = assembly.build(config, backend, active_policy, ledger, metrics.counters, pool)
     alarm = backend.alarm()  # before the first observation, so that no report falls between the two
     await built.chronicle.write()  # before a grant: which policy it was given under
@@ -239,8 +241,6 @@ async def _run_service(
     await built.monitor.round()
     servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
     await servers.open()
-    gate = GateServer(built.service.tenant_requests, metrics.counters.answered, built.gate)
-    await gate.open(paths.gate_socket(config.run_dir))
     metrics.register(built.collector, built.readiness)
     paths.last_error(config.run_dir).unlink(missing_ok=True)
     systemd.tell(systemd.READY, systemd.status(f"serving, devices: {len(ledger.records)}"))
@@ -252,14 +252,16 @@ async def _run_service(
         asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
         asyncio.create_task(_sign_checkpoints(ledger), name="checkpoints"),
     ]
-    if built.gate is not None:
-        tasks.append(asyncio.create_task(built.gate.follow(ledger), name="create gate"))
+    if built.guard is not None:
         tasks.append(asyncio.create_task(servers.keep_last_list(), name="last list"))
+    else:
+        paths.last_list(config.run_dir).unlink(missing_ok=True)  # it may say that containers wait
+    leaving = asyncio.create_task(former.leave(lambda: ledger.records), name="former create gate")  # ends by itself
     if config.metrics_address:
         tasks.append(asyncio.create_task(built.board_sampler.run(), name="board sampler"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    await _shut_down(built, servers, gate, [*tasks, life])
+    await _shut_down(built, servers, [*tasks, life, leaving])
     backend.close()
     for task in done - {stopped}:
         task.result()  # no task ends by itself without an error, and that error ends the program
@@ -275,16 +277,13 @@ async def _record_start(ledger: Ledger) -> None:
         await ledger.append_of_node(ev.ServiceStarted(__version__, cut_off))
 
 
-async def _shut_down(
-    built: assembly.Assembly, servers: server.GrpcServers, gate: GateServer, tasks: list[asyncio.Task[None]]
-) -> None:
+async def _shut_down(built: assembly.Assembly, servers: server.GrpcServers, tasks: list[asyncio.Task[None]]) -> None:
     """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
     logger.info("stopping")
     systemd.tell(systemd.STOPPING)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await gate.close()
     await built.service.stop()
     await built.pool.close()
     await servers.close()

@@ -32,7 +32,7 @@ __all__ = ["running_pod"]  # a fixture
 # Rooms whose tests start services and plugins and do not test the start itself.
 ROOT = Path(__file__).parent
 FORKS = {
-    "api", "cli", "create_gate", "fence", "flows", "metrics", "plugin", "receipts", "test_daemon.py", "test_wiring.py",
+    "api", "cli", "fence", "flows", "metrics", "plugin", "receipts", "test_daemon.py", "test_wiring.py",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from plugin.dra import config
 
 NOWHERE = {
     f"AUTOCLAVE_{name}_DIR": f"{os.devnull}/{name}"
-    for name in ("RUN", "STATE", "KUBELET", "POD_LOGS", "CDI", "GATE_CDI", "PLUGINS", "REGISTRY")
+    for name in ("RUN", "STATE", "KUBELET", "POD_LOGS", "CDI", "PLUGINS", "REGISTRY")
 }
 PLACES = (
     *(paths.RUN_DIR, paths.STATE_DIR, paths.KUBELET_DIR, paths.POD_LOGS_DIR, *paths.CDI_DIRS),

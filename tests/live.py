@@ -26,7 +26,7 @@ class Service:
         self.command: list[str | Path] = [
             *self.program, "scrubber", "--backend", "simulated", "--log-format", "json",
             "--run-dir", self.run_dir, "--state-dir", root / "state", "--simulated-dir", self.simulated_dir,
-            "--kubelet-dir", root, "--pod-logs-dir", root / "pods", "--gate-cdi-dir", root / "cdi",
+            "--kubelet-dir", root, "--pod-logs-dir", root / "pods",
             "--simulated-gpus", str(gpus), "--simulated-memory", "1MiB", *map(str, flags),
         ]  # fmt: skip
         self.start()

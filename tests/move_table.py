@@ -40,7 +40,7 @@ ATTACKS = {  # on a node whose programs run
         6,
         not_in_histories="no time passes there, and its judge allows the service a look: tests/service/test_vetoes.py",
     ),
-    "claim": Move("a claim takes a GPU, and the create gate is asked for its container", 8, not_in_cuts=""),
+    "claim": Move("a claim takes a GPU, and its container starts", 8, not_in_cuts=""),
     "in_search": Move(
         "a process opens a GPU while the service searches for who has it",
         not_in_campaign="processes come and go at any time there",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
@@ -132,16 +132,6 @@ class CdiSpec:
     kind: str = ""
     names: frozenset[str] = frozenset()
     fault: CheckFault | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CreateGateFacts:
-    """The create gate as the container runtime finds it."""
-
-    covered: frozenset[str] | CheckFault  # the devices with a hook in the specification
-    programs: Mapping[str, CheckFault | None]  # the programs of the hooks, and why they do not run
-    sockets: Mapping[str, CheckFault | None]  # where the programs ask, and why there is no answer
-    without_cdi: str = ""  # the configuration of a container runtime that switches CDI off
 
 
 @dataclass(frozen=True, slots=True)

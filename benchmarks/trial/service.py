@@ -229,7 +229,6 @@ def flags(where: Where, directory: Path, run: Path, policy_file: Path, made: Gro
         "--state-dir": directory / "state",
         "--run-dir": run,
         "--kubelet-dir": directory,
-        "--gate-cdi-dir": directory,  # without a gate, the service takes that of this directory off
         "--host-root": where.root,
         "--sight": "namespace",
         **({"--cgroup-root": made.below} if made is not None else {}),

@@ -28,7 +28,6 @@ class EventReason(Enum):
     QUARANTINED = "DeviceQuarantined"
     NOT_READY = "DeviceNotReady"
     GONE = "DeviceGone"
-    PAST_GATE = "ContainerPastGate"
     RECOVERED = "DeviceRecovered"
 
 
@@ -52,7 +51,6 @@ class DeviceReport:
     unhealthy_since: float | None = None  # while unhealthy without a reason
     found_healthy: bool = False  # it was healthy, and has had no ailment since
     replaced: bool = False  # another device, or another MIG layout, is in its place
-    past_gate: float = 0.0  # uptime; a container lately started past the create gate on it while it was not proven
 
     @property
     def name(self) -> str:
@@ -125,10 +123,7 @@ def report(before: DeviceReports, devices: Iterable[Device], now: float) -> dict
     # Only a device that is new since the last report replaces another one: a known device may have changed its index.
     # The first report cannot know which devices are new.
     taken = {(device.index, device.mig) for uuid, device in present.items() if before and uuid not in before}
-    reports = [
-        replace(_report(before.get(uuid), device, now, taken), past_gate=device.past_gate)
-        for uuid, device in present.items()
-    ]
+    reports = [_report(before.get(uuid), device, now, taken) for uuid, device in present.items()]
     return {each.uuid: each for each in sorted(reports, key=lambda each: (each.index, each.uuid))}
 
 
@@ -166,19 +161,9 @@ def next_change(reports: DeviceReports, now: float) -> float | None:
 
 
 def node_events(before: DeviceReports, after: DeviceReports) -> tuple[NodeEvent, ...]:
-    """The changes between two reports; for the first report, its failures and what came past the create gate."""
-    changes = (find(before.get(uuid), each) for uuid, each in after.items() for find in (_past_gate, _node_event))
+    """The changes between two reports; for the first report, its failures."""
+    changes = (_node_event(before.get(uuid), each) for uuid, each in after.items())
     return tuple(event for event in changes if event is not None)
-
-
-def _past_gate(before: DeviceReport | None, after: DeviceReport) -> NodeEvent | None:
-    if after.past_gate in (0.0, before.past_gate if before is not None else 0.0):
-        return None
-    note = (
-        f"a container started on {_full_name(after)} past the create gate, and the device was not proven clean: the "
-        f"container may have read data of another pod; run `autoclave explain {after.uuid}` on the node for details"
-    )
-    return NodeEvent(after.uuid, EventReason.PAST_GATE, "", note)
 
 
 def _node_event(before: DeviceReport | None, after: DeviceReport) -> NodeEvent | None:

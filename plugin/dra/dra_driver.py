@@ -138,7 +138,6 @@ class DraDriver:
         devices, granted = await self._gate.take(claim.uid, wanted, pods, before, op)
         devices |= self._gate.known({uuid for asked, uuid in uuids.items() if asked.admin})
         answer = await self._devices.prepare(claim, {asked: devices[uuid] for asked, uuid in uuids.items()}, until)
-        _add_gates(answer, claim.uid, {asked: devices[uuid] for asked, uuid in uuids.items() if not asked.admin})
         if self._statuses is not None and not answer.error:
             got = {asked: granted[devices[uuid].uuid] for asked, uuid in uuids.items() if devices[uuid].uuid in granted}
             if not any(grant.receipt and grant.proof is None for grant in got.values()):  # used since: it is written
@@ -215,29 +214,6 @@ class DraDriver:
             return answer(error=f"autoclave: {error.for_tenants}")
         except Exception:  # noqa: BLE001 - logged; the kubelet gets a short message
             return answer(error=f"autoclave: {FAULT}")
-
-
-def _add_gates(answer: wire.NodePrepareResourceResponse, claim: str, devices: Mapping[AllocatedDevice, Device]) -> None:
-    """Make the container runtime ask before it creates a container with one of these devices.
-
-    A vendor's driver may name some of the devices only, as long as the container gets them.
-    """
-    for allocated, device in devices.items():
-        if not device.gate or answer.error:
-            continue
-        named = [
-            entry
-            for entry in answer.devices
-            if (entry.pool_name, entry.device_name) == (allocated.pool, allocated.name)
-        ]
-        if not named:
-            named = [
-                answer.devices.add(
-                    request_names=[allocated.request], pool_name=allocated.pool, device_name=allocated.name
-                )
-            ]
-        for entry in named:
-            entry.cdi_device_ids.append(f"{device.gate}.{claim}")
 
 
 def _health(named: NamedDevice) -> health_wire.DeviceHealth:

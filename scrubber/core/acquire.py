@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ground.errors import Reason
 from policies.policy_model import Mode, Policy
-from scrubber.core import answers, gate_in_force, ownership, proof
+from scrubber.core import answers, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
@@ -50,10 +50,9 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
     tenancy = record.tenancy
     if exclusive and taken and tenancy.until_release and tenancy.acquired_for(owner) and tenancy.group == group:
         return answers.Proceed()
-    if exclusive and (taken or tenancy.kept_for not in ("", owner)):
-        is_ = record.state.words if taken else "kept for a claim"
+    if exclusive and taken:
         remedy = f"run `autoclave release {record.device.name}` once its owner has ended"
-        return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, f"it is {is_}"), (remedy,))
+        return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, f"it is {record.state.words}"), (remedy,))
     answer = _enforced(record, facts, policy, now, action)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.RecordFirst):
         return under_way(record, policy)  # also when it is sick: no device goes out before its job ends
@@ -61,7 +60,7 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    if announced and gated and gate_in_force.past_gate(record, facts) is None:
+    if announced and gated:
         return _deferred(answer)
     return answer
 
@@ -176,9 +175,9 @@ def take_back(record: Record, facts: Facts, now: Moment, owner: str = "") -> ans
     the ledger, has no grant: no other owner is known, and the observation decides alone.
     """
     tenancy = record.tenancy
-    if record.state not in (State.GRANTED, State.IN_USE) and not tenancy.kept_for:
+    if record.state not in (State.GRANTED, State.IN_USE):
         return answers.Proceed()
-    if owner and (tenancy.grant is not None or tenancy.kept_for) and not tenancy.acquired_for(owner):
+    if owner and tenancy.grant is not None and not tenancy.acquired_for(owner):
         why = answers.sentence(Action.TAKE_BACK, record, "it was not acquired for this owner")
         return answers.Refuse(Reason.OTHER_OWNER, why, ("`autoclave status` names its owner",))
     free = ownership.between_jobs(record, facts)

@@ -24,7 +24,7 @@ class HandOut:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """The device may be handed out, and its start waits for the proof: under policy ``gate: create`` only."""
+    """The device may be handed out, and its start waits for the proof: where the fence holds the container back."""
 
     scrub: Scrub | None = None  # to start meanwhile
 

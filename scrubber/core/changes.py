@@ -40,7 +40,6 @@ from scrubber.core.model import (
     Job,
     Moment,
     Owner,
-    Passage,
     Receipt,
     ScrubPath,
     Setback,
@@ -49,7 +48,7 @@ from scrubber.core.model import (
     Trigger,
     most_thorough,
 )
-from scrubber.core.record import Bypasses, Health, Record, Scrubs, Tenancy
+from scrubber.core.record import Health, Record, Scrubs, Tenancy
 
 MANY_ALLOCATIONS = 1000  # more than containers of a checkpoint: how many an older ledger lacks is not known
 DURATIONS = 5  # of fast scrubs: they show how long one usually takes
@@ -66,7 +65,7 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
 
     No arm stands for all the rest, so mypy finds an event that has no arm.
     """
-    tenancy, scrubs, health, bypasses = record.tenancy, record.scrubs, record.health, record.bypasses
+    tenancy, scrubs, health = record.tenancy, record.scrubs, record.health
     match event:
         case ev.Described(device):
             _demand(device.uuid == record.device.uuid, "the event describes another device")
@@ -104,9 +103,8 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
         case ev.Soiled(times=times):
             soiled = replace(scrubs, receipt=None, soiled=times)
             return replace(record, tenancy=replace(tenancy, began=None, ended=None), scrubs=soiled)
-        case ev.PastGate(pod, unproven):
-            last = at.uptime if unproven else bypasses.unproven
-            return replace(record, bypasses=Bypasses(Passage(pod, at.uptime), (*bypasses.pods, pod), last))
+        case ev.PastGate():
+            return record
         case ev.ScrubStarted(job):
             _demand(health.ailment is None, "the device has an ailment")
             return replace(record, tenancy=replace(tenancy, grant=None, owner=None), scrubs=_started(scrubs, job))
@@ -134,7 +132,6 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
                 tenancy=replace(tenancy, began=None, ended=None),
                 scrubs=_passed(scrubs, job, receipt, at),
                 health=replace(health, baseline=receipt.baseline, quarantine=None, returns=_returns(health, job, at)),
-                bypasses=replace(bypasses, pods=()),
             )
         case ev.ScrubFailed(why=why):
             job = _job_of(scrubs, event)
@@ -381,7 +378,6 @@ def _distrusted(record: Record, event: ev.Distrusted, at: Moment) -> Record:
             due_path=most_thorough(ScrubPath.SLOW, due) if quarantine is not None else due,
         ),
         health=replace(record.health, baseline=baseline, quarantine=quarantine, errors_noted=None),
-        bypasses=Bypasses() if rebooted else record.bypasses,
     )
 
 

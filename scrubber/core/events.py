@@ -111,7 +111,7 @@ class Soiled:
 
 @dataclass(frozen=True, slots=True)
 class PastGate:
-    """A container of the pod that was given the device runs, and the container runtime did not ask the create gate."""
+    """A row of an older version, which had a create gate: a container started without asking it. Changes nothing."""
 
     pod: str  # the UID
     unproven: str = ""  # why the device was not proven clean; empty: it was

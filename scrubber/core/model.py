@@ -363,22 +363,13 @@ class Owner:
     seen: bool = False  # whether the owner was ever seen running
     crowded: bool = False  # whether another pod's container was ever seen on the device as well
     unannounced: bool = False  # seen on the device without an admitted start, and not named by the checkpoint
-    name: str = ""  # NAMESPACE/POD/CONTAINER of the last creation, as the container runtime says; decides nothing
+    name: str = ""  # in rows of an older version: NAMESPACE/POD/CONTAINER of the last creation; decides nothing
     pod: str = ""  # NAMESPACE/POD, as the kubelet calls its log directory, if there is no name; decides nothing
 
     @property
     def called(self) -> str:
         """What people call the owner; empty if that was never known."""
         return self.name or self.pod
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A container that the create gate let through, or one that came past it."""
-
-    pod: str  # the UID
-    at: float  # uptime
-    counts: bool = True  # False: since then, the specification or the container runtime has changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +448,5 @@ class Facts:
     use_unsure: str = ""  # for operators: why it is not known whether one had it open then; empty: one had
     witness: Testimony | None = None  # of short uses, by its last answer; None: not asked yet
     unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then
-    unasked: tuple[str, ...] = ()  # pods that use the device and that the create gate did not let through
     # When they were observed: the moment of the decision that rests on them. Observations are compared without it.
     at: Moment = field(default=Moment(wall=0.0, uptime=0.0), compare=False)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ground.quantities import quantity
 from policies import xids
 from policies.policy_model import Mode, Policy
-from scrubber.core import ailments, answers, gate_in_force, ownership, pauses, proof, stuck, verdict
+from scrubber.core import ailments, answers, ownership, pauses, proof, stuck, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
@@ -72,9 +72,6 @@ def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProba
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
     """What the monitor should do about this device. ``chance`` in [0, 1) spreads the probations of several devices."""
-    passed = gate_in_force.past_gate(record, facts) if policy.mode is Mode.ENFORCE else None
-    if passed is not None:  # before the proof ends or the owner changes: the record shows whether it was proven
-        return answers.RecordFirst(passed)
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)

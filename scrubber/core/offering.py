@@ -20,7 +20,6 @@ class OfferFacts:
     ledger_fault: bool = False  # the ledger cannot be written ...
     unrecorded: str = ""  # ... so it does not say that the device has this ailment
     withheld: bool = False  # a request for the device was refused lately
-    covered: bool = True  # the container runtime knows the gate of the device, or the create gate is off
     gated: bool = False  # no container can use the device before the service says yes: containers wait for the proof
     blocked: str = ""  # what is in the way of its next scrub, by the last observation
 
@@ -57,8 +56,6 @@ def offer(record: Record, policy: Policy, now: Moment, facts: OfferFacts = NOTHI
     # A device that cannot be granted must not be offered: the kubelet would try it with pod after pod.
     if facts.ledger_fault and record.state not in (State.GRANTED, State.IN_USE):
         return answers.Offer(healthy=False, why="the ledger cannot be written")
-    if not facts.covered and record.state not in (State.GRANTED, State.IN_USE):
-        return answers.Offer(healthy=False, why="the specification of the create gate does not name it")
     if facts.withheld:
         return answers.Offer(healthy=False, why="withheld: a request for it was refused")
     if facts.blocked and record.state is State.CLEAN:

@@ -35,7 +35,7 @@ class OwnerFact(Enum):
     CROWDED = "another pod's container uses the device as well"
     CONFIRMED = "a start of the unannounced pod is admitted, or the checkpoint names it or the pod of another holder"
     ADMITTED = "a container of the owner may start"
-    NAMED = "the container runtime creates a container of the owner"
+    NAMED = "in a row of an older version: the container runtime creates a container of the owner"
     CALLED = "the kubelet has a log directory for the pod of the owner"
 
 

@@ -17,14 +17,6 @@ CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock
 STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few
 
 
-def named(record: Record, pod: str, name: str) -> ev.PutInUse | None:
-    """The container runtime creates a container of the owner with this name. None if that is nothing new."""
-    owner = record.tenancy.owner
-    if owner is None or owner.container != pod or owner.name == name:
-        return None
-    return ev.PutInUse(replace(owner, name=name))
-
-
 def called(record: Record, names: Mapping[str, str]) -> ev.PutInUse | None:
     """The pod of the owner has this name, which nobody can tell once it is deleted. None if that is nothing new.
 

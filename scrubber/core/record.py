@@ -20,7 +20,6 @@ from scrubber.core.model import (
     Job,
     Moment,
     Owner,
-    Passage,
     Quarantine,
     Receipt,
     ScrubPath,
@@ -44,7 +43,7 @@ class Tenancy:
     allocations: int = 0  # how often Allocate has handed it out since its last tenant ended
     last_owner: str | None = None  # the last tenant with an admitted start that has ended
     left_by: str = ""  # ``Grant.owner`` of the last tenancy that has ended
-    kept_for: str = ""  # the claim that has the device while it is scrubbed once more before its first container
+    kept_for: str = ""  # of an older version: the claim that kept the device during a scrub; decides nothing
     awaits: str = ""  # the pod that the device is scrubbed for once more before its next container: its tenancy goes on
     deferred: Moment | None = None  # when Allocate last gave it to a pod whose containers wait, if not granted since
     held_from: int | None = None  # ``number`` of the first hand-over whose directory a pod may have; None: the present
@@ -136,15 +135,6 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Bypasses:
-    """The containers of this boot that came past the create gate."""
-
-    last: Passage | None = None
-    pods: tuple[str, ...] = ()  # those that came since the last proof
-    unproven: float = 0.0  # uptime; when the last of them came while the device was not proven clean; 0: never
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """What the ledger knows about one device. Its fields are a stored format, as those of the events are."""
 
@@ -155,7 +145,6 @@ class Record:
     tenancy: Tenancy = field(default_factory=Tenancy)
     scrubs: Scrubs = field(default_factory=Scrubs)
     health: Health = field(default_factory=Health)
-    bypasses: Bypasses = field(default_factory=Bypasses)
 
 
 class Change(NamedTuple):

@@ -53,62 +53,22 @@ def decide(
     pod: str,
     now: Moment,
     named: KubeletAssignment | None = None,
-    *,
-    admitted: bool = False,
 ) -> answers.StartAnswer:
     """May a container of this pod start on the device?
 
     ``named``: what the kubelet's checkpoint says about the device; None if the caller, not the checkpoint, names the
-    pod. ``admitted``: the start of this container was admitted already.
+    pod.
     """
     unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
     if unproven is not None:
         return answers.Refuse(Reason.OWNER_UNKNOWN, answers.sentence(Action.START_ON, record, unproven))
-    why_clean = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER and not admitted else None
+    why_clean = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
     why_clean = CONTESTED if named is not None and ownership.contested(record, named) else why_clean
     answer = _enforced(record, facts, policy, pod, now, why_clean)
     in_tenancy = record.state in (State.GRANTED, State.IN_USE)
     if policy.mode is Mode.OBSERVE and in_tenancy and not facts.domain_resetting and _keeps_out(answer, facts):
         return _same_owner(record, facts, now) if _owned_by(record, pod) else _admit(facts, pod, now)
     return answer
-
-
-def in_claim(
-    record: Record, facts: Facts, policy: Policy, claim: str, pod: str, name: str, now: Moment
-) -> answers.StartAnswer:  # fmt: skip
-    """May a container of this pod be created, and called so, on a device that was acquired for this claim?
-
-    A claim has its devices until a release, and may have several pods. Its first container starts by the rules for the
-    first start of a grant. If the device must be scrubbed before, the claim keeps it meanwhile. After the first
-    container, which gives the owner its name, no container of the claim is a new tenant.
-    """
-    ended = proof.ended(record, facts)
-    if ended is not None:
-        return answers.RecordFirst(ended)
-    if record.state is State.QUARANTINED:
-        return answers.quarantined(Action.START_ON, record)
-    tenancy, ailment = record.tenancy, record.health.ailment
-    owner = tenancy.owner
-    kept = tenancy.until_release or tenancy.kept_for != ""
-    if not (kept and tenancy.acquired_for(claim)):
-        why = "the claim of the container does not have it"
-        return answers.Refuse(Reason.OTHER_OWNER, answers.sentence(Action.START_ON, record, why))
-    if facts.domain_resetting:
-        return answers.in_reset(Action.START_ON, record)
-    if policy.mode is Mode.ENFORCE and ailment is not None and ailments.remedy(ailment).doubtful:
-        return answers.sick(Action.START_ON, record)
-    if tenancy.kept_for:
-        return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
-    started = owner is not None and (owner.name != "" or owner.container == pod)
-    if started or (owner is not None and policy.mode is Mode.OBSERVE):
-        return answers.Proceed()
-    if policy.mode is Mode.OBSERVE:
-        return _admit(facts, pod, now, name)
-    if owner is None:
-        return _from_grant(record, facts, policy, pod, now, None, claimed_as=name)
-    if any(holder.container is None for holder in facts.holders or ()):
-        return answers.busy(Action.START_ON, record)  # a scrub would end it as a leftover of the claim
-    return _as_another(record, facts, pod, now, claimed_as=name)
 
 
 def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
@@ -146,7 +106,7 @@ def _enforced(
         case State.SCRUBBING:
             return _as_start(acquire.under_way(record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
-            # The grant was not seen: after a reboot, while the service was away, or under ``gate: create``.
+            # The grant was not seen: after a reboot, while the service was away, or where its start was waited for.
             return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
         case State.GRANTED:
             return _from_grant(record, facts, policy, pod, now, why_clean)
@@ -157,16 +117,16 @@ def _enforced(
 
 
 def _from_grant(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None, *, claimed_as: str = ""
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, why_clean: str | None
 ) -> answers.StartAnswer:
-    """The first start of a grant. ``claimed_as``: the name of the container, if its claim has the device."""
+    """The first start of a grant."""
     # A holder before the first start belongs to the starting pod, after a restart of the kubelet, or to another pod
     # without an admitted start. Record another pod at once: it may leave before the next observation.
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
         return answers.RecordFirst(unannounced)
     grant, receipt = record.tenancy.grant, record.scrubs.receipt
-    if grant is not None and not grant.announced and not claimed_as:
+    if grant is not None and not grant.announced:
         return answers.busy(Action.START_ON, record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
         return answers.in_reset(Action.START_ON, record)
@@ -176,12 +136,12 @@ def _from_grant(
         return answers.holders_unknown(Action.START_ON, record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(receipt, facts, policy, now):
         why = "its proof ended before a container started on it"
-        return answers.RecordFirst(ev.Released(why, restart=bool(claimed_as)))
+        return answers.RecordFirst(ev.Released(why))
     # Containers may start without this decision after a restart of the kubelet.
     may_have_run = bool(facts.holders) or grant is None or grant.epoch != facts.epoch
     if why_clean is not None and may_have_run:
         return answers.busy(Action.START_ON, record) if facts.holders else answers.RecordFirst(ev.Released(why_clean))
-    return _admit(facts, pod, now, claimed_as)
+    return _admit(facts, pod, now)
 
 
 def _again(
@@ -224,29 +184,26 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
     return answers.Admit(ev.PutInUse(replace(owner, unannounced=False))) if owner.unannounced else answers.Proceed()
 
 
-def _as_another(record: Record, facts: Facts, pod: str, now: Moment, *, claimed_as: str = "") -> answers.StartAnswer:
-    """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's.
-
-    ``claimed_as``: the name of the container, if its claim has the device.
-    """
+def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
+    """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's."""
     if facts.holders is None:
         return answers.holders_unknown(Action.START_ON, record, facts)
     owner = record.tenancy.owner
     nameless = owner is not None and owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
-        return _admit(facts, pod, now, claimed_as)
+        return _admit(facts, pod, now)
     used = acquire.still_in_use(Action.START_ON, record, facts, now)
     why = "another owner is about to start, and its last owner is gone"
-    return used or answers.RecordFirst(ev.Released(why, restart=bool(claimed_as)))
+    return used or answers.RecordFirst(ev.Released(why))
 
 
 def _owned_by(record: Record, pod: str) -> bool:
     return record.tenancy.container == pod
 
 
-def _admit(facts: Facts, pod: str, now: Moment, name: str = "") -> answers.Admit:
+def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
     """Yes. A pod that is alive before its container starts counts as seen: if it is absent later, it has ended."""
-    return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True, name=name)))
+    return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True)))
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:

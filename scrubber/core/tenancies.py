@@ -33,7 +33,7 @@ class TenancyRow:
     device: str
     began: float
     ended: float | None = None  # None: it goes on
-    pod: str = ""  # NAMESPACE/POD/CONTAINER of the last container that the create gate was asked for, or NAMESPACE/POD
+    pod: str = ""  # NAMESPACE/POD; in rows of an older version NAMESPACE/POD/CONTAINER, of the last container
     uid: str = ""  # of the pod; outside any pod, the id of the container
     owner: str = ""  # who it was acquired for, as the caller wrote it: a job, or the UID of a claim; not verified
     actor: str = ""  # kubelet: Allocate; container start: no earlier grant; acquire: a person, Slurm, the DRA driver

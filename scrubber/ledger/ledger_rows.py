@@ -18,6 +18,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import GenericAlias, MappingProxyType
@@ -171,7 +172,16 @@ def encode_records(records: tuple[Record, ...]) -> str:
 
 
 def decode_records(text: str) -> tuple[Record, ...]:
-    """A snapshot's records, or CorruptLedgerError."""
+    """A snapshot's records, or CorruptLedgerError.
+
+    A version with a create gate wrote ``bypasses`` into each record: who had come past that gate decides nothing now.
+    """
+    if '"bypasses":' in text:
+        with suppress(ValueError, LookupError, TypeError):  # ``_read`` says what is wrong with it
+            plain = json.loads(text)
+            for record in plain:
+                del record["bypasses"]
+            text = canonical(plain)
     return _read(Record, text, "a snapshot")
 
 

@@ -76,8 +76,6 @@ class ServiceCounters:
                 self._ended(entry, before)
                 if holders and before is not None:
                     self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
-            case ev.PastGate(unproven=unproven) if unproven and before is not None:
-                self._instruments.count(service_metrics.PAST_GATE, before.device.name, entry.device)
             case ev.Granted():
                 self._instruments.count(service_metrics.GRANTS, RECEIPT)
             case ev.GrantedUnproven():

@@ -204,10 +204,6 @@ XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reporte
 UNAUTHORISED = Row(
     "autoclave_unauthorised_use_total", Kind.COUNTER, "How often a process used a clean device without a grant.", ONE
 )
-PAST_GATE = Row(
-    "autoclave_started_past_gate_total", Kind.COUNTER,
-    "How often a container started past the create gate on a device that was not proven clean.", ONE,
-)  # fmt: skip
 FENCE_DEVICES = Row(
     "autoclave_fence_devices", Kind.GAUGE,
     "Number of devices by whom the kernel keeps off a device that was not given to him: pods (hold), all (refuse), or"

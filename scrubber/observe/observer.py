@@ -106,12 +106,9 @@ class Observer:
         facts = await self._list.all(records)
         return {it.device.uuid: self._seen(it, facts[it.device.uuid]) for it in records if it.device.uuid in facts}
 
-    async def before_start(self, record: Record, starting_pod: str, *, admitted: bool = False) -> Facts:
-        """Facts for the start of a container.
-
-        ``admitted``: the kubelet has asked about this start, and now the runtime does. Only the owner may have come.
-        """
-        of_owner = record.state is State.GRANTED or admitted
+    async def before_start(self, record: Record, starting_pod: str) -> Facts:
+        """Facts for the start of a container."""
+        of_owner = record.state is State.GRANTED
         facts = await self._without_search(record, starting_pod, of_owner=of_owner)
         return facts if facts is not None else await self.searched(record, starting_pod=starting_pod)
 

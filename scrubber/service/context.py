@@ -1,18 +1,16 @@
-"""What the service's parts share: ledger, observer, policy, create gate, last facts, and the devices withheld."""
+"""What the service's parts share: ledger, observer, policy, last facts, and the devices withheld."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Protocol
 
 from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
-from policies.policy_model import GateMode, Policy, Receipts
-from scrubber.core import gate_in_force, next_action, ownership, proof, reset_domains
+from policies.policy_model import Policy, Receipts
+from scrubber.core import next_action, ownership, proof, reset_domains
 from scrubber.core.ailments import diagnose
-from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, Passage, State, Vitals
+from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, State, Vitals
 from scrubber.core.offering import OfferFacts
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
@@ -30,28 +28,6 @@ MAX_ROUNDS = 16  # events that one decision may record before it is final; more 
 async def no_tenants() -> Tenants:
     """No pods: the node has no kubelet."""
     return Tenants()
-
-
-class Gate(Protocol):
-    """The create gate, as far as decisions rest on it."""
-
-    def passages(self) -> Mapping[str, Passage]:
-        """By device: the last container that it let through since the boot."""
-
-    def covers(self, device: str) -> bool:
-        """Whether the container runtime knows the gate of a device."""
-
-
-class NoGate:
-    """The create gate is off: nothing passes it, and no device is kept from the kubelet for the want of it."""
-
-    def passages(self) -> Mapping[str, Passage]:
-        """Nobody was asked for."""
-        return MappingProxyType({})
-
-    def covers(self, _device: str) -> bool:
-        """Nothing is missing."""
-        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +51,6 @@ class ServiceContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     chance: Callable[[], float]  # returns a random number in [0, 1)
     clear_obstacle: Callable[[DeviceInfo], str | None]  # what prevents us from clearing the memory, and the remedy
-    gate: Gate = field(default_factory=NoGate)
     tenants: Callable[[], Awaitable[Tenants]] = no_tenants  # the pods that own devices, and their names; DeviceError
     seen: LastSeen = field(default_factory=LastSeen)
     news: Changed = field(init=False)  # what the service shows has changed: a row, or something that is in no row
@@ -110,29 +85,16 @@ class ServiceContext:
         if obstacle is not None:
             raise NotReady(Reason.NOT_READY, f"{cannot}cannot clear its memory: {obstacle}", device=device)
 
-    def gated(self, device: str, policy: Policy, now: Moment) -> bool:
+    def gated(self, device: str) -> bool:
         """Whether no container can use a device before the service says yes, so that a pod may be given it unproven."""
-        match policy.gate:
-            case GateMode.ALLOCATE:
-                return False
-            case GateMode.PRESTART:
-                guard = self.observer.driver.guard
-                return guard is not None and guard.keeps_out(device)
-            case GateMode.CREATE:
-                return self.create_gate_in_force(device, now)
-
-    def create_gate_in_force(self, device: str, now: Moment) -> bool:
-        """Whether no container is created with a device before the service says yes."""
-        if not self.gate.covers(device):
-            return False
-        return gate_in_force.in_force(device, self.gate.passages(), self.ledger.records.values(), now.uptime)
+        guard = self.observer.driver.guard
+        return guard is not None and guard.keeps_out(device)
 
     def with_node(self, record: Record, facts: Facts) -> Facts:
-        """The facts, whether a reset of a sibling is under way, and which users the create gate did not let through."""
+        """The facts, whether a reset of a sibling is under way."""
         if record.device.reset_domain is not None and reset_domains.resetting(record, self.ledger.records.values()):
             facts = replace(facts, domain_resetting=True)
-        unasked = gate_in_force.unasked(record, facts, self.gate.passages()) if facts.holders else ()
-        return replace(facts, unasked=unasked) if unasked else facts
+        return facts
 
     def receipts(self, record: Record, policy: Policy, *, granted: bool = False) -> str:
         """The node's directory with the receipt for the containers of a pod; empty: the policy gives them none.
@@ -158,7 +120,7 @@ class ServiceContext:
         """What was seen of a device, and what a decision needs beside it.
 
         That is what ``with_node`` adds, for a device that is granted the run of the kubelet and, for some decisions
-        about the owner or the create gate, the pods in the kubelet's checkpoint.
+        about the owner, the pods in the kubelet's checkpoint.
         """
         facts, owner = self.with_node(record, facts), record.tenancy.owner
         if record.tenancy.grant is not None:
@@ -169,7 +131,7 @@ class ServiceContext:
             and not ownership.about_to_start(owner, facts.at)
         )
         of_job = to_take_back and record.tenancy.until_release
-        if not of_owner and not of_job and not (facts.unasked and gate_in_force.needs_assignment(record, facts)):
+        if not of_owner and not of_job:
             return facts
         device = record.device.uuid
         try:
@@ -190,8 +152,7 @@ class ServiceContext:
             ledger_fault=fault,
             unrecorded=self._unrecorded(record) if fault else "",
             withheld=self.is_withheld(record),
-            covered=self.gate.covers(record.device.uuid),
-            gated=self.gated(record.device.uuid, self.active_policy.device_policy(record.device).policy, self.now()),
+            gated=self.gated(record.device.uuid),
             blocked=self.seen.blocked.get(record.device.uuid, ""),
         )
 

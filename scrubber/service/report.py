@@ -31,7 +31,6 @@ from scrubber.words import device_status, nvidia_advice
 from scrubber.workers.wire import Ready
 
 LOOK = 3.0  # seconds that an explanation waits at most for the processes of a device
-REPORTED_FOR = 600.0  # seconds for which the plugin is told of a container past the create gate: it may have been away
 UNLISTED_FOR = 3600.0  # seconds for which a program that had a device open is reported
 
 
@@ -44,19 +43,17 @@ class StatusReporter:
         fixed: views.ServiceStatus,
         cupy: Callable[[], Ready] = Ready,
         elsewhere: Mapping[Bystander, float] = MappingProxyType({}),
-        gate: Callable[[str], str] = lambda _device: "",
     ) -> None:
         """``fixed``: the facts about the service that do not change while it runs.
 
         ``cupy`` returns the zygote's report about CuPy; ``elsewhere``: programs that a policy would have to name as
-        bystanders, and when each last had a device open. ``gate`` returns the CDI name of a device's create gate.
+        bystanders, and when each last had a device open.
         """
         self._context = context
         self.history = History(context.ledger)
         self._cupy = cupy
         self._fixed = fixed
         self._elsewhere = elsewhere
-        self._gate = gate
 
     async def status(self, gpus: Sequence[str]) -> views.Status:
         """The named devices, or all ``listed`` ones, by index, with their pods."""
@@ -109,7 +106,7 @@ class StatusReporter:
         return ReportedDevices(devices, min(silences, default=0.0), notary.newest if notary is not None else "")
 
     def _reported(self, record: Record, policy: Policy, now: Moment) -> ReportedDevice:
-        quarantine, bypassed = record.health.quarantine, record.bypasses.unproven
+        quarantine = record.health.quarantine
         return ReportedDevice(
             uuid=record.device.uuid,
             healthy=self._offer(record, policy, now).healthy,
@@ -128,9 +125,7 @@ class StatusReporter:
             model=record.device.model,
             memory_bytes=record.device.memory_bytes,
             pci_address=record.device.pci_address or "",
-            waits=self._context.gated(record.device.uuid, policy, now),
-            past_gate=bypassed if 0 <= now.uptime - bypassed < REPORTED_FOR else 0.0,
-            gate=self._gate(record.device.uuid),
+            waits=self._context.gated(record.device.uuid),
             receipts=self._context.receipts(record, policy),
         )
 
@@ -226,7 +221,7 @@ class StatusReporter:
 
     def about(self) -> views.ServiceStatus:
         """The facts about the service itself, such as version, start and policy."""
-        ledger, active_policy, now = self._context.ledger, self._context.active_policy, self._context.now()
+        ledger, active_policy = self._context.ledger, self._context.active_policy
         in_force = map(self._policy, ledger.records.values())
         sentences = dict.fromkeys(sentence for policy in in_force for sentence in concessions(policy))  # each once
         return replace(
@@ -244,7 +239,6 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
-            gate_in_force=tuple(device for device in ledger.records if self._context.create_gate_in_force(device, now)),
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -22,11 +22,11 @@ from ground import aio, log
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.policy_model import Policy
 from scrub_api.device_messages import GrantedDevice, GrantProof
-from scrubber.core import acquire, answers, ownership, start
+from scrubber.core import acquire, answers, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
 from scrubber.core.fencing import Group, Pods
-from scrubber.core.model import Grant, KubeletAssignment, Owner
+from scrubber.core.model import Grant, KubeletAssignment
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
@@ -85,7 +85,6 @@ class TenantRequests:
         self._context = context
         self._upkeep = upkeep
         self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._awaited: dict[str, Owner] = {}  # by device: the owner whose start was admitted, and not created so far
 
     async def acquire(
         self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "",
@@ -95,7 +94,7 @@ class TenantRequests:
 
         ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer comes before.
 
-        Under policy ``gate: create`` a device may get no grant: it is not ready, and the start that was
+        Where the fence holds containers back, a device may get no grant: it is not ready, and the start that was
         announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
         in use is refused, the grant lasts until a release, and a failed request withholds no device. If the owner has
         all of these devices already, the answer is their present grants. ``owner``: who the devices are for, as the
@@ -130,7 +129,7 @@ class TenantRequests:
                 facts = await context.observer.before_grant(record, announced=announced)
                 facts = await context.complete(record, facts)
                 policy = self._policy_now(request, device)
-                gated = announced and context.gated(device, policy, facts.at)
+                gated = announced and context.gated(device)
                 reply = acquire.decide(
                     record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive,
                     owner=owner, group=only.id if isinstance(only, Group) else 0,
@@ -166,13 +165,8 @@ class TenantRequests:
         *,
         op: str = "",
         within: float | None = None,
-        creating: str = "",
-        claim: str = "",
     ) -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
-
-        ``creating``: the container runtime asks, and calls the container so. Usually the kubelet has asked before, but
-        never for a container of a ``claim``, which has acquired the devices.
 
         Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names
         another pod, the start is refused. ``within``: for how many seconds the caller waits.
@@ -191,19 +185,15 @@ class TenantRequests:
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                answer = partial(self._start_answer, request, assigned, named, creating=creating, claim=claim)
+                answer = partial(self._start_answer, request, assigned, named)
                 replies = await self._of_all(request, answer)
                 _raise_refusals(replies, joined, request.action)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
-                    await self._admit(request, replies, assigned, creating)
+                    await self._admit(request, replies)
                     return
                 if not request.waits:  # a start that is refused in the end must not leave grants behind
                     rounds += 1
-                    of_claim = bool(claim)
-                    await self._grant(
-                        request, replies, announced=not of_claim, until_release=of_claim, at_start=not of_claim,
-                        owner=claim,
-                    )  # fmt: skip
+                    await self._grant(request, replies, announced=True, at_start=True)
                 running = await self._start_jobs(request, replies)
             for device in request.waits:  # its scrub passed, and another pod was first
                 joined.pop(device, None)
@@ -327,21 +317,14 @@ class TenantRequests:
         pod: str,
         named: Mapping[str, KubeletAssignment],
         device: str,
-        *,
-        creating: str,
-        claim: str,
     ) -> answers.StartAnswer:
         context = self._context
         for _ in range(MAX_ROUNDS):
             record = context.ledger.records[device]
-            admitted = creating != "" and _same_start(self._awaited.get(device), record.tenancy.owner)
-            facts = await context.observer.before_start(record, pod, admitted=admitted)
+            facts = await context.observer.before_start(record, pod)
             facts = await context.complete(record, facts)
             policy, assignment = self._policy_now(request, device), named.get(device)
-            if claim:
-                reply = start.in_claim(record, facts, policy, claim, pod, creating, facts.at)
-            else:
-                reply = start.decide(record, facts, policy, pod, facts.at, assignment, admitted=admitted)
+            reply = start.decide(record, facts, policy, pod, facts.at, assignment)
             if (final := await self._carry_out(request, record, reply)) is not None:
                 return final
         return self._no_decision(request, device)
@@ -390,29 +373,11 @@ class TenantRequests:
             logger.error("the kubelet's checkpoint names two pods for one device", op=request.op, owners=pods_by_device)
         raise NotReady(starting_pod.reason, starting_pod.message, *starting_pod.remedies)
 
-    async def _admit(self, request: Request, replies: Mapping[str, answers.StartAnswer], pod: str, name: str) -> None:
-        """Record all starts in one transaction, before any container can start.
-
-        ``name``: the container's name, which the container runtime gives when it asks the create gate. Until then the
-        start is remembered. After a restart of the service no start is remembered.
-        """
-        ledger = self._context.ledger
+    async def _admit(self, request: Request, replies: Mapping[str, answers.StartAnswer]) -> None:
+        """Record all starts in one transaction, before any container can start."""
         starts = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
         if starts:
-            await ledger.append(request.op, *starts)
-        for device in replies:
-            owner = ledger.records[device].tenancy.owner
-            if name or owner is None:
-                self._awaited.pop(device, None)
-            else:
-                self._awaited[device] = owner
-        if not name:
-            return
-        named = [(device, ownership.named(ledger.records[device], pod, name)) for device in replies]
-        events = [(device, event) for device, event in named if event is not None]
-        if events:  # a name decides nothing, so its loss refuses nothing
-            with contextlib.suppress(LedgerUnavailable):  # the ledger has logged it, and writes the event later
-                await ledger.append(request.op, *events)
+            await self._context.ledger.append(request.op, *starts)
 
     async def _grant(
         self,
@@ -558,15 +523,6 @@ async def _in_time(request: Request) -> AsyncIterator[None]:
             if isinstance(answer, answers.Scrub | answers.Join):
                 raise _still_scrubbed(request, device) from None
         raise NotReady(Reason.UNRESPONSIVE, *TOO_LATE) from None
-
-
-def _same_start(admitted: Owner | None, owner: Owner | None) -> bool:
-    """Whether the owner of a device was admitted by this start."""
-    return (
-        admitted is not None
-        and owner is not None
-        and replace(owner, seen=admitted.seen, name=admitted.name, pod=admitted.pod) == admitted
-    )
 
 
 def _raise_refusals(replies: Mapping[str, Answer], joined: Mapping[str, ScrubJob], action: Action) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from ground import log
-from scrubber.core import answers, gate_in_force, next_action, ownership, presence, proof, stuck
+from scrubber.core import answers, next_action, ownership, presence, proof, stuck
 from scrubber.core import events as ev
 from scrubber.core.model import Baseline, DeviceInfo, Facts, Incarnation, State, Stuck, Trigger, Vitals
 from scrubber.core.record import Record
@@ -120,8 +119,6 @@ class Upkeep:
             return False
         device_policy = context.active_policy.device_policy(record.device)
         facts = self._with_other_devices(record, context.with_node(record, facts))
-        if gate_in_force.needs_assignment(record, facts):
-            return False
         return next_action.tend(record, facts, device_policy.policy, facts.at, chance=0.0) == answers.Proceed()
 
     async def reconcile(self, device: str, op: str = "") -> Record | None:
@@ -148,12 +145,6 @@ class Upkeep:
                 match answer:
                     case answers.RecordFirst(event):
                         await context.ledger.append(op, (device, event))
-                        if isinstance(event, ev.PastGate):
-                            logger.log(
-                                logging.ERROR if event.unproven else logging.WARNING,
-                                "a container started past the create gate: Allocate waits for GPUs again",
-                                op=op, device=device, pod_uid=event.pod, unproven=event.unproven,
-                            )  # fmt: skip
                     case answers.Blocked(why):
                         context.seen.blocked[device] = why
                         return None

@@ -134,7 +134,6 @@ def device_status(
         reset_domain=device.reset_domain or "",
         ecc=device.ecc,
         resource=device.resource,
-        policy_gate=policy.gate.value,
     )
 
 

@@ -24,7 +24,6 @@ class House:
             state_dir=root / "state",
             run_dir=root / "run",
             kubelet_dir=root,
-            gate_cdi_dir=root,
             simulated_gpus=2,
             simulated_memory=2**20,
         )

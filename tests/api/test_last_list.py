@@ -8,11 +8,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from ground import boot, paths
-from ground.aio import Changed
-from ground.errors import FatalError
 from scrub_api import last_list, scrub_pb2
-from scrubber import assembly
-from scrubber.config import BackendChoice, ScrubberConfig
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import until_files
 
@@ -89,15 +85,6 @@ def test_a_list_that_cannot_be_replaced_is_removed(file, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         last_list.write(file, b"")
     assert not list(file.parent.iterdir())
-
-
-def test_a_run_without_the_gate_begins_with_the_removal(file):
-    """The list is gone first: the rest of the start may fail."""
-    file.with_name("autoclave-gate.json").write_text("damaged")
-    config = ScrubberConfig(BackendChoice.SIMULATED, run_dir=file.parent, gate_cdi_dir=file.parent)
-    with pytest.raises(FatalError):
-        assembly.create_gate(config, Changed())
-    assert not file.exists()
 
 
 async def test_the_service_leaves_what_it_tells_the_plugin(house):

@@ -423,7 +423,7 @@ def test_a_node_without_kubernetes_needs_no_kubelet(node, start):
     service.settled(0, "clean")
     node.kubelet_dir = node.root / "none"
     code, found = node.examine("--without-kubernetes")
-    assert (code, levels(found)) == (0, dict.fromkeys(EVERYTHING - KUBELET - {"create-gate", "prestart-gate"}, "ok"))
+    assert (code, levels(found)) == (0, dict.fromkeys(EVERYTHING - KUBELET, "ok"))
     service.kill()
     assert node.doctor("--without-kubernetes").exit_code == 1
 

@@ -60,15 +60,15 @@ def test_every_setting_works_in_every_source(resolve):
         "pod_logs_dir": "/l", "host_root": "/h", "sight": "namespace", "evidence_rows": 9, "evidence_age": "2d",
         "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
         "log_format": "json", "metrics_address": "127.0.0.1:9475", "simulated_cdi_dir": "/c",
-        "operator_namespace": "mine", "fence": "watch", "exempt_unit": "a.service", "create_gate": "/p",
-        "gate_cdi_dir": "/d", "runtime_request_timeout": "5m", "standby": True, "node_name": "node-7",
+        "operator_namespace": "mine", "fence": "watch", "exempt_unit": "a.service", "standby": True,
+        "node_name": "node-7",
         "cgroup_root": "/v2/mine",
     }  # fmt: skip
     wanted = ScrubberConfig(
         BackendChoice.SIMULATED, "fast", Path("/s"), Path("/r"), Path("/k"), Path("/l"), Path("/h"),
         SightMode.NAMESPACE, 9, 172_800.0, Path("/g"), 7, 2**20, Path("/c"), "127.0.0.1:9475", "error",
-        "json", ("mine",), FenceMode.WATCH, ("a.service",), Path("/p"), Path("/d"), 300.0, standby=True,
-        node_name="node-7", cgroup_root=Path("/v2/mine"),
+        "json", ("mine",), FenceMode.WATCH, ("a.service",), standby=True, node_name="node-7",
+        cgroup_root=Path("/v2/mine"),
     )  # fmt: skip
     assert set(given) == {field.name for field in fields(ScrubberConfig)}
     names = {name: name.replace("_", "-") for name in given}

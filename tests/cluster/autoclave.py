@@ -18,7 +18,6 @@ from scrubber.node import cgroups
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
 from tests.cluster.programs import WHOLE, Program, connects, until_ready
-from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import STANDING_BY
 from tests.pod_groups import roots
@@ -117,7 +116,6 @@ class Autoclave(Operator):
                 "--simulated-cdi-dir",
                 CDI,
             ),
-            *("--create-gate", compiled(STATE / "autoclave-gate", SOURCE), "--gate-cdi-dir", CDI),
             *(() if ROOT_OF_FENCE is None else ("--cgroup-root", ROOT_OF_FENCE)),
         ]
         self.service = Program("autoclave-scrubber", command, logs)

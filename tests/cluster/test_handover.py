@@ -46,18 +46,9 @@ async def test_force_deletes_refuse_at_most_one_pod_in_ten(cluster, autoclave):
     assert phases.count("Failed") <= 1, await cluster.refused()
 
 
-async def test_with_the_create_gate_force_deletes_refuse_no_pod(cluster):
-    """In the first second of a pod, when its container takes longest to end."""
-    await cluster.hold("proof", gpus=4)  # the gate is in force when the runtime has asked
-    await cluster.delete("proof")
-    await force_deletes(cluster)
-
-
 @pytest.mark.usefixtures("refusing")
-async def test_where_prestart_waits_force_deletes_refuse_no_pod(cluster, autoclave):
+async def test_where_the_fence_holds_force_deletes_refuse_no_pod(cluster):
     """The second pod is admitted at once, and the fence keeps its containers off the GPUs meanwhile."""
-    autoclave.rule(gate="prestart")
-    await autoclave.devices(lambda device: device.policy_gate == "prestart")
     await force_deletes(cluster)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 from pathlib import Path
-from signal import SIGTERM
 from typing import Any
 
 import pytest
@@ -30,11 +29,10 @@ from tests.patience import WITHIN
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
 TOOLS = ("sh", "dd", "grep", "sleep")  # of busybox, that the example pods use
 SPACE = generate.NAMESPACE
-# The overlay for simulated GPUs, the reports to Kubernetes, and the gate where containers are created.
+# The overlay for simulated GPUs, and the reports to Kubernetes.
 VALUES = {
     **generate.OVERLAYS["simulated"],
     "clusterReports": {"enabled": True},
-    "createGate": {"mode": "on"},
     "directories": {"cdi": "/var/run/cdi"},  # /etc is not the node's own
 }
 
@@ -230,21 +228,3 @@ async def test_an_update_of_the_service_opens_no_gpu_to_others(cluster, installe
     await cluster.hold("next")
     assert cluster.gpus("holder").isdisjoint(cluster.gpus("next"))
     await cluster.said("holder", "INTACT", more=4)
-
-
-async def test_a_container_outlives_the_gate_that_it_was_admitted_by(cluster, installed, node):
-    """It names the gate as long as it lives: also after the gate was switched off, and after an uninstall."""
-    await cluster.create("holder", container(), restartPolicy="Always")
-    await cluster.said("holder", "HOLDING")
-    await installed.change({**VALUES, "createGate": {"mode": "off"}})
-    cluster.crash("holder")
-    await cluster.said("holder", "HOLDING", more=1)
-    await installed.uninstall()
-    node.kubelet.end(SIGTERM)  # otherwise it asks the plugin for five more minutes
-    node.kubelet.start()
-    await cluster.offered(0)
-    await cluster.create("later", container(gpus=0))
-    await cluster.said("later", "HOLDING")  # so the kubelet has admitted the pods that were there before
-    cluster.crash("holder")
-    await cluster.said("holder", "HOLDING", more=1)
-    await installed.change(VALUES)

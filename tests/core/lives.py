@@ -151,7 +151,7 @@ def quarantine(ailment: Ailment = LOST, next_probe: float | None = NOW.uptime + 
 
 def but(record: Record, **fields: object) -> Record:
     """The record with other values of these fields, each in the part that has it."""
-    for part in ("tenancy", "scrubs", "health", "bypasses"):
+    for part in ("tenancy", "scrubs", "health"):
         held = getattr(record, part)
         own = {name: fields.pop(name) for name in list(fields) if hasattr(held, name)}
         record = replace(record, **{part: replace(held, **own)})

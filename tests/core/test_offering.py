@@ -16,7 +16,6 @@ from tests.core.lives import ENFORCE, NOW, OBSERVE, STRICT, later, rows
 AT = later(1)
 LOST = "the device has fallen off its bus"
 WITHHELD = "withheld: a request for it was refused"
-UNCOVERED = "the specification of the create gate does not name it"
 FAULT = "the ledger cannot be written"
 OBSERVED = "policy observe refuses only quarantined devices"
 SOON = "being scrubbed, clean within the allocate budget"
@@ -64,8 +63,6 @@ OFFERS: tuple[tuple[Any, ...], ...] = (
      False, f"sick: {LOST}; not recorded yet", USED),
     ("withheld", lives.CLEAN, ENFORCE, {"withheld": True}, False, WITHHELD, PREPARING),
     ("withheld while granted", lives.GRANTED, ENFORCE, {"withheld": True}, False, WITHHELD, USED),
-    ("without a create gate that is on", lives.CLEAN, ENFORCE, {"covered": False}, False, UNCOVERED, PREPARING),
-    ("the same in use", lives.IN_USE, ENFORCE, {"covered": False}, True, "in_use", USED),
     ("blocked", lives.CLEAN, ENFORCE, {"blocked": "waiting"}, False, "waiting", BLOCKED),
     ("blocked in use", lives.IN_USE, ENFORCE, {"blocked": "waiting"}, True, "in_use", USED),
     ("blocked and just released", lives.DIRTY, ENFORCE, {"blocked": "waiting"}, True, "released, about to be scrubbed",

@@ -141,17 +141,6 @@ def test_a_late_sighting_changes_the_present_owner(owner, sighting, recorded):
     assert owners.late(owner, sighting) == recorded
 
 
-@pytest.mark.parametrize(
-    ("record", "pod", "new"), [(lives.IN_USE, A, True), (lives.IN_USE, B, False), (lives.CLEAN, A, False)]
-)
-def test_the_runtime_names_the_container_of_the_owner_once(record, pod, new):
-    event = ownership.named(record, pod, "team/a/main")
-    assert (event is not None) is new
-    if event is not None:
-        assert event == ev.PutInUse(replace(PRESENT, name="team/a/main"))
-        assert ownership.named(live(record, event), pod, "team/a/main") is None
-
-
 CALLED = ev.PutInUse(replace(PRESENT, pod="team/a"))
 NAMELESS = rows(
     ("a pod", lives.IN_USE, True),

@@ -276,10 +276,6 @@ def quarantine(read: Callable[[Quarantine], object], none: object) -> Callable[[
     return lambda record: none if record.health.quarantine is None else read(record.health.quarantine)
 
 
-def pods(past: Sequence[Happened]) -> tuple[str, ...]:
-    return tuple(it.event.pod for it in past if isinstance(it.event, ev.PastGate))
-
-
 UNTIL_PROVEN = of(ev.ScrubPassed, ev.Reinstated)
 LAWS = {
     "scrubs.setback.count": Law(
@@ -297,8 +293,6 @@ LAWS = {
         quarantine(lambda it: it.probes, 0), of(ev.ProbationStarted), UNTIL_PROVEN),
     "health.returns": Law(
         lambda it: it.health.returns, came_back, brought_back, lambda past: tuple(it.at.wall for it in past[-10:])),
-    "bypasses.pods": Law(
-        lambda it: it.bypasses.pods, of(ev.PastGate), lambda it: it.proves or it.reboots, pods),
     "tenancy.began": Law(
         lambda it: it.tenancy.began, began, begins_anew,
         lambda past: None if not past else

@@ -17,7 +17,7 @@ from scrubber.core.answers import Admit, HandOut, Join, Proceed, RecordFirst, Re
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, ScrubPath, Trigger
 from scrubber.core.ownership import STARTS_WITHIN
 from tests.core import lives
-from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
+from tests.core.lives import AWAY, ENFORCE, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
 
 BUSY = Wait(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
@@ -124,11 +124,6 @@ def test_no_container_restarts_on_a_doubtful_device(kind):
 def test_each_model_of_starts_admits_a_restart_as_documented(record, seen, wanted):
     found = tuple(start.decide(record, seen, policy, A, later(1)) for policy in (PER_POD, PER_CONTAINER, CACHED))
     assert found == wanted
-
-
-def test_the_creation_of_an_admitted_container_needs_no_second_scrub():
-    asked = [start.decide(lives.IN_USE, HERE, PER_CONTAINER, A, later(1), admitted=it) for it in (True, False)]
-    assert asked == [Proceed(), EACH]
 
 
 def names(containers: int, written: float = lives.NOW.wall) -> KubeletAssignment:
@@ -274,42 +269,3 @@ STARTED_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(A, lives.NOW, seen=True, 
 SEEN_ON_CLAIM = live(lives.OF_CLAIM, ev.PutInUse(Owner(None, lives.NOW)))
 A_ON_CLAIM, B_ON_CLAIM = (live(lives.OF_CLAIM, ev.PutInUse(Owner(it, lives.NOW, seen=True))) for it in (A, B))
 USED = replace(facts(), used_at=lives.NOW.uptime + 1)
-IN_CLAIM = rows(
-    ("its own device", lives.OF_CLAIM, facts(), ENFORCE, CREATED),
-    ("a use before its first container", lives.OF_CLAIM, USED, ENFORCE,
-     RecordFirst(ev.Released("its proof ended before a container started on it", restart=True))),
-    ("the same, observe", lives.OF_CLAIM, USED, OBSERVE, CREATED),
-    ("a holder before its first container", lives.OF_CLAIM, facts((OF_B,)), ENFORCE,
-     RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True)))),
-    ("holders unknown before its first container", lives.OF_CLAIM, facts(None), ENFORCE,
-     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
-    ("a process that was seen before its first container, and has left", SEEN_ON_CLAIM, facts(), ENFORCE,
-     RecordFirst(ev.Released("another owner is about to start, and its last owner is gone", restart=True))),
-    ("the same, and it has not left", SEEN_ON_CLAIM, facts((FOREIGN,)), ENFORCE, BUSY),
-    ("another pod that was seen before its first container", B_ON_CLAIM, facts(alive=True), ENFORCE, BUSY),
-    ("a pod of its own that started while the gate was off", B_ON_CLAIM, facts((OF_B,)), OBSERVE, Proceed()),
-    ("its own pod that was seen before it had a name", A_ON_CLAIM, facts(), ENFORCE, Proceed()),
-    ("a later container", STARTED_CLAIM, USED, ENFORCE, Proceed()),
-    ("a later container while another pod of the claim runs", STARTED_CLAIM, facts((OF_B,)), ENFORCE, Proceed()),
-    ("it is kept for the claim", lives.KEPT_FOR_CLAIM, facts(), ENFORCE, Scrub(ScrubPath.FAST, Trigger.START)),
-    ("a device of another claim", lives.but(lives.OF_CLAIM, grant=lives.KEPT.tenancy.grant), facts(), ENFORCE,
-     NOT_ITS_OWN),
-    ("a device whose starts are announced", lives.but(lives.OF_CLAIM, grant=replace(lives.grant(lives.CLEAN),
-     owner="claim 7")), facts(), ENFORCE, NOT_ITS_OWN),
-    ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
-     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
-    ("a sibling is being reset", lives.OF_CLAIM, replace(facts(), domain_resetting=True), ENFORCE,
-     Wait(Reason.NOT_READY, "cannot start on GPU-1: it is being reset")),
-    ("the node was rebooted", lives.OF_CLAIM, facts(incarnation=lives.REBOOTED), ENFORCE,
-     RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
-    ("a sick device", SICK_CLAIM, facts(), ENFORCE, SICK),
-    ("a later container, and the device is only hot",
-     live(STARTED_CLAIM, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down"))), facts(), ENFORCE, Proceed()),
-    ("a later container, and the device fell sick", live(STARTED_CLAIM, ev.AilmentFound(lives.LOST)), facts(), ENFORCE,
-     SICK),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("record", "seen", "policy", "answer"), IN_CLAIM)
-def test_a_container_starts_on_the_devices_of_its_claim(record, seen, policy, answer):
-    assert start.in_claim(record, seen, policy, "claim 7", A, NAME, later(1)) == answer

@@ -31,7 +31,7 @@ LAW: dict[type[ev.Event], dict[State, State]] = {
     ev.Soiled: {State.CLEAN: State.DIRTY},
     ev.LetIn: {it: it for it in set(State) - {State.UNKNOWN}},  # a claim has the device, or it is kept for one
     ev.Deferred: {it: it for it in State},
-    ev.PastGate: {it: it for it in State},  # the device is what it was; what defers on the gate must not
+    ev.PastGate: {it: it for it in State},  # a row of an older version
     ev.Granted: dict.fromkeys((State.CLEAN, State.GRANTED), State.GRANTED),  # with proof, from a clean device only
     ev.GrantedUnproven: dict.fromkeys(JOBLESS - {State.QUARANTINED}, State.GRANTED),
     ev.PutInUse: dict.fromkeys((State.UNKNOWN, *IN_USE), State.IN_USE),

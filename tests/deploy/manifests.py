@@ -81,12 +81,6 @@ cdi of a driver container:
   plugin: {driverRoot: /run/nvidia/driver, cdiKind: site.example/gpu, migStrategy: mixed}
   dra: {enabled: true}
   doctor: {enabled: false}
-create gate: {createGate: {mode: 'on'}}
-create gate for claims:
-  createGate: {mode: 'on', runtimeClasses: [kata-with-cdi]}
-  dra: {enabled: true}
-  kubelet: {runtimeRequestTimeout: 5m}
-create gate off: {createGate: {mode: 'off'}}
 selinux: {plugin: {seLinuxType: spc_t}}
 dra: {dra: {enabled: true}, podMonitor: {enabled: true}}
 dra with everything:

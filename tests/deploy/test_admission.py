@@ -174,27 +174,6 @@ def test_pods_that_take_gpus_are_reported_and_refused_by_choice():
     assert (through["operator"], through["values"]) == ("NotIn", ["autoclave", "kube-system", "gpu-operator"])
 
 
-CLASSES = [
-    ("create gate", limits(GPU), None, False),
-    ("create gate", limits(GPU), "nvidia", False),
-    ("create gate", limits(GPU), "gvisor", True),
-    ("create gate", limits("cpu"), "gvisor", False),
-    ("create gate for claims", {}, "gvisor", True),
-    ("create gate for claims", {}, "kata-with-cdi", False),
-]
-
-
-@pytest.mark.parametrize(("case", "container", "runtime_class", "refused"), CLASSES)
-def test_with_the_create_gate_a_runtime_class_is_listed(case, container, runtime_class, refused):
-    policy = manifests.of(case, "ValidatingAdmissionPolicy", "-create-gate")
-    spec = {"containers": [{"name": "main"} | container]}
-    spec |= {"runtimeClassName": runtime_class} if runtime_class else {}
-    spec |= {"resourceClaims": [{"name": "gpu"}]} if not container else {}
-    assert len(refusals(policy, object={"spec": spec})) == refused
-    binding = manifests.of(case, "ValidatingAdmissionPolicyBinding", "-create-gate")
-    assert binding["spec"]["validationActions"] == ["Deny"]
-
-
 READY = {"type": "Ready", "status": "True"}
 OURS = {"type": api_objects.CONDITION, "status": "False"}
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}

@@ -211,7 +211,7 @@ class TestBuilt:
         bill = json.loads(builder.run(tag, ["cat", "/usr/share/doc/autoclave/sbom.cdx.json"]).stdout)
         debian = {it["name"]: it["version"] for it in bill["components"] if it["purl"].startswith("pkg:deb/")}
         assert debian == base.locked(base.LOCK.read_text(), base.mine(), to_build=False)
-        assert {"grpcio", "musl"} <= {it["name"] for it in bill["components"]}
+        assert "grpcio" in {it["name"] for it in bill["components"]}
         assert bill["metadata"]["component"]["version"] == __version__
         assert builder.run(tag, ["python3", "-m", "pip", "--version"]).returncode != 0
 

@@ -124,8 +124,7 @@ class Node:
         return await (await self.start(name, *spared)).ended()
 
     async def start(self, name, *spared, **env):
-        # In a container, a default directory that the chart does not set is the container's own.
-        program = Plugin(self.root, AUTOCLAVE_GATE_CDI_DIR=str(self.root), **env)
+        program = Plugin(self.root, **env)
         program.command = self.command(name, spared)
         await program.start()
         self._alive.push_async_callback(program.clear_away)

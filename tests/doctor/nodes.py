@@ -6,7 +6,6 @@ from typing import Any
 
 from autoclave.doctor.facts import (
     container_toolkit,
-    create_gate,
     kubelet_facts,
     posture,
     process_facts,
@@ -19,7 +18,6 @@ from autoclave.doctor.node_facts import (
     Capability,
     CdiSpec,
     CheckFault,
-    CreateGateFacts,
     Directory,
     Node,
     Process,
@@ -93,7 +91,6 @@ ANSWERS: dict[Any, Any] = {
     process_facts.process: Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
     process_facts.openers: {"GPU-1": ()},
     process_facts.service_pids: (),
-    create_gate.gate: CreateGateFacts(frozenset(), {}, {}),
 }
 """What a check may ask of the node, and its answers."""
 

@@ -61,11 +61,6 @@ def gpu(later=0.0, facts=None, **changes):
     return stands(now=NOW + later, answer=replace(STATUS, devices=(replace(GPU, **changes),)), **(facts or {}))
 
 
-def prestart_on_simulated():
-    service = replace(SERVICE, backend="simulated")
-    return stands(answer=replace(STATUS, service=service, devices=(replace(GPU, policy_gate="prestart"),)))
-
-
 def two_gpus(openers=(), **changes):
     status = replace(STATUS, devices=(replace(GPU, **changes), replace(GPU, device="GPU-2", index=4)))
     return stands(openers={"GPU-1": openers, "GPU-2": openers}, answer=status)
@@ -137,16 +132,13 @@ SERVICES = [
     ("fence", gpu(fence="watch"), OK, "keeps watch over 1 GPU (watch); no program asked"),
     ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, '"nvtop" (pid 9, telegraf.service) asked for GPU 3'),
     ("fence", gpu(fence=views.WATCHES_ONLY), WARNING, "only watches who opens 1 GPU, though the policy says"),
+    ("fence", gpu(fence=views.WATCHES_ONLY), WARNING, "So a pod waits for its GPU in Allocate there"),
     ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "and was refused; 4 questions"),
     ("fence", gpu(fence="watch", askers=(replace(ASKER, exempt=True),)), WARNING, "the policy exempts its unit"),
     ("fence", gpu(fence="watch", askers=(replace(ASKER, ignored=True),)), WARNING, "although it is a bystander"),
     ("fence", gpu(fence=views.OPEN_TO_ALL), WARNING, "every process may open GPU 3 for now"),
     ("fence", service(fence_lacks="cannot fence the GPUs: no bpf"), WARNING, "no bpf. Instead, the service searches"),
-    ("prestart-gate", FACTS, OK, "the policy does not ask for it"),
-    ("prestart-gate", gpu(policy_gate="prestart", fence="refuse"), OK, "lets pods wait for 1 GPU"),
-    ("prestart-gate", gpu(policy_gate="prestart", quarantine=OUT), OK, "does not ask for it"),
-    ("prestart-gate", gpu(policy_gate="prestart"), WARNING, "acts as `gate: allocate` on GPU GPU-1, so pods fail"),
-    ("prestart-gate", gpu(policy_gate="prestart", fence=views.WATCHES_ONLY), WARNING, "acts as `gate: allocate`"),
+    ("fence", service(fence_lacks="no bpf"), WARNING, "So a pod waits for its GPU in Allocate there"),
     ("concession", service(concessions=("mode observe",)), WARNING, "gives up a promise: mode observe"),
     ("device", stands(answer=replace(STATUS, devices=())), WARNING, "sees no GPU"),
     ("device", gpu(state="granted", receipt=None), WARNING, "GPU 3 (GPU-1) was handed out without a proof"),
@@ -415,8 +407,6 @@ REMEDIES = [
     ("service", alone(last_error=LastError(WORDED, 0.0, "load it")), "load it"),
     ("service", stands(answer=Unreachable(WORDED, "start it")), "start it"),
     ("receipts", stands(receipt_key=CheckFault(WORDED, remedy="restore it")), "restore it"),
-    ("prestart-gate", gpu(policy_gate="prestart"), "correct what the finding `fence` names"),
-    ("prestart-gate", prestart_on_simulated(), "run the service as root with --cgroup-root"),
     ("device", gpu(quarantine=OUT), "`autoclave explain 3` says what happened and what to do"),
     ("coherent-memory", stands(numa_gpus=("0009:01:00.0",)), "NVreg_CoherentGPUMemoryMode=driver"),
     ("reset", two_gpus((DCGM,)), "kubectl label node NODE --overwrite nvidia.com/gpu.deploy.dcgm-exporter=false"),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
 from demo.stage import Stage
-from tests.create_gate.programs import SOURCE, compiled
-from tests.flows.node import BRISK, Node, Watched, brisk
+from tests.flows.node import BRISK, Node, Watched
 
 Maker = Callable[..., Node]
 Builder = Callable[..., Awaitable[Node]]
@@ -20,10 +18,8 @@ async def bare(tmp_path) -> AsyncIterator[Maker]:
     """Nodes on which nothing runs yet; gone after the test, whatever became of it."""
     made: list[Stage] = []
 
-    def one(
-        gpus: int = 2, policy: str = BRISK, *flags: str, runs: type[Watched] = Watched, gate: Path | None = None
-    ) -> Node:
-        node = Node(Stage(gpus, "1MiB", _file(tmp_path, policy), runs=runs, flags=flags, gate=gate))
+    def one(gpus: int = 2, policy: str = BRISK, *flags: str, runs: type[Watched] = Watched) -> Node:
+        node = Node(Stage(gpus, "1MiB", _file(tmp_path, policy), runs=runs, flags=flags))
         made.append(node.stage)
         return node
 
@@ -39,19 +35,6 @@ def build(bare: Maker) -> Builder:
 
     async def one(gpus: int = 2, policy: str = BRISK, *flags: str) -> Node:
         node = bare(gpus, policy, *flags)
-        await node.up()
-        return node
-
-    return one
-
-
-@pytest.fixture
-def gated(bare: Maker, tmp_path_factory) -> Builder:
-    """The same with the create gate, and the policy that leaves each wait to it."""
-    program = compiled(tmp_path_factory.mktemp("gate") / "autoclave-gate", SOURCE)
-
-    async def one(gpus: int = 2, *words: str) -> Node:
-        node = bare(gpus, brisk(*words), gate=program)
         await node.up()
         return node
 

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "presence",
     "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering", "ailment_traits", "ailments",
-    "answers", "gate_in_force", "step_results", "verdict",
+    "answers", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -119,7 +119,7 @@ READ_BACK = "tests/cuda/test_clearing.py::test_the_verify_finds_a_flipped_bit_of
 START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
-UPKEEP, IN_FORCE = "scrubber/core/next_action.py", "scrubber/core/gate_in_force.py"
+UPKEEP = "scrubber/core/next_action.py"
 ON_DEVICE = "scrubber/steps/on_device.py"
 ROSTER, JOBS = "tests/steps/test_step_functions.py", "tests/jobs/test_jobs.py"
 IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_RESULTS, IN_VERDICT, IN_RESETS = (
@@ -129,7 +129,6 @@ IN_USES = "tests/service/test_uses.py"
 TENANT_REQUESTS, IN_OFFERS = "scrubber/service/tenant_requests.py", "tests/service/test_offers.py"
 IN_OWNERSHIP = "tests/core/test_ownership.py"
 STUCK, IN_SINCE = "scrubber/core/stuck.py", "tests/core/test_since.py"
-GATE = "tests/core/test_gate_in_force.py"
 TENANT_FILES, IN_TENANT_FILES = "scrubber/receipts/tenant_files.py", "tests/receipts/test_tenant_files.py"
 STANDSTILLS = "scrubber/core/standstills.py"
 IN_LEDGER = "tests/ledger/test_ledger.py::test_a_write_that_took_seconds_is_recorded"
@@ -232,7 +231,7 @@ PLANTED = [
     Mutant(RESULTS, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(
         ACQUIRE,
-        'if exclusive and (taken or tenancy.kept_for not in ("", owner)):',
+        "if exclusive and taken:",
         "if False:",
         tests=IN_ACQUIRE,
     ),
@@ -270,14 +269,6 @@ PLANTED = [
         "if record.state is State.QUARANTINED:  #",
         tests=IN_OFFERING,
     ),
-    Mutant(IN_FORCE, "in passages.items() if it.counts}", "in passages.items()}", tests=GATE),
-    Mutant(IN_FORCE, "shown.get(device, 0.0) > max(past)", "shown.get(device, 0.0) >= max(past)", tests=GATE),
-    Mutant(IN_FORCE, "> LASTS", "< 0", tests=GATE),
-    Mutant(IN_FORCE, "or facts.assigned_pods is None ", "", tests=GATE),
-    Mutant(IN_FORCE, "or record.tenancy.until_release", "", tests=GATE),
-    Mutant(ACQUIRE, " and gate_in_force.past_gate(record, facts) is None", "", tests=GATE),
-    Mutant(UPKEEP, "if passed is not None:", "if False:", tests=GATE),
-    Mutant(OFFERING, "if not facts.covered and", "if False and", tests=IN_OFFERING),
     Mutant(
         "scrubber/devices/simulated/simulated_gpu.py",
         "writes=not self._answer().skip_scratch",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 NEWEST, MIDDLE, OLDEST = "python3.13", "python3.12", "python3.11"
 STARTS = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 SHIM = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"  # a Python that is not chosen
-INSTALLED = ("strace", "gcc", "runc", "promtool", "actionlint")  # or the continuous integration would fetch them
+INSTALLED = ("strace", "gcc", "promtool", "actionlint")  # or the continuous integration would fetch them
 
 
 class Machine:

@@ -24,7 +24,7 @@ ROWS = re.findall(r"^\| (first|second) \| `(.+?)` \| (.+) \|$", PART, re.MULTILI
 ACTIVATE = "source .venv/bin/activate"
 CONTROL = re.compile(r"\r|\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 PROMPT = "what next? "
-PLACED = ("AUTOCLAVE_POD_LOGS_DIR", "AUTOCLAVE_GATE_CDI_DIR")  # the page does not set them
+PLACED = ("AUTOCLAVE_POD_LOGS_DIR",)  # the page does not set them
 
 
 class Shell:

@@ -38,7 +38,7 @@ CHECKS = {
     "/tmp has nodev": "findmnt -no OPTIONS /tmp | grep -q nodev",
     "tests of what touches the ground, as root": (
         f"{_PYTHON} -m pytest -n 0 -q tests/node/test_cgroups_real.py tests/node/test_bystanders.py "
-        "tests/create_gate/test_runc.py tests/observe/test_departures.py"
+        "tests/observe/test_departures.py"
     ),
     "tests of the fence, as root": kernels.CHECKS["fence"],
     INSTALL: f"{_CHECK} installed",

@@ -25,7 +25,7 @@ LOGS = building.FOLDER / "cluster"
 PATIENCE = 600  # seconds: the machine has one processor, whose system calls are slow
 TAP, OUTSIDE = "tap0", "198.51.100.1"  # the network between the machine and the control plane
 PARTS = {  # the ways to install
-    "plugin": "fence fence_lets_in handover restarts quarantine receipts create_gate",
+    "plugin": "fence fence_lets_in handover restarts quarantine receipts waiting",
     "in-front": "in_front",
     "claims": "claims",
     "vendor": "vendor",

@@ -332,7 +332,7 @@ _CLI = (str(building.ROOT / ".venv/bin/python"), "-P", "-m", "autoclave")
 
 def _environment() -> dict[str, str]:
     places = {"STATE_DIR": _LEFT, "RUN_DIR": _JUDGED / "run", "SIMULATED_DIR": _JUDGED / "gpus"}
-    none = dict.fromkeys(("KUBELET_DIR", "POD_LOGS_DIR", "GATE_CDI_DIR"), _JUDGED / "none")
+    none = dict.fromkeys(("KUBELET_DIR", "POD_LOGS_DIR"), _JUDGED / "none")
     return os.environ | {f"AUTOCLAVE_{name}": str(path) for name, path in (places | none).items()}
 
 

@@ -32,7 +32,6 @@ LOGS = building.FOLDER / "node"
 VALUES = {
     **generate.OVERLAYS["simulated"],
     "clusterReports": {"enabled": True},
-    "createGate": {"mode": "on"},
     "directories": {"cdi": "/var/run/cdi"},
     "policy": {"inline": "name: machine\ndefaults: {timeouts: 10}\n"},
 }

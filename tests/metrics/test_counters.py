@@ -187,12 +187,6 @@ def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
 
 
-def test_an_unproven_start_past_the_gate_is_counted(book):
-    book.tell(lives.SCRUBBING, ev.PastGate(lives.B, "it was scrubbing"))
-    book.tell(lives.IN_USE_BY_B, ev.PastGate(lives.B))
-    assert book.of(service_metrics.PAST_GATE, **DEVICE_LABELS) == 1
-
-
 def test_an_error_is_counted_once(book):
     vitals = Vitals(xids=(Xid(1, 79), Xid(2, 13), Xid(3, 13)))
     book.counters.vitals(lives.CLEAN, vitals)

@@ -35,7 +35,7 @@ class Node:
     """A service that looks at nothing: its ledger is told what happens."""
 
     def __init__(self, root) -> None:
-        places = {"state_dir": root / "state", "run_dir": root / "run", "kubelet_dir": root, "gate_cdi_dir": root}
+        places = {"state_dir": root / "state", "run_dir": root / "run", "kubelet_dir": root}
         (root / "run").mkdir(mode=0o700)
         config = ScrubberConfig(BackendChoice.SIMULATED, **places, simulated_gpus=1, simulated_memory=2**20)
         self.registry = CollectorRegistry()

@@ -59,10 +59,10 @@ class Fenced:
         assert self.observer.driver.guard is not None
         return self.observer.driver.guard.uses_at_proof(self._uuid, proof)
 
-    async def searched(self, record: Record, *, admitted: bool = False) -> bool:
+    async def searched(self, record: Record) -> bool:
         """Whether a start takes a search."""
         before = self.searches
-        facts = await self.observer.before_start(self.of(record), lives.A, admitted=admitted)
+        facts = await self.observer.before_start(self.of(record), lives.A)
         assert facts.holders == ()
         return self.searches > before
 
@@ -110,17 +110,6 @@ async def proven(fenced: Fenced) -> None:
     fenced.becomes(lives.GRANTED)
     while await fenced.searched(lives.GRANTED):
         pass
-
-
-async def test_the_runtime_takes_no_second_search(fenced: Fenced, foreign: Path, owner: Path) -> None:
-    """Only the owner can have come since the kubelet has asked. A restart is searched for."""
-    await proven(fenced)
-    fenced.becomes(lives.IN_USE)
-    run(owner, OPENS)
-    assert not await fenced.searched(lives.IN_USE, admitted=True)
-    assert await fenced.searched(lives.IN_USE)
-    run(foreign, OPENS)
-    assert await fenced.searched(lives.IN_USE, admitted=True)
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -88,16 +88,6 @@ def counted(registry):
     }
 
 
-async def test_the_answer_names_the_gate_of_each_device(kubelet, door):
-    door.say(gpu(0, gate="autoclave.internal/gate=a"), gpu(1), gpu(2, numa_node=0, gate="autoclave.internal/gate=c"))
-    stream = kubelet.ListAndWatch(wire.Empty())
-    while not (await read(stream))[C]:
-        pass
-    responses = await allocate(kubelet, [A, B], [C])
-    named = [[it.name for it in response.cdi_devices] for response in responses]
-    assert named == [["autoclave.internal/gate=a"], ["autoclave.internal/gate=c"]]
-
-
 STATE = "/var/lib/autoclave/receipts/"
 
 

@@ -153,7 +153,7 @@ async def test_where_containers_wait_a_quarantined_device_is_refused(gate, door,
 
 
 async def test_containers_wait_as_long_as_the_service_says_so(gate, door, listing):
-    """The create gate is no longer in force, and the plugin does not know it yet."""
+    """The fence no longer holds the containers, and the plugin does not know it yet."""
     door.say(gpu(0, waits=True), gpu(1, waits=True))
     devices = await waited(gate, listing)
     door.answer = no(NotReady(Reason.SCRUBBING, "it is being scrubbed"))

@@ -117,10 +117,10 @@ async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, r
         assert len(reader.lists) == 2
 
 
-WAITING = gpu(0, waits=True, gate="autoclave.internal/gate=GPU-0000")
+WAITING = gpu(0, waits=True)
 
 
-@pytest.mark.parametrize("devices", [(), (gpu(0, gate="a"),), (gpu(0, waits=True),), (WAITING, gpu(1))])
+@pytest.mark.parametrize("devices", [(), (WAITING, gpu(1))])
 async def test_without_the_gate_the_service_has_to_answer_first(door, followed, devices):
     await door.close()
     async with followed() as listing:

@@ -57,7 +57,7 @@ async def test_a_resource_that_appears_later_is_registered_then(scrub_server, ku
     assert kubelet.capacity == {"a.io/gpu": 2, "a.io/mig-1g.10gb": 1}
 
 
-WAITS = {"waits": True, "gate": "autoclave.internal/gate=GPU"}  # the create gate holds the containers
+WAITS = {"waits": True}  # the fence holds the containers
 
 
 async def test_under_the_gate_a_plugin_registers_without_the_service(scrub_server, kubelet, plugin, short_tmp):
@@ -66,7 +66,7 @@ async def test_under_the_gate_a_plugin_registers_without_the_service(scrub_serve
     it = await plugin()
     await kubelet.until(lambda: kubelet.devices(GPU) == {"GPU-0000": "Healthy", "GPU-0001": "Unhealthy"})
     answer = await allocate(short_tmp, "GPU-0000")
-    assert [it.name for it in answer.container_responses[0].cdi_devices] == ["nvidia.com/gpu=GPU-0000", WAITS["gate"]]
+    assert [it.name for it in answer.container_responses[0].cdi_devices] == ["nvidia.com/gpu=GPU-0000"]
     await it.hear("the containers wait for the service")
     scrub_server.say(gpu(0, **WAITS), gpu(1, **WAITS))
     await scrub_server.open()

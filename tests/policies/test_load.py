@@ -135,10 +135,10 @@ WRONG_VALUES = (
     ("quarantine: {probation: {flap_limit: 0}}", "quarantine.probation.flap_limit: found the number 0, expected"),
     ("evict: {grace: -1s}", f'evict.grace: found text "-1s", expected {NOT_A_DURATION}'),
     ("settings: {fan: 3}", "settings.fan: found an unknown key"),
-    ("path: slow", ("path: found an unknown key, expected one of mode, gate, model, receipts, "
+    ("path: slow", ("path: found an unknown key, expected one of mode, model, receipts, "
      "serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, quarantine "
      "(did you mean paths, with first_look or new_tenant?)")),
-    ("new_tenants: slow", ("new_tenants: found an unknown key, expected one of mode, gate, model, "
+    ("new_tenants: slow", ("new_tenants: found an unknown key, expected one of mode, model, "
      "receipts, serial_in_receipts, budgets, paths, timeouts, evict, fence, reset, settings, clear, selftest, proof, "
      "quarantine "
      "(did you mean paths.new_tenant?)")),
@@ -206,6 +206,9 @@ def test_a_wrong_value_is_reported_at_its_place(written, fault):
         ("paths: {escalate: true, new_tenant: slow}", "paths.escalate"),
         ("periodic: {every: 0s, keep_free: 1}", "periodic"),
         ("periodic: {every: 0s}", "periodic"),
+        ("gate: create, paths: {new_tenant: slow}", "gate"),
+        ("gate: prestart", "gate"),
+        ("gate: another", "gate"),
     ],
 )
 def test_a_removed_field_that_changes_nothing_only_warns(written, field):
@@ -266,12 +269,6 @@ rules:
     policy: {timeouts: 0.5, selftest: {time: 1s}}
 """)
     assert fault.startswith("p.yaml:6:24: rules[0].policy.timeouts: found evict.grace 9s with timeouts 0.5, where")
-
-
-def test_starts_that_wait_need_a_fence_that_refuses():
-    (fault,) = faults("name: a\ndefaults: {gate: prestart, fence: {mode: watch}}\n")
-    assert "found gate prestart with fence.mode watch, expected fence.mode hold or refuse" in fault
-    assert read("name: a\ndefaults: {gate: prestart}\n").defaults
 
 
 def test_a_rule_is_not_blamed_for_what_it_inherits():

@@ -40,7 +40,7 @@ class Watched(Notary):
 
 
 async def test_the_files_are_there_before_the_device_counts_as_clean(tmp_path: Path) -> None:
-    """Allocate, the create gate and PreStart read the ledger: what they let start finds its receipt."""
+    """Allocate and PreStart read the ledger: what they let start finds its receipt."""
     signer = key.open_key(tmp_path)
     notary = Watched(signer, TenantFiles(tmp_path / "receipts", signer.secret), tmp_path / "newest")
     notary.files.reconcile(())

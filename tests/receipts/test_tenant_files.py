@@ -122,7 +122,7 @@ def test_a_pod_deleted_before_its_restart_leaves_no_directory(life: Life, deferr
     life.has(STARTS, AGAIN)
     following = life.files.path_if_requested(life.record)
     life.is_proven()
-    if deferred:  # until the create gate asks
+    if deferred:  # until its start
         life.has(ev.Granted(replace(lives.grant(life.record), at_start=True)))
         assert life.has(ev.PutInUse(Owner(lives.B, NOW, seen=True))) == following != folder
     else:

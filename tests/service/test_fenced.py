@@ -106,7 +106,7 @@ async def test_an_earlier_tenant_is_a_user_like_others(fenced):
     assert scrubs(world, device) == passed + 2
 
 
-PRESTART = "defaults: {gate: prestart, fence: {mode: refuse}}"
+PRESTART = "defaults: {fence: {mode: refuse}}"
 
 
 async def test_where_the_fence_refuses_the_start_waits(fenced):

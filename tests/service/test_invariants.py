@@ -34,7 +34,7 @@ DEVICE = st.integers(0, GPUS - 1)
 DEVICES = st.sets(DEVICE, min_size=1)
 CLAIMS = ("claim-a", "claim-b")
 BOTH_CLAIMS = st.permutations(CLAIMS)
-PRESTART = str(Path(__file__).with_name("prestart.yaml"))
+PRESTART = str(Path(__file__).with_name("refuse.yaml"))
 POLICIES = ("default", "strict", "fast", "observe", PRESTART)
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
@@ -239,23 +239,6 @@ class Histories(RuleBasedStateMachine):
             self.the_service_starts(pause)
         if self.world.up:
             self.a_claim_takes_devices(claims[1], {device}, 6.0)
-
-    @move("claim", when=up, claim=st.sampled_from(CLAIMS), device=DEVICE, visited=st.booleans(), pause=PAUSE)
-    def a_container_of_a_claim_is_created(self, claim, device, visited, pause):
-        """Somebody may have used the device since the claim took it."""
-        self.a_claim_takes_devices(claim, {device}, 6.0)
-        if visited:
-            self.a_foreign_process_comes(device, container=False, goes=True, pause=SHORT)
-        if self.world.up:
-            self._do(self._created(claim, self.world.uuids[device]), pause)
-
-    async def _created(self, claim, uuid) -> None:
-        world, pod = self.world, self.world.name()
-        await world.tenant_requests.start([uuid], pod, creating=f"team/{pod}/main", claim=claim)
-        owner = world.record(uuid).tenancy.owner
-        if owner is not None and owner.container == pod:  # it is the first one of the claim
-            world.truth.started(pod, uuid)
-        world.run(pod, uuid)
 
     @move("claim", when=up, claim=st.sampled_from(CLAIMS), pause=PAUSE)
     def a_claim_gives_its_devices_back(self, claim, pause):

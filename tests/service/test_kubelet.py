@@ -9,17 +9,17 @@ import pytest
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core import ownership
-from scrubber.core.model import Facts, Passage, State
+from scrubber.core.model import Facts, State
+from scrubber.service.context import ServiceContext
 from tests.service.asking import let_on, rows, scrubs, written_down
 
 LONG = 300.0
 
 
 @pytest.fixture
-def gated(world):
-    """The create gate is in force."""
-    world.gated = True
-    world.passages = {device: Passage("earlier", world.node.now().uptime) for device in world.uuids}
+def gated(monkeypatch):
+    """The fence holds back the containers."""
+    monkeypatch.setattr(ServiceContext, "gated", lambda _self, _device: True)
 
 
 # -- whose devices
@@ -109,7 +109,7 @@ async def test_a_pod_without_the_device_in_the_checkpoint_is_released(world):
 
 
 @pytest.mark.usefixtures("gated")
-async def test_gate_create_answers_at_once_and_the_start_waits(world):
+async def test_where_the_fence_holds_allocate_answers_at_once(world):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     began = world.loop.time()
@@ -124,7 +124,7 @@ async def test_gate_create_answers_at_once_and_the_start_waits(world):
 
 
 @pytest.mark.usefixtures("gated")
-async def test_gate_create_starts_nothing_beside_the_last_owner(world):
+async def test_where_the_fence_holds_nothing_starts_beside_the_last_owner(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -138,7 +138,7 @@ async def test_gate_create_starts_nothing_beside_the_last_owner(world):
 
 
 @pytest.mark.usefixtures("gated")
-async def test_gate_create_start_waits_for_the_last_owner(world):
+async def test_where_the_fence_holds_a_start_awaits_the_last_owner(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)

@@ -13,6 +13,7 @@ from ground.errors import NotReady
 from scrubber.core.model import Receipt, State
 from scrubber.core.record import Change, Record
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
+from scrubber.service.context import ServiceContext
 from tests.service.asking import let_on, reported, scrubs, written_down
 from tests.service.world import World
 
@@ -170,11 +171,11 @@ async def test_a_pod_that_follows_at_once_gets_its_own_directory(mounting):
     assert content(listed) == FILES
 
 
-async def test_a_pod_that_waits_finds_its_receipt(mounting):
+async def test_a_pod_that_waits_finds_its_receipt(mounting, monkeypatch):
     """Allocate is answered while the last pod still runs, and so the mount is made before its tenancy has ended."""
     world = await mounting()
     device = world.uuids[0]
-    world.gated = True
+    monkeypatch.setattr(ServiceContext, "gated", lambda _self, _device: True)
     await let_on(world, "first", device)
     await asyncio.sleep(2)
     listed = reported(world, device).receipts

@@ -268,6 +268,9 @@ class Following:
     def opens_to_all(self, _uuid: str) -> bool:
         return self.lets_all_in
 
+    def keeps_out(self, _uuid: str) -> bool:
+        return False
+
     def witness(self, _uuid: str) -> None:
         """It has counted nothing."""
 

@@ -77,7 +77,7 @@ async def test_a_clock_that_is_set_makes_no_checkpoint_old(world, device, jump, 
 )
 async def test_a_checkpoint_from_before_a_deferral_starts_nothing(begin, runs, ended):
     """No grant says when the device was given to the next pod: its container waits for the scrub."""
-    world = await begin(fenced=True, policy="defaults: {gate: prestart, fence: {mode: refuse}}")
+    world = await begin(fenced=True, policy="defaults: {fence: {mode: refuse}}")
     device = world.uuids[0]
     await let_on(world, "last", device)
     written_down(world, last=[device])

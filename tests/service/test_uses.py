@@ -231,7 +231,7 @@ async def test_each_start_is_searched_for_without_a_fence(begin, monkeypatch):
     await world.acquire("pod", device, announced=True)
     assert searches == [], "the start decides again"
     await world.tenant_requests.start([device], "pod")
-    await world.tenant_requests.start([device], "pod", creating="main")
+    await world.tenant_requests.start([device], "pod")
     assert searches == [State.GRANTED, State.IN_USE]
 
 

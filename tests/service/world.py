@@ -21,7 +21,7 @@ from ground.errors import AutoclaveError, LedgerUnavailable
 from policies.policy_model import FenceMode, Policy
 from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
-from scrubber.core.model import Passage, State
+from scrubber.core.model import State
 from scrubber.core.offering import WAITED_FOR
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
@@ -37,7 +37,7 @@ from scrubber.observe.guard import Guard
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.service.context import NoGate, ServiceContext
+from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
 from scrubber.service.report import StatusReporter
@@ -77,20 +77,8 @@ class Life:
     reporter: StatusReporter
 
 
-class LetThrough(NoGate):
-    """A create gate, by the containers that a world says it has let through."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def passages(self) -> dict[str, Passage]:
-        return self._world.passages
-
-
 class World:
     """A node, its service, and the truth about both."""
-
-    gated = False  # whether the create gate is on, and lets every container through that ``run`` starts
 
     def __init__(  # noqa: PLR0913 - what a test may choose
         self,
@@ -118,7 +106,6 @@ class World:
         self.trace.say(NODE, f"{gpus} GPUs, policy {policy}{', fenced' * fenced}")
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
-        self.passages: dict[str, Passage] = {}  # device -> the last container that the create gate let through
         self._kept: Store = kept or memory_store.MemoryStore()
         self._arm = arm
         self._interval = interval
@@ -306,8 +293,6 @@ class World:
     def run(self, tenant: str, device: str) -> Process:
         """A container of this tenant uses the device from now on, and writes its secrets there."""
         self.tenants[device] = tenant
-        if self.gated:
-            self.passages[device] = Passage(tenant, self.node.now().uptime)
         self.truth.users_since_proof.setdefault(device, set()).add(tenant)
         # A pod that starts late after an unannounced grant may have lost the device to the next request.
         late = self.truth.records[device].state not in (State.GRANTED, State.IN_USE)
@@ -409,7 +394,6 @@ class World:
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         context = ServiceContext(
             ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks,
-            gate=LetThrough(self),
         )  # fmt: skip
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)

@@ -52,7 +52,7 @@ class Judge:
     unobserved: list[tuple[float, float]] = field(default_factory=list)  # uptimes from which to which
     # The pods that the kubelet has dropped, and whose start is on its way: how many starts their GPUs had before.
     late: dict[str, dict[str, int]] = field(default_factory=dict)
-    created: set[str] = field(default_factory=set)  # pods whose start the create gate has allowed
+    claimed: set[str] = field(default_factory=set)  # pods of claims, for whose start nobody is asked
     _known: set[str] = field(default_factory=set)
     _uses: list[Use] = field(default_factory=list)
     _errors: int = 0
@@ -172,10 +172,10 @@ class Judge:
         return any({*had[gpu][before:]} - {who, other} for gpus in dropped for gpu, before in gpus.items())
 
     def asked(self, pod: str, gate: float) -> bool:
-        """Whether PreStartContainer or the create gate was asked for this start."""
+        """Whether PreStartContainer was asked for this start, where anybody is asked."""
         began = gate - (uptime() - time.monotonic())
         calls = (it for it in self.kubelet.calls if it.method == "PreStartContainer" and it.outcome == "OK")
-        return not pod or pod in self.late or pod in self.created or any(it.began >= began for it in calls)
+        return not pod or pod in self.late or pod in self.claimed or any(it.began >= began for it in calls)
 
     def take(self, what: str, excuse: str | None) -> None:
         """Record a finding, or count an exception."""

@@ -21,7 +21,6 @@ from demo.programs import ServiceProgram
 from demo.stage import halfway
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Phase, Pod
-from ground import paths
 from ground.errors import NotReady, Refused, Unreachable
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from scrub_api import views
@@ -30,7 +29,6 @@ from scrubber.devices.simulated.layout import Resetting
 from scrubber.ledger import database, ledger_rows
 from scrubber.node import assignments
 from tests.flows.node import Node
-from tests.soak import create_gate
 from tests.soak.guests import Guest
 from tests.soak.hostile import BRIEF_USER, FOREIGN, LEFTOVER, uptime
 from tests.soak.judge import SLOW, Judge
@@ -48,7 +46,6 @@ RESETS_FOR = 45.0  # seconds at most: the move ends the reset; less than a reset
 ENDS_WITHIN = 30.0  # seconds: a scrub that somebody disturbs, on a busy machine too
 PASSING, CONTAINED = "comes and goes", "stays, in a container that nobody announced"
 MANNERS = (PASSING, CONTAINED, "stays")  # what a process does in the middle of a clear
-BEFORE_START = ("nobody", "a visitor", "a writer")  # who uses a GPU between its acquisition and the first container
 BEFORE_CLEAR = "comes between evict and clear, and stays"
 BEFORE_ITS_CLEAR = "asked in the group of a pod that has ended, before the clear"
 HOOKS = ("Allocate", "PreStartContainer", "GetPreferredAllocation")
@@ -327,9 +324,9 @@ class Moves:
                 await self._runtime.close_sandbox(pod)
 
     async def _claim(self, dice: random.Random) -> str:
-        """Its first container may come only onto empty memory, whoever used the GPU before."""
+        """Its container starts without a question, onto empty memory."""
         claim, pod = str(uuids.UUID(int=dice.getrandbits(128))), Pod.of(f"claimed-{len(self._runtime.names)}", {})
-        between, pauses = dice.choice(BEFORE_START), [dice.uniform(0, most) for most in (0.3, 0.5, 1.0)]
+        pauses = [dice.uniform(0, most) for most in (0.3, 1.0)]
         async with AsyncExitStack() as over, self._stage.scrubber() as scrubber:
             await over.enter_async_context(self._busy["service"])
             gpu, _ = await over.enter_async_context(self._clean_gpu(dice))
@@ -342,31 +339,17 @@ class Moves:
                 return f"no claim has it: {error}"
             try:
                 await asyncio.sleep(pauses[0])
-                await self._use(gpu, between, pauses[1])
-                self._pods.counters.came[f"before a claim's start: {between}"] += 1
-                return f"{between}, on {gpu}: {await self._start_of_claim(gpu, claim, pod, pauses[2])}"
+                await self._start_of_claim(gpu, pod, pauses[1])
+                return f"on {gpu}"
             finally:
                 await scrubber.release(owner=claim)
 
-    async def _use(self, gpu: str, who: str, seconds: float) -> None:
-        """A process of the host uses a GPU, and is gone afterwards."""
-        if who == "a visitor":
-            await self._runtime.open_and_close(gpu)
-        elif who == "a writer" and (attacker := await self._runtime.attack(FOREIGN, gpu, "holds", "writes")):
-            self.written.add(gpu)
-            attacker.begin()
-            await asyncio.sleep(seconds)
-            await attacker.end()
-
-    async def _start_of_claim(self, gpu: str, claim: str, pod: Pod, seconds: float) -> str:
-        """The container runtime asks the create gate, and creates the container if it may."""
+    async def _start_of_claim(self, gpu: str, pod: Pod, seconds: float) -> None:
+        """The container runtime asks nobody before it creates a container of a claim."""
         await self._runtime.open_sandbox(pod)
         try:
-            answer = await create_gate.asked(paths.gate_socket(self._stage.root / "run"), gpu, claim, pod)
-            if answer == "yes":
-                self._judge.created.add(pod.uid)
-                await self._runtime.late(pod, [gpu], seconds)
-            return answer
+            self._judge.claimed.add(pod.uid)
+            await self._runtime.late(pod, [gpu], seconds)
         finally:
             await self._runtime.close_sandbox(pod)
 

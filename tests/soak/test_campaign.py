@@ -26,7 +26,7 @@ from tests.patience import WITHIN
 from tests.soak.campaign import Summary, campaign, until
 from tests.soak.hostile import FOREIGN, LEFTOVER, Entry, Hostile, Use, uptime
 from tests.soak.judge import DROPPED, LATE, Judge
-from tests.soak.moves import BEFORE_CLEAR, BEFORE_ITS_CLEAR, BEFORE_START, HOLDING, MANNERS, WIPES
+from tests.soak.moves import BEFORE_CLEAR, BEFORE_ITS_CLEAR, HOLDING, MANNERS, WIPES
 from tests.soak.planted import CARELESS, OPEN, REFUSES, ROOT, WATCHES, WIPES_SEED
 from tests.soak.pods import SHAPES
 
@@ -45,7 +45,6 @@ DID = (
     *(f"killed during {hook}" for hook in ("Allocate", "PreStartContainer")),
     *(f"pods, {shape}" for shape in SHAPES),
     *(f"in a clear, it {manner}" for manner in MANNERS),
-    *(f"before a claim's start: {who}" for who in BEFORE_START),
     BEFORE_CLEAR,
 )
 
@@ -238,7 +237,7 @@ async def test_a_use_that_the_fence_should_refuse_is_a_finding(runtime, judge, g
 @pytest.mark.parametrize("proven", [False, True])
 async def test_a_start_on_a_proof_before_a_use_is_found(runtime, judge, gpu, proven):
     pod, uuid, now = Pod.of("pod", {RESOURCE: 1}), gpu.info().uuid, uptime()
-    judge.created.add(pod.uid)
+    judge.claimed.add(pod.uid)
     runtime.uses.append(Use("somebody", uuid, now - 2, open_to_all=False))
     runtime.entries.append(Entry(pod, uuid, now, now - 1 if proven else now - 3))
     assert findings(judge) == ([] if proven else [f"pod starts on {uuid} by a proof from before its use"])

@@ -16,7 +16,6 @@ from scrub_api import request_limits
 from scrubber import config, daemon
 
 MIN_MEMORY, MAX_MEMORY = 4096, 2**40
-MIN_TIMEOUT, MAX_TIMEOUT = 20.0, 3600.0  # seconds
 
 
 class _RunDir(options.AbsolutePath):
@@ -44,13 +43,6 @@ def _memory(text: str) -> int:
     if not MIN_MEMORY <= size <= MAX_MEMORY:
         raise ValueError("between 4KiB and 1TiB")
     return size
-
-
-def _request_timeout(text: str) -> float:
-    seconds = units.parse_duration(text)
-    if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
-        raise ValueError("between 20s and 1h")
-    return seconds
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -127,22 +119,10 @@ def _request_timeout(text: str) -> float:
     help="Write a CDI specification of the simulated GPUs there, so that pods can open them.",
 )
 @click.option(
-    "--create-gate",
-    type=options.PATH,
-    metavar="PROGRAM",
-    show_default="none",
-    help="The program autoclave-gate: install it, so that the container runtime asks before it creates a container.",
-)
-@options.path("--gate-cdi-dir", paths.CDI_DIRS[0], "Where to write the CDI specification of the create gate.")
-@click.option(
     "--standby",
     is_flag=True,
     help="If another scrub service runs in the run directory, wait until it stops, and then serve at once.",
 )
-@click.option(
-    "--runtime-request-timeout", type=Parsed("duration", _request_timeout), default="2m", metavar="DURATION",
-    help="The kubelet's runtimeRequestTimeout. A container waits at the create gate for 10 s less.",
-)  # fmt: skip
 @options.node_name
 @options.metrics_address
 @options.log_level

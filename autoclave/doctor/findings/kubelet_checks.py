@@ -1,31 +1,12 @@
-"""Checks of the create gate, the kubelet, its checkpoint and the plugin."""
+"""Checks of the kubelet, its checkpoint and the plugin."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoclave.doctor.facts import create_gate, kubelet_facts, service_facts
-from autoclave.doctor.facts.posture import guards_nvidia
-from autoclave.doctor.finding import Finding, as_root, broken, check, check_of_service, ok, unseen, warning
-from autoclave.doctor.node_facts import CheckFault, CreateGateFacts, Node
-from ground import errors
-from ground.quantities import quantity
-from policies.policy_model import FenceMode, GateMode
-from scrub_api import views
-from scrubber.core import gate_in_force
-from scrubber.core.model import State
-
-INSTALLS = "the service installs it when it starts"
-RESTARTED = "if the container runtime was restarted since, start a new pod on the GPU"
-SWITCH_ON = (
-    "switch CDI on in the container runtime (containerd 1.7: enable_cdi = true in /etc/containerd/config.toml; 2.0 and "
-    "later have it on), and let it read the directory of --gate-cdi-dir"
-)
-FENCED = "correct what the finding `fence` names, or choose another `gate` in the policy"
-HOLDING = (FenceMode.HOLD.value, FenceMode.REFUSE.value)
-ON_SIMULATED = (
-    "run the service as root with --cgroup-root, which needs version 2 of control groups, or choose another `gate`"
-)
+from autoclave.doctor.facts import kubelet_facts, service_facts
+from autoclave.doctor.finding import Finding, as_root, broken, check, ok, warning
+from autoclave.doctor.node_facts import CheckFault, Node
 
 GATES = {
     "DRADeviceTaints": "unhealthy devices are left out of the slice, without a reason",
@@ -38,74 +19,6 @@ OTHER_DIRECTORY = (
     "name the kubelet's directory with --kubelet-dir, or mount it here; on a node without Kubernetes, run `autoclave"
     " doctor --without-kubernetes`"
 )
-
-
-@check_of_service("create-gate", of_kubernetes=True)
-def gate(node: Node, status: views.Status) -> Iterator[Finding]:
-    """The container runtime asks before it creates a container with a GPU."""
-    file = status.service.gate_specification
-    if not file:
-        yield ok("the create gate is off")
-    else:
-        facts = create_gate.gate(node, file)
-        if facts.without_cdi:  # first: the container runtime may read it at its next start
-            text = f"{facts.without_cdi} has enable_cdi = false: the container runtime does not ask the create gate"
-            yield warning(text, SWITCH_ON)
-        faults = tuple(_faults(facts, status))
-        yield from faults or (_in_force(status, service_facts.now(node)),)
-
-
-@check_of_service("prestart-gate", of_kubernetes=True)
-def prestart(node: Node, status: views.Status) -> Iterator[Finding]:
-    """The fence holds back the containers for which PreStartContainer waits."""
-    usable = [device for device in status.devices if device.quarantine is None]
-    waiting = [device for device in usable if device.policy_gate == GateMode.PRESTART.value]
-    not_held = ", ".join(device.device for device in waiting if device.fence not in HOLDING)
-    if not_held:
-        text = f"`gate: prestart` acts as `gate: allocate` on GPU {not_held}, so pods fail instead of waiting: no fence"
-        yield warning(f"{text} holds pods there", FENCED if guards_nvidia(node) else ON_SIMULATED)
-    elif waiting:
-        yield ok(f"`gate: prestart` lets pods wait for {quantity(len(waiting), 'GPU')}")
-    else:
-        yield ok("no pod waits by `gate: prestart`: the policy does not ask for it")
-
-
-def _faults(gate: CreateGateFacts, status: views.Status) -> Iterator[Finding]:
-    """Why containers with GPUs are not created, or are created without a question."""
-    file = status.service.gate_specification
-    if isinstance(gate.covered, CheckFault):
-        yield unseen(f"cannot use {file}", gate.covered, f"{errors.restart(on_kubernetes=True)}; {INSTALLS}")
-        return
-    if missing := sorted({device.device for device in status.devices} - gate.covered):
-        yield broken(f"{file} does not name {', '.join(missing)}", f"{errors.restart(on_kubernetes=True)}; {INSTALLS}")
-    for program, fault in gate.programs.items():
-        if fault is not None:
-            text = f"no container with a GPU is created, because {program} does not run"
-            remedy = (
-                f"{errors.restart(on_kubernetes=True)}; {INSTALLS}; or choose a --state-dir that is not mounted noexec"
-            )
-            yield unseen(text, fault, remedy)
-    for path, fault in gate.sockets.items():
-        if fault is not None:
-            text = f"no container with a GPU is created, because there is no answer at {path}"
-            yield unseen(text, fault, errors.restart(on_kubernetes=True))
-
-
-def _in_force(status: views.Status, now: float) -> Finding:
-    """Whether the container runtime asks. Before the first container with a GPU nobody can know.
-
-    A restart of the runtime ends what is known, also while containers run that have passed the gate.
-    """
-    here, since = set(status.service.gate_in_force), max(status.service.started, now - gate_in_force.LASTS)
-    used = [device.name for device in status.devices if device.state == State.IN_USE.value and device.since > since]
-    unasked = [device.name for device in status.devices if device.name in used and device.device not in here]
-    if unasked:
-        text = f"GPU {', '.join(unasked)} is in use, and the create gate is not in force on it"
-        return warning(text, f"{RESTARTED}; otherwise {SWITCH_ON}")
-    if here:
-        count = f"{len(here)} of {quantity(len(status.devices), 'GPU')}"
-        return ok(f"the create gate is in force on {count}: the container runtime asks")
-    return ok("the create gate is installed, and comes into force with the first container that gets a GPU")
 
 
 @check("kubelet-dir", of_kubernetes=True)

@@ -20,6 +20,7 @@ from scrubber.core.model import State
 from scrubber.observe.askers import KEPT_FOR
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
+ALLOCATE_WAITS = "So a pod waits for its GPU in Allocate there, and fails if that takes too long"
 DEFAULT = Clear()  # a receipt below its coverage means that the policy demanded less
 
 
@@ -165,7 +166,8 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     service, watched_for = status.service, service_facts.now(node) - KEPT_FOR
     since = calendar_time.utc(max(service.started, watched_for)).astimezone().isoformat(" ", "minutes")
     if service.fence_lacks:
-        text = f"{service.fence_lacks}. Instead, the service searches for users of a GPU, and may miss a short use"
+        text = f"{service.fence_lacks}. Instead, the service searches for users of a GPU, and may miss a short use. "
+        text += ALLOCATE_WAITS
         remedy = "give the node what it lacks and restart the service, or choose `fence: {mode: off}` in the policy"
         yield warning(text, remedy)
         return
@@ -182,7 +184,8 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     if powerless:
         gpus = quantity(len(powerless), "GPU")
         text = f"the kernel only watches who opens {gpus}, though the policy says that others are kept off: on this "
-        text += "node, pods are in control groups of version 1"
+        text += "node, pods are in control groups of version 1. "
+        text += ALLOCATE_WAITS
         remedy = "boot the node with version 2 of control groups only, or choose `fence: {mode: watch}` in the policy"
         yield warning(text, remedy)
     elif not guarded:

@@ -38,7 +38,7 @@ class Service:
         for place in ("state", "run"):
             (root / place).mkdir(mode=0o700)
         self._config = ScrubberConfig(
-            BackendChoice.NVIDIA, state_dir=root / "state", run_dir=root / "run", kubelet_dir=root, gate_cdi_dir=root
+            BackendChoice.NVIDIA, state_dir=root / "state", run_dir=root / "run", kubelet_dir=root
         )
         loop, self._passed = asyncio.get_running_loop(), 0.0
         real = loop.time

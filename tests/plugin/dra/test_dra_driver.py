@@ -24,8 +24,6 @@ from plugin.kubelet_api import dra_pb2_grpc, drahealth_pb2
 from plugin.listing import Listing
 from plugin.stopping import InFlight
 from scrub_api import admin_client, client
-from tests.create_gate.programs import SOURCE, compiled
-from tests.live import Service
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import SOON, allocated, prepare, unprepare
 
@@ -106,31 +104,6 @@ async def test_a_claim_gets_clean_devices_and_gives_them_back_clean(cluster):
     assert await cluster.unprepare("a") == ""
     assert all(device.clean for device in cluster.listing.current())
     assert await cluster.unprepare("a") == ""
-
-
-async def test_a_claims_devices_have_its_gate(short_tmp):
-    """The container runtime asks before it creates a container with one of them; not for admin access."""
-    gate = compiled(short_tmp / "autoclave-gate", SOURCE)
-    (short_tmp / "cdi").mkdir()
-    service = Service(short_tmp, 2, "--create-gate", gate, "--gate-cdi-dir", short_tmp / "cdi")
-    try:
-        service.hear("create gate covers")
-        async with serving(service, short_tmp) as cluster:
-            first, second = (device.uuid for device in cluster.gpus())
-            cluster.allocate("a", 0)
-            cluster.claims["a"]["status"]["allocation"]["devices"]["results"] += [
-                {
-                    **cluster.claims["a"]["status"]["allocation"]["devices"]["results"][0],
-                    "device": second.lower(),
-                    "adminAccess": True,
-                }
-            ]
-            answer = await cluster.prepare("a")
-            names = {device.device_name: list(device.cdi_device_ids) for device in answer.devices}
-            ours = [f"nvidia.com/gpu={first}", f"autoclave.internal/gate={first}.uid-a"]
-            assert names == {first.lower(): ours, second.lower(): [f"nvidia.com/gpu={second}"]}
-    finally:
-        service.kill()
 
 
 @pytest.mark.parametrize("wrong", [{"uid": ""}, {"uid": " "}, {"name": "../a"}, {"namespace": "default/x"}])

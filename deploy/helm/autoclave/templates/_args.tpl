@@ -34,13 +34,6 @@ $(POD_IP):{{ . | int }}
 - --simulated-memory={{ .Values.scrubber.simulated.memory }}
 - --simulated-cdi-dir=/host/cdi
 {{- end }}
-{{- if eq .Values.createGate.mode "on" }}
-- --create-gate=/opt/autoclave/libexec/autoclave-gate
-- --runtime-request-timeout={{ .Values.kubelet.runtimeRequestTimeout }}
-{{- end }}
-{{- if ne .Values.createGate.mode "none" }}
-- --gate-cdi-dir=/host/gate-cdi
-{{- end }}
 - --metrics-address={{ include "autoclave.address" (include "autoclave.scrubber.port" .) }}
 - --log-level={{ .Values.scrubber.logLevel }}
 - --log-format={{ .Values.scrubber.logFormat }}

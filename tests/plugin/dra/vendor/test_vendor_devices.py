@@ -22,7 +22,6 @@ from plugin.registration import sockets
 from plugin.registration.sockets import FileWatch
 from plugin.stopping import InFlight
 from scrub_api import admin_client
-from tests.create_gate.programs import SOURCE, compiled
 from tests.patience import WITHIN
 from tests.plugin.dra.live_driver import allocated, prepare, unprepare
 from tests.plugin.dra.vendor_driver import UNKNOWN_FIELD, VendorDriver
@@ -182,20 +181,6 @@ async def test_a_claims_pods_are_let_in_behind_the_gate(cluster, service):
     async with admin_client.AdminClient(paths.admin_socket(service.run_dir)) as admin:
         rows = await admin.history(cluster.gpus[0])
     assert "its claim is reserved for 2 pods: pod-a, pod-b" in [row.text for row in rows]
-
-
-async def test_each_device_of_a_claim_has_its_gate(cluster, service, short_tmp):
-    """Also a device that the vendor's answer does not name."""
-    service.kill()
-    program = compiled(short_tmp / "autoclave-gate", SOURCE)
-    service.command += ["--create-gate", program, "--gate-cdi-dir", cluster.folder / "cdi"]
-    await asyncio.to_thread(service.start, until="create gate covers")
-    assert await cluster.states() == ["clean", "clean"]
-    cluster.allocate("a", 0, 1)
-    first, second = (f"autoclave.internal/gate={uuid}.a" for uuid in cluster.gpus)
-    answer = await cluster.prepare("a")
-    names = {(*it.request_names, it.device_name): list(it.cdi_device_ids) for it in answer.devices}
-    assert names == {("gpu-0",): ["k8s.gpu.nvidia.com/claim=a-gpu", first], ("gpus", "gpu-1"): [second]}
 
 
 async def test_the_vendor_gets_a_claim_after_the_one_before(cluster):

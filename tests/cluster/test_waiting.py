@@ -1,4 +1,4 @@
-"""The create gate on the real node: the container runtime asks even if the kubelet did not."""
+"""Pods that wait for their GPU on the real node, while the service is away and while a GPU is quarantined."""
 
 import asyncio
 from pathlib import Path
@@ -21,43 +21,11 @@ from tests.cluster.programs import KUBECONFIG
 from tests.patience import WITHIN
 
 KILLS = 10
-ROUNDS = 13  # with four containers each: 52 starts without PreStartContainer
-
-
-async def test_the_container_runtime_names_the_container_that_it_creates(cluster, autoclave):
-    await cluster.hold("named")
-    log = autoclave.service.log
-    await files.until(log, lambda: '"pod": "default/named"' in log.read_text())
-
-
-@pytest.mark.long
-async def test_a_container_that_skipped_prestart_gets_a_clean_gpu(cluster, autoclave, node):
-    """Between a restart of the kubelet and the registration, containers start without PreStartContainer."""
-    autoclave.rule(model="per-container")
-    names = [f"holder-{number}" for number in range(GPUS)]
-    await asyncio.gather(*(cluster.create(name, container(), restartPolicy="Always") for name in names))
-    await asyncio.gather(*(cluster.said(name, "HOLDING") for name in names))
-    for _ in range(ROUNDS):
-        autoclave.plugin.end(SIGKILL)
-        node.kubelet.end(SIGKILL)
-        node.kubelet.start()
-        await cluster.offered(0)
-        for name in names:
-            cluster.crash(name)
-        await asyncio.gather(*(cluster.said(name, "HOLDING", more=1) for name in names))
-        await autoclave.up()
-        await cluster.offered(GPUS)
-    for name in names:
-        assert cluster.words(name).count("CLEAN") == ROUNDS + 1
-        assert "OWN" not in cluster.words(name)
 
 
 @pytest.mark.long
 async def test_ten_kills_of_the_service_fail_no_pod(cluster, autoclave):
     """Pods come while the service is away, and begin when it is back."""
-    await cluster.hold("proof", gpus=GPUS)  # the gate is in force when the runtime has asked
-    await cluster.delete("proof")
-    await cluster.gone("proof")
     await autoclave.clean()
     before = waiting(autoclave)
     for kill in range(KILLS):
@@ -98,9 +66,6 @@ async def evict(bare, pytestconfig):
 
 async def test_the_descheduler_moves_a_pod_from_a_quarantined_gpu(cluster, autoclave, evict):
     """The Job does not count it as a failure."""
-    await cluster.hold("proof", gpus=GPUS)  # the gate is in force when the runtime has asked
-    await cluster.delete("proof")
-    await cluster.gone("proof")
     await cluster.hold("others", gpus=GPUS - 1)
     [sick] = await autoclave.devices(bool, index=int(*{str(index) for index in range(GPUS)} - cluster.gpus("others")))
     before = waiting(autoclave)

@@ -1,6 +1,0 @@
-#include <stdio.h>
-
-int main(void)
-{
-    return puts("it runs") < 0;
-}
