@@ -114,7 +114,8 @@ def show(gpus: int, installed_as: type[Installation], *, as_json: bool, keep: bo
     """Run the demo. The exit code says whether every promise held."""
     root = Path(tempfile.mkdtemp(prefix="autoclave-"))
     policy = root / "policy.yaml"
-    policy.write_text("name: demo\ndefaults: {receipts: mount}\n")
+    # The fence holds nobody, so that Allocate refuses whoever plays the story: an ordinary user has no fence.
+    policy.write_text("name: demo\ndefaults: {receipts: mount, fence: {mode: watch}}\n")
     runs = containers.ReadingRunner
     stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=runs)
     return run(_show(Play(stage, as_json), keep=keep))

@@ -32,6 +32,7 @@ name: trial
 description: The default with less patience, for trials
 defaults:
   mode: MODE
+  fence: {mode: watch}  # so that Allocate waits, and may refuse, whoever plays the day
   budgets: {owner_wait: 0s, silence: 1s}
   evict: {grace: 250ms}
   selftest: {time: 250ms}

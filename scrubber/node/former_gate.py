@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ground import log, private_files
+from ground import log, private_files, public_names
 from ground.documents import strict_json
 from scrubber.core.record import Record
 from scrubber.node import assignments
 
 logger = log.get("former create gate")
 
-KIND = "autoclave.internal/gate"
+KIND = f"{public_names.DOMAIN}/gate"
 SPECIFICATION = "etc/cdi/autoclave-gate.json"  # on the host
 PROGRAMS = "gate"  # in the state directory
 OF_CLAIM = "."  # between the GPU and the UID of the claim

@@ -15,7 +15,7 @@ from demo.installation import RESOURCE
 from demo.standins.kubelet import NotRunning
 from demo.standins.pods import Container, ContainerKind, ContainerState, Phase
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from tests.flows.node import Node, brisk
+from tests.flows.node import WATCHES, Node, brisk
 
 ONE = {RESOURCE: 1}
 
@@ -148,7 +148,7 @@ async def test_x21_s6_after_a_reboot_pods_start_on_scrubbed_gpus(build):
 
 
 async def test_x32_over_the_budget_unhealthy_is_sent_before_the_refusal(build):
-    node = await build(1, brisk("budgets: {allocate: 1s, owner_wait: 0s}"))
+    node = await build(1, brisk("budgets: {allocate: 1s, owner_wait: 0s}", WATCHES))
     uuid = await node.leave(await node.run("first"))
     refused = asyncio.create_task(node.kubelet.admit(node.pod("second")))
     call = await node.within("Allocate")

@@ -29,6 +29,7 @@ from tests.flows.node import WATCHES, brisk
 
 ONE = {RESOURCE: 1}
 AT_ONCE = brisk("budgets: {owner_wait: 0s}")  # a tenant is not given time to leave
+REFUSES = brisk("budgets: {owner_wait: 0s}", WATCHES)  # the same, and Allocate refuses
 SOON = "budgets: {owner_wait: 0s, start: 2s}"  # a start that has to wait is refused soon, and asked for again
 
 
@@ -57,7 +58,7 @@ async def test_w1_r8_of_two_pods_on_one_gpu_neither_starts(build):
 
 
 async def test_w2_r4_a_force_deleted_pod_keeps_its_gpu(build):
-    node = await build(1, AT_ONCE)
+    node = await build(1, REFUSES)
     pod = await node.run("forced")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await node.kubelet.force_delete(pod)
@@ -72,7 +73,7 @@ async def test_w2_r4_a_force_deleted_pod_keeps_its_gpu(build):
 
 
 async def test_w3_without_checkpoint_the_kubelet_takes_no_used_gpu(build):
-    node = await build(1, AT_ONCE)
+    node = await build(1, REFUSES)
     pod = await node.run("forgotten")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await node.kubelet.kill()
@@ -130,7 +131,7 @@ async def test_w13_an_empty_pod_resources_answer_releases_no_gpu(node):
 
 
 async def test_w17_the_plugins_socket_gives_away_no_gpu_in_use(build):
-    node = await build(2, AT_ONCE)
+    node = await build(2, REFUSES)
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     [spare] = set(node.stage.uuids) - {uuid}

@@ -142,6 +142,7 @@ async def test_the_most_memory_that_a_proof_left_uncovered_is_shown(node):
 
 async def test_devices_are_counted_by_what_the_fence_does(node, monkeypatch):
     held = SimpleNamespace(kept_off=lambda uuid: KeptOff.PODS if uuid != node.devices[0].uuid else None)
+    held.keeps_out = lambda uuid: uuid != node.devices[0].uuid
     held.opens_to_all, held.askers = lambda uuid: uuid == node.devices[1].uuid, Askers(lambda: 0.0)
     monkeypatch.setattr(node.built.service.context.observer.driver, "guard", held)
     wanted = {"none": 1, "open to all": 1, "hold": len(node.devices) - 2}

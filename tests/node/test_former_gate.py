@@ -94,13 +94,13 @@ def test_a_claims_device_stays_until_somebody_else_has_it(node):
     name = f"{GPU}.{CLAIM}"
     node.has(name)
     node.answered()
-    nobody = replace(acquired(""), tenancy=replace(lives.GRANTED.tenancy, grant=None))
-    for records in ([], [nobody], [acquired(CLAIM)]):
+    free = replace(acquired(""), tenancy=replace(lives.GRANTED.tenancy, grant=None))
+    for records in ([], [free], [acquired(CLAIM)]):
         assert node.left(*records) == {name: OFF}
     assert node.left(acquired("another")) is None
 
 
-def test_what_nobody_can_read_stays_as_it_is(node):
+def test_an_unreadable_specification_is_left_alone(node):
     node.file.write_text("no specification")
     assert node.gate.is_left({})
     assert node.file.read_text() == "no specification"

@@ -287,8 +287,9 @@ class Node:
                 gpu.xids.remove(alike[0])
 
     def heal(self) -> None:
-        """End all faults and all processes, except the workers of a running service."""
+        """End all faults and all processes, except the workers of a running service. Nobody comes any more."""
         self.driver_hangs = False
+        self.in_search.clear()
         self.miss_uses(False)
         for gpu in self.gpus.values():
             gpu.heal()

@@ -87,7 +87,9 @@ async def test_a_use_before_the_granted_start_ends_the_proof(fenced, asks):
     await world.die()
     world.node.leave(world.intrude(device))
     await world.start()
-    await (world.begin("pod", device) if asks == "for a start" else world.acquire("next", device, announced=True))
+    if asks == "again":
+        await world.acquire("next", device, announced=True)
+    await world.begin("next" if asks == "again" else "pod", device)
     assert scrubs(world, device) == passed + 1
 
 
