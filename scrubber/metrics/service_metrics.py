@@ -206,8 +206,10 @@ UNAUTHORISED = Row(
 )
 FENCE_DEVICES = Row(
     "autoclave_fence_devices", Kind.GAUGE,
-    "Number of devices by whom the kernel keeps off a device that was not given to him: pods (hold), all (refuse), or"
-    " nobody (watch; only watch, where the policy says more; open to all, for now; none, without a fence).", ("mode",),
+    "Number of devices by what the fence does with a process that was not given the device. It refuses pods (hold) or"
+    " all (refuse), or only counts (watch; only watch, where the policy says more; open to all, for now). none: no"
+    " fence.",
+    ("mode",),
 )  # fmt: skip
 FENCE_QUESTIONS = Row(
     "autoclave_fence_questions_total", Kind.COUNTER,

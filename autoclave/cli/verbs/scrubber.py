@@ -70,7 +70,7 @@ def _memory(text: str) -> int:
     "--fence",
     type=options.Words(FenceMode),
     show_default="as the policy says",
-    help="Whom the kernel keeps off a GPU that is not his: pods (hold), all (refuse), nobody (watch, off).",
+    help="Who cannot open a GPU that they were not given: pods (hold), all (refuse), nobody (watch, off).",
 )
 @click.option(
     "--exempt-unit",
