@@ -85,18 +85,6 @@ class Claims:
         rest = dict(spec)
         await self.cluster.create(name, *rest.pop("containers"), **rest)
 
-    async def made_for(self, pod: str, wanted: Callable[[Any], Any]) -> list[ResourceClaim]:
-        """The claims that the cluster has made for a pod, as soon as they are as wanted."""
-        async with asyncio.timeout(WITHIN):
-            while True:
-                listed = [it async for it in self.cluster.client.list(ResourceClaim)]
-                found = [
-                    it for it in listed if it.metadata is not None and (it.metadata.name or "").startswith(f"{pod}-")
-                ]
-                if found and all(map(wanted, found)):
-                    return found
-                await asyncio.sleep(0.05)
-
     async def hold(self, name: str, count: int, *flags: str) -> None:
         """Create a pod, and return when it has filled its GPUs with its secret."""
         await self.create(name, count, *flags)

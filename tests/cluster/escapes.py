@@ -42,37 +42,29 @@ async def escapes(pods: Cluster, name: str, way: str, gpu: layout.GpuFiles, *, p
 
 
 async def stays_shut(
-    pods: Cluster,
-    autoclave: Autoclave,
-    gpu: layout.GpuFiles,
-    hold: Callable[[str], Awaitable[None]],
-    *,
-    is_claim: bool = False,
+    pods: Cluster, autoclave: Autoclave, gpu: layout.GpuFiles, hold: Callable[[str], Awaitable[None]]
 ) -> None:
     """A pod gets all GPUs, keeps them while the service is killed, and ends; others are refused, and counted.
 
-    ``hold``: create a pod, and return when it has filled the GPUs with its secret. ``is_claim``: the GPU of a claim is
-    open to everybody (scrubber/core/fencing.py), so nobody tries while the pod has it.
+    ``hold``: create a pod, and return when it has filled the GPUs with its secret.
     """
 
-    async def refused(name: str) -> None:
-        assert "REFUSED" in await escapes(pods, name, "its own /dev", gpu)
+    async def refused(name: str, way: str = "its own /dev") -> None:
+        assert "REFUSED" in await escapes(pods, name, way, gpu), way
 
     await refused("before")
     await hold("owner")
-    if not is_claim:
-        await refused("beside")
-    await autoclave.refused(0, 2 - is_claim)
+    for number, way in enumerate(WAYS):
+        await refused(f"beside-{number}", way)
+    await autoclave.refused(0, 1 + len(WAYS))
     autoclave.service.end(SIGKILL)
-    if not is_claim:
-        await refused("without-the-service")
+    await refused("without-the-service")
     autoclave.serve()
-    if not is_claim:
-        await refused("beside-again")
+    await refused("beside-again")
     await pods.said("owner", "INTACT", more=GPUS)
     await pods.delete("owner")
     await pods.gone("owner")
     await refused("after")
-    await autoclave.refused(0, 2 - is_claim)
+    await autoclave.refused(0, 2)
     await hold("next")
     assert pods.words("next").count("CLEAN") == GPUS

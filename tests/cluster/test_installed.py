@@ -193,8 +193,6 @@ async def test_no_pod_is_refused_in_updates_of_service_and_plugin(cluster, insta
 
     It takes all GPUs for unhealthy when the first plugin ends its stream, until the next one has registered.
     """
-    await cluster.hold("first")  # the gate is in force when the runtime has asked
-    await cluster.delete("first")
     updates = asyncio.create_task(update_repeatedly(installed, 3))
 
     async def succession(which: str) -> None:

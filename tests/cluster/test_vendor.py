@@ -111,8 +111,8 @@ async def test_nvidias_driver_prepares_what_the_gate_has_proven_clean(claims, au
     assert cluster.words("first")[-1] == "TERM"
 
 
-async def test_no_pod_opens_a_gpu_before_and_after_its_claim(claims, autoclave, gpu):
-    await stays_shut(claims.cluster, autoclave, gpu, lambda name: claims.hold(name, GPUS), is_claim=True)
+async def test_no_pod_but_its_own_opens_the_gpu_of_a_claim(claims, autoclave, gpu):
+    await stays_shut(claims.cluster, autoclave, gpu, lambda name: claims.hold(name, GPUS))
 
 
 async def test_a_claim_waits_for_a_force_deleted_pod(claims):
