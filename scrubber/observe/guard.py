@@ -306,6 +306,15 @@ class Guard:
                     break  # otherwise somebody has asked meanwhile, and may be a bystander
         return said
 
+    def still_says(self, uuid: str, said: Testimony | None) -> bool:
+        """Whether an answer of the kernel would be the same now. False where it cannot be known at once."""
+        if not isinstance(said, Counted) or said.by is not Witness.FENCE or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            return said.uses == self._uses.get(uuid) and self._says_as_before(uuid)
+        finally:
+            self._turn.release()
+
     def _says_as_before(self, uuid: str) -> bool:
         """Whether the kernel has counted no more than was said last: no excuse is needed."""
         if uuid not in self._uses or not self._numbers.get(uuid):

@@ -2,7 +2,9 @@
 
 Which look is enough for which decision is said here and in ``by_list``, and nowhere else:
 
-* A round asks the driver alone (``quick``). A grant whose start is announced does the same: the start looks again.
+* A round asks the driver alone (``quick``).
+* A grant whose start is announced takes what was seen last, where the fence has counted nobody since. Otherwise it asks
+  the driver alone, too. The start looks again.
 * Any other grant, each start, and what a record rests on know all holders (``before_grant``, ``before_start``,
   ``full``). They search all processes of the node once, unless the fence proves that a search would find no holder.
 * Between the first and the last observation of a scrub, the driver's list is enough (``listed``).
@@ -28,7 +30,7 @@ from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
 from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander
-from scrubber.observe.observed_since import ObservedSince
+from scrubber.observe.observed_since import OBSERVED_WITHIN, ObservedSince
 from scrubber.observe.owner_containers import OwnerContainers
 
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
@@ -61,6 +63,7 @@ class Observer:
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
+        self._last: dict[str, tuple[Record, Facts]] = {}  # by device: what was seen of it last
 
     async def quick(self, record: Record) -> Facts:
         """Facts for a round: by the driver's list where it is enough; else a full observation."""
@@ -71,8 +74,21 @@ class Observer:
 
         To take a device from its last owner is a decision, too.
         """
-        taken = record.state in (State.GRANTED, State.IN_USE)
-        return await self._by_list(record, is_enough=announced and not taken)
+        may_reserve = announced and record.state not in (State.GRANTED, State.IN_USE)
+        facts = self._unchanged(record) if may_reserve else None
+        return facts if facts is not None else await self._by_list(record, is_enough=may_reserve)
+
+    def _unchanged(self, record: Record) -> Facts | None:
+        """What was seen last, if that was nobody, a moment ago, with the same record, and nobody has opened it since.
+
+        None where the fence does not say that at once.
+        """
+        uuid, guard = record.device.uuid, self.driver.guard
+        last, facts = self._last.get(uuid, (None, None))
+        if guard is None or facts is None or last is not record or facts.holders != ():
+            return None
+        is_new = self._observed_since.now().uptime - facts.at.uptime < OBSERVED_WITHIN
+        return self._observed_since.stamped(uuid, facts) if is_new and guard.still_says(uuid, facts.witness) else None
 
     async def _by_list(self, record: Record, *, is_enough: bool) -> Facts:
         """Facts by the driver's list, if ``is_enough`` or the fence proves that nobody else has the device.
@@ -225,6 +241,7 @@ class Observer:
             facts = replace(facts, owner_left=guard.owner_left(record.device.uuid))
         facts = self._observed_since.stamped(record.device.uuid, facts)
         self._owners.follow(record, facts, starting_pod)
+        self._last[record.device.uuid] = record, facts
         return facts
 
     def recorded(self, record: Record) -> None:

@@ -79,7 +79,8 @@ class StatusReporter:
             progress = device_status.Progress(*done, place, running.step, running.step_runs, running.progressed)
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
-        offer = self._with_signs(record, self._offer(record, device_policy.policy, now))
+        offered = offering.offer(record, device_policy.policy, now, self._context.offer_facts(record))
+        offer = self._with_signs(record, offered)
         status = device_status.device_status(record, offer, device_policy.rule, device_policy.policy, now, progress)
         holders = tuple(map(_holder_view, self._context.seen.holders.get(uuid, ())))
         said, guard = self._context.observer.witness(uuid), self._context.observer.driver.guard
@@ -106,10 +107,10 @@ class StatusReporter:
         return ReportedDevices(devices, min(silences, default=0.0), notary.newest if notary is not None else "")
 
     def _reported(self, record: Record, policy: Policy, now: Moment) -> ReportedDevice:
-        quarantine = record.health.quarantine
+        quarantine, facts = record.health.quarantine, self._context.offer_facts(record)
         return ReportedDevice(
             uuid=record.device.uuid,
-            healthy=self._offer(record, policy, now).healthy,
+            healthy=offering.offer(record, policy, now, facts).healthy,
             clean=record.state is State.CLEAN,
             numa_node=record.device.numa_node,
             resource=record.device.resource,
@@ -125,7 +126,7 @@ class StatusReporter:
             model=record.device.model,
             memory_bytes=record.device.memory_bytes,
             pci_address=record.device.pci_address or "",
-            waits=self._context.gated(record.device.uuid),
+            waits=facts.gated,
             receipts=self._context.receipts(record, policy),
         )
 
@@ -207,9 +208,6 @@ class StatusReporter:
             return await self._context.tenants()
         except DeviceError:
             return Tenants()
-
-    def _offer(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
-        return offering.offer(record, policy, now, self._context.offer_facts(record))
 
     def _with_signs(self, record: Record, offer: answers.Offer) -> answers.Offer:
         """The reason of the offer, and all signs that the device reports, also those without a consequence."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scrubber.core.fencing import open_to
-from scrubber.core.model import Holder
+from scrubber.core.model import Holder, Moment
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Witness
 from scrubber.devices.simulated.containers import MARK
@@ -39,7 +41,14 @@ class Fenced:
         self.during: tuple[Record, ...] = ()  # what it becomes during each search
         self._uuid = uuid
         self.searches = 0
+        self.later = 0  # by so many seconds than it is
         self.bystanders = no_bystander
+        self.on_group: Callable[[], object] = lambda: None  # called whenever the groups of an owner are looked for
+
+    def now(self) -> Moment:
+        """The time, and what a test adds."""
+        now = clock.now()
+        return replace(now, uptime=now.uptime + self.later)
 
     def search(self) -> None:
         """All processes are searched."""
@@ -70,9 +79,15 @@ class Fenced:
 @pytest.fixture
 def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> Iterator[Fenced]:
     groups = {lives.A: frozenset({identity(owner)})}
+    made = Fenced(bank.first)
+
+    def groups_of(pod: str) -> frozenset[int]:
+        made.on_group()
+        return groups.get(pod, frozenset())
+
     sources = Sources(
         lambda _pid: (),
-        lambda pod: groups.get(pod, frozenset()),
+        groups_of,
         lambda _uuid: lambda _holder: False,
         lambda _uuid: Terms(),
         lambda: None,
@@ -81,14 +96,13 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     )
     guard = Guard(standing, identity(made_group(group / "service")), sources)
     guard.start()
-    made = Fenced(bank.first)
     made.guard = guard
     only = tmp_path / "proc"
     only.mkdir()
     (only / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     search = Processes(only, lambda _pid: None, whole_node=False, on_pass=made.search)
     driver = DriverCalls(bank.backend, "boot", guard=guard, patience=WITHIN)  # a late answer takes a search, too
-    since = ObservedSince(0.0, bystanders=lambda _uuid: made.bystanders)
+    since = ObservedSince(0.0, made.now, bystanders=lambda _uuid: made.bystanders)
     made.observer = Observer(driver, search, tmp_path, since)
     guard.learn({bank.first: frozenset({FULL})})
     made.becomes(lives.CLEAN)
@@ -126,6 +140,71 @@ async def test_an_idle_device_takes_no_search_behind_the_fence(
     used = await fenced.observer.before_grant(idle, announced=announced)
     assert (used.holders, fenced.searches) == ((), searches + 1)
     assert used.used_at > 0
+
+
+def next_row(fenced: Fenced, *_: object) -> Record:
+    return replace(fenced.of(lives.CLEAN))
+
+
+def later(fenced: Fenced, *_: object) -> None:
+    fenced.later = 60
+
+
+def opened(_fenced: Fenced, foreign: Path) -> None:
+    run(foreign, OPENS)
+
+
+@pytest.mark.parametrize(
+    ("record", "since", "looks"),
+    [
+        (lives.CLEAN, None, False),
+        (lives.CLEAN, next_row, True),
+        (lives.CLEAN, later, True),
+        (lives.CLEAN, opened, True),
+        (lives.GRANTED, None, True),  # taken from its last owner
+    ],
+)
+async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
+    fenced: Fenced,
+    foreign: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record: Record,
+    since: Callable[[Fenced, Path], Record | None] | None,
+    *,
+    looks: bool,
+) -> None:
+    await proven(fenced)
+    record, asked, backend = fenced.of(record), list[str](), fenced.observer.driver.backend
+    [seen] = (await fenced.observer.quick_all([record])).values()
+    ask = backend.has_holders
+    monkeypatch.setattr(backend, "has_holders", lambda uuid: asked.append(uuid) or ask(uuid))
+    record = (since and since(fenced, foreign)) or record
+    facts = await fenced.observer.before_grant(record, announced=True)
+    assert (facts.holders, bool(asked)) == ((), looks)
+    assert facts.at.uptime > seen.at.uptime, "the fence has answered now"
+    assert (facts.used_at > 0) == (since is opened)
+
+
+async def test_a_reservation_waits_for_no_other_thread(fenced: Fenced) -> None:
+    await proven(fenced)
+    idle, begun, goes_on = fenced.of(lives.CLEAN), threading.Event(), threading.Event()
+    await fenced.observer.quick_all([idle])
+    fenced.on_group = lambda: (begun.set(), goes_on.wait())
+    row = asyncio.create_task(asyncio.to_thread(fenced.becomes, lives.IN_USE))  # the guard looks for the owner's group
+    await asyncio.to_thread(begun.wait)
+    reservation = asyncio.create_task(fenced.observer.before_grant(idle, announced=True))
+    await asyncio.sleep(0)
+    goes_on.set()
+    assert (await reservation).holders == ()
+    await row
+
+
+async def test_a_device_that_somebody_had_is_looked_at_again(bank, fenced: Fenced) -> None:
+    await proven(fenced)
+    idle = fenced.of(lives.CLEAN)
+    with bank.place(bank.first).memory.open():
+        assert (await fenced.observer.full(idle)).holders is None, "a process that cannot be found"
+    assert (await fenced.observer.before_grant(idle, announced=True)).holders == ()
 
 
 async def test_an_owner_that_was_let_in_ends_the_proof(fenced: Fenced) -> None:
