@@ -51,6 +51,7 @@ class DeviceReport:
     unhealthy_since: float | None = None  # while unhealthy without a reason
     found_healthy: bool = False  # it was healthy, and has had no ailment since
     replaced: bool = False  # another device, or another MIG layout, is in its place
+    open: bool = False  # the kernel keeps no pod off it
 
     @property
     def name(self) -> str:
@@ -123,7 +124,10 @@ def report(before: DeviceReports, devices: Iterable[Device], now: float) -> dict
     # Only a device that is new since the last report replaces another one: a known device may have changed its index.
     # The first report cannot know which devices are new.
     taken = {(device.index, device.mig) for uuid, device in present.items() if before and uuid not in before}
-    reports = [_report(before.get(uuid), device, now, taken) for uuid, device in present.items()]
+    reports = [
+        replace(_report(before.get(uuid), device, now, taken), open=not device.waits and not device.gone)
+        for uuid, device in present.items()
+    ]
     return {each.uuid: each for each in sorted(reports, key=lambda each: (each.index, each.uuid))}
 
 
@@ -191,6 +195,10 @@ def condition_content(reports: DeviceReports | None) -> ConditionContent:
     content = _content(counted)
     replaced = [each.name for each in reports.values() if each.replaced]
     also = f"; not counted, because they were replaced: {_named(replaced)}" if replaced else ""
+    kept_off_none = [each.name for each in counted if each.open]
+    if kept_off_none:
+        which = "these devices" if len(kept_off_none) == len(counted) else _named(kept_off_none)
+        also += f"; the kernel keeps no pod off {which}"
     return replace(content, message=bounded(f"{content.message}{also}"))
 
 

@@ -23,7 +23,7 @@ LATER = node_report.NOT_READY_AFTER
 
 def device(index, *, healthy=True, reason="", mig=False, resource="nvidia.com/gpu", **flags):
     name = f"MIG-{index}" if mig else f"GPU-{index}"
-    return Device(name, healthy, healthy, None, resource, index, mig, reason=reason, **flags)
+    return Device(name, healthy, healthy, None, resource, index, mig, reason=reason, **{"waits": True} | flags)
 
 
 def after(*looks):
@@ -121,6 +121,19 @@ def test_an_absent_device_counts_until_it_is_replaced(looks, counts):
     old = reports[GOOD.uuid]
     assert old.failure is not None
     assert (node_report.condition_content(reports).status is ConditionStatus.FALSE) is counts
+
+
+OPEN = "; the kernel keeps no pod off "
+
+
+@pytest.mark.parametrize(
+    ("open_", "message"),
+    [((), ""), ((1,), f"{OPEN}GPU 1"), ((0, 1), f"{OPEN}these devices")],
+)
+def test_the_condition_says_whether_pods_are_kept_off(open_, message):
+    reports = node_report.report({}, [device(index, waits=index not in open_) for index in (0, 1)], 0)
+    content = node_report.condition_content(reports)
+    assert (content.reason, content.message) == ("AllDevicesHealthy", f"no device of 2 is out{message}")
 
 
 def test_a_replaced_device_has_an_event_with_its_uuid():

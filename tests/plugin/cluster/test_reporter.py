@@ -13,6 +13,8 @@ from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.devices import lines, out
 from tests.plugin.scrub_server import gpu
 
+OPEN = "; the kernel keeps no pod off these devices"  # as its list says
+
 
 def sick(index, reason="xid"):
     return gpu(index, healthy=False, clean=False, reason=reason, sick=True)
@@ -50,7 +52,7 @@ async def test_a_failure_and_its_recovery_are_events(api, door, reporting):
         await api.until(lambda: api.says("True"))
         door.say(gpu(0), sick(1))
         await api.until(lambda: api.says("False", "SomeDevicesOut") and api.events)
-        assert api.condition()["message"] == "1 of 2 devices is out: GPU 1 (sick: xid)"
+        assert api.condition()["message"] == f"1 of 2 devices is out: GPU 1 (sick: xid){OPEN}"
         door.say(gpu(0), out(1))
         await api.until(lambda: len(api.events) == 2)
         door.say(gpu(0), gpu(1))
@@ -87,7 +89,7 @@ async def test_an_api_server_gets_state_and_events_after_its_outage(api, door, r
             await api.open()
             await api.until(lambda: api.says("False") and len(api.events) == 3)
     (first, *_) = api.bodies(CONDITION)
-    assert first["status"]["conditions"][0]["message"].endswith("GPU 1 (quarantined: xid)")
+    assert first["status"]["conditions"][0]["message"].endswith(f"GPU 1 (quarantined: xid){OPEN}")
     # Of what repeated while the API server was away, the newest.
     order = [("DeviceQuarantined", "GPU 0"), ("DeviceRecovered", "GPU 0"), ("DeviceQuarantined", "GPU 1")]
     assert list(api.counts().items()) == [(change, 1) for change in order]
