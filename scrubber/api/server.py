@@ -20,8 +20,9 @@ from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.api import answering
 from scrubber.api.answering import Context, LoggedRequest, abort, answered, logged, plain
 from scrubber.core import device_names
-from scrubber.core.fencing import Group, Pods
+from scrubber.core.fencing import Pods
 from scrubber.core.model import ScrubPath, State
+from scrubber.core.recipients import ForClaim, ForJob, ForPod, Recipient
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.entry_queries import Window
 from scrubber.metrics.counters import ServiceCounters
@@ -53,13 +54,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "acquire", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             grants = await self._service.tenant_requests.acquire(
-                asked.devices,
-                announced=request.announced,
-                exclusive=request.exclusive,
-                owner=request_limits.acquired_for(request.owner),
-                only=_only(request),
-                op=asked.op,
-                within=context.time_remaining(),
+                asked.devices, _recipient(request), op=asked.op, within=context.time_remaining()
             )
             return scrub_pb2.AcquireResponse(grants=[scrub_pb2.Granted(**plain(grant)) for grant in grants.values()])
 
@@ -123,13 +118,20 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
                 await asyncio.sleep(WATCH_SETTLES)
 
 
-def _only(request: scrub_pb2.AcquireRequest) -> Group | Pods | None:
-    """Who may open the devices that are asked for, if not all."""
-    if request.HasField("pods") and request.group:
+def _recipient(request: scrub_pb2.AcquireRequest) -> Recipient:
+    """For whom the devices are asked, or InvalidRequest."""
+    owner, has_pods = request_limits.acquired_for(request.owner), request.HasField("pods")
+    if not request.exclusive:
+        if owner or request.group or has_pods:
+            raise InvalidRequest("cannot do that: an owner, a control group or pods were named, without exclusive")
+        return ForPod(announced=request.announced)
+    if not has_pods:
+        return ForJob(owner, request.group)
+    if request.group:
         raise InvalidRequest("cannot do that: a control group was named, and pods as well")
-    if request.HasField("pods"):
-        return Pods(request_limits.pods(request.pods.uids))
-    return Group(request.group) if request.group else None
+    if not owner:
+        raise InvalidRequest("cannot do that: pods were named, and no owner who keeps the devices for them")
+    return ForClaim(owner, Pods(request_limits.pods(request.pods.uids)))
 
 
 class AdminServicer(scrub_pb2_grpc.AdminServicer):

@@ -1,4 +1,4 @@
-"""The first gate: may this device go to a new tenant? And the way back: may it be taken from its last one?
+"""The first gate: may this device go to a recipient? And the way back: may it be taken from its last one?
 
 A record, fresh facts, the policy and the time go in; one answer comes out. ``start`` is the second gate, and the same
 rules hold there.
@@ -14,43 +14,37 @@ from collections.abc import Mapping
 
 from ground.errors import Reason
 from policies.policy_model import Mode, Policy
-from scrubber.core import answers, ownership, proof
+from scrubber.core import answers, ownership, proof, recipients
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.answers import Action
 from scrubber.core.model import Facts, Moment, ScrubPath, State, Trigger
+from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 
 
-def decide(  # noqa: PLR0913 - what is asked for, and by whom
+def decide(
     record: Record,
     facts: Facts,
     policy: Policy,
     now: Moment,
+    recipient: Recipient,
     *,
-    announced: bool = False,
     gated: bool = False,
-    exclusive: bool = False,
-    owner: str = "",
-    group: int = 0,
     action: Action = Action.HAND_OUT,
 ) -> answers.AcquireAnswer:
-    """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
+    """May this device go to this recipient?
 
-    ``gated``: no container can use the device before the service says yes, so the container waits for the proof.
-
-    ``exclusive``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Proceed
-    if it was granted to this ``owner`` and control ``group`` until its release: the request is repeated. Without
-    ``exclusive``, a request for a device that is granted or in use implies that its last owner has left.
+    ``gated``: no container can use the device before the service says yes. So the container of a pod whose start is
+    announced waits for the proof, and this request does not.
     """
     ended = proof.ended(record, facts)
     if ended is not None:
         return answers.RecordFirst(ended)
     taken = record.state in (State.GRANTED, State.IN_USE)
-    tenancy = record.tenancy
-    if exclusive and taken and tenancy.until_release and tenancy.acquired_for(owner) and tenancy.group == group:
+    if taken and recipients.has(recipient, record.tenancy):
         return answers.Proceed()
-    if exclusive and taken:
+    if taken and recipient.until_release:
         remedy = f"run `autoclave release {record.device.name}` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, answers.sentence(action, record, f"it is {record.state.words}"), (remedy,))
     answer = _enforced(record, facts, policy, now, action)
@@ -60,9 +54,8 @@ def decide(  # noqa: PLR0913 - what is asked for, and by whom
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    if announced and gated:
-        return _deferred(answer)
-    return answer
+    waits = isinstance(recipient, ForPod) and recipient.announced and gated
+    return _deferred(answer) if waits else answer
 
 
 def partly_held(replies: Mapping[str, answers.AcquireAnswer]) -> answers.Refuse | None:

@@ -19,6 +19,7 @@ from scrubber.core import acquire, ailments, answers, ownership, proof
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
 from scrubber.core.model import Facts, KubeletAssignment, Moment, Owner, State, Trigger
+from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
@@ -107,7 +108,7 @@ def _enforced(
             return _as_start(acquire.under_way(record, policy))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             # The grant was not seen: after a reboot, while the service was away, or where its start was waited for.
-            return _as_start(acquire.decide(record, facts, policy, now, action=Action.START_ON))
+            return _as_start(acquire.decide(record, facts, policy, now, ForPod(), action=Action.START_ON))
         case State.GRANTED:
             return _from_grant(record, facts, policy, pod, now, why_clean)
         case State.IN_USE if _owned_by(record, pod):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from scrubber.core import fencing, presence
 from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names
+from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Testimony, Witness
 from scrubber.devices.base import DeviceError, ShortageError
@@ -69,12 +70,13 @@ class Observer:
         """Facts for a round: by the driver's list where it is enough; else a full observation."""
         return await self._by_list(record, is_enough=True)
 
-    async def before_grant(self, record: Record, *, announced: bool) -> Facts:
-        """Facts for a grant. ``announced``: the caller will ask for ``before_start``, the last look before a use.
+    async def before_grant(self, record: Record, recipient: Recipient) -> Facts:
+        """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use.
 
         To take a device from its last owner is a decision, too.
         """
-        may_reserve = announced and record.state not in (State.GRANTED, State.IN_USE)
+        taken = record.state in (State.GRANTED, State.IN_USE)
+        may_reserve = isinstance(recipient, ForPod) and recipient.announced and not taken
         facts = self._unchanged(record) if may_reserve else None
         return facts if facts is not None else await self._by_list(record, is_enough=may_reserve)
 

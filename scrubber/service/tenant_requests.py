@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -22,11 +22,12 @@ from ground import aio, log
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.policy_model import Policy
 from scrub_api.device_messages import GrantedDevice, GrantProof
-from scrubber.core import acquire, answers, start
+from scrubber.core import acquire, answers, recipients, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
-from scrubber.core.fencing import Group, Pods
-from scrubber.core.model import Grant, KubeletAssignment
+from scrubber.core.fencing import Pods
+from scrubber.core.model import KubeletAssignment
+from scrubber.core.recipients import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.jobs.scrub_job import ScrubJob
@@ -87,53 +88,40 @@ class TenantRequests:
         self._owners: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool, exclusive: bool = False, owner: str = "",
-        only: Group | Pods | None = None, op: str = "", within: float | None = None,
-    ) -> dict[str, GrantedDevice]:  # fmt: skip
+        self, devices: Sequence[str], recipient: Recipient, *, op: str = "", within: float | None = None
+    ) -> dict[str, GrantedDevice]:
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
         ``within``: for how many seconds the caller waits, if it has a deadline of its own; the answer comes before.
+        ``op`` is the caller's operation id for ledger and log.
 
-        Where the fence holds containers back, a device may get no grant: it is not ready, and the start that was
-        announced waits for it. ``exclusive``: a person, Slurm or the DRA driver asks. Then a device that is granted or
-        in use is refused, the grant lasts until a release, and a failed request withholds no device. If the owner has
-        all of these devices already, the answer is their present grants. ``owner``: who the devices are for, as the
-        caller writes it. ``only``: who may open them until their release, and nobody else; None: all may. ``op`` is
-        the caller's operation id for ledger and log.
+        Where the fence holds containers back, a device may get no grant for a pod: it is not ready, and the start that
+        was announced waits for it. If a claim or a job has all of these devices already, the answer is its grants.
         """
         guard = self._context.observer.driver.guard
-        if isinstance(only, Group) and guard is not None:
-            guard.demand_tenant(only.id)
-        if isinstance(only, Pods) and not (exclusive and owner):
-            raise InvalidRequest("cannot do that: pods were named, and no owner who keeps the devices for them")
-        async with self._turn_of(owner):
+        if isinstance(recipient, ForJob) and recipient.group and guard is not None:
+            guard.demand_tenant(recipient.group)
+        async with self._turn_of("" if isinstance(recipient, ForPod) else recipient.owner):
             request = self._request(Action.HAND_OUT, devices, op, within)
             try:
-                return await self._acquire(request, announced=announced, exclusive=exclusive, owner=owner, only=only)
+                return await self._acquire(request, recipient)
             except Exception as error:  # no cancelled call: its caller is gone, which says nothing about the devices
                 # A person's failed request must not withhold a GPU from the kubelet, and a service that stops nothing.
-                if not exclusive and not self._context.jobs.stopping:
+                if not recipient.until_release and not self._context.jobs.stopping:
                     refused = request.not_accepted
                     of_disk = isinstance(error, LedgerUnavailable)  # the list shows its fault as long as that lasts
                     self._context.withhold(refused if of_disk else refused or request.devices)
                 raise
 
-    async def _acquire(
-        self, request: Request, *, announced: bool, exclusive: bool, owner: str, only: Group | Pods | None
-    ) -> dict[str, GrantedDevice]:
+    async def _acquire(self, request: Request, recipient: Recipient) -> dict[str, GrantedDevice]:
         context = self._context
 
         async def answer(device: str) -> answers.AcquireAnswer:
             for _ in range(MAX_ROUNDS):
                 record = context.ledger.records[device]
-                facts = await context.observer.before_grant(record, announced=announced)
-                facts = await context.complete(record, facts)
-                policy = self._policy_now(request, device)
-                gated = announced and context.gated(device)
-                reply = acquire.decide(
-                    record, facts, policy, facts.at, announced=announced, gated=gated, exclusive=exclusive,
-                    owner=owner, group=only.id if isinstance(only, Group) else 0,
-                )  # fmt: skip
+                facts = await context.complete(record, await context.observer.before_grant(record, recipient))
+                policy, gated = self._policy_now(request, device), context.gated(device)
+                reply = acquire.decide(record, facts, policy, facts.at, recipient, gated=gated)
                 if (final := await self._carry_out(request, record, reply)) is not None:
                     return final
             return self._no_decision(request, device)
@@ -143,14 +131,12 @@ class TenantRequests:
             try:
                 async with self._locked(request):
                     replies = await self._of_all(request, answer)
-                    if exclusive and (partly := acquire.partly_held(replies)) is not None:
+                    if (partly := acquire.partly_held(replies)) is not None:
                         raise _error(partly)
                     _raise_refusals(replies, joined, request.action)
                     running = await self._start_jobs(request, replies)
                     if not request.not_accepted:
-                        await self._grant(
-                            request, replies, announced=announced, until_release=exclusive, owner=owner, only=only
-                        )
+                        await self._grant(request, replies, recipient)
                         return {device: self._granted(request, device, answer) for device, answer in replies.items()}
             except LedgerUnavailable as error:
                 await self._until_writable(request, error)
@@ -193,7 +179,7 @@ class TenantRequests:
                     return
                 if not request.waits:  # a start that is refused in the end must not leave grants behind
                     rounds += 1
-                    await self._grant(request, replies, announced=True, at_start=True)
+                    await self._grant(request, replies, ForPod(announced=True), at_start=True)
                 running = await self._start_jobs(request, replies)
             for device in request.waits:  # its scrub passed, and another pod was first
                 joined.pop(device, None)
@@ -380,31 +366,24 @@ class TenantRequests:
             await self._context.ledger.append(request.op, *starts)
 
     async def _grant(
-        self,
-        request: Request,
-        replies: Mapping[str, Answer],
-        *,
-        announced: bool,
-        until_release: bool = False,
-        at_start: bool = False,
-        owner: str = "",
-        only: Group | Pods | None = None,
+        self, request: Request, replies: Mapping[str, Answer], recipient: Recipient, *, at_start: bool = False
     ) -> None:
-        """Record the grants of all devices that may be handed out, and the deferrals, in one transaction."""
+        """Record the grants of all devices that may be handed out, and the deferrals, in one transaction.
+
+        ``at_start``: the container that starts gets them.
+        """
         context, now = self._context, self._context.now()
         handouts = {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
         events: list[tuple[str, ev.Event]] = [
             (device, ev.Deferred()) for device, answer in replies.items() if isinstance(answer, answers.Defer)
         ]
-        group = only.id if isinstance(only, Group) else 0
         for device, answer in handouts.items():
             receipt = context.ledger.records[device].scrubs.receipt if answer.unproven is None else None
-            proof = receipt.id if receipt else None
-            grant = Grant(context.token(6), now, request.epoch, announced, proof, until_release, at_start, owner, group)
-            unproven = answer.unproven
+            grant = recipients.grant(recipient, context.token(6), now, request.epoch, receipt.id if receipt else None)
+            grant, unproven = replace(grant, at_start=at_start), answer.unproven
             events.append((device, ev.Granted(grant) if unproven is None else ev.GrantedUnproven(grant, unproven)))
-        if isinstance(only, Pods):
-            pods, records = tuple(sorted(only.names)), context.ledger.records
+        if isinstance(recipient, ForClaim):
+            pods, records = tuple(sorted(recipient.pods.names)), context.ledger.records
             let_in = {device: records[device].tenancy.claim_pods for device in replies if device not in handouts}
             events += [(device, ev.LetIn(pods)) for device in replies if let_in.get(device) != pods]
         if events:

@@ -42,10 +42,22 @@ async def test_each_clean_device_is_granted_with_its_own_receipt(house):
     assert [(it.device, it.receipt) for it in grants] == [(it.device.uuid, it.scrubs.receipt.id) for it in records]
 
 
-async def test_a_control_group_and_pods_are_not_let_in_together(house):
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"exclusive": True, "owner": "both", "group": 4711, "pods": ["pod-1"]}, "was named, and pods as well"),
+        ({"exclusive": True, "pods": ["pod-1"]}, "no owner who keeps the devices"),  # nobody would give them back
+        ({"announced": True, "owner": "job"}, "without exclusive"),
+        ({"announced": True, "group": 4711}, "without exclusive"),
+        ({"announced": True, "pods": ["pod-1"]}, "without exclusive"),
+    ],
+)
+async def test_a_request_is_of_one_kind(house, asked, why):
+    """For a pod, a claim or a job."""
     async with house.scrubber() as service:
-        with pytest.raises(InvalidRequest, match="a control group was named, and pods as well"):
-            await service.acquire(house.uuids, exclusive=True, owner="both", group=4711, pods=["pod-1"])
+        with pytest.raises(InvalidRequest, match=why):
+            await service.acquire(house.uuids, **asked)
+    assert {house.built.ledger.records[uuid].state for uuid in house.uuids} == {State.CLEAN}
 
 
 async def test_messages_to_a_tenant_name_no_other_tenant(house, monkeypatch):

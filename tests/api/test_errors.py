@@ -30,7 +30,7 @@ CASES = [
 async def door(short_tmp):
     """The real door before a service that can only say no."""
 
-    async def acquire(_devices, **_) -> None:
+    async def acquire(*_, **__) -> None:
         raise service.no
 
     service = SimpleNamespace(tenant_requests=SimpleNamespace(acquire=acquire), no=None, socket=short_tmp / "s.sock")
@@ -60,7 +60,7 @@ async def test_the_client_raises_the_error_of_the_service(door, said, kind, code
 async def test_a_server_that_never_answers_is_unreachable(door):
     """The command then ends with code 3, as where no server listens."""
 
-    async def hang(_devices, **_) -> None:
+    async def hang(*_, **__) -> None:
         await asyncio.Event().wait()
 
     door.tenant_requests.acquire = hang

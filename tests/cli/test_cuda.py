@@ -157,10 +157,10 @@ def until_next_tick() -> None:
         pass
 
 
-def acquire(service: OnCuda, number: int, pod: str) -> None:
+def acquire(service: OnCuda, number: int) -> None:
     async def call() -> None:
         async with client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber:
-            await scrubber.acquire([service.stage.machine.gpu(number).uuid], owner=pod)
+            await scrubber.acquire([service.stage.machine.gpu(number).uuid])
 
     asyncio.run(call())
 
@@ -180,10 +180,10 @@ def lent(service, clean) -> Iterator[int]:
 
 def test_the_next_pod_gets_no_byte_of_a_living_tenant(service, lent):
     """From the Acquire of a pod, whose program writes through CUDA and stays, to the next Acquire and its receipt."""
-    acquire(service, lent, "first")
+    acquire(service, lent)
     with service.tenant(lent, TENANT) as tenant:
         assert service.dirty(lent)
-        acquire(service, lent, "second")
+        acquire(service, lent)
         assert tenant.wait(WITHIN) == -signal.SIGTERM
     assert not service.dirty(lent)
     receipt = service.settled(lent, "granted").receipt

@@ -188,7 +188,7 @@ def test_nvidias_dra_driver_ends_no_scrub_and_no_proof(node, images, run):
 
     async def acquire() -> None:
         async with client.ScrubberClient(node.run_dir / "scrubber.sock") as scrubber:
-            await scrubber.acquire([device], announced=True, owner="claim-1")
+            await scrubber.acquire([device], exclusive=True, owner="claim-1")
 
     device = node.settled(0, "clean").device
     run("scrub", "0", "--no-wait", "--path", "slow")

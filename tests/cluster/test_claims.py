@@ -39,7 +39,7 @@ async def test_the_next_claim_finds_no_byte_of_the_last(claims, autoclave):
     assert cluster.words("first")[-1] == "TERM"
 
 
-async def test_no_pod_but_its_own_opens_the_gpu_of_a_claim(claims, autoclave, gpu):
+async def test_only_its_own_pods_open_the_gpu_of_a_claim(claims, autoclave, gpu):
     await stays_shut(claims.cluster, autoclave, gpu, lambda name: claims.hold(name, GPUS))
 
 

@@ -40,6 +40,25 @@ async def test_a_pod_that_was_not_given_a_gpu_is_refused(pods, autoclave, gpu, w
     await pods.said("owner", "INTACT", more=2)
 
 
+async def test_a_monitor_that_no_policy_names_is_held(pods, autoclave, gpu) -> None:
+    """From ``mode: observe``, with which a live cluster begins, to the defaults."""
+    autoclave.rule(mode="observe")
+    await autoclave.devices(lambda device: device.fence == "watch")
+    assert "OPENED" in await escapes(pods, "seen", "its own /dev", gpu)
+    await autoclave.devices(lambda device: asked(device) == {"default/seen": False}, 0)
+    autoclave.rule()
+    await autoclave.ready()
+    assert "REFUSED" in await escapes(pods, "held", "its own /dev", gpu)
+    await autoclave.devices(lambda device: asked(device).get("default/held", False), 0)
+    await pods.hold("next", gpus=4)
+    assert pods.words("next").count("CLEAN") == 4
+
+
+def asked(device) -> dict[str, bool]:
+    """The pods that asked for a device which was not given to them, and whether they were refused."""
+    return {asker.pod: asker.refused > 0 for asker in device.askers}
+
+
 async def test_only_a_pod_that_was_given_a_gpu_opens_it(cluster, autoclave, gpu) -> None:
     await stays_shut(cluster, autoclave, gpu, lambda name: cluster.hold(name, gpus=4))
 

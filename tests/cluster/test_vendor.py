@@ -111,7 +111,7 @@ async def test_nvidias_driver_prepares_what_the_gate_has_proven_clean(claims, au
     assert cluster.words("first")[-1] == "TERM"
 
 
-async def test_no_pod_but_its_own_opens_the_gpu_of_a_claim(claims, autoclave, gpu):
+async def test_only_its_own_pods_open_the_gpu_of_a_claim(claims, autoclave, gpu):
     await stays_shut(claims.cluster, autoclave, gpu, lambda name: claims.hold(name, GPUS))
 
 

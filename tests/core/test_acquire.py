@@ -25,7 +25,9 @@ from scrubber.core.answers import (
     Veto,
     Wait,
 )
+from scrubber.core.fencing import Pods
 from scrubber.core.model import Blame, Holder, Owner, ScrubPath, State, Step, Trigger, Vitals
+from scrubber.core.recipients import ForClaim, ForJob, ForPod
 from tests.core import lives
 from tests.core.lives import (
     AWAY,
@@ -46,6 +48,7 @@ from tests.core.lives import (
     rows,
 )
 
+ANNOUNCED = ForPod(announced=True)
 NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
 GIVE_BACK = ("run `autoclave release 0` once its owner has ended",)
@@ -68,7 +71,7 @@ NO_FILES = "cannot {} GPU-1: the node has too many files open"
 
 
 def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
-    refused = acquire.decide(lives.CLEAN, SHORT, ENFORCE, NOW)
+    refused = acquire.decide(lives.CLEAN, SHORT, ENFORCE, NOW, ForPod())
     assert refused == Wait(Reason.SHORTAGE, NO_FILES.format("hand out"))
     assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(Reason.SHORTAGE, NO_FILES.format("start on"))
     assert acquire.take_back(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
@@ -83,7 +86,7 @@ NO_PROOF = "it cannot be proven that no process uses it"
 
 def test_only_operators_read_which_process_was_too_slow():
     held_up = replace(facts(None), held_up=HELD_UP_BY)
-    assert acquire.decide(lives.CLEAN, held_up, ENFORCE, NOW) == NOT_PROVEN
+    assert acquire.decide(lives.CLEAN, held_up, ENFORCE, NOW, ForPod()) == NOT_PROVEN
     waits = start.decide(lives.GRANTED, held_up, ENFORCE, A, NOW)
     assert waits == Wait(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
     for waiting in (lives.CLEAN, lives.DIRTY):
@@ -109,14 +112,13 @@ def held(words):
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
 def test_where_containers_wait_allocate_does_not(record, seen, answer):
-    assert acquire.decide(record, seen, ENFORCE, later(1), announced=True, gated=True) == answer
+    assert acquire.decide(record, seen, ENFORCE, later(1), ANNOUNCED, gated=True) == answer
 
 
-@pytest.mark.parametrize("asked", [{"announced": True}, {"gated": True}], ids=["not gated", "not announced"])
+@pytest.mark.parametrize(("recipient", "gated"), [(ANNOUNCED, False), (ForPod(), True)])
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_only_announced_and_gated_requests_are_deferred(record, seen, answer, asked):
-    at_once = acquire.decide(record, seen, ENFORCE, later(1), **asked)
-    assert at_once == acquire.decide(record, seen, ENFORCE, later(1), announced=True)
+def test_only_announced_and_gated_requests_are_deferred(record, seen, answer, recipient, gated):
+    at_once = acquire.decide(record, seen, ENFORCE, later(1), recipient, gated=gated)
     assert not isinstance(at_once, Defer)
     assert isinstance(answer, Defer) is (at_once != answer)
 
@@ -184,7 +186,7 @@ OBSERVED = rows(
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), ACQUIRE)
 def test_acquire(record, seen, policy, answer):
-    assert acquire.decide(record, seen, policy, later(1)) == answer
+    assert acquire.decide(record, seen, policy, later(1), ForPod()) == answer
 
 
 FIRST_LOOKS = rows(
@@ -202,28 +204,29 @@ FIRST_LOOKS = rows(
 
 @pytest.mark.parametrize(("record", "policy", "answer"), FIRST_LOOKS)
 def test_the_first_look_after_a_reboot_gives_way(record, policy, answer):
-    assert acquire.decide(record, facts(incarnation=record.incarnation), policy, later(1)) == answer
+    assert acquire.decide(record, facts(incarnation=record.incarnation), policy, later(1), ForPod()) == answer
     starting = start.decide(record, facts(incarnation=record.incarnation), policy, A, later(1))
     assert starting == (replace(answer, trigger=Trigger.START) if isinstance(answer, Scrub) else answer)
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), OBSERVED)
 def test_acquire_under_observe(record, seen, answer):
-    assert acquire.decide(record, seen, OBSERVE, later(1)) == answer
+    assert acquire.decide(record, seen, OBSERVE, later(1), ForPod()) == answer
 
 
 @pytest.mark.parametrize("seen", [facts(), facts((OF_B,))], ids=["free", "used"])
 @pytest.mark.parametrize("record", [lives.UNKNOWN, lives.CLEAN, lives.DIRTY, lives.SCRUBBING, lives.QUARANTINED])
 def test_an_exclusive_request_for_a_free_device_is_like_others(record, seen):
-    asked = acquire.decide(record, seen, ENFORCE, later(1), exclusive=True)
-    assert asked == acquire.decide(record, seen, ENFORCE, later(1))
+    asked = acquire.decide(record, seen, ENFORCE, later(1), ForJob())
+    assert asked == acquire.decide(record, seen, ENFORCE, later(1), ForPod())
 
 
+@pytest.mark.parametrize("recipient", [ForJob(), ForClaim("claim 8", Pods(frozenset()))])
 @pytest.mark.parametrize("policy", [ENFORCE, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.USED_BY_HOST])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
-def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen):
-    answer = acquire.decide(record, seen, policy, later(1), announced=True, exclusive=True)
+def test_an_exclusive_request_is_refused_under_every_policy_and_fact(policy, record, seen, recipient):
+    answer = acquire.decide(record, seen, policy, later(1), recipient)
     assert answer == held(record.state.words)
 
 
@@ -236,7 +239,7 @@ KEPT_BY_A_JOB = live(
 @pytest.mark.parametrize("record", [KEPT_BY_A_JOB, live(KEPT_BY_A_JOB, ev.PutInUse(Owner(B, NOW, seen=True)))])
 def test_only_its_owner_may_repeat_an_exclusive_request(record, seen):
     def answer(owner: str, group: int = 4711) -> AcquireAnswer:
-        return acquire.decide(record, seen, ENFORCE, later(1), exclusive=True, owner=owner, group=group)
+        return acquire.decide(record, seen, ENFORCE, later(1), ForJob(owner, group))
 
     assert answer("job 7") == Proceed()
     assert {answer(""), answer("job 8"), answer("job 7", 4712)} == {held(record.state.words)}
@@ -255,14 +258,14 @@ def test_a_request_for_devices_partly_held_is_refused():
 @pytest.mark.parametrize("owner", ["", "job 7"])
 def test_a_grant_without_a_release_is_not_repeated(owner):
     named = live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), owner=owner)))
-    answer = acquire.decide(named, facts(), ENFORCE, later(1), exclusive=True, owner=owner)
+    answer = acquire.decide(named, facts(), ENFORCE, later(1), ForJob(owner))
     assert answer == held("granted")
 
 
 @pytest.mark.parametrize(("record", "owner"), [(KEPT_BY_A_JOB, "job 7"), (lives.GRANTED, "")])
 def test_a_grant_of_another_boot_refuses_no_exclusive_request(record, owner):
     seen = facts(incarnation=lives.REBOOTED)
-    answer = acquire.decide(record, seen, ENFORCE, later(1), exclusive=True, owner=owner)
+    answer = acquire.decide(record, seen, ENFORCE, later(1), ForJob(owner))
     assert answer == RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
@@ -471,9 +474,9 @@ def test_r8_a_device_with_a_starting_owner_is_refused():
     gone = facts(alive=False)
     soon = later(ownership.STARTS_WITHIN - 0.1)
     late = later(ownership.STARTS_WITHIN)
-    assert isinstance(acquire.decide(UNSEEN_A, gone, ENFORCE, soon), Wait)
+    assert isinstance(acquire.decide(UNSEEN_A, gone, ENFORCE, soon, ForPod()), Wait)
     assert isinstance(start.decide(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Wait)
-    assert acquire.decide(UNSEEN_A, gone, ENFORCE, late) == RecordFirst(
+    assert acquire.decide(UNSEEN_A, gone, ENFORCE, late, ForPod()) == RecordFirst(
         ev.Released("it was asked for again, and its last owner is gone")
     )
     assert acquire.take_back(UNSEEN_A, gone, soon) == TAKE_BACK
@@ -485,6 +488,6 @@ def test_r8_a_device_with_a_starting_owner_is_refused():
 def test_w8_no_device_is_handed_out_during_a_siblings_reset(record, policy):
     seen = replace(facts(), domain_resetting=True)
     start_answer = start.decide(record, seen, policy, A, NOW)
-    assert isinstance(acquire.decide(record, seen, policy, NOW), Wait)
+    assert isinstance(acquire.decide(record, seen, policy, NOW, ForPod()), Wait)
     assert isinstance(start_answer, Wait)
     assert start_answer.reason is Reason.NOT_READY

@@ -10,6 +10,7 @@ from policies.policy_model import Mode
 from scrubber.core import acquire, answers, next_action, offering, pauses, proof, start, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import State, Step
+from scrubber.core.recipients import ForPod
 from tests.core import lives
 from tests.core.lives import ENFORCE, LIVES, NOW, OBSERVE, A, B, facts, later, live
 
@@ -42,7 +43,7 @@ ENOUGH = 5  # notes that one question may lead to
 def everything_asked(record, seen, policy, now, chance=0.0):
     """The answers to all questions about a device, by question."""
     return {
-        "acquire": acquire.decide(record, seen, policy, now),
+        "acquire": acquire.decide(record, seen, policy, now, ForPod()),
         "start": start.decide(record, seen, policy, A, now),
         "tend": next_action.tend(record, seen, policy, now, chance),
         "release": acquire.take_back(record, seen, now),
@@ -135,7 +136,7 @@ def test_no_message_for_tenants_names_a_process_or_container(record, seen, polic
 @given(RECORD, SEEN, MOMENT)
 def test_policy_observe_refuses_only_quarantined_devices(record, seen, now):
     seen = replace(seen, incarnation=record.incarnation)
-    record, answer = settle(lambda it: acquire.decide(it, seen, OBSERVE, now), record, now)
+    record, answer = settle(lambda it: acquire.decide(it, seen, OBSERVE, now, ForPod()), record, now)
     if record.state is State.QUARANTINED:
         assert isinstance(answer, answers.Refuse)
     else:
@@ -161,7 +162,7 @@ def test_whatever_is_decided_can_be_recorded(record, seen, policy, now, chance):
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
 def test_every_decision_ends(record, seen, policy, now, chance):
-    settle(lambda it: acquire.decide(it, seen, policy, now), record, now)
+    settle(lambda it: acquire.decide(it, seen, policy, now, ForPod()), record, now)
     settle(lambda it: start.decide(it, seen, policy, A, now), record, now)
     settle(lambda it: acquire.take_back(it, seen, now), record, now)
     settle(lambda it: next_action.tend(it, seen, policy, now, chance), record, now)
@@ -176,7 +177,7 @@ def test_i1_enforced_starts_on_a_grant_need_a_valid_proof(record, seen, now):
 
 @given(RECORD, SEEN, MOMENT)
 def test_i1_enforced_handouts_need_a_valid_proof_and_no_holder(record, seen, now):
-    if acquire.decide(record, seen, ENFORCE, now) == answers.HandOut():
+    if acquire.decide(record, seen, ENFORCE, now, ForPod()) == answers.HandOut():
         assert seen.holders == ()
         assert record.health.ailment is None
         assert seen.incarnation == record.incarnation == record.scrubs.receipt.incarnation

@@ -10,6 +10,7 @@ from scrubber.core import acquire, answers, next_action, plans, proof
 from scrubber.core import events as ev
 from scrubber.core.ailment_traits import AILMENTS, Course
 from scrubber.core.model import Ailment, AilmentKind, ScrubPath, State, Step, Trigger
+from scrubber.core.recipients import ForPod
 from scrubber.words import device_status
 from tests.core import lives
 from tests.core.lives import ENFORCE, live
@@ -93,8 +94,8 @@ def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
 
 
 def test_a_request_is_refused_while_its_reset_is_forbidden():
-    refused = acquire.decide(NEEDS_ONE, lives.facts(), NO_RESETS, lives.NOW)
+    refused = acquire.decide(NEEDS_ONE, lives.facts(), NO_RESETS, lives.NOW, ForPod())
     assert refused == answers.Refuse(Reason.SICK, f"cannot hand out GPU-1: {proof.RESET_FORBIDDEN}")
-    assert acquire.decide(lives.DIRTY, lives.facts(), NO_RESETS, lives.NOW) == answers.Scrub(
+    assert acquire.decide(lives.DIRTY, lives.facts(), NO_RESETS, lives.NOW, ForPod()) == answers.Scrub(
         ScrubPath.FAST, Trigger.ACQUIRE
     )

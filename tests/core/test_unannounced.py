@@ -14,6 +14,7 @@ from scrubber.core import acquire, next_action, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Admit, Proceed, RecordFirst, Refuse, Wait
 from scrubber.core.model import Facts, Owner
+from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, rows
@@ -76,7 +77,7 @@ IN_USE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "reason"), IN_USE)
 def test_a_request_waits_for_the_end_of_the_unannounced_pod(record: Record, seen: Facts, reason: Reason) -> None:
-    asked, given_back = acquire.decide(record, seen, ENFORCE, LATE), acquire.take_back(record, seen, LATE)
+    asked, given_back = acquire.decide(record, seen, ENFORCE, LATE, ForPod()), acquire.take_back(record, seen, LATE)
     begun = start.decide(record, seen, ENFORCE, A, LATE)
     assert isinstance(asked, Wait)
     assert isinstance(begun, Wait)
@@ -90,7 +91,7 @@ def test_a_request_ignores_an_unannounced_pod_that_has_left(given, alive):
     seen = facts(alive=alive, assigned_pods=given)
     again = "it was asked for again, and its last owner is gone"
     another = "another owner is about to start, and its last owner is gone"
-    assert acquire.decide(lives.USED_BY_B, seen, ENFORCE, LATE) == RecordFirst(ev.Released(again))
+    assert acquire.decide(lives.USED_BY_B, seen, ENFORCE, LATE, ForPod()) == RecordFirst(ev.Released(again))
     assert acquire.take_back(lives.USED_BY_B, seen, LATE) == RecordFirst(ev.Released("it was given back"))
     assert start.decide(lives.USED_BY_B, seen, ENFORCE, A, LATE) == RecordFirst(ev.Released(another))
 

@@ -12,6 +12,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, State
+from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.devices.simulated import drills
@@ -129,7 +130,7 @@ async def test_who_only_has_it_open_is_found_before_a_use(bank, forgetful):
     record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     drills.occupy(bank.root, bank.first, b"x", POD)
     assert ((await observer.quick(record)).holders, processes.walks) == ((), 0)
-    assert len((await observer.before_grant(record, announced=False)).holders or ()) == 1
+    assert len((await observer.before_grant(record, ForPod())).holders or ()) == 1
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["only the pod", "somebody else meanwhile"])
@@ -146,7 +147,7 @@ async def test_both_hooks_take_one_pass_over_all_processes(bank, tmp_path, meanw
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False, on_pass=count)
     observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), on_pass=count)
     drills.occupy(bank.root, bank.second, b"", POD)  # its sandbox, which is not on this GPU
-    assert (await observer.before_grant(clean, announced=True)).holders == ()
+    assert (await observer.before_grant(clean, ForPod(announced=True))).holders == ()
     who = [drills.occupy(bank.root, bank.first, b"", f"other-{POD}")] if meanwhile else []
     hook = granted
     facts = await observer.before_start(granted, POD)

@@ -13,6 +13,7 @@ import pytest
 
 from scrubber.core.fencing import open_to
 from scrubber.core.model import Holder, Moment
+from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Witness
 from scrubber.devices.simulated.containers import MARK
@@ -132,12 +133,12 @@ async def test_an_idle_device_takes_no_search_behind_the_fence(
 ) -> None:
     await proven(fenced)
     idle, searches = fenced.of(lives.CLEAN), fenced.searches
-    assert (await fenced.observer.before_grant(idle, announced=announced)).holders == ()
+    assert (await fenced.observer.before_grant(idle, ForPod(announced=announced))).holders == ()
     [alone] = (await fenced.observer.quick_all([idle])).values()
     assert (alone.holders, fenced.searches) == ((), searches)
     run(foreign, OPENS)
     assert await fenced.observer.quick_all([idle]) == {}, "it needs an observation of its own"
-    used = await fenced.observer.before_grant(idle, announced=announced)
+    used = await fenced.observer.before_grant(idle, ForPod(announced=announced))
     assert (used.holders, fenced.searches) == ((), searches + 1)
     assert used.used_at > 0
 
@@ -177,9 +178,14 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
     record, asked, backend = fenced.of(record), list[str](), fenced.observer.driver.backend
     [seen] = (await fenced.observer.quick_all([record])).values()
     ask = backend.has_holders
-    monkeypatch.setattr(backend, "has_holders", lambda uuid: asked.append(uuid) or ask(uuid))
+
+    def has_holders(uuid: str) -> bool | None:
+        asked.append(uuid)
+        return ask(uuid)
+
+    monkeypatch.setattr(backend, "has_holders", has_holders)
     record = (since and since(fenced, foreign)) or record
-    facts = await fenced.observer.before_grant(record, announced=True)
+    facts = await fenced.observer.before_grant(record, ForPod(announced=True))
     assert (facts.holders, bool(asked)) == ((), looks)
     assert facts.at.uptime > seen.at.uptime, "the fence has answered now"
     assert (facts.used_at > 0) == (since is opened)
@@ -189,10 +195,15 @@ async def test_a_reservation_waits_for_no_other_thread(fenced: Fenced) -> None:
     await proven(fenced)
     idle, begun, goes_on = fenced.of(lives.CLEAN), threading.Event(), threading.Event()
     await fenced.observer.quick_all([idle])
-    fenced.on_group = lambda: (begun.set(), goes_on.wait())
+
+    def pause() -> None:
+        begun.set()
+        goes_on.wait()
+
+    fenced.on_group = pause
     row = asyncio.create_task(asyncio.to_thread(fenced.becomes, lives.IN_USE))  # the guard looks for the owner's group
     await asyncio.to_thread(begun.wait)
-    reservation = asyncio.create_task(fenced.observer.before_grant(idle, announced=True))
+    reservation = asyncio.create_task(fenced.observer.before_grant(idle, ForPod(announced=True)))
     await asyncio.sleep(0)
     goes_on.set()
     assert (await reservation).holders == ()
@@ -204,7 +215,7 @@ async def test_a_device_that_somebody_had_is_looked_at_again(bank, fenced: Fence
     idle = fenced.of(lives.CLEAN)
     with bank.place(bank.first).memory.open():
         assert (await fenced.observer.full(idle)).holders is None, "a process that cannot be found"
-    assert (await fenced.observer.before_grant(idle, announced=True)).holders == ()
+    assert (await fenced.observer.before_grant(idle, ForPod(announced=True))).holders == ()
 
 
 async def test_an_owner_that_was_let_in_ends_the_proof(fenced: Fenced) -> None:

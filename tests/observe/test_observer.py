@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
 from scrubber.core.model import Holder, Incarnation, Moment, Owner, State, Vitals
+from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.states import apply
 from scrubber.core.witness import NoWitness, Testimony
@@ -190,10 +191,10 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
     driver = DriverCalls(bank.backend, "boot", patience=0.05, caller=Late(bank.first))
     observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
     device = record(bank, bank.first)
-    seen = await observer.before_grant(device, announced=False)
+    seen = await observer.before_grant(device, ForPod())
     assert (seen.vitals, seen.holders) == (None, None)
     await asyncio.sleep(driver.patience)
-    seen = await observer.before_grant(device, announced=False)
+    seen = await observer.before_grant(device, ForPod())
     assert seen.vitals == Vitals(unresponsive=True, why="too late")
 
 

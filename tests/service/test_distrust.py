@@ -7,6 +7,7 @@ import pytest
 from ground.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.core import events as ev
 from scrubber.core.model import State
+from scrubber.core.recipients import ForJob, ForPod
 from tests.service.asking import let_on, rows, scrubs, written_down
 
 WHY = "another program calls it unhealthy"
@@ -46,10 +47,10 @@ async def test_a_device_in_use_is_scrubbed_after_its_use(world):
     assert rows(world, ev.Distrusted) == []
 
 
-@pytest.mark.parametrize("exclusive", [True, False], ids=["until its release", "unannounced"])
-async def test_a_grant_whose_user_may_run_unseen_is_left_alone(world, exclusive):
+@pytest.mark.parametrize("recipient", [ForJob(), ForPod()], ids=["until its release", "unannounced"])
+async def test_a_grant_whose_user_may_run_unseen_is_left_alone(world, recipient):
     device = world.uuids[0]
-    await world.tenant_requests.acquire([device], announced=False, exclusive=exclusive)
+    await world.tenant_requests.acquire([device], recipient)
     await world.tenant_requests.distrust(device, WHY)
     assert (world.state(device), rows(world, ev.Distrusted)) == (State.GRANTED, [])
 
@@ -79,5 +80,5 @@ async def test_a_doubt_that_cannot_be_recorded_is_recorded_first(world):
     world.life.disk.failures = 1
     with pytest.raises(LedgerUnavailable):
         await world.tenant_requests.distrust(device, WHY)
-    await asyncio.gather(world.tenant_requests.acquire([device], announced=True), return_exceptions=True)
+    await asyncio.gather(world.tenant_requests.acquire([device], ForPod(announced=True)), return_exceptions=True)
     assert len(rows(world, ev.Distrusted, device)) == 1

@@ -9,6 +9,7 @@ import pytest
 
 from ground.errors import NotReady
 from scrubber.core.model import ScrubPath, State, Step
+from scrubber.core.recipients import ForJob
 from scrubber.devices.base import Progress
 from scrubber.steps.orders import Order, Report
 from tests.service.asking import at_step, healthy, scrubs, written_down
@@ -148,7 +149,7 @@ async def test_while_all_may_open_a_device_allocate_waits(fenced):
     """A claim has it until its release, and the fence does not know the claim's pods."""
     world = await fenced(policy=PRESTART)
     device = world.uuids[0]
-    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="claim")
+    await world.tenant_requests.acquire([device], ForJob("claim"))
     world.run("pod", device)
     await asyncio.sleep(3.0)  # it was seen
     with pytest.raises(NotReady):

@@ -10,6 +10,7 @@ import pytest
 from ground.errors import NotReady, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, Facts, Outcome, ScrubPath, State, Step, Vitals
+from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from tests.service.asking import at_step, healthy, results, rows
 from tests.service.world import World
@@ -90,7 +91,7 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world,
     monkeypatch.setattr(world.life.observer, method, slow)
     if ask == "acquire":
         with pytest.raises(NotReady) as refused:
-            await world.tenant_requests.acquire([device], announced=True)
+            await world.tenant_requests.acquire([device], ForPod(announced=True))
         assert str(refused.value) == f"cannot hand out {device} in time: it is being scrubbed; try again"
     else:  # its budget is long enough for the scrub with the reset
         await world.tenant_requests.start([device], "p")

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ground.errors import AutoclaveError
 from scrubber.core.model import AilmentKind, ScrubPath, Sign, State, Step
+from scrubber.core.recipients import ForJob
 from scrubber.core.tenancies import tenancies
 from scrubber.node import assignments
 from tests.move_table import MOVES
@@ -222,7 +223,7 @@ class Histories(RuleBasedStateMachine):
         self._do(self._taken(claim, self._uuids(devices)), pause)
 
     async def _taken(self, claim, uuids) -> None:
-        await self.world.tenant_requests.acquire(uuids, announced=False, exclusive=True, owner=claim)
+        await self.world.tenant_requests.acquire(uuids, ForJob(claim))
         for uuid in uuids:
             self.world.truth.taken(claim, uuid)
             self.world.tenants[uuid] = claim

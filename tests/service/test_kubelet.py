@@ -10,6 +10,7 @@ from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core import ownership
 from scrubber.core.model import Facts, State
+from scrubber.core.recipients import ForJob
 from scrubber.service.context import ServiceContext
 from tests.service.asking import let_on, rows, scrubs, written_down
 
@@ -170,8 +171,8 @@ async def test_rule_1_no_observation_is_recorded_after_its_answer(world):
     world.node.end_container(await world.tenancy(first, second))
     look, late = world.life.observer.before_grant, asyncio.Event()
 
-    async def slow(record, *, announced) -> Facts:
-        facts: Facts = await look(record, announced=announced)
+    async def slow(record, recipient) -> Facts:
+        facts: Facts = await look(record, recipient)
         if record.device.uuid == second:
             await late.wait()
         return facts
@@ -220,7 +221,7 @@ async def test_a_monitor_on_a_grant_does_not_take_it(world):
     await quick(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(Refused):
-        await world.tenant_requests.acquire([device], announced=False, exclusive=True)
+        await world.tenant_requests.acquire([device], ForJob())
     world.restart_kubelet()
     process = world.run("pod", device)
     await asyncio.sleep(LONG)

@@ -10,6 +10,7 @@ import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core.model import Facts, State
+from scrubber.core.recipients import ForPod
 from scrubber.service.context import WITHHOLD_SECONDS
 from tests.service.asking import healthy, let_on
 
@@ -45,7 +46,7 @@ async def test_a_refused_request_withholds_only_the_refused_devices(world):
     free, out = world.uuids
     await world.operator_requests.quarantine(out, "a drill", "the test")
     with pytest.raises(Refused):
-        await world.tenant_requests.acquire([free, out], announced=True)
+        await world.tenant_requests.acquire([free, out], ForPod(announced=True))
     assert (healthy(world, free), world.context.is_withheld(world.record(out))) == (True, True)
 
 
@@ -116,7 +117,7 @@ async def test_a_request_behind_a_hanging_observation_is_answered_in_time(world)
     observer.quick = quick
     async with asyncio.timeout(6):  # as long as the plugin waits
         with pytest.raises(NotReady) as refused:
-            await world.tenant_requests.acquire([device], announced=True)
+            await world.tenant_requests.acquire([device], ForPod(announced=True))
     assert refused.value.reason is Reason.UNRESPONSIVE
     assert not healthy(world, device)
     await tending

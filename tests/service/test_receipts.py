@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ground.errors import NotReady
+from scrubber.core.fencing import Pods
 from scrubber.core.model import Receipt, State
+from scrubber.core.recipients import ForClaim, ForJob, ForPod
 from scrubber.core.record import Change, Record
 from scrubber.receipts.tenant_files import ENVELOPE, PROOF, TenantFiles
 from scrubber.service.context import ServiceContext
@@ -79,7 +81,7 @@ def receipts(world, device):
 
 async def granted(world, device):
     """The directory that the answer of Acquire names."""
-    grants = await world.tenant_requests.acquire([device], announced=True)
+    grants = await world.tenant_requests.acquire([device], ForPod(announced=True))
     return grants[device].receipts
 
 
@@ -127,7 +129,7 @@ async def test_a_pod_deleted_during_its_restart_ends_its_handover(mounting):
     listed = reported(world, device).receipts
     world.node.gpus[device].stalls = False
     await world.clean(device)
-    following = await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="a job")
+    following = await world.tenant_requests.acquire([device], ForJob("a job"))
     assert following[device].receipts == listed != first
     assert (content(first), content(listed)) == (None, [])
     assert following[device].proof.envelope == following[device].proof.handover == ""
@@ -192,8 +194,8 @@ async def test_a_pod_that_waits_finds_its_receipt(mounting, monkeypatch):
 async def test_a_claim_keeps_the_directory_of_its_own_handover(mounting):
     world = await mounting()
     device = world.uuids[0]
-    ask = {"announced": False, "exclusive": True, "owner": "claim"}
-    paths = [(await world.tenant_requests.acquire([device], **ask))[device].receipts for _ in range(2)]
+    claim = ForClaim("claim", Pods(frozenset()))
+    paths = [(await world.tenant_requests.acquire([device], claim))[device].receipts for _ in range(2)]
     assert paths[0] == paths[1] != reported(world, device).receipts
     assert content(paths[0]) == FILES
 

@@ -13,7 +13,9 @@ from ground.errors import LedgerUnavailable, NotReady, Refused
 from policies.policy_model import Policy
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
+from scrubber.core.fencing import Pods
 from scrubber.core.model import Ailment, AilmentKind, Facts, HealthRead, ScrubPath, Sign, State, Step, Trigger, Xid
+from scrubber.core.recipients import ForClaim, ForPod
 from scrubber.core.record import Record
 from scrubber.devices.base import Progress
 from scrubber.ledger import ledger_rows
@@ -300,7 +302,7 @@ async def test_a_scrub_that_ends_meanwhile_causes_no_refusal(world, monkeypatch,
 
     monkeypatch.setattr(world.life.observer, method, slow)
     await (
-        world.tenant_requests.acquire([device], announced=True)
+        world.tenant_requests.acquire([device], ForPod(announced=True))
         if ask == "acquire"
         else world.tenant_requests.start([device], "p")
     )
@@ -340,13 +342,13 @@ async def test_after_a_reboot_a_claim_waits_for_no_self_test(begin, waited):
     """The kubelet asks again for the claims of all its pods, while the devices take their first look."""
     world = await begin(worker=AMinuteOfTests)
     device, other = world.uuids
-    claim = {"announced": False, "exclusive": True, "owner": "claim-1"}
-    await world.tenant_requests.acquire([device], **claim)
+    claim = ForClaim("claim-1", Pods(frozenset()))
+    await world.tenant_requests.acquire([device], claim)
     await world.die()
     world.node.reboot()
     await world.start()
     await asyncio.sleep(waited)
-    await world.tenant_requests.acquire([device], within=10.0, **claim)
+    await world.tenant_requests.acquire([device], claim, within=10.0)
     assert world.record(device).scrubs.receipt.path is ScrubPath.FAST
     await world.reach(other, State.CLEAN)
     assert world.record(other).scrubs.receipt.path is ScrubPath.SLOW  # its first look went on: no request waited for it

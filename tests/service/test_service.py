@@ -13,6 +13,7 @@ from scrubber.core import answers
 from scrubber.core import events as ev
 from scrubber.core.fencing import Pods
 from scrubber.core.model import AilmentKind, Facts, ScrubPath, State
+from scrubber.core.recipients import ForClaim, ForJob, ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.service.context import MAX_ROUNDS
 from tests.service.asking import reported, rows, scrubs
@@ -34,7 +35,7 @@ async def test_a_clean_device_is_granted_at_once_in_one_row(world):
 async def test_an_unknown_device_is_refused_by_name(world, ask):
     handover, operations = world.tenant_requests, world.operator_requests
     work = {
-        "acquire": lambda: handover.acquire([world.uuids[0], "GPU-no"], announced=False),
+        "acquire": lambda: handover.acquire([world.uuids[0], "GPU-no"], ForPod()),
         "start": lambda: handover.start(["GPU-no"], "pod"),
         "release": lambda: handover.release(["GPU-no"]),
         "distrust": lambda: handover.distrust("GPU-no", "smells"),
@@ -54,7 +55,7 @@ async def test_of_two_exclusive_acquires_one_gets_and_keeps_the_device(world):
     device = world.uuids[0]
     for _ in range(50):
         before = len(world.truth.entries)
-        both = (world.tenant_requests.acquire([device], announced=False, exclusive=True) for _ in range(2))
+        both = (world.tenant_requests.acquire([device], ForJob()) for _ in range(2))
         reported = await asyncio.gather(*both, return_exceptions=True)
         assert [it.reason for it in reported if isinstance(it, Refused)] == [Reason.IN_USE]
         assert [list(it) for it in reported if isinstance(it, dict)] == [[device]]
@@ -68,18 +69,18 @@ async def test_exclusive_acquire_grants_all_or_none_and_withholds_nothing(world)
     await world.acquire("job", taken)
     before = len(world.truth.entries)
     with pytest.raises(Refused, match=f"{taken}: it is granted") as refused:
-        await world.tenant_requests.acquire([free, taken], announced=False, exclusive=True)
+        await world.tenant_requests.acquire([free, taken], ForJob())
     assert refused.value.reason is Reason.IN_USE
     assert len(world.truth.entries) == before
     assert [reported(world, device).healthy for device in world.uuids] == [True, True]
 
 
 async def test_an_owner_gets_its_grants_again(world):
-    first = await world.tenant_requests.acquire(world.uuids, announced=False, exclusive=True, owner="job 7")
+    first = await world.tenant_requests.acquire(world.uuids, ForJob("job 7"))
     before = len(world.truth.entries)
-    assert await world.tenant_requests.acquire(world.uuids, announced=False, exclusive=True, owner="job 7") == first
+    assert await world.tenant_requests.acquire(world.uuids, ForJob("job 7")) == first
     one = world.uuids[1]
-    again = await world.tenant_requests.acquire([one], announced=False, exclusive=True, owner="job 7")
+    again = await world.tenant_requests.acquire([one], ForJob("job 7"))
     assert again == {one: first[one]}
     assert len(world.truth.entries) == before
 
@@ -91,10 +92,10 @@ def pods(names: str) -> Pods:
 
 async def test_a_claim_lets_in_the_pods_named_last(world):
     device, before = world.uuids[0], len(world.truth.entries)
-    claim, a, b, both = {"announced": False, "exclusive": True, "owner": "claim"}, *map(pods, ("a", "b", "ab"))
-    first = await world.tenant_requests.acquire([device], **claim, only=a)
-    assert await world.tenant_requests.acquire([device], **claim, only=a) == first
-    assert await world.tenant_requests.acquire([device], **claim, only=both) == first
+    a, b, both = map(pods, ("a", "b", "ab"))
+    first = await world.tenant_requests.acquire([device], ForClaim("claim", a))
+    assert await world.tenant_requests.acquire([device], ForClaim("claim", a)) == first
+    assert await world.tenant_requests.acquire([device], ForClaim("claim", both)) == first
     assert await world.tenant_requests.let_in("claim", b) == [device]
     await world.tenant_requests.let_in("claim", b)
     assert await world.tenant_requests.let_in("another claim", a) == []
@@ -110,10 +111,6 @@ async def test_a_claim_lets_in_the_pods_named_last(world):
 
 
 async def test_pods_are_let_in_for_an_owner_only(world):
-    """Nobody would give the device back, and it would stay closed to all others."""
-    for more in ({"exclusive": True}, {"owner": "claim"}):
-        with pytest.raises(InvalidRequest, match="no owner who keeps the devices"):
-            await world.tenant_requests.acquire([world.uuids[0]], announced=False, only=pods("a"), **more)
     with pytest.raises(InvalidRequest, match="no owner was named"):
         await world.tenant_requests.let_in("", pods("a"))
     assert world.state(world.uuids[0]) is State.CLEAN
@@ -128,8 +125,8 @@ async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatc
     observe: Callable[..., Awaitable[Facts]] = world.context.observer.before_grant
     decided = asyncio.Event()
 
-    async def in_turn(record: Record, *, announced: bool) -> Facts:
-        facts = await observe(record, announced=announced)
+    async def in_turn(record: Record, recipient: Recipient) -> Facts:
+        facts = await observe(record, recipient)
         if record.device.uuid == other:
             await decided.wait()
             world.change_policy("strict")
@@ -139,24 +136,24 @@ async def test_a_scrub_runs_under_the_policy_that_asked_for_it(world, monkeypatc
 
     monkeypatch.setattr(world.context.observer, "before_grant", in_turn)
     with pytest.raises(NotReady):
-        await world.tenant_requests.acquire([one, other], announced=True)
+        await world.tenant_requests.acquire([one, other], ForPod(announced=True))
     receipts = [it.receipt for it in rows(world, ev.ScrubPassed, one)]
     assert [(it.policy, it.path) for it in receipts[1:]] == [("default/defaults", ScrubPath.FAST)]
 
 
 async def test_an_owner_of_one_device_is_refused_both(world):
     one, two = world.uuids
-    await world.tenant_requests.acquire([one], announced=False, exclusive=True, owner="job 7")
+    await world.tenant_requests.acquire([one], ForJob("job 7"))
     before = len(world.truth.entries)
     with pytest.raises(Refused, match=f"cannot hand out {two}: this owner already has {one}; run `autoclave release "):
-        await world.tenant_requests.acquire([one, two], announced=False, exclusive=True, owner="job 7")
+        await world.tenant_requests.acquire([one, two], ForJob("job 7"))
     assert len(world.truth.entries) == before
-    assert list(await world.tenant_requests.acquire([two], announced=False, exclusive=True, owner="job 7")) == [two]
+    assert list(await world.tenant_requests.acquire([two], ForJob("job 7"))) == [two]
 
 
 async def test_a_release_of_no_device_and_no_owner_is_refused(world):
     """A claim without a UID must not give back the devices that were acquired without an owner."""
-    await world.tenant_requests.acquire(world.uuids, announced=False, exclusive=True)
+    await world.tenant_requests.acquire(world.uuids, ForJob())
     with pytest.raises(InvalidRequest, match="no device and no owner was named"):
         await world.tenant_requests.release()
     assert [world.state(device) for device in world.uuids] == [State.GRANTED] * 2
@@ -165,9 +162,9 @@ async def test_a_release_of_no_device_and_no_owner_is_refused(world):
 async def test_a_release_waits_for_the_running_acquire_of_its_owner(world):
     """Otherwise a job that has ended would get its devices a moment later, and keep them."""
     device = world.uuids[0]
-    await world.tenant_requests.acquire([device], announced=False, exclusive=True)
+    await world.tenant_requests.acquire([device], ForJob())
     await world.tenant_requests.release([device])  # now it is scrubbed
-    asked = world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="job 7")
+    asked = world.tenant_requests.acquire([device], ForJob("job 7"))
     granted, released = await asyncio.gather(asked, world.tenant_requests.release(owner="job 7"))
     assert (list(granted), released) == ([device], (device,))
     assert world.record(device).tenancy.grant is None
@@ -177,10 +174,10 @@ async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
     before = len(world.truth.entries)
     await world.service.stop()
     with pytest.raises(NotReady) as refused:
-        await world.tenant_requests.acquire([world.uuids[0]], announced=False)
+        await world.tenant_requests.acquire([world.uuids[0]], ForPod())
     assert refused.value.reason is Reason.SHUTTING_DOWN
     with pytest.raises(NotReady):
-        await world.tenant_requests.acquire([world.uuids[0]], announced=True)
+        await world.tenant_requests.acquire([world.uuids[0]], ForPod(announced=True))
     assert reported(world, world.uuids[0]).healthy  # the list stays, so that a pod can wait for the next service
     world.intrude(world.uuids[0])
     await world.upkeep.reconcile(world.uuids[0])
@@ -194,7 +191,7 @@ async def test_no_request_scrubs_a_device_in_use(world):
     with pytest.raises(Refused, match=said) as refused:
         await world.operator_requests.scrub(device, ScrubPath.FAST)
     assert refused.value.reason is Reason.IN_USE
-    await world.tenant_requests.acquire([world.uuids[1]], announced=False, exclusive=True, owner="job 4711")
+    await world.tenant_requests.acquire([world.uuids[1]], ForJob("job 4711"))
     with pytest.raises(Refused, match="it is granted; let its owner job 4711 end first"):
         await world.operator_requests.scrub(world.uuids[1], None)
 
@@ -336,7 +333,7 @@ async def test_an_answer_comes_before_its_caller_gives_up(world, within, slow):
     setattr(world.node.gpus[device], slow, True)
     began = world.loop.time()
     with pytest.raises((NotReady, Refused)):
-        await world.tenant_requests.acquire([device], announced=True, within=within)
+        await world.tenant_requests.acquire([device], ForPod(announced=True), within=within)
     assert world.loop.time() - began < min(within, 5.0)
 
 

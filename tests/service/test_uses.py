@@ -12,6 +12,7 @@ import pytest
 from ground.errors import AutoclaveError, NotReady, Reason, Refused
 from scrubber.core import events as ev
 from scrubber.core.model import ScrubPath, State, Step
+from scrubber.core.recipients import ForJob, ForPod
 from scrubber.core.witness import Witness
 from scrubber.service.monitor import Monitor
 from scrubber.service.operator_requests import OperatorRequests
@@ -24,9 +25,7 @@ from tests.service.world import World
 Ask = Callable[[World, str], Awaitable[object]]
 # Every request and every round, by the method that it calls.
 OBSERVE: dict[str, Ask] = {
-    "TenantRequests.acquire": lambda world, device: world.tenant_requests.acquire(
-        [device], announced=False, exclusive=True
-    ),
+    "TenantRequests.acquire": lambda world, device: world.tenant_requests.acquire([device], ForJob()),
     "TenantRequests.start": lambda world, device: world.tenant_requests.start([device], "pod"),
     "TenantRequests.release": lambda world, device: world.tenant_requests.release([device]),
     "OperatorRequests.scrub": lambda world, device: world.operator_requests.scrub(device, None),
@@ -268,11 +267,11 @@ def _as_nvml(monkeypatch) -> None:
 async def test_a_job_keeps_its_gpu_before_it_has_a_context(begin):
     world = await begin(gpus=1)
     device = world.uuids[0]
-    await world.tenant_requests.acquire([device], announced=False, exclusive=True, owner="job-1")
+    await world.tenant_requests.acquire([device], ForJob("job-1"))
     world.run("job-1", device).secret = True
     await asyncio.sleep(5)
     with pytest.raises(NotReady, match="still in use"):
-        await world.tenant_requests.acquire([device], announced=True)
+        await world.tenant_requests.acquire([device], ForPod(announced=True))
     assert world.record(device).tenancy.until_release
 
 
@@ -284,7 +283,7 @@ async def test_no_scrub_begins_while_somebody_has_it_open(begin, fenced):
     device = world.uuids[0]
     monitor = await without_context(world, device, "monitor", container="monitor")
     with suppress(Refused, NotReady):
-        await world.tenant_requests.acquire([device], announced=False)
+        await world.tenant_requests.acquire([device], ForPod())
     await asyncio.sleep(60)
     assert [it for it in world.truth.entries if isinstance(it.event, ev.ScrubFailed)] == []
     assert world.state(device) is not State.CLEAN

@@ -23,6 +23,7 @@ from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
 from scrubber.core.model import State
 from scrubber.core.offering import WAITED_FOR
+from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.devices.base import Address
 from scrubber.devices.blocking_calls import Caller
@@ -273,7 +274,7 @@ class World:
 
     async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[GrantedDevice]:
         """The first gate."""
-        grants = await self.tenant_requests.acquire(devices, announced=announced)
+        grants = await self.tenant_requests.acquire(devices, ForPod(announced=announced))
         for device in devices:
             self.tenants[device] = tenant
         return [granted for granted in grants.values() if granted.grant]

@@ -18,6 +18,7 @@ from scrubber import assembly
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import acquire, answers
 from scrubber.core.model import AilmentKind
+from scrubber.core.recipients import ForPod
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia import nvml
 from scrubber.devices.nvidia.backend import Nvidia
@@ -150,8 +151,8 @@ async def test_while_gpus_are_set_up_a_request_waits(service) -> None:
     await restart(service)
     context = service.built.service.context
     record = next(iter(context.ledger.records.values()))
-    facts = await context.observer.before_grant(record, announced=False)
-    answer = acquire.decide(record, facts, context.device_policy(record.device.uuid).policy, context.now())
+    facts = await context.observer.before_grant(record, ForPod())
+    answer = acquire.decide(record, facts, context.device_policy(record.device.uuid).policy, context.now(), ForPod())
     assert isinstance(answer, answers.Wait)
     await service.set_up(files)
 
