@@ -2,8 +2,8 @@
 
 It is in WAL mode, and each commit costs one fdatasync. Each row is a leaf of a Merkle tree (``tree``).
 
-Increase ``VERSION`` when the schema or the stored events change after a release: it makes an older program refuse the
-file. The first such change also needs code that brings a file of the version before to the new one. It may not change a
+Increase ``VERSION`` when the schema or the stored events change: it makes an older program refuse the file. The change
+also takes a line in ``older``, and a state of the version before in ``tests/ledger/states``. It must not change a
 column of a row: every hash would break.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from ground.errors import FatalError, LedgerUnavailable
 from scrubber.core.events import LedgerEntry
 from scrubber.core.record import Record
-from scrubber.ledger import ledger_rows, tree
+from scrubber.ledger import ledger_rows, older, tree
 from scrubber.ledger.ledger_rows import CorruptLedgerError, Fold, LedgerRow
 from scrubber.receipts.merkle import Frontier, Head
 
@@ -34,7 +34,7 @@ WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
-VERSION = 6  # of the schema and of the stored events
+VERSION = 7  # of the schema and of the stored events
 SCHEMA = (
     """
     CREATE TABLE entries (
@@ -216,19 +216,26 @@ def _text(value: bytes, seq: int | None) -> str:
         raise CorruptLedgerError(f"{changed} was changed: a column is not text", seq) from error
 
 
+def version(connection: sqlite3.Connection) -> int:
+    """The version of the ledger: that of the program that has written its newest row."""
+    [(number,)] = connection.execute("PRAGMA user_version")
+    return int(number)
+
+
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """FatalError if the schema is newer than this program; CorruptLedgerError if it is older, or not a ledger's."""
-    [(mark,)], [(version,)] = (connection.execute(f"PRAGMA {name}") for name in ("application_id", "user_version"))
-    if version > VERSION:
+    """FatalError if a newer version wrote it; CorruptLedgerError if it is too old to be read, or no ledger."""
+    [(mark,)], written = connection.execute("PRAGMA application_id"), version(connection)
+    if written > VERSION:
         raise FatalError(
-            f"cannot open the ledger {path}: its schema is version {version}, this program knows up to {VERSION}",
+            f"cannot open the ledger {path}: its schema is version {written}, this program knows up to {VERSION}",
             "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use",
         )
     if mark != APPLICATION_ID:
         raise CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
-    if version < VERSION:
+    if written < older.OLDEST:
+        why = f"its schema is version {written}, and this program reads the versions {older.OLDEST} to {VERSION}"
         raise CorruptLedgerError(
-            f"cannot read the ledger: its schema is version {version}, and this program reads version {VERSION} only",
+            f"cannot read the ledger: {why}",
             None,
             "`autoclave ledger export` prints its quarantines: quarantine those GPUs again",
         )

@@ -1,7 +1,8 @@
 """Rows of a ledger as values: the kind and text of each event, notes, hashes, snapshots, batches of evidence.
 
-Besides events there are three kinds of notes: how the ledger began (which damaged ledger was set aside), where older
-rows were folded into a snapshot, and which key signs receipts from now on.
+Besides events there are four kinds of notes: how the ledger began (which damaged ledger was set aside), where older
+rows were folded into a snapshot, which key signs receipts from now on, and which version goes on with the ledger of an
+older one.
 
 Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
 
@@ -31,6 +32,7 @@ from scrubber.core import events
 from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.core.record import Record
+from scrubber.ledger import older
 
 CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
@@ -69,9 +71,10 @@ KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event
 BEGUN = "ledger-begun"
 COMPACTED = "ledger-compacted"
 KEY = "receipt-key"
-NOTES = frozenset({BEGUN, COMPACTED, KEY})
+BROUGHT_UP = "ledger-brought-up"
+NOTES = frozenset({BEGUN, COMPACTED, KEY, BROUGHT_UP})
 SOILED, FAILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubFailed], KINDS[events.ScrubPassed]
-STEPS = frozenset(KINDS[event] for event in events.STEPS)
+STEPS = frozenset(KINDS[event] for event in events.STEPS) | older.STEP_KINDS
 
 SALT = 16  # bytes
 WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
@@ -157,7 +160,17 @@ def encode(event: Event) -> tuple[str, str]:
 
 
 def decode(kind: str, body: str) -> Event:
-    """The event, or CorruptLedgerError: a value is never guessed, converted or dropped."""
+    """The event, or CorruptLedgerError: a value is never guessed or converted, and dropped only if it is ``older``."""
+    try:
+        return _decoded(kind, body)
+    except CorruptLedgerError:
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # then no older version wrote it
+            if (now := older.event(kind, json.loads(body))) is not None:
+                return _decoded(now[0], canonical(now[1]))
+        raise
+
+
+def _decoded(kind: str, body: str) -> Event:
     if (event := CLASSES.get(kind)) is None:
         raise CorruptLedgerError(f"cannot read an event: unknown kind {kind!r}")
     decoded: tuple[Event, ...] = _read(event, f"[{body}]", "an event")
@@ -172,17 +185,13 @@ def encode_records(records: tuple[Record, ...]) -> str:
 
 
 def decode_records(text: str) -> tuple[Record, ...]:
-    """A snapshot's records, or CorruptLedgerError.
-
-    A version with a create gate wrote ``bypasses`` into each record: who had come past that gate decides nothing now.
-    """
-    if '"bypasses":' in text:
-        with suppress(ValueError, LookupError, TypeError):  # ``_read`` says what is wrong with it
-            plain = json.loads(text)
-            for record in plain:
-                del record["bypasses"]
-            text = canonical(plain)
-    return _read(Record, text, "a snapshot")
+    """A snapshot's records, or CorruptLedgerError."""
+    try:
+        return _read(Record, text, "a snapshot")
+    except CorruptLedgerError:
+        with suppress(ValueError, LookupError, TypeError, AttributeError):  # then no older version wrote it
+            return _read(Record, canonical(older.records(json.loads(text))), "a snapshot")
+        raise
 
 
 @cache

@@ -1,8 +1,8 @@
 """Opens a ledger for its one writer: locks, creates or loads it, and sets a damaged one aside.
 
-It creates a ledger if it is missing. A damaged one, or one of an older schema, is set aside unchanged, and a new one is
-created; it is never deleted or repaired. A schema newer than this program is refused. A new ledger knows no device, so
-each is UNKNOWN until the service observes it.
+It creates a ledger if it is missing, and goes on with one of an older version (``older``). A damaged one is set aside
+unchanged, and a new one is created; it is never deleted or repaired. One of a newer version is refused. A new ledger
+knows no device, so each is UNKNOWN until the service observes it.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def _open(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> tuple[Sqli
         if not paths.database.exists():
             _check_nothing_left(paths)
             _create(paths, new_note(1, BEGUN, at, {}))
-        return _loaded(paths, locked, load), None
+        return _loaded(paths, locked, at, load), None
     except CorruptLedgerError as error:
         aside = SetAside(_move(paths, at), str(error))
     try:
         with translated("create a new ledger at", paths.database):
             _create(paths, new_note(1, BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
-        return _loaded(paths, locked, load), aside
+        return _loaded(paths, locked, at, load), aside
     except LedgerUnavailable as error:
         why = f"{error.message}; the damaged ledger was set aside as {aside.path}: {aside.why}"
         raise LedgerUnavailable(why, *error.remedies) from error
@@ -79,10 +79,11 @@ def _check_nothing_left(paths: LedgerPaths) -> None:
         raise CorruptLedgerError(f"the ledger {paths.database} is missing, although {', '.join(left)} exists")
 
 
-def _loaded(paths: LedgerPaths, locked: int, load: Load) -> SqliteStore:
+def _loaded(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> SqliteStore:
     opened = SqliteStore(paths, locked)
     try:
         load(opened)
+        opened.bring_up(at)
     except BaseException:  # any error, a cancellation too: disconnect and raise it again
         opened.disconnect()
         raise

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, replace
 
-from ground import private_files
+from ground import log, private_files
 from ground.errors import LedgerUnavailable
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
@@ -21,9 +21,11 @@ from scrubber.ledger import database, entry_queries, ledger_rows, tree
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, read_head
-from scrubber.ledger.ledger_rows import KEEP_ALL, CorruptLedgerError, Fold, LedgerRow, Retention, Snapshot
+from scrubber.ledger.ledger_rows import BROUGHT_UP, KEEP_ALL, CorruptLedgerError, Fold, LedgerRow, Retention, Snapshot
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.receipts.merkle import Frontier, Head, Inclusion
+
+logger = log.get("ledger")
 
 _KEEP = "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -59,6 +61,20 @@ class SqliteStore:
                 self._connected()  # fails now, not at the first write, when the disk is read-only
                 self._acknowledge(frontier, vouch=not loaded.may_be_old)
             return loaded
+
+    def bring_up(self, at: Moment) -> None:
+        """Go on with the ledger of an older version, which refuses it from now on. A note says so."""
+        with self._ready() as connection:
+            before = database.version(connection)
+            if before == database.VERSION:
+                return
+            body = {"from": before, "to": database.VERSION}
+            note = ledger_rows.new_note(self.head.size + 1, BROUGHT_UP, at, body)
+            with database.transaction(connection):
+                grown = database.insert(connection, self._frontier, [note])
+                connection.execute(f"PRAGMA user_version = {database.VERSION}")
+            self._acknowledge(grown, vouch=False)
+        logger.info("goes on with the ledger of an older version", path=str(self._paths.database), **body)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""
