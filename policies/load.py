@@ -33,20 +33,18 @@ class RemovedField:
 
     def may_stay(self, value: object) -> bool:
         """Whether the file asks for what happens anyway. A node must not fall out of service for that at an update."""
-        return self.default is ANY or _says_the_same(value, self.default)
+        return self.default is ANY or (type(value) is type(self.default) and value == self.default)  # True is not 1
 
 
 REMOVED = {
     "gate": RemovedField(
         ANY, "pods wait in PreStartContainer where the fence holds others off the GPU, and in Allocate elsewhere"
     ),
-    "restart_on_sick": RemovedField("refuse", "no container restarts on a device whose results are in doubt"),
+    "restart_on_sick": RemovedField(ANY, "no container restarts on a device whose results are in doubt"),
     "paths.escalate": RemovedField(
         default=True, instead="a failed path is followed by the path reset; `reset: {when: never}` forbids it"
     ),
-    "periodic": RemovedField(
-        {"every": "0s", "keep_free": 1}, "to test idle devices, run `autoclave scrub GPU --path slow` from a timer"
-    ),
+    "periodic": RemovedField(ANY, "to test idle devices, run `autoclave scrub GPU --path slow` from a timer"),
 }
 
 
@@ -183,13 +181,6 @@ def _without(policy: object, way: list[str], last: str, field: RemovedField) -> 
     if way:
         return {key: _without(value, way[1:], last, field) if key == way[0] else value for key, value in policy.items()}
     return {key: value for key, value in policy.items() if key != last or not field.may_stay(value)}
-
-
-def _says_the_same(value: object, default: object) -> bool:
-    """Whether a value is the default, or a mapping of which each value is. True is not 1."""
-    if isinstance(value, dict) and isinstance(default, dict):
-        return all(key in default and _says_the_same(part, default[key]) for key, part in value.items())
-    return type(value) is type(default) and value == default
 
 
 def _stands_in(root: yaml_tree.YamlNode, problem: validation.Problem) -> bool:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import helm_python
@@ -151,7 +152,8 @@ def test_every_alert_is_given_the_labels_that_were_asked_for():
 
 def leaves(tree, schema, place=""):
     """Each value that the schema knows by its name, with its default or an AssertionError where they differ."""
-    known = {name: inner for name, inner in schema["properties"].items() if name not in {"global", "sharing"}}
+    named = {name: inner for name, inner in schema["properties"].items() if name not in {"global", "sharing"}}
+    known = {name: inner for name, inner in named.items() if "deprecated" not in inner}
     assert (schema.get("additionalProperties"), tree.keys()) == (False, known.keys()), place
     for name, inner in known.items():
         path = f"{place}.{name}" if place else name
@@ -516,6 +518,30 @@ def test_a_digest_takes_precedence_in_every_image():
         ours = f"{image.REPOSITORY}:{scrubber.__version__}{build}"
         assert {one["image"] for _, _, one in manifests.containers(case)} == {ours}
     assert {one["image"] for _, _, one in manifests.containers("places")} == {f"{image.REPOSITORY}@sha256:" + "0" * 64}
+
+
+FORMER: dict[str, Any] = {
+    "createGate": {"mode": "off", "runtimeClasses": ["nvidia"]},
+    "kubelet": {"runtimeRequestTimeout": "2m"},
+    "scrubber": {"metricsPort": 9000, "terminationGracePeriodSeconds": 5},
+    "plugin": {"metricsPort": 9001, "terminationGracePeriodSeconds": 5},
+    "dra": {"terminationGracePeriodSeconds": 5},
+}
+
+
+def test_values_of_older_versions_change_nothing_and_are_named():
+    notes = manifests.notes(FORMER, upgrade=True)
+    given = {f"{group}.{name}" for group, values in FORMER.items() for name in values}
+    assert set(re.findall(r"^  ([\w.]+): ", notes, re.MULTILINE)) == given
+    assert "change nothing any more" not in manifests.notes({})
+    assert manifests.loaded({**FORMER, "nameOverride": ""}) == manifests.loaded({})
+
+
+@pytest.mark.parametrize(("old", "name"), [("gpus", "autoclave-gpus"), ("clave", "autoclave")])
+def test_name_override_is_refused_with_the_name_of_before(old, name):
+    """Without it, each object would be created again beside the old one."""
+    with pytest.raises(helm_python.HelmError, match=f"set fullnameOverride={name} in its place"):
+        manifests.loaded({"nameOverride": old})
 
 
 def test_notes_name_the_daemonsets_and_the_pod_of_a_node():

@@ -101,6 +101,10 @@
 {{- if and (ne $v.dra.inFrontOf.driverName "gpu.nvidia.com") (not $v.dra.inFrontOf.registrarDirectory) -}}
 {{- fail "dra.inFrontOf.driverName: it belongs to the directory where that driver registers; set dra.inFrontOf.registrarDirectory too" -}}
 {{- end -}}
+{{- with $v.nameOverride -}}
+{{- $name := contains . $.Release.Name | ternary $.Release.Name (printf "%s-%s" $.Release.Name .) -}}
+{{- fail (printf "nameOverride: it has left, and without it each object would be created again beside the old one; set fullnameOverride=%s in its place" $name) -}}
+{{- end -}}
 {{- if and $v.dra.deviceClass.extendedResourceName (not $v.dra.deviceClass.create) -}}
 {{- fail "dra.deviceClass.extendedResourceName: it is a part of the class; set dra.deviceClass.create too" -}}
 {{- end -}}
