@@ -9,9 +9,8 @@ import pytest
 from lightkube.resources.batch_v1 import Job
 from lightkube.resources.core_v1 import Pod
 
-from scrubber.devices.simulated import drills
 from tests.cluster import files
-from tests.cluster.autoclave import GPUS, SIMULATED, registered, stand_by
+from tests.cluster.autoclave import GPUS, registered, stand_by
 from tests.cluster.cluster import container
 from tests.cluster.escapes import stays_shut
 from tests.cluster.nvidia import lose, mounted
@@ -50,9 +49,8 @@ async def test_one_lost_gpu_keeps_no_pod_off_the_others(behind, autoclave):
     behind.vendor = behind.nvidia(**ONLY_PREFERS)
     behind.vendor.start()
     await files.until(behind.gate.log, lambda: behind.gate.log.read_text().count("has registered") > 1)
-    [sick] = await autoclave.devices(bool, index=0)
     lose(0)
-    drills.xid(SIMULATED, sick.device, 79)
+    await autoclave.quarantine("0")  # for an XID, its probation might pass before the last pod
     await behind.offered(GPUS - 1)
     rules = {"completions": 10, "parallelism": 1, "backoffLimit": 0}
     spec = mounted(behind.cluster.spec(), container("-for", "50ms", gpus=GPUS - 1), range(1, GPUS))
@@ -60,6 +58,7 @@ async def test_one_lost_gpu_keeps_no_pod_off_the_others(behind, autoclave):
     await behind.cluster.until(Job, "many", lambda job: job.status.succeeded == 10)
     assert await behind.cluster.refused() == []
     assert "unable to get device link information" in behind.gate.log.read_text()
+    await autoclave.reinstate("0")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -148,7 +147,8 @@ def all_healthy(log):
 
 
 async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia, autoclave):
-    autoclave.rule(fence={"mode": "watch"})  # the first pod is given no GPU by us
+    """As the page has it: under ``mode: observe`` first, because the first pod is given no GPU by us."""
+    autoclave.rule(mode="observe")
     await autoclave.devices(lambda device: device.fence == "watch")
     it = node_with_nvidia
     it.vendor = it.nvidia(KUBELET_SOCKET="")
@@ -163,7 +163,8 @@ async def test_the_gate_comes_and_goes_while_a_pod_runs(node_with_nvidia, autocl
     await it.cluster.said("first", "INTACT", more=4)
     await it.cluster.delete("first")
     await it.cluster.gone("first")
-    await autoclave.clean()
+    autoclave.rule()
+    await autoclave.ready()
     await files.until(it.gate.log, partial(all_healthy, it.gate.log))  # the scheduler may have an older list
     await it.hold("second")
     assert it.cluster.words("second").count("CLEAN") == GPUS
