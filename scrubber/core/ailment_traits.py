@@ -57,6 +57,7 @@ class AilmentTraits(Remedy):
 
 _BACK = "Autoclave tests the GPU again automatically"
 _REPLACE, _THEN = "replace the GPU (RMA)", "then `autoclave reinstate {gpu}`"
+_REPLACED = "a new GPU needs nothing more; if this one stays, run `autoclave reinstate {gpu}`"
 _REBOOT = "drain and reboot the node"
 _FAILS = f"if that keeps failing, {_REBOOT}"
 _RESET = f"wait: {_BACK}, with a reset", _FAILS
@@ -76,10 +77,10 @@ AILMENTS = {
     AilmentKind.XID: AilmentTraits(Course.RESET, _RESET, escalates=False),  # no scrub removes a logged error
     AilmentKind.ECC: AilmentTraits(Course.RESET, (*_RESET, "if the errors return, replace the GPU (RMA)")),
     AilmentKind.REMAP_PENDING: AilmentTraits(Course.RESET, _RESET),
-    AilmentKind.REMAP_FAILED: AilmentTraits(Course.PERSON, (_REPLACE, _THEN)),
+    AilmentKind.REMAP_FAILED: AilmentTraits(Course.PERSON, (_REPLACE, _REPLACED)),
     AilmentKind.RESET_REQUIRED: AilmentTraits(Course.RESET, _RESET),
     # Found by its sign. The worse sign stands first: of two that need an equally strong remedy, it is the ailment.
-    AilmentKind.SRAM: AilmentTraits(Course.PERSON, (_REPLACE, _THEN), lasts=Lasts.REPORTED, sign_after=0.0),
+    AilmentKind.SRAM: AilmentTraits(Course.PERSON, (_REPLACE, _REPLACED), lasts=Lasts.REPORTED, sign_after=0.0),
     AilmentKind.REBOOT_REQUIRED: AilmentTraits(
         Course.WAIT, (_REBOOT,), f"{_BACK} after that", lasts=Lasts.REPORTED, sign_after=0.0
     ),
@@ -119,9 +120,9 @@ AILMENTS = {
     ),
     # Found by a scrub.
     AilmentKind.MEMORY_FAULT: AilmentTraits(
-        Course.PERSON, (f"{_REPLACE}, because its memory does not hold what is written", _THEN)
+        Course.PERSON, (f"{_REPLACE}, because its memory does not hold what is written", _REPLACED)
     ),
-    AilmentKind.COMPUTE_FAULT: AilmentTraits(Course.PERSON, (f"{_REPLACE}, because it computes wrongly", _THEN)),
+    AilmentKind.COMPUTE_FAULT: AilmentTraits(Course.PERSON, (f"{_REPLACE}, because it computes wrongly", _REPLACED)),
     AilmentKind.RESET_FAILED: AilmentTraits(Course.RESET, (f"wait: {_BACK}", _FAILS)),
     AilmentKind.SCRUB_FAILED: AilmentTraits(Course.RESET, ("see above which step failed",), _BACK),
     AilmentKind.STUCK_PROCESS: AilmentTraits(
@@ -138,7 +139,7 @@ AILMENTS = {
         Course.WAIT, ("do nothing: its GPU has another MIG layout",), "if the slice returns, Autoclave tests it again",
         blameless=True, gone=True, taken_away=True, first_look=True,
     ),
-    AilmentKind.FLAPPING: AilmentTraits(Course.PERSON, (f"{_REPLACE}, because it keeps failing", _THEN)),
+    AilmentKind.FLAPPING: AilmentTraits(Course.PERSON, (f"{_REPLACE}, because it keeps failing", _REPLACED)),
     AilmentKind.OPERATOR: AilmentTraits(
         Course.PERSON, ("run `autoclave reinstate {gpu}` when your work on the GPU is done",), without_reset=True
     ),
