@@ -27,6 +27,7 @@ from scrubber.service.report import StatusReporter
 from scrubber.service.service_readiness import Readiness
 from scrubber.words import device_status
 
+REFUSED, COUNTED = "refused", "counted"  # what the fence did with an opening: it failed, or it went on
 SAMPLED_EVERY = 15.0  # seconds: metrics are seldom fetched more often
 
 
@@ -154,7 +155,7 @@ class ServiceCollector(Collector):
         yield from _health(self._context.seen.vitals.get(uuid))
         guard = self._context.observer.driver.guard
         asked = guard.askers.asked(uuid) if guard is not None else Asked()
-        for answer, times in (("refused", asked.refused), ("counted", asked.times - asked.refused)):
+        for answer, times in ((REFUSED, asked.refused), (COUNTED, asked.times - asked.refused)):
             if times:
                 yield service_metrics.FENCE_QUESTIONS, (answer,), float(times)
 

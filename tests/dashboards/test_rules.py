@@ -13,7 +13,7 @@ from plugin.registration.registration_state import Cause
 from policies import load, xids
 from policies.xidtable import RequiredAction
 from scrubber.core.model import AilmentKind, Availability, State
-from scrubber.metrics import counters
+from scrubber.metrics import counters, gauges
 from tests.dashboards import promtool, rulefiles
 from tests.dashboards.rulefiles import ALERTS, RECORDED, SERIES, TABLE
 
@@ -33,6 +33,7 @@ WORDS = {  # the values that a condition may name, by label
     "xid": {str(code) for code in xids.ROWS},
     "job": {"autoclave-scrubber", "autoclave-plugin", "autoclave-dra"},
     "policy": {"observe"},
+    "answer": {gauges.REFUSED, gauges.COUNTED},
 }
 
 
