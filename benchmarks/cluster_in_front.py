@@ -60,7 +60,7 @@ async def measure(node: programs.Node, logs: Path, pods: int) -> list[Figure]:
 async def _plugin(kind: str, it: InFront, autoclave: Autoclave) -> AsyncIterator[None]:
     """One plugin offers all GPUs."""
     if kind == ALONE:
-        autoclave.down()
+        autoclave.uninstall()  # its fence would keep the pods off
         it.vendor = it.nvidia(KUBELET_SOCKET="")
         it.vendor.start()
     else:

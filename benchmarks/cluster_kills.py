@@ -146,7 +146,7 @@ async def measure(node: Node, logs: Path, pods: int, seed: int, only: str) -> li
     async with Cluster.connect() as client:
         trial = Trial(Cluster(client, logs), moments, only)
         await autoclave.up()  # makes the GPUs
-        autoclave.down()
+        autoclave.uninstall()  # its fence would keep the pods off
         floor = autoclave.floor()
         floor.start()
         same = ("-secret", "same")  # the next pod finds it, and takes it for its own
@@ -160,7 +160,7 @@ async def measure(node: Node, logs: Path, pods: int, seed: int, only: str) -> li
         await trial.kill("Autoclave's plugin and service together", GPU, [plugin, service])
         second.end()
         environment = await asyncio.to_thread(replace, autoclave)
-        autoclave.service.end()
+        autoclave.uninstall()
         await trial.cluster.offered(0)
         it = InFront(trial.cluster, Path(node.kubelet.command[0]).parent / "nvidia-device-plugin", environment, logs)
         it.vendor = it.nvidia(KUBELET_SOCKET="")
