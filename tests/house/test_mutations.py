@@ -231,7 +231,7 @@ PLANTED = [
     Mutant(RESULTS, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(
         ACQUIRE,
-        "if exclusive and taken:",
+        "if taken and recipient.until_release:",
         "if False:",
         tests=IN_ACQUIRE,
     ),
