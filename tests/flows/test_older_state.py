@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,15 @@ import pytest
 from autoclave.cli import service_call
 from scrubber.devices.simulated import layout
 from scrubber.ledger import audit, reading
+from tests import older_states
 from tests.live import Service
 
-STATES = sorted(Path(__file__).parents[1].glob("ledger/states/*[0-9a-f].tar.xz"))
 ONLY_SIMULATED = 6  # the exit code of a receipt that is good
 
 
-@pytest.fixture(params=STATES, ids=lambda path: path.name.removesuffix(".tar.xz"))
+@pytest.fixture(params=older_states.OF_ONE_STORY, ids=older_states.name)
 def updated(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Service]:
-    with tarfile.open(request.param) as archive:
-        archive.extractall(short_tmp / "state", filter="data")
-    (short_tmp / "state").chmod(0o700)
+    older_states.unpack(request.param, short_tmp / "state")
     known = {it.device.index: it.device.uuid for it in reading.read(short_tmp / "state/ledger.db").records.values()}
     layout.create(short_tmp / "gpus", len(known), 2**20)
     for place in layout.places(short_tmp / "gpus"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tarfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +17,16 @@ from scrubber.core.measured import Restored
 from scrubber.core.model import Evicted, Holder, Step, Stuck, Trigger
 from scrubber.ledger import audit, database, ledger_rows, older, opening, reading
 from scrubber.receipts.note import Checkpoint
+from tests import older_states
 from tests.ledger.conftest import NOW
 
 HERE = Path(__file__).parent
-ALL = sorted((HERE / "states").glob("*.tar.xz"))
 
 
-@pytest.fixture(params=ALL, ids=lambda path: path.name.removesuffix(".tar.xz"))
+@pytest.fixture(params=older_states.ALL, ids=older_states.name)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The ledger in such a state."""
-    with tarfile.open(request.param) as archive:
-        archive.extractall(tmp_path, filter="data")
+    older_states.unpack(request.param, tmp_path)
     return tmp_path / "ledger.db"
 
 
@@ -58,7 +56,7 @@ def test_each_older_ledger_is_gone_on_with(path):
     assert len(newest.entries) == 1, "the note is no event"
 
 
-@pytest.mark.parametrize("path", [it for it in ALL if "demo" not in it.name], ids=lambda it: it.name, indirect=True)
+@pytest.mark.parametrize("path", older_states.OF_ONE_STORY, ids=older_states.name, indirect=True)
 def test_what_the_older_version_knew_is_still_known(path):
     go_on(path)
     by_index = {it.device.index: it for it in reading.read(path).records.values()}
@@ -134,5 +132,5 @@ def test_what_no_version_has_written_is_damaged(kind, body):
 
 
 def test_each_format_is_tried():
-    tried = {int(path.name.partition("-")[0]) for path in ALL}
+    tried = {int(path.name.partition("-")[0]) for path in older_states.ALL}
     assert tried == set(range(older.OLDEST, database.VERSION))
