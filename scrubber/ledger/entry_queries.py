@@ -13,7 +13,7 @@ from scrubber.ledger import database, ledger_rows
 
 _NEWEST = """
     SELECT {columns} FROM {table}
-    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted', 'receipt-key', 'ledger-brought-up')
+    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted', 'receipt-key', 'ledger-taken-over')
     AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2 OR seq >= ?8) AND (?7 IS NULL OR wall <= ?7)
     AND seq > ?4 AND (?5 IS NULL OR seq < ?5) AND (?6 IS NULL OR kind IN (SELECT value FROM json_each(?6)))
     ORDER BY seq DESC LIMIT ?3

@@ -1,8 +1,8 @@
 """Rows of a ledger as values: the kind and text of each event, notes, hashes, snapshots, batches of evidence.
 
 Besides events there are four kinds of notes: how the ledger began (which damaged ledger was set aside), where older
-rows were folded into a snapshot, which key signs receipts from now on, and which version goes on with the ledger of an
-older one.
+rows were folded into a snapshot, which key signs receipts from now on, and where this version has taken over the ledger
+of an older one.
 
 Folded rows that are evidence are kept in batches, one for each compaction. The newest note holds a digest of them all.
 
@@ -71,8 +71,8 @@ KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event
 BEGUN = "ledger-begun"
 COMPACTED = "ledger-compacted"
 KEY = "receipt-key"
-BROUGHT_UP = "ledger-brought-up"
-NOTES = frozenset({BEGUN, COMPACTED, KEY, BROUGHT_UP})
+TAKEN_OVER = "ledger-taken-over"
+NOTES = frozenset({BEGUN, COMPACTED, KEY, TAKEN_OVER})
 SOILED, FAILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubFailed], KINDS[events.ScrubPassed]
 STEPS = frozenset(KINDS[event] for event in events.STEPS) | older.STEP_KINDS
 

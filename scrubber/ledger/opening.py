@@ -1,6 +1,6 @@
 """Opens a ledger for its one writer: locks, creates or loads it, and sets a damaged one aside.
 
-It creates a ledger if it is missing, and goes on with one of an older version (``older``). A damaged one is set aside
+It creates a ledger if it is missing, and takes over one of an older version (``older``). A damaged one is set aside
 unchanged, and a new one is created; it is never deleted or repaired. One of a newer version is refused. A new ledger
 knows no device, so each is UNKNOWN until the service observes it.
 """
@@ -83,7 +83,7 @@ def _loaded(paths: LedgerPaths, locked: int, at: Moment, load: Load) -> SqliteSt
     opened = SqliteStore(paths, locked)
     try:
         load(opened)
-        opened.bring_up(at)
+        opened.take_over(at)
     except BaseException:  # any error, a cancellation too: disconnect and raise it again
         opened.disconnect()
         raise

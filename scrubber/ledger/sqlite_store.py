@@ -21,7 +21,7 @@ from scrubber.ledger import database, entry_queries, ledger_rows, tree
 from scrubber.ledger.database import Loaded
 from scrubber.ledger.entry_queries import EVERYTHING, Kept, Window
 from scrubber.ledger.ledger_files import HeadFiles, LedgerPaths, read_head
-from scrubber.ledger.ledger_rows import BROUGHT_UP, KEEP_ALL, CorruptLedgerError, Fold, LedgerRow, Retention, Snapshot
+from scrubber.ledger.ledger_rows import KEEP_ALL, TAKEN_OVER, CorruptLedgerError, Fold, LedgerRow, Retention, Snapshot
 from scrubber.ledger.sqlite_errors import translated
 from scrubber.receipts.merkle import Frontier, Head, Inclusion
 
@@ -62,19 +62,19 @@ class SqliteStore:
                 self._acknowledge(frontier, vouch=not loaded.may_be_old)
             return loaded
 
-    def bring_up(self, at: Moment) -> None:
-        """Go on with the ledger of an older version, which refuses it from now on. A note says so."""
+    def take_over(self, at: Moment) -> None:
+        """Take over the ledger of an older version, which refuses it from now on. A note says so."""
         with self._ready() as connection:
             before = database.version(connection)
             if before == database.VERSION:
                 return
             body = {"from": before, "to": database.VERSION}
-            note = ledger_rows.new_note(self.head.size + 1, BROUGHT_UP, at, body)
+            note = ledger_rows.new_note(self.head.size + 1, TAKEN_OVER, at, body)
             with database.transaction(connection):
                 grown = database.insert(connection, self._frontier, [note])
                 connection.execute(f"PRAGMA user_version = {database.VERSION}")
             self._acknowledge(grown, vouch=False)
-        logger.info("goes on with the ledger of an older version", path=str(self._paths.database), **body)
+        logger.info("the ledger of an older version is taken over", path=str(self._paths.database), **body)
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""

@@ -1,4 +1,4 @@
-"""Ledgers that older versions have left: each is gone on with where it lies, and nothing in it is forgotten."""
+"""Ledgers that older versions have left: each is taken over where it lies, and nothing in it is forgotten."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def go_on(path: Path) -> opening.SetAside | None:
+def take_over(path: Path) -> opening.SetAside | None:
     store, aside = opening.open_or_set_aside(path, NOW, lambda it: it.load(states.replay))
     store.close()
     return aside
 
 
-def test_each_older_ledger_is_gone_on_with(path):
+def test_each_older_ledger_is_taken_over(path):
     before = audit.verify(path)
     records = reading.read(path).records
     assert before.broken is None
     assert before.head is not None
-    assert [go_on(path) for _ in range(2)] == [None, None]
+    assert [take_over(path) for _ in range(2)] == [None, None]
     old = Checkpoint("autoclave/vm", before.head.size, bytes.fromhex(before.head.root))
     after = audit.verify(path, [old])
     assert (after.broken, after.vouched, after.rows) == (None, before.rows, before.rows + 1), "a note, once"
     assert reading.read(path).records == records
     with closing(database.connect(path)) as connection:
         assert database.version(connection) == database.VERSION
-        note = json.loads(database.last_note(connection, ledger_rows.BROUGHT_UP) or "")
+        note = json.loads(database.last_note(connection, ledger_rows.TAKEN_OVER) or "")
         evidence = ledger_rows.evidence(database.rows(connection))
     assert note["to"] == database.VERSION
     assert {it.kind for it in evidence}.isdisjoint({"step-started", "step-finished"})
@@ -58,7 +58,7 @@ def test_each_older_ledger_is_gone_on_with(path):
 
 @pytest.mark.parametrize("path", older_states.OF_ONE_STORY, ids=older_states.name, indirect=True)
 def test_what_the_older_version_knew_is_still_known(path):
-    go_on(path)
+    take_over(path)
     by_index = {it.device.index: it for it in reading.read(path).records.values()}
     ailments = {index: it.health.quarantine.ailment for index, it in by_index.items() if it.health.quarantine}
     assert {index: it.kind.value for index, it in ailments.items()} == {1: "operator", 4: "xid"}
