@@ -9,3 +9,4 @@ DOMAIN = "autoclave.internal"  # a placeholder: below .internal, which is for pr
 DRIVER = f"gpu.{DOMAIN}"  # of DRA, its DeviceClass, and the prefix of its taint
 CHECKPOINT = f"{DOMAIN}/checkpoint"  # the annotation of a Node
 PREDICATE_TYPE = f"tag:{DOMAIN},2026:receipts/v1"  # of a receipt; a name, not an address
+CLOSING_TYPE = f"tag:{DOMAIN},2026:closings/v1"  # of a closing receipt

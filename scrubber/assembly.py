@@ -315,13 +315,13 @@ def build(
     observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
     for record in ledger.records.values():
         observer.recorded(record)
-    ledger.follow = observer.recorded
+    ledger.follow, ledger.read_fence = observer.recorded, observer.fence_reading
     places = (str(config.pod_logs), str(config.host_root))
     starter = _WorkerStarter(backend, observer, pool, whole_node, *places, config.operator_namespace, namespace)
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
     notary = ledger.notary
     if notary is not None:
-        jobs.seal_with(notary.seal)
+        jobs.sign_with(notary)
     context = ServiceContext(
         ledger,
         observer,

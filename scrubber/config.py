@@ -53,7 +53,7 @@ class ScrubberConfig:
     sight: SightMode = SightMode.HOST
     """Where all processes of the node are visible: host, or namespace for a node that is itself a container."""
 
-    evidence_rows: int = 200_000
+    evidence_rows: int = 240_000
     """How many events outlive the steps of scrubs: those of about 40,000 uses of a GPU, in about 140 MiB."""
 
     evidence_age: float = 400 * 86_400.0

@@ -12,10 +12,11 @@ from autoclave.cli.offline import Offline
 from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.errors import Unreachable
+from policies.policy_model import FenceMode
 from scrub_api import admin_client, views
 from scrubber.core import tenancies
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Moment, Receipt
+from scrubber.core.model import Moment, Receipt, signer_of
 from scrubber.core.tenancies import TenancyRow
 from scrubber.ledger import ledger_rows
 
@@ -25,11 +26,11 @@ KINDS = tuple(ledger_rows.KINDS[event] for event in tenancies.EVENTS)
 FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
     "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
-    "residue_bytes", "wipe_signature",
+    "residue_bytes", "wipe_signature", "fence", "others_let_through", "others_refused", "closing_signature",
 )  # fmt: skip
 TABLE = (
     "BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE",
-    "WIPED", "WIPE", "COVERAGE", "RESIDUE", "BY",
+    "WIPED", "WIPE", "COVERAGE", "RESIDUE", "BY", "OTHERS",
 )  # fmt: skip
 
 Rows = Sequence[tuple[TenancyRow, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
@@ -103,6 +104,7 @@ def _item(row: TenancyRow, place: views.HistoryEntry, model: str, node: str) -> 
         "wiped_bytes": wipe.covered_bytes if wipe else None,
         "allocatable_bytes": wipe.allocatable_bytes if wipe else None,
         "residue_bytes": _residue(wipe) if wipe else None, "wipe_signature": _signer(wipe) if wipe else "",
+        **_fence(row),
     }  # fmt: skip
     return {name: about[name] if name in about else getattr(row, name) for name in FIELDS}
 
@@ -111,11 +113,35 @@ def _cells(row: TenancyRow, gpu: str) -> list[str]:
     ended = "" if row.ended is None else human.local(row.ended)
     cells = [human.local(row.began), ended, gpu, row.tenant, row.actor, _result(row), row.receipt, _signature(row)]
     if row.wipe is None:
-        return [*cells, "", "", "", "", ""]
+        return [*cells, "", "", "", "", "", ""]
     residue = _residue(row.wipe)
     shown = "unknown" if residue is None else human.size(residue)
     done = human.local(row.wipe.finished.wall)
-    return [*cells, done, row.wipe.id, text_tables.coverage(row.wipe), shown, _signer(row.wipe)]
+    return [*cells, done, row.wipe.id, text_tables.coverage(row.wipe), shown, _signer(row.wipe), _others(row)]
+
+
+def _fence(row: TenancyRow) -> dict[str, object]:
+    """What the closing receipt says of others; nothing where it is not known."""
+    if row.closed is None:
+        return {"fence": "", "others_let_through": None, "others_refused": None, "closing_signature": ""}
+    said, signer = row.closed.ended.guarded, signer_of(row.closed.envelope) or "unsigned"
+    known = said.mode is not FenceMode.OFF
+    return {
+        "fence": f"{said.mode.value}{'' if said.saw_all else ', with gaps'}" if known else f"not known: {said.why}",
+        "others_let_through": said.let_through if known else None,
+        "others_refused": said.refused if known else None,
+        "closing_signature": signer,
+    }
+
+
+def _others(row: TenancyRow) -> str:
+    if row.closed is None:
+        return ""
+    said = row.closed.ended.guarded
+    if said.mode is FenceMode.OFF:
+        return "not known"
+    seen = "" if said.saw_all else ", with gaps"
+    return f"{said.let_through} let through, {said.refused} refused{seen}"
 
 
 def _result(row: TenancyRow) -> str:

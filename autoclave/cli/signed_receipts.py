@@ -19,6 +19,7 @@ from autoclave.cli.output import document, human
 from ground import paths, private_files
 from ground.boot import boot_id
 from ground.errors import FatalError, InvalidRequest, Reason, Refused, Unreachable
+from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
 from ground.quantities import quantity
 from scrub_api import admin_client, views
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED
@@ -27,37 +28,54 @@ from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER as SUBJECT
 from scrubber.receipts.statement import handover_digest
-from scrubber.receipts.tenant_files import ENVELOPE, PROOF
+from scrubber.receipts.tenant_files import CLOSING, CLOSING_PROOF, ENVELOPE, PROOF
 from scrubber.receipts.verification import Expected, Logged
 
 EVERY = 2**31  # rows: more than a ledger has
-PASSED = "scrub-passed"
 ID = re.compile(r"[0-9a-f]{16}")
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # of a pod
 HANDOVER = re.compile(r"[0-9a-f]{24}")
 RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
 DEV, DEVICE_NODE = Path("/dev"), re.compile(r"nvidia[0-9]+")
 
 LISTS = "`autoclave receipt list` lists those that the ledger has"
 
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Receipts of scrubs, or of tenancies."""
+
+    word: str
+    predicate: str
+    row: str  # of the ledger
+    files: tuple[str, str]  # the document and its proof
+
+
+RECEIPTS = Kind("receipt", PREDICATE_TYPE, "scrub-passed", (ENVELOPE, PROOF))
+CLOSINGS = Kind("closing receipt", CLOSING_TYPE, "tenancy-closed", (CLOSING, CLOSING_PROOF))
+
 Files = tuple[Path, ...]
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
 
 
-def verify(path: Path | None, files: tuple[Files, Files, Files], wanted: tuple[str, str, str], output: str) -> int:
+def verify(
+    path: Path | None, files: tuple[Files, Files, Files], wanted: tuple[str, str, str], output: str,
+    kind: Kind = RECEIPTS,
+) -> int:  # fmt: skip
     """Verify receipts and say what was checked. ``files``: keys, keys of the site, checkpoints.
 
     Without a path: the receipt of each GPU of this container, which must be of this boot.
     """
     public = _trusted(*files[:2])
     if path is not None:
-        return _verify(path, public, files[2], wanted, output)
+        return _verify(path, public, files[2], wanted, output, kind)
     gpu, boot, given = wanted
     try:
         folders = _in_container(os.environ.get(paths.RECEIPTS_VARIABLE, ""))
     except ReceiptError as error:
         return _not_verified(f"cannot find the receipts of this container: {error}", output)
     wanted = gpu, boot or boot_id(), given
-    return worst([_verify(each, public, files[2], wanted, output) for each in folders])
+    return worst([_verify(each, public, files[2], wanted, output, kind) for each in folders])
 
 
 def _in_container(named: str) -> list[Path]:
@@ -83,24 +101,27 @@ def _not_verified(why: str, output: str) -> int:
     return NOT_CLEAN
 
 
-def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tuple[str, str, str], output: str) -> int:
+def _verify(
+    path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tuple[str, str, str], output: str, kind: Kind
+) -> int:
     gpu, boot, given = wanted
-    envelope_file = path / ENVELOPE if path.is_dir() else path
+    document_name, proof_name = kind.files
+    envelope_file = path / document_name if path.is_dir() else path
     folder = envelope_file.absolute().parent  # a link has the id of its own name, whatever it leads to
     named = path.is_dir() or HANDOVER.fullmatch(folder.name)
     expected = Expected(gpu, boot, given or (folder.name or "/" if named else ""))
     held = [one for each in checkpoints for one in _read(each, note.notes_in, "checkpoint")]
     try:
         envelope = _text(envelope_file, RECEIPT).rstrip("\n")  # `jq -r` adds an end of line
-        statement = verification.statement(envelope, public, expected)
-        proven = (folder / PROOF).exists() or path.is_dir() or bool(held)  # a container always has both files
-        logged = verification.logged(envelope, _text(folder / PROOF, RECEIPT), public, held) if proven else None
+        statement = verification.statement(envelope, public, expected, kind.predicate)
+        proven = (folder / proof_name).exists() or path.is_dir() or bool(held)  # a container always has both files
+        logged = verification.logged(envelope, _text(folder / proof_name, RECEIPT), public, held) if proven else None
     except ReceiptError as error:
-        return _not_verified(f"cannot trust the receipt {envelope_file}: {error}", output)
+        return _not_verified(f"cannot trust the {kind.word} {envelope_file}: {error}", output)
     keys = [key_file.key_id(each) for each in public]
     simulated = _is_simulated(statement)
     if output == "text":
-        human.say("verified", *_checked(statement, expected, logged, keys, held), *_words(statement))
+        human.say("verified", *_checked(statement, expected, logged, keys, held, kind), *_words(statement))
     else:
         compared = {f"{name}_compared": bool(value) for name, value in asdict(expected).items()}
         about = {"verified": True, "why": "", "simulated": simulated, "trusted_keys": keys, **compared}
@@ -112,7 +133,7 @@ def _verify(path: Path, public: Sequence[bytes], checkpoints: Files, wanted: tup
 
 
 def _is_simulated(statement: dict[str, Any]) -> bool:
-    return statement["predicate"]["sanitization"].get("simulated") is not None
+    return statement["predicate"]["device"].get("simulated") is not None
 
 
 def _trusted(keys: Files, site_keys: Files) -> list[bytes]:
@@ -156,8 +177,9 @@ def _text(file: Path, most: int = OTHER) -> str:
 
 
 def _checked(
-    statement: dict[str, Any], expected: Expected, logged: Logged | None, keys: Sequence[str], held: Sequence[str]
-) -> Iterator[str]:
+    statement: dict[str, Any], expected: Expected, logged: Logged | None, keys: Sequence[str], held: Sequence[str],
+    kind: Kind,
+) -> Iterator[str]:  # fmt: skip
     """One line for each thing that was checked, or was not."""
     predicate = statement["predicate"]
     yield f"signature   by {'one of ' if len(keys) > 1 else ''}{', '.join(keys)}"
@@ -168,7 +190,7 @@ def _checked(
     ):
         yield f"{name:11} {value}{'' if given else f' (not compared: {flag})'}"
     if logged is None:
-        yield f"log         not checked: there is no {PROOF} beside it"
+        yield f"log         not checked: there is no {kind.files[1]} beside it"
         return
     yield f"log         row {logged.row} of {logged.rows} of {logged.origin}"
     advice = "yours has another size; `autoclave ledger verify` compares them" if held else "--checkpoint"
@@ -179,6 +201,9 @@ def _checked(
 def _words(statement: dict[str, Any]) -> Iterator[str]:
     """The statement in plain words."""
     predicate = statement["predicate"]
+    if statement["predicateType"] == CLOSING_TYPE:
+        yield from _closing_words(predicate)
+        return
     device, claim, evidence = predicate["device"], predicate["sanitization"], predicate["found"]
     about = f"{predicate['finished']}, for {device['model']} {device['uuid']}"
     yield f"receipt     {predicate['receipt']['id']} of {about}"
@@ -198,6 +223,9 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     yield f"found       {residue if evidence['searchedBytes'] else UNSEARCHED}; {ended}"
     if "witness" in predicate:
         yield f"witness     {predicate['witness']} (of short uses)"
+    if "fence" in predicate:
+        since = f" since {predicate['fence']['since']}" if "since" in predicate["fence"] else ""
+        yield f"others      {_others(predicate['fence'])}{since}"
     steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
     yield f"done        {steps} ({predicate['path']})"
     program, policy = predicate["program"], predicate["policy"]
@@ -205,22 +233,51 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     yield f"by          {program['name']} {program['version']}{on}, policy {policy['name']} ({policy['digest']})"
 
 
-def show(name: str, output: str, run_dir: Path, ledger: Path) -> int:
-    """Show a signed receipt of this node's ledger, by its id or its GPU."""
+def _closing_words(predicate: dict[str, Any]) -> Iterator[str]:
+    """What a closing receipt says."""
+    device, tenant, wiped = predicate["device"], predicate["tenant"], predicate["wiped"]
+    names = [tenant[name] for name in ("pod", "owner", "uid") if name in tenant]
+    yield f"gpu         {device['model']} {device['uuid']}{', SIMULATED' if 'simulated' in device else ''}"
+    yield f"tenant      {' / '.join(names) or 'not known'}"
+    yield f"had it      from {predicate.get('began', 'an unknown time')} to {predicate['ended']}"
+    yield f"others      {_others(predicate['fence'])}"
+    yield f"until wiped {_others(predicate['untilWiped'])}"
+    covered = f"{wiped['coveredBytes']} of {wiped['allocatableBytes']} bytes"
+    yield f"wiped       {wiped['finished']}, {covered} (receipt {wiped['receipt']})"
+    program, on = predicate["program"], f" on {predicate['node']}" if "node" in predicate else ""
+    yield f"by          {program['name']} {program['version']}{on}"
 
-    async def ask(admin: admin_client.AdminClient) -> Signed:
-        return await _signed(name, partial(admin.history, warn=human.warn))
+
+def _others(fence: dict[str, Any]) -> str:
+    """What the fence says of others, over a time."""
+    if fence["mode"] == "none":
+        return f"not known: {fence['why']}"
+    before = f"{fence['modeBefore']}, then " if "modeBefore" in fence else ""
+    let, refused = quantity(fence["letThrough"], "time"), quantity(fence["refused"], "time")
+    yet = [f"{quantity(fence['ignored'], 'time')} programs that the policy ignores"] if fence["ignored"] else []
+    yet += [f"{quantity(fence['gaps'], 'moment')} at which the fence may have missed somebody"] if fence["gaps"] else []
+    yet += ["for a time open to all"] if "openToAll" in fence else []
+    exempt = f"; exempt {fence['exempt']}" if "exempt" in fence else "; nobody is exempt"
+    return "; ".join([f"let through {let}, refused {refused}", *yet, f"fence {before}{fence['mode']}{exempt}"])
+
+
+def show(name: str, output: str, run_dir: Path, ledger: Path, kind: Kind) -> int:
+    """Show a signed receipt of this node's ledger, by its id or its GPU; closing receipts also by their pod."""
+
+    async def ask(admin: admin_client.AdminClient) -> list[Signed]:
+        return await _signed(name, partial(admin.history, warn=human.warn), kind)
 
     try:
-        signed = service_call.ask(run_dir, ask)
+        found = service_call.ask(run_dir, ask)
     except Unreachable as error:
-        signed = asyncio.run(_signed(name, Offline(ledger, error).history))
-    keys, statement = signed.keys, signed.statement
-    if output == "text":
-        human.say(f"signed by   {', '.join(keys)} (not verified here)", *_words(statement), "", signed.envelope)
-    else:
-        about = {"id": signed.id, "signed_by": keys, "statement": statement, "envelope": signed.envelope}
-        document.emit(document.single("SignedReceipt", about), output)
+        found = asyncio.run(_signed(name, Offline(ledger, error).history, kind))
+    for signed in found:
+        keys, statement = signed.keys, signed.statement
+        if output == "text":
+            human.say(f"signed by   {', '.join(keys)} (not verified here)", *_words(statement), "", signed.envelope)
+        else:
+            about = {"id": signed.id, "signed_by": keys, "statement": statement, "envelope": signed.envelope}
+            document.emit(document.single("SignedReceipt", about), output)
     return DONE
 
 
@@ -235,39 +292,51 @@ class Signed:
     statement: dict[str, Any]
 
 
-async def _signed(name: str, history: History) -> Signed:
-    """The receipt of this id, or the newest one of this GPU. FatalError if it is not signed."""
-    gpu = "" if ID.fullmatch(name) else name
+async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
+    """The receipt of this id, or the newest one of this GPU. FatalError if it is not signed.
+
+    Of a pod: its closing receipts, one for each GPU.
+    """
+    pod = kind is CLOSINGS and (UID.fullmatch(name) is not None or "/" in name)
+    gpu = "" if ID.fullmatch(name) or pod else name
     try:
-        entries = await history(gpu, limit=1 if gpu else EVERY, kinds=(PASSED,))
+        entries = await history(gpu, limit=1 if gpu else EVERY, kinds=(kind.row,))
     except InvalidRequest as error:
         if error.reason is not Reason.UNKNOWN_DEVICE:
             raise
-        raise InvalidRequest(
-            f"cannot find receipt {name}: it is neither the id of a receipt nor a GPU", LISTS
-        ) from error
+        of = "the id of a receipt, nor a pod, nor a GPU" if kind is CLOSINGS else "the id of a receipt nor a GPU"
+        raise InvalidRequest(f"cannot find {kind.word} {name}: it is neither {of}", LISTS) from error
+    found: dict[str, Signed] = {}
     for entry in reversed(entries):
-        receipt = json.loads(entry.body)["receipt"]
-        if gpu or receipt["id"] == name:
-            break
-    else:
-        raise InvalidRequest(f"cannot find receipt {name}: the ledger does not have it", LISTS)
+        body = json.loads(entry.body)
+        receipt = body["receipt"] if kind is RECEIPTS else {"id": body["receipt"], "envelope": body["envelope"]}
+        mine = name in {body["ended"]["container"], body["ended"]["pod"]} if pod else bool(gpu)
+        if (mine or receipt["id"] == name) and entry.device not in found:
+            found[entry.device] = _opened(entry, receipt, kind)
+            if not pod:
+                break
+    if not found:
+        raise InvalidRequest(f"cannot find {kind.word} {name}: the ledger does not have it", LISTS)
+    return list(found.values())
+
+
+def _opened(entry: views.HistoryEntry, receipt: dict[str, Any], kind: Kind) -> Signed:
     envelope = receipt.get("envelope", "")
     if not envelope:
         raise Refused(
-            Reason.INTERNAL, f"cannot use receipt {receipt['id']}: it is not signed", "`autoclave doctor` says why"
+            Reason.INTERNAL, f"cannot use {kind.word} {receipt['id']}: it is not signed", "`autoclave doctor` says why"
         )
     try:
         document_of = dsse.parsed(envelope)
         statement = json.loads(document_of.payload)
     except (ReceiptError, ValueError, RecursionError) as error:
         raise FatalError(
-            f"cannot read receipt {receipt['id']}: {error}", "`autoclave ledger verify` checks it"
+            f"cannot read {kind.word} {receipt['id']}: {error}", "`autoclave ledger verify` checks it"
         ) from error
     return Signed(receipt["id"], entry.seq, envelope, [key for key, _ in document_of.signatures], statement)
 
 
-def export(name: str, folder: Path, state_dir: Path) -> int:
+def export(name: str, folder: Path, state_dir: Path, kind: Kind) -> int:
     """Write the two files of a receipt for others, into a directory called after its hand-over.
 
     The proof ends in the newest checkpoint that the service has signed: here nothing is signed.
@@ -277,7 +346,12 @@ def export(name: str, folder: Path, state_dir: Path) -> int:
     except (ReceiptError, OSError) as error:
         raise FatalError(f"cannot export a receipt: {error}") from error
     ledger = Offline(paths.ledger(state_dir))
-    signed = asyncio.run(_signed(name, ledger.history))
+    for signed in asyncio.run(_signed(name, ledger.history, kind)):
+        _export(signed, ledger, folder, paths.last_checkpoint(state_dir), key, kind)
+    return DONE
+
+
+def _export(signed: Signed, ledger: Offline, folder: Path, newest: Path, key: key_file.FileKey, kind: Kind) -> None:
     predicate, subjects = signed.statement["predicate"], signed.statement["subject"]
     device, boot = predicate["device"]["uuid"], predicate["boot"]["id"]
     digests = {each["digest"]["sha256"] for each in subjects if each["name"] == SUBJECT}
@@ -285,21 +359,21 @@ def export(name: str, folder: Path, state_dir: Path) -> int:
         key.secret, device, ledger.tenancy(device) + 1, lambda number: handover_digest(device, boot, number) in digests
     )
     try:
-        proof = _proof(signed, ledger, paths.last_checkpoint(state_dir), key.public_key)
+        proof = _proof(signed, ledger, newest, key.public_key)
     except ReceiptError as error:
-        advice = f"`autoclave receipt show {signed.id} -o json` has the signed document, which verifies without the log"
-        raise FatalError(f"cannot export receipt {signed.id}: {error.message}", *error.remedies, advice) from error
-    place = folder / (handover or signed.id)
+        asked = f"{signed.id} --closing" if kind is CLOSINGS else signed.id
+        advice = f"`autoclave receipt show {asked} -o json` has the signed document, which verifies without the log"
+        raise FatalError(f"cannot export {kind.word} {signed.id}: {error.message}", *error.remedies, advice) from error
+    place, (document_name, proof_name) = folder / (handover or signed.id), kind.files
     try:
-        private_files.write_for_others(place, {ENVELOPE: signed.envelope, PROOF: proof})
+        private_files.write_for_others(place, {document_name: signed.envelope, proof_name: proof})
     except OSError as error:
-        raise FatalError(f"cannot write the receipt into {place}: {error.strerror}") from error
+        raise FatalError(f"cannot write the {kind.word} into {place}: {error.strerror}") from error
     if key.key_id not in signed.keys:
         human.warn(f"an earlier key has signed the receipt ({', '.join(signed.keys)}): verify it with both keys")
     if not handover:
-        human.warn(f"its hand-over is not known any more: verify the file {place / ENVELOPE} alone")
+        human.warn(f"its hand-over is not known any more: verify the file {place / document_name} alone")
     human.say(str(place))
-    return DONE
 
 
 def _proof(signed: Signed, ledger: Offline, newest: Path, public_key: bytes) -> str:

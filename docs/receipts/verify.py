@@ -3,7 +3,8 @@
 python verify.py /run/autoclave/receipts/ID --key node.pem --gpu GPU-8f2c... --boot 0f1e2d3c-...
 
 PATH is the directory with receipt.dsse.json and receipt.tlog-proof, or the first file. The directory has the id of the
-hand-over as its name; else give --handover. Exit code: 0 verified, 1 not, 2 wrong usage, 6 of a simulated GPU.
+hand-over as its name; else give --handover. With --closing, PATH is a closing receipt, about who else opened the GPU.
+Exit code: 0 verified, 1 not, 2 wrong usage, 6 of a simulated GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 NUMBER, SIGNATURE = re.compile("0|[1-9][0-9]{0,18}"), re.compile("\u2014 ([^\\s+]+) ([A-Za-z0-9+/]+=*)")
-ENVELOPE, PROOF, RECEIPT, OTHER = "receipt.dsse.json", "receipt.tlog-proof", 2**20, 2**26  # the most bytes of a file
-TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "tag:autoclave.internal,2026:receipts/v1")
+ENVELOPE, PROOF, RECEIPT, OTHER = "{}.dsse.json", "{}.tlog-proof", 2**20, 2**26  # the most bytes of a file
+TYPES = ("application/vnd.in-toto+json", "https://in-toto.io/Statement/v1", "tag:autoclave.internal,2026:{}s/v1")
 ON_CHIP = "shared memory and registers of {unitsReached} of {units} units overwritten; not overwritten: {}"
 
 
@@ -76,7 +77,7 @@ def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
     return False
 
 
-def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
+def open_envelope(text: bytes, key: bytes, word: str) -> Any:  # noqa: ANN401 - JSON
     """The statement in an envelope (DSSE). It is parsed only after its signature was verified."""
     envelope = json.loads(text.decode())
     kind, encoded = envelope["payloadType"], [envelope["payload"], *(each["sig"] for each in envelope["signatures"])]
@@ -84,7 +85,8 @@ def open_envelope(text: bytes, key: bytes) -> Any:  # noqa: ANN401 - JSON
     message = b"DSSEv1 %d %b %d %b" % (len(kind.encode()), kind.encode(), len(payload), payload)
     demand(any(signed_by(key, it, message) for it in signatures), "signature", "wrong key, or the content was altered")
     statement = json.loads(payload)
-    demand((kind, statement["_type"], statement["predicateType"]) == TYPES, "type", "it is not a receipt of version 1")
+    types = (*TYPES[:2], TYPES[2].format(word))
+    demand((kind, statement["_type"], statement["predicateType"]) == types, "type", f"it is not a {word} of version 1")
     return statement
 
 
@@ -142,12 +144,14 @@ def check_log(proof: str, envelope: bytes, key: bytes, checkpoint: Path | None) 
 
 def verify(given: argparse.Namespace) -> list[str]:
     """Check everything that can be checked, and say it."""
+    word = "closing" if given.closing else "receipt"
+    envelope_name, proof_name = ENVELOPE.format(word), PROOF.format(word)
     alone, place = given.path.is_file(), given.path.absolute()  # a link has its own name
-    file, folder = (place, place.parent) if alone else (place / ENVELOPE, place)
+    file, folder = (place, place.parent) if alone else (place / envelope_name, place)
     key = read_key(content(given.key, OTHER).decode(errors="replace"))
     demand(given.path.exists(), "path", f"there is no {given.path}")
-    given.field = ENVELOPE
-    statement = open_envelope(text := content(file, RECEIPT).rstrip(b"\n"), key)
+    given.field = envelope_name
+    statement = open_envelope(text := content(file, RECEIPT).rstrip(b"\n"), key, word)
     device, boot = statement["predicate"]["device"]["uuid"], statement["predicate"]["boot"]["id"]
     demand(given.gpu in (None, device), "gpu", f"the receipt is for {device}, not for {given.gpu}")
     demand(given.boot in (None, boot), "boot", f"the receipt is of boot {boot}, not of {given.boot}")
@@ -157,19 +161,27 @@ def verify(given: argparse.Namespace) -> list[str]:
     subjects = [each["digest"]["sha256"] for each in statement["subject"] if each["name"] == "hand-over"]
     right = handover is None or subjects == [digest]
     demand(right, "handover", f"the receipt is not for {handover}; of a renamed copy, give --handover")
-    row = f"without {PROOF}: the log is not checked"
-    if not alone or given.checkpoint or (folder / PROOF).exists():
-        given.field, proof = PROOF, content(folder / PROOF, RECEIPT)
+    row = f"without {proof_name}: the log is not checked"
+    if not alone or given.checkpoint or (folder / proof_name).exists():
+        given.field, proof = proof_name, content(folder / proof_name, RECEIPT)
         row = check_log(proof.decode(), text, key, given.checkpoint)
-    claim = statement["predicate"]["sanitization"]
-    of = "SIMULATED GPU, no claim:" if "simulated" in claim else f"{claim['category']} ({claim['standard']}) of"
-    return [
+    said, own = statement["predicate"], f"by the clock of node {statement['predicate'].get('node', '')}"
+    checked = [
         f"verified: signed by {hashlib.sha256(key).hexdigest()[:16]} for hand-over {handover or '(not given)'}, {row}",
         f"gpu {device}{'' if given.gpu else ' (not compared)'}, boot {boot}{'' if given.boot else ' (not compared)'}",
+    ]
+    if given.closing:
+        of = "SIMULATED GPU, no claim" if "simulated" in said["device"] else f"a tenancy of the GPU, {own}"
+        return [*checked, of, *(f"{name}: {json.dumps(said[name])}" for name in said)]
+    claim = said["sanitization"]
+    of = "SIMULATED GPU, no claim:" if "simulated" in claim else f"{claim['category']} ({claim['standard']}) of"
+    return [
+        *checked,
         f"{of} {claim['coveredBytes']} of {claim['allocatableBytes']} bytes, left as {claim.get('left', 'zero')}",
-        f"finished {statement['predicate']['finished']}, by the clock of node {statement['predicate'].get('node', '')}",
+        f"finished {said['finished']}, {own}",
         *(f"not covered: {part['bytes']} bytes, {part['cause']}" for part in claim["uncovered"]),
         *([ON_CHIP.format(", ".join(claim.get("unitsLeft", ["not said"])), **claim)] if "units" in claim else []),
+        *([f"others since the last proof: {json.dumps(said['fence'])}"] if "fence" in said else []),
     ]
 
 
@@ -185,6 +197,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--key", type=Path, required=True, help="the node's public key")
     [parser.add_argument(flag) for flag in ("--gpu", "--boot", "--handover")]
     parser.add_argument("--checkpoint", type=Path, help="a signed checkpoint of the node from elsewhere")
+    parser.add_argument("--closing", action="store_true", help="PATH is a closing receipt")
     parser.set_defaults(field="key")
     given = parser.parse_args(arguments)
     try:

@@ -133,6 +133,9 @@ def after(record: Record, event: ev.Event, at: Moment) -> Record:  # noqa: PLR09
                 scrubs=_passed(scrubs, job, receipt, at),
                 health=replace(health, baseline=receipt.baseline, quarantine=None, returns=_returns(health, job, at)),
             )
+        case ev.TenancyClosed(ended=closed):
+            _demand(closed == record.fence.ended, "no such tenancy has ended and is not closed")
+            return record
         case ev.ScrubFailed(why=why):
             job = _job_of(scrubs, event)
             _demand(health.quarantine is None, "the job of a quarantined device ends clean or in quarantine")

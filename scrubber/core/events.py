@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scrubber.core.guarded import EndedTenancy, FenceReading, Guarded
 from scrubber.core.model import (
     Ailment,
     Blame,
@@ -55,6 +56,7 @@ class Distrusted:
     why: str
     incarnation: Incarnation
     older_ledger: bool = False  # the ledger may be an older copy: it may lack allocations
+    fence: FenceReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Granted:
     """The device was handed out, proven clean by a receipt."""
 
     grant: Grant
+    fence: FenceReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class GrantedUnproven:
 
     grant: Grant
     why: str
+    fence: FenceReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Released:
 
     why: str
     restart: bool = False  # a container of the same owner is about to start, once the device is scrubbed
+    fence: FenceReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,17 @@ class ScrubPassed:
 
     job: str
     receipt: Receipt
+    fence: FenceReading | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenancyClosed:
+    """The device is wiped after this tenancy: who else tried to open it meanwhile, signed."""
+
+    ended: EndedTenancy
+    receipt: str  # the id of the receipt of its wipe
+    until_wiped: Guarded  # from its end on
+    envelope: str = ""  # the signed document; empty: not signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +295,7 @@ Event = (
     | StepsRecorded
     | Escalated
     | ScrubPassed
+    | TenancyClosed
     | ScrubFailed
     | ScrubInterrupted
     | AilmentFound
@@ -300,6 +317,9 @@ NODE = ""
 NodeEvent = ServiceStarted | ServiceStopped | StoodStill | WritesFailed | ClockMoved | PolicyInForce
 OF_NODE = (ServiceStarted, ServiceStopped, StoodStill, WritesFailed, ClockMoved, PolicyInForce)
 """The events of the node: they change no record."""
+
+READS_FENCE = (Distrusted, Granted, GrantedUnproven, Released)
+"""The events that ``Ledger`` writes with what the fence has counted of the device up to then."""
 
 
 WARNINGS = (

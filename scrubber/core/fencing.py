@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from policies.policy_model import FenceMode
 from scrubber.core.model import State
 from scrubber.core.record import Record
 
@@ -23,6 +24,11 @@ class KeptOff(Enum):
     NONE = "nobody"
     PODS = "pods"
     ALL = "all"
+
+    @property
+    def mode(self) -> FenceMode:
+        """The mode of the policy that does this."""
+        return {KeptOff.NONE: FenceMode.WATCH, KeptOff.PODS: FenceMode.HOLD, KeptOff.ALL: FenceMode.REFUSE}[self]
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,6 +314,11 @@ class StepResult:
     findings: Findings | None = None  # None: a reset, which measures nothing, or the step did not come to its end
 
 
+def signer_of(envelope: str) -> str:
+    """The id of the key that signed a document, as the document says it; empty: it is not signed."""
+    return str(json.loads(envelope)["signatures"][0]["keyid"]) if envelope else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt(Measurements):
     """The proof that a device is clean: what was done, what was measured, and what it is bound to."""
@@ -335,8 +340,8 @@ class Receipt(Measurements):
 
     @property
     def signed_by(self) -> str:
-        """The id of the key that signed the envelope, as the envelope says it; empty: not signed."""
-        return str(json.loads(self.envelope)["signatures"][0]["keyid"]) if self.envelope else ""
+        """The id of the key that signed the envelope."""
+        return signer_of(self.envelope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Everything that the ledger knows about one device: four values, the results of all its events.
+"""Everything that the ledger knows about one device: five values, the results of all its events.
 
 ``changes`` says which event changes what in them, and ``states`` in which state it may happen.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scrubber.core.events import LedgerEntry
+from scrubber.core.guarded import FenceMemory
 from scrubber.core.leftover import Span
 from scrubber.core.model import (
     Ailment,
@@ -145,6 +146,7 @@ class Record:
     tenancy: Tenancy = field(default_factory=Tenancy)
     scrubs: Scrubs = field(default_factory=Scrubs)
     health: Health = field(default_factory=Health)
+    fence: FenceMemory = field(default_factory=FenceMemory)
 
 
 class Change(NamedTuple):

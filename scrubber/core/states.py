@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scrubber.core import changes, owners
+from scrubber.core import changes, closing, owners
 from scrubber.core import events as ev
 from scrubber.core.model import State
 from scrubber.core.record import Record
@@ -79,6 +79,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.ScrubStarted: State.SCRUBBING,
         ev.Granted: State.GRANTED,
         ev.GrantedUnproven: State.GRANTED,  # its proof is not valid, and policy observe does not scrub
+        ev.TenancyClosed: State.CLEAN,
         ev.Released: State.CLEAN,
         ev.Quarantined: State.QUARANTINED,
     },
@@ -142,7 +143,8 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
     if target is None:
         raise ev.IllegalEventError(f"{type(event).__name__} cannot happen to a device that is {record.state.value}")
     changed = changes.after(record, event, entry.at)
-    return replace(changed, state=target, since=entry.at) if target is not record.state else changed
+    moved = replace(changed, state=target, since=entry.at) if target is not record.state else changed
+    return closing.followed(record, moved, event, entry.at)
 
 
 def replay(records: Sequence[Record], entries: Sequence[ev.LedgerEntry]) -> tuple[Record, ...]:

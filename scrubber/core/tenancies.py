@@ -22,6 +22,7 @@ NO_GRANT = "it was used without a grant"
 ANOTHER = "a container of another pod used it as well"
 EVENTS: tuple[type[ev.Event], ...] = (
     ev.Discovered, ev.Distrusted, ev.Granted, ev.GrantedUnproven, ev.PutInUse, ev.Released, ev.PastGate, ev.ScrubPassed,
+    ev.TenancyClosed,
 )  # fmt: skip
 """The events that tenancies are read from."""
 
@@ -42,6 +43,7 @@ class TenancyRow:
     receipt: str = ""
     signed_by: str | None = None  # the id of the key; empty: the receipt is not signed; None: it is not in the entries
     wipe: Receipt | None = None  # of the first scrub after its end; None: there was none so far
+    closed: ev.TenancyClosed | None = None  # what its closing receipt says; None: it has none so far
 
     @property
     def tenant(self) -> str:
@@ -84,6 +86,8 @@ class _Device:
             case ev.ScrubPassed(receipt=receipt):
                 self._receipt = receipt
                 self._cleaned(receipt)
+            case ev.TenancyClosed():
+                self._closed(entry.event)
             case ev.Granted(grant):
                 self._granted(grant, at)
             case ev.GrantedUnproven(grant, why):
@@ -106,6 +110,14 @@ class _Device:
         self._wiped = len(self._complete)
         if self._paused is not None and self._next is None:
             self._wipe = self._wipe or receipt
+
+    def _closed(self, closed: ev.TenancyClosed) -> None:
+        ended = closed.ended
+        for place in range(len(self._complete) - 1, -1, -1):
+            row = self._complete[place]
+            if row.closed is None and (row.uid, row.receipt) == (ended.container or "", ended.receipt):
+                self._complete[place] = replace(row, closed=closed)
+                return
 
     def _granted(self, grant: Grant, at: float, unproven: str = "") -> None:
         receipt = self._receipt if self._receipt is not None and self._receipt.id == grant.receipt else None

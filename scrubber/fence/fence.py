@@ -75,6 +75,7 @@ class Fence:
         self._processes, self._keeper = maps[program.PROCESSES], maps[program.KEEPER]
         self._open_to = _by_device(self._members.items())
         self._written: dict[bytes, bytes] = {}  # by device: its rule in the kernel, once this life has written it
+        self.counter = kernel.map_id(descriptors[program.COUNTERS])  # names what counts, in this boot
         self.questions = Questions(descriptors[program.QUESTIONS])
         closing.callback(self.questions.close)
         self._descriptors = descriptors

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -245,6 +246,11 @@ def describe(program: int) -> Attached:
 def map_name(descriptor: int) -> str:
     """The name of a map."""
     return _name(_info(descriptor, b"")[24:40])
+
+
+def map_id(descriptor: int) -> int:
+    """The number of a map, which no other one has in this boot while it lives."""
+    return int.from_bytes(_info(descriptor, b"")[4:8], sys.byteorder)
 
 
 def _info(descriptor: int, asked: bytes) -> bytes:

@@ -12,10 +12,9 @@ from dataclasses import replace
 from ground import aio, log
 from ground.errors import NotReady, Reason
 from scrubber.core import events as ev
-from scrubber.core.model import Job, Moment, Outcome, Receipt, ScrubPath, State, Step, Trigger
-from scrubber.core.record import Record
+from scrubber.core.model import Job, Moment, Outcome, ScrubPath, State, Step, Trigger
 from scrubber.devices.base import Address
-from scrubber.jobs.scrub_job import JobContext, ScrubJob, Spawn, own_worker
+from scrubber.jobs.scrub_job import JobContext, ScrubJob, Signs, Spawn, own_worker
 from scrubber.jobs.slots import DeviceLocks, Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
@@ -58,9 +57,9 @@ class Jobs:
         self._restoring: dict[str, asyncio.Task[None]] = {}
         self.stopping = False  # whether the service stops
 
-    def seal_with(self, seal: Callable[[Record, Receipt], Receipt]) -> None:
-        """Have each receipt sealed. ``seal`` gets the record before the receipt."""
-        self._context = replace(self._context, seal=seal)
+    def sign_with(self, signer: Signs) -> None:
+        """Have each receipt signed."""
+        self._context = replace(self._context, signer=signer)
 
     def of(self, device: str) -> ScrubJob | None:
         """The job that runs on a device."""

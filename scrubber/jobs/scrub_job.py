@@ -26,15 +26,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from ground import log
 from ground.aio import Changed
 from ground.errors import LedgerUnavailable
 from policies.policy_model import Eviction, Policy
 from scrub_api.measurements import Measurements
-from scrubber.core import changes, leftover, next_action, plans, proof, reset_domains, step_results, verdict
+from scrubber.core import changes, closing, leftover, next_action, plans, proof, reset_domains, step_results, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Veto
+from scrubber.core.guarded import EndedTenancy, Guarded, between
 from scrubber.core.model import (
     Blame,
     Facts,
@@ -67,6 +69,16 @@ Spawn = Callable[[str, Policy], Awaitable[Worker]]
 StartingWorker = asyncio.Task[Worker]  # the worker may still be starting while its device is observed
 
 
+class Signs(Protocol):
+    """Who signs what a job has shown: ``receipts.notary``."""
+
+    def seal(self, record: Record, receipt: Receipt, guarded: Guarded) -> Receipt:
+        """The receipt with its signed document. ``record``: the device before it; ``guarded``: since the last proof."""
+
+    def close(self, record: Record, ended: EndedTenancy, wipe: Receipt, until_wiped: Guarded) -> str:
+        """The signed document about a tenancy that the wipe follows; empty: not signed."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobContext:
     """What all jobs of the service share."""
@@ -80,7 +92,7 @@ class JobContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     watch_every: float  # seconds between two observations for unexpected holders
     running: dict[str, ScrubJob]  # by device; a job removes itself when it ends
-    seal: Callable[[Record, Receipt], Receipt] = lambda _record, receipt: receipt  # adds the signed document
+    signer: Signs | None = None
 
 
 class ScrubJob:
@@ -473,6 +485,8 @@ class ScrubJob:
             judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.scrubs.job, judged, vitals)
         events: list[ev.Event] = [event]
+        if isinstance(event, ev.ScrubPassed) and (ended := record.fence.ended) is not None:
+            events.append(self._closed(record, ended, event))
         if isinstance(event, ev.ScrubFailed) and isinstance(judged, verdict.Failed) and judged.blame is Blame.UNDECIDED:
             noted = next_action.errors_to_note(record.health.baseline, vitals)  # the monitor must not count them again
             events += [noted] if noted is not None else []
@@ -511,7 +525,10 @@ class ScrubJob:
             receipt = verdict.write_receipt(record, job, replace(judged, witness=self._witness), name, now)
             if not self._policy.serial_in_receipts:
                 record = replace(record, device=replace(record.device, serial=None))
-            return ev.ScrubPassed(job.id, self._context.seal(record, receipt))
+            signer, reading = self._context.signer, self._observer.fence_reading(self.device)
+            if signer is not None:
+                receipt = signer.seal(record, receipt, between(record.fence.proof, reading))
+            return ev.ScrubPassed(job.id, receipt, reading)
         escalate = not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.health.quarantine is not None
         given_up = verdict.given_up(record, self._policy, now)
@@ -525,6 +542,11 @@ class ScrubJob:
                 return next_action.interruption(record, judged.detail, now)
             case verdict.Consequence.LEAVE_DIRTY:
                 return next_action.failure(record, judged.detail, judged.blame, judged.in_the_way)
+
+    def _closed(self, record: Record, ended: EndedTenancy, passed: ev.ScrubPassed) -> ev.TenancyClosed:
+        signer, until_wiped = self._context.signer, closing.until_wiped(ended, passed.fence)
+        signed = signer.close(record, ended, passed.receipt, until_wiped) if signer is not None else ""
+        return ev.TenancyClosed(ended, passed.receipt.id, until_wiped, signed)
 
     async def _give_up(self, why: str) -> None:
         """End the job after a fault of the service.

@@ -25,6 +25,7 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.events import Event, LedgerEntry
+from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Moment
 from scrubber.core.record import Change, Record
 from scrubber.core.standstills import LONG
@@ -101,6 +102,10 @@ def _no_follower(_record: Record) -> None:
     pass
 
 
+def _unread(_device: str) -> None:
+    pass
+
+
 class Ledger:
     """Records by device, as durable as they are true."""
 
@@ -128,6 +133,7 @@ class Ledger:
         self._lock = asyncio.Lock()
         self.changed = Changed()  # a row was added, or a write has failed
         self.follow: Callable[[Record], None] = _no_follower  # gets each new record, before a reader sees it
+        self.read_fence: Callable[[str], FenceReading | None] = _unread  # what it has counted of a device up to now
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: LedgerUnavailable | None = None
@@ -226,7 +232,7 @@ class Ledger:
 
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         at = self._now()
-        drafts = [LedgerEntry(0, device, at, op, event) for device, event in events]
+        drafts = [LedgerEntry(0, device, at, op, self._read(device, event)) for device, event in events]
         changed: dict[str, Record] = {}
         before: list[Record | None] = []  # before each event
         after: list[Record] = []
@@ -252,6 +258,10 @@ class Ledger:
             )
             self._rows -= folded
         self.head = self._store.head
+
+    def _read(self, device: str, event: Event) -> Event:
+        """The event, with what the fence has counted if it is one of those that a tenancy begins or ends with."""
+        return replace(event, fence=self.read_fence(device)) if isinstance(event, ev.READS_FENCE) else event
 
     def _has_written(self, entries: Sequence[LedgerEntry]) -> None:
         """After a successful write. Only that clears the fault: a readable ledger may still be read-only."""

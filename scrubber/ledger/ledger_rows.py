@@ -52,6 +52,7 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "steps-recorded": events.StepsRecorded,
         "escalated": events.Escalated,
         "scrub-passed": events.ScrubPassed,
+        "tenancy-closed": events.TenancyClosed,
         "scrub-failed": events.ScrubFailed,
         "scrub-interrupted": events.ScrubInterrupted,
         "ailment-found": events.AilmentFound,

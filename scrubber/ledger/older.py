@@ -8,6 +8,7 @@ formats that can be read, and what differs in them:
 * 4: rows as today, with the findings of 3; burn-ins
 * 5: the findings of 3
 * 6: who had come past the create gate, in each record of a snapshot
+* 7: nothing of what the fence has counted
 """
 
 from __future__ import annotations

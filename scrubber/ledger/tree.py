@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from ground.quantities import quantity
-from scrubber.core.events import ScrubPassed
+from scrubber.core.events import ScrubPassed, TenancyClosed
 from scrubber.ledger import ledger_rows
 from scrubber.ledger.ledger_rows import CorruptLedgerError, LedgerRow, Snapshot
 from scrubber.receipts import merkle
@@ -29,7 +29,7 @@ SCHEMA = """
         PRIMARY KEY (level, place)
     ) STRICT, WITHOUT ROWID;
 """
-PASSED = ledger_rows.KINDS[ScrubPassed]
+PASSED, CLOSED = ledger_rows.KINDS[ScrubPassed], ledger_rows.KINDS[TenancyClosed]
 _NODES = "SELECT place, hash FROM tree WHERE level = ? AND place >= ? ORDER BY place"
 _LEVELS = 63  # that a tree may have: seq is a signed number of 64 bits
 
@@ -116,8 +116,11 @@ def check_leaves(connection: sqlite3.Connection, rows: Iterable[LedgerRow]) -> N
 
 def leaf(row: LedgerRow) -> bytes:
     """The leaf of a row; CorruptLedgerError if it is said to have a receipt and has none."""
+    envelope = ""
     try:
-        envelope = json.loads(row.body)["receipt"].get("envelope", "") if row.kind == PASSED else ""
+        if row.kind in {PASSED, CLOSED}:
+            body = json.loads(row.body)
+            envelope = (body["receipt"] if row.kind == PASSED else body).get("envelope", "")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptLedgerError(f"row {row.seq}: cannot read an event: it has no receipt", row.seq) from error
     return merkle.leaf_of_row(row.hash, envelope)

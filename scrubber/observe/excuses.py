@@ -38,7 +38,8 @@ class Terms:
     held: frozenset[int] | None = None  # ... but for who is in these control groups, those of all pods. None: nobody
     fenced: bool = True
     lease: float = 600.0  # seconds for which others are still refused without the service
-    exempt: frozenset[int] = frozenset()  # the control groups that may open it at any time
+    exempt: frozenset[int] = frozenset()  # the control groups that may open it at any time ...
+    exempt_names: str = ""  # ... and the digest of their names; empty: nobody may
     pods_have_groups: bool = True  # each pod has a control group of its own; not on a node with version 1
 
     @property

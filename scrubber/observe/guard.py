@@ -19,14 +19,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ground import log
+from ground import boot, log
 from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
+from scrubber.core.guarded import FenceReading
 from scrubber.core.model import DeviceNumber
 from scrubber.core.witness import Counted, Missed, Testimony, Witness
 from scrubber.fence import program
-from scrubber.fence.fence import Fence
+from scrubber.fence.fence import Counts, Fence
 from scrubber.fence.questions import Question
+from scrubber.node import clock
 from scrubber.node.new_groups import NewGroups
 from scrubber.observe.excuses import Excuses, Sources, Terms
 
@@ -350,6 +352,41 @@ class Guard:
         self._uses[uuid], self._more[uuid] = said, said - uses
         return Counted(Witness.FENCE, said)
 
+    def reading(self, uuid: str) -> FenceReading:
+        """What the kernel does with a device for others, and has counted of them up to now."""
+        at = clock.now()
+        with self._turn:
+            terms, numbers = self._sources.terms(uuid), self._numbers.get(uuid)
+            if not numbers or self._ending.is_set():
+                why = "no fence counts who opens it" if terms.fenced else "the policy has no fence"
+                return FenceReading(at, why=why)
+            if not terms.pods_have_groups:
+                return FenceReading(at, why="pods have no control groups of their own on this node")
+            said = self._testify(uuid)
+            if not isinstance(said, Counted):
+                return FenceReading(at, why=said.words if said is not None else "no fence counts who opens it")
+            try:
+                counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
+                kept = list(map(self._fence.kept, numbers))
+            except OSError as error:
+                return FenceReading(at, why=f"the kernel does not say what the fence has counted: {error.strerror}")
+        refused = sum(it.refused for it in counts)
+        return FenceReading(
+            at,
+            terms.kept_off.mode,
+            "",
+            self._counter(numbers),
+            passed=sum(it.asked for it in counts) - refused,
+            ignored=sum(it.excused for it in kept),
+            refused=refused,
+            gaps=sum(it.gaps for it in kept),
+            exempt=terms.exempt_names,
+        )
+
+    def _counter(self, numbers: Iterable[DeviceNumber]) -> str:
+        """Names what counts the uses of these numbers: the maps of the fence, in this boot."""
+        return f"{_named(f'{boot.boot_id()} {self._fence.counter}', numbers):016x}"
+
     def _stand_again(self) -> None:
         self._fence.stand_again()
         logger.warning("the fence was taken out of the kernel; it stands again")
@@ -493,6 +530,6 @@ def _first(numbers: Iterable[DeviceNumber]) -> DeviceNumber:
 
 
 def _named(proof: str, numbers: Iterable[DeviceNumber]) -> int:
-    """The proof, in the room that the kernel keeps for it. It holds for these numbers, which were counted since."""
+    """A name of the proof that fits into what the kernel keeps. It holds for these numbers, counted since then."""
     counted = sorted((number.kind.value, number.major, number.minor) for number in numbers)
     return int.from_bytes(hashlib.blake2b(f"{proof} {counted}".encode(), digest_size=8).digest(), "little")

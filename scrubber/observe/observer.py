@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core import fencing, presence
+from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names
 from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
@@ -245,6 +246,11 @@ class Observer:
         self._owners.follow(record, facts, starting_pod)
         self._last[record.device.uuid] = record, facts
         return facts
+
+    def fence_reading(self, uuid: str) -> FenceReading:
+        """What the fence has counted of a device up to now."""
+        guard = self.driver.guard
+        return FenceReading(clock.now(), why="no fence counts who opens it") if guard is None else guard.reading(uuid)
 
     def recorded(self, record: Record) -> None:
         """A row about the device is in the ledger. What the kernel does for the service follows from the record."""

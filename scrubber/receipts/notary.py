@@ -9,10 +9,11 @@ from pathlib import Path
 
 from ground import log, private_files
 from scrubber.core import events as ev
+from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
 from scrubber.core.model import Receipt
 from scrubber.core.record import Change, Record
 from scrubber.receipts import dsse, note, statement
-from scrubber.receipts.handover_id import owner_digest
+from scrubber.receipts.handover_id import handover_id, owner_digest
 from scrubber.receipts.key import FileKey
 from scrubber.receipts.merkle import Inclusion
 from scrubber.receipts.note import Checkpoint
@@ -38,16 +39,29 @@ class Notary:
         self._newest_in = newest_in
         self.newest = ""  # checkpoint, signed
 
-    def seal(self, record: Record, receipt: Receipt) -> Receipt:
-        """The receipt with its signed document, which is for the next tenant. ``record``: the device before it."""
+    def seal(self, record: Record, receipt: Receipt, guarded: Guarded = UNKNOWN) -> Receipt:
+        """The receipt with its signed document, which is for the next tenant. ``record``: the device before it.
+
+        ``guarded``: since the last proof.
+        """
         try:
             handover = self.files.handover(record)
             owner = owner_digest(self._key.secret, handover, record.tenancy.left_by or record.tenancy.last_owner or "")
-            said = statement.statement(receipt, record.device, handover, self._program, owner)
+            said = statement.statement(receipt, record.device, handover, self._program, owner, guarded)
             return replace(receipt, envelope=dsse.envelope(said, self._key))
         except Exception:  # whatever the signer raises: the device is clean all the same
             logger.exception("cannot sign a receipt", device=receipt.device, receipt=receipt.id)
             return receipt
+
+    def close(self, record: Record, ended: EndedTenancy, wipe: Receipt, until_wiped: Guarded) -> str:
+        """The signed document for the tenant that has left; empty: it cannot be signed."""
+        try:
+            handover = handover_id(self._key.secret, record.device.uuid, ended.number)
+            said = statement.closing(ended, until_wiped, wipe, record.device, handover, self._program)
+            return dsse.envelope(said, self._key)
+        except Exception:  # as for a receipt
+            logger.exception("cannot sign a closing receipt", device=record.device.uuid, receipt=wipe.id)
+            return ""
 
     def recorded(self, changes: Sequence[Change], prove: Callable[[int], tuple[Inclusion, str]]) -> None:
         """Write the documents that tenants get, and remove those of proofs and tenancies that have ended.

@@ -1,22 +1,24 @@
-"""What a signed receipt says: an in-toto statement with a predicate of our own (docs/receipts/predicate.md)."""
+"""What a signed receipt says, of a scrub or of a tenancy: an in-toto statement (docs/receipts/predicate.md)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ground import calendar_time
-from ground.public_names import PREDICATE_TYPE
+from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
+from policies.policy_model import FenceMode
 from scrub_api.measurements import ZEROS
-from scrubber.core.model import DeviceInfo, Receipt, Step
+from scrubber.core.guarded import UNKNOWN, EndedTenancy, Guarded
+from scrubber.core.model import DeviceInfo, Moment, Receipt, Step
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 HANDOVER, RECEIPT = "hand-over", "receipt"  # the names of its subjects
 STANDARD, CATEGORY = "NIST SP 800-88r2", "Clear"
-LARGEST = 2136  # bytes of a statement: then an envelope has at most 3 KB
+LARGEST = 2400  # bytes of a statement: then an envelope has at most 3.4 KB
 # Bytes of a text that others choose, and whether node and board are named: less where the statement gets too large. The
 # checkpoint of the node's log names the node as well.
 WORDS = ((64, True), (64, False), (32, False), (8, False))
@@ -38,8 +40,10 @@ def handover_digest(device: str, boot_id: str, handover: str) -> str:
     return hashlib.sha256(f"{device}\n{boot_id}\n{handover}\n".encode()).hexdigest()
 
 
-def statement(receipt: Receipt, device: DeviceInfo, handover: str, about: Program, owner_digest: str) -> bytes:
-    """The bytes to sign. They name no owner, no container and no process.
+def statement(
+    receipt: Receipt, device: DeviceInfo, handover: str, about: Program, owner_digest: str, guarded: Guarded = UNKNOWN
+) -> bytes:
+    """The bytes to sign. They name no owner, no container and no process. ``guarded``: since the last proof.
 
     The job's id is left out as well. Nobody can guess it, so nobody can try names of owners against the digest.
     """
@@ -50,22 +54,79 @@ def statement(receipt: Receipt, device: DeviceInfo, handover: str, about: Progra
     content = b""
     for length, named in WORDS:
         by, of = (about, device) if named else (replace(about, node=""), replace(device, serial=None))
-        document = {
-            "_type": STATEMENT_TYPE,
-            "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
-            "predicateType": PREDICATE_TYPE,
-            "predicate": _predicate(receipt, of, by, owner_digest, partial(_words, length)),
-        }
-        content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        predicate = _predicate(receipt, of, by, owner_digest, guarded, partial(_words, length))
+        content = _document(subjects, PREDICATE_TYPE, predicate)
         if len(content) <= LARGEST:
             break
     return content
 
 
+def closing(
+    ended: EndedTenancy, until_wiped: Guarded, wipe: Receipt, device: DeviceInfo, handover: str, about: Program
+) -> bytes:
+    """The bytes to sign at the end of a tenancy. They name its tenant, and none of the others."""
+    subjects = {
+        HANDOVER: handover_digest(device.uuid, ended.boot_id, handover),
+        RECEIPT: wipe.digest,  # that of the wipe
+    }
+    words = partial(_words, WORDS[0][0])
+    predicate = _given(
+        device=_given(uuid=device.uuid, model=words(device.model), simulated=about.simulated or None),
+        node=words(about.node),
+        boot={"id": ended.boot_id},
+        program={"name": about.name, "version": words(about.version)},
+        tenant=_given(uid=ended.container, pod=words(ended.pod), owner=words(ended.acquired_by)),
+        began=_utc(ended.began),
+        ended=_utc(ended.ended),
+        fence=_fence(ended.guarded, words),
+        untilWiped=_fence(until_wiped, words),
+        wiped={
+            "receipt": wipe.id,
+            "finished": _utc(wipe.finished),
+            "coveredBytes": wipe.covered_bytes,
+            "allocatableBytes": wipe.allocatable_bytes,
+        },
+    )
+    return _document(subjects, CLOSING_TYPE, predicate)
+
+
+def _document(subjects: Mapping[str, str], kind: str, predicate: Mapping[str, object]) -> bytes:
+    document = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects.items()],
+        "predicateType": kind,
+        "predicate": predicate,
+    }
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _fence(guarded: Guarded, words: Callable[[str], str]) -> dict[str, object]:
+    """What the fence has counted of others. ``mode`` none: nothing is known, and ``why``."""
+    if guarded.mode is FenceMode.OFF:
+        return {"mode": "none", "why": words(guarded.why)}
+    return _given(
+        mode=guarded.mode.value,
+        modeBefore=guarded.mode_before.value if guarded.mode_before is not guarded.mode else None,
+        exempt=guarded.exempt,
+        exemptBefore=guarded.exempt_before if guarded.exempt_before != guarded.exempt else None,
+        letThrough=guarded.let_through,
+        ignored=guarded.ignored,
+        refused=guarded.refused,
+        gaps=guarded.gaps,
+        openToAll=guarded.open_to_all or None,
+    )
+
+
+def _utc(moment: Moment | None) -> str | None:
+    if moment is None:
+        return None
+    return calendar_time.utc(moment.wall).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def _predicate(
-    receipt: Receipt, device: DeviceInfo, about: Program, owner_digest: str, words: Callable[[str], str]
-) -> dict[str, object]:
-    finished = calendar_time.utc(receipt.finished.wall).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    receipt: Receipt, device: DeviceInfo, about: Program, owner_digest: str, guarded: Guarded,
+    words: Callable[[str], str],
+) -> dict[str, object]:  # fmt: skip
     return _given(
         device={"uuid": receipt.device, "model": words(device.model), "memoryBytes": device.memory_bytes}
         | _given(pciAddress=words(device.pci_address or ""), serial=words(device.serial or ""), parent=device.parent)
@@ -74,7 +135,7 @@ def _predicate(
         boot={"id": receipt.incarnation.boot_id, "driver": words(receipt.incarnation.driver)},
         program={"name": about.name, "version": words(about.version)},
         policy={"name": words(receipt.policy), "digest": receipt.policy_digest},
-        finished=finished,
+        finished=_utc(receipt.finished),
         uptime=round(receipt.finished.uptime, 3),
         path=receipt.path.value,
         steps=[[step.value, round(seconds, 3)] for step, seconds in receipt.steps],
@@ -102,6 +163,7 @@ def _predicate(
             processesEnded=receipt.processes_terminated,
         ),
         witness=words(receipt.witness),
+        fence=_given(since=_utc(guarded.since)) | _fence(guarded, words),
         receipt=_given(id=receipt.id, previous=receipt.previous or "", lastOwner=owner_digest),
     )
 

@@ -25,6 +25,7 @@ from scrubber.receipts.handover_id import handover_id
 logger = log.get("receipts")
 
 ENVELOPE, PROOF = "receipt.dsse.json", "receipt.tlog-proof"
+CLOSING, CLOSING_PROOF = "closing.dsse.json", "closing.tlog-proof"  # written by an export only
 MAY_PASS, MAY_READ = 0o711, 0o755  # the directory of all tenants, and those of each: the service's own is above, 0700
 FILE = 0o644  # mounted read-only; `rm -r` of the state directory asks a person about each file without write permission
 

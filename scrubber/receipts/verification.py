@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ground.public_names import PREDICATE_TYPE
+from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
 from ground.quantities import quantity
 from scrubber.receipts import dsse, merkle, note
 from scrubber.receipts.note import Checkpoint
@@ -37,16 +37,24 @@ class Logged:
     compared: bool  # with a checkpoint of the same size from elsewhere
 
 
-def statement(envelope: str, keys: Collection[bytes], expected: Expected) -> dict[str, Any]:
-    """The statement of a receipt, once one of the keys has signed it for this; ReceiptError names the wrong field."""
+KINDS = {PREDICATE_TYPE: "a receipt", CLOSING_TYPE: "a closing receipt"}
+
+
+def statement(
+    envelope: str, keys: Collection[bytes], expected: Expected, kind: str = PREDICATE_TYPE
+) -> dict[str, Any]:  # fmt: skip
+    """The statement of a receipt, once one of the keys has signed it for this; ReceiptError names the wrong field.
+
+    ``kind``: its predicate type.
+    """
     payload = dsse.opened(envelope, keys)
     try:
         content: dict[str, Any] = json.loads(payload)
         types = (content.get("_type"), content.get("predicateType"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise ReceiptError("the type cannot be read: the payload is not a JSON object") from error
-    if types != (STATEMENT_TYPE, PREDICATE_TYPE):
-        raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is not a receipt of version 1")
+    if types != (STATEMENT_TYPE, kind):
+        raise ReceiptError(f"the type is {types[0]} with {types[1]}: this is not {KINDS[kind]} of version 1")
     try:
         gpu, boot = content["predicate"]["device"]["uuid"], content["predicate"]["boot"]["id"]
         subjects = [each["digest"]["sha256"] for each in content["subject"] if each["name"] == HANDOVER]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from ground import calendar_time
 from ground.documents.units import format_size
 from ground.quantities import quantity
+from policies.policy_model import FenceMode
 from scrub_api import views
 from scrub_api.measurements import PATTERN_LEFT, UNSEARCHED, ZEROS, Uncovered
 from scrubber.core import events as ev
+from scrubber.core.guarded import Guarded
 from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Tested, Verified
 from scrubber.core.model import (
     Evicted,
@@ -76,6 +78,8 @@ def tell(event: ev.Event) -> str:
             return f"escalated to the {path.value} path: {why}"
         case ev.ScrubPassed(_, receipt):
             return _receipt(receipt)
+        case ev.TenancyClosed():
+            return _closed(event)
         case ev.ScrubFailed(why=why, times=times):
             return f"not clean: {why}{_times(times, 'proven clean')}"
         case ev.ScrubInterrupted(_, why):
@@ -227,6 +231,28 @@ def _receipt(receipt: Receipt) -> str:
     if receipt.witness:
         notes.append(f"witness of short uses: {receipt.witness}")
     return "; ".join(notes)
+
+
+def _closed(closed: ev.TenancyClosed) -> str:
+    ended = closed.ended
+    whose = ended.pod or ended.container or ended.acquired_by or "somebody unknown"
+    began = _time(ended.began) if ended.began is not None else "an unknown time"
+    notes = [f"wiped after {whose}, who had it from {began} to {_time(ended.ended)} (receipt {closed.receipt})"]
+    notes += [guarded(ended.guarded), f"from then until it was wiped: {guarded(closed.until_wiped)}"]
+    return "; ".join(notes)
+
+
+def guarded(said: Guarded) -> str:
+    """What the fence tells about a time, such as that of a tenancy."""
+    if said.mode is FenceMode.OFF:
+        return f"whether others opened it is not known: {said.why}"
+    modes = said.mode.value if said.mode is said.mode_before else f"{said.mode_before.value}, then {said.mode.value}"
+    let, refused = quantity(said.let_through, "time"), quantity(said.refused, "time")
+    notes = [f"others were let through {let} and refused {refused} (fence: {modes})"]
+    notes += [f"{quantity(said.ignored, 'time')} programs that the policy ignores"] if said.ignored else []
+    notes += [f"{quantity(said.gaps, 'moment')} at which the fence may have missed somebody"] if said.gaps else []
+    notes += ["for a time open to all"] if said.open_to_all else []
+    return ", ".join(notes)
 
 
 def _ended(receipt: Receipt) -> str:

@@ -15,6 +15,8 @@ from scrub_api.measurements import Measurements
 from scrubber.core import events as ev
 from scrubber.core import plans, states, step_results, verdict
 from scrubber.core.answers import RecordFirst
+from scrubber.core.guarded import UNKNOWN as UNREAD
+from scrubber.core.guarded import EndedTenancy
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
 from scrubber.core.model import (
     Ailment,
@@ -242,6 +244,7 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.StepsRecorded(name, (result(Step.EVICT),), Step.CLEAR),
         ev.Escalated(name, "clear failed", ScrubPath.RESET),
         passed(running, at),
+        ev.TenancyClosed(record.fence.ended or EndedTenancy(7, HERE.boot_id, at), "r", UNREAD),
         ev.ScrubFailed(name, "a process is on it"),
         ev.ScrubInterrupted(name, "the service was stopped"),
         ev.AilmentFound(LOST),

@@ -15,6 +15,7 @@ from scrubber.core import events as ev
 from scrubber.core import next_action, ownership, proof, states, stuck
 from scrubber.core.ailment_traits import AILMENTS
 from scrubber.core.changes import MANY_ALLOCATIONS
+from scrubber.core.guarded import UNKNOWN
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -146,7 +147,7 @@ def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | 
     kinds = list(states.TABLE[record.state])
     kind = chance.choice([*kinds, *[ev.StepsRecorded] * 8] if record.scrubs.job is not None else kinds)
     name = record.scrubs.job.id if record.scrubs.job is not None else ""
-    path = chance.choice(list(ScrubPath))
+    path, ended = chance.choice(list(ScrubPath)), record.fence.ended
     made: dict[type[ev.Event], Callable[[], ev.Event | None]] = {
         ev.Distrusted: lambda: ev.Distrusted(
             "x", chance.choice([record.incarnation, record.incarnation, HERE, REBOOTED, RELOADED]),
@@ -168,6 +169,7 @@ def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | 
         ),
         ev.StepsRecorded: lambda: steps_recorded(record, chance),
         ev.ScrubPassed: lambda: lives.passed(record, at),
+        ev.TenancyClosed: lambda: None if ended is None else ev.TenancyClosed(ended, "r", UNKNOWN),
         ev.ScrubFailed: lambda: ev.ScrubFailed(name, "x"),
         ev.ScrubInterrupted: lambda: ev.ScrubInterrupted(name, "x"),
         ev.Escalated: lambda: ev.Escalated(name, "x", ScrubPath.RESET),

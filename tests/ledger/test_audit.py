@@ -166,7 +166,7 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample, scratch, data
         ("CREATE TRIGGER never BEFORE INSERT ON entries BEGIN SELECT RAISE(IGNORE); END", "trigger never is not as"),
         ("DROP TABLE snapshot; CREATE TABLE snapshot (one, cut, records)", "table snapshot is not as"),
         ("UPDATE snapshot SET records = '[ ]'", "the snapshot is not valid"),
-        ("PRAGMA user_version = 1", "its schema is version 1, and this program reads the versions 3 to 7"),
+        ("PRAGMA user_version = 1", "its schema is version 1, and this program reads the versions 3 to 8"),
         ("PRAGMA application_id = 1", "the file is not a ledger"),
     ],
 )
@@ -218,7 +218,7 @@ def test_an_export_says_every_row_and_the_snapshot(sample):
     assert [row["seq"] for row in evidence] == list(range(1, 16))
     assert (snapshot["kind"], snapshot["cut"], snapshot["records"]) == ("snapshot", 15, [])
     assert [row["seq"] for row in rows] == list(range(16, 37))
-    assert rows[0]["body"] == {"why": "reason 14", "restart": False}
+    assert rows[0]["body"] == {"why": "reason 14", "restart": False, "fence": None}
 
 
 def test_a_missing_ledger_is_reported(tmp_path):

@@ -134,7 +134,7 @@ def test_an_older_schema_is_set_aside_and_can_be_exported(open_ledger, draft, pa
         connection.execute("ALTER TABLE entries RENAME COLUMN salt TO prev")
         connection.execute("ALTER TABLE entries ADD COLUMN hash TEXT NOT NULL DEFAULT 'ab'")
         connection.execute("PRAGMA user_version = 2")
-    why = "its schema is version 2, and this program reads the versions 3 to 7; `autoclave ledger export` prints"
+    why = "its schema is version 2, and this program reads the versions 3 to 8; `autoclave ledger export` prints"
     broken = audit.verify(path).broken
     assert broken is not None
     assert why in broken.why
@@ -143,7 +143,7 @@ def test_an_older_schema_is_set_aside_and_can_be_exported(open_ledger, draft, pa
     _, aside = open_ledger()
     assert (aside and aside.why) == broken.why
     exported = [(row["body"], row["hash"]) for row in list(reading.export(aside.path))[1:]]
-    assert exported == [({"why": why, "restart": False}, "ab") for why in ("2", "3")]
+    assert exported == [({"why": why, "restart": False, "fence": None}, "ab") for why in ("2", "3")]
 
 
 def test_a_damaged_ledger_is_set_aside_whole(open_ledger, draft, path):

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.policy_model import FenceMode
 from policies.values import ScrubPath
 from scrub_api.measurements import Uncovered
 from scrubber.core import plans, verdict
+from scrubber.core.guarded import Guarded
 from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.cuda import chip
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "receipts" / "predicate.v1.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 PAGE = (ROOT / "docs" / "receipts" / "predicate.md").read_text()
-LARGEST = 3072  # bytes of an envelope
+LARGEST = 3456  # bytes of an envelope
 UUID, BOOT = "GPU-8f2c6f3e-1a2b-4c5d-8e9f-0123456789ab", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 ABOUT = Program("0.1.0", node="gpu-node-7.rack-12.site.example")
 CAUSES = (OWN_IDLE, "in use before the scrub", OWN_CONTEXT, "left free in pieces too small to take", OWN_BOOKS)
@@ -36,13 +38,19 @@ counts = st.integers(0, 2**48)
 owners = st.text(string.ascii_letters + string.digits + "-_/.:", max_size=80).map("team-{}".format)
 
 
+LARGE_FENCE = Guarded(
+    Moment(1764000000.123456, 1.0), FenceMode.REFUSE, "", FenceMode.HOLD, "e" * 16, "f" * 16,
+    10**6, 10**6, 10**6, 10**6, open_to_all=True,
+)  # fmt: skip
+
+
 def sealed(receipt):
     digest = verdict.digest_of(receipt)
     return replace(receipt, id=digest[:16], digest=digest)
 
 
-def written(receipt, device, owner="", handover="a" * 24, about=ABOUT):
-    return statement.statement(receipt, device, handover, about, owner_digest(b"secret", handover, owner))
+def written(receipt, device, owner="", handover="a" * 24, about=ABOUT, guarded=LARGE_FENCE):
+    return statement.statement(receipt, device, handover, about, owner_digest(b"secret", handover, owner), guarded)
 
 
 devices = st.builds(

@@ -8,15 +8,17 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from autoclave import cli
 from autoclave.cli import DONE, signed_receipts
+from autoclave.cli.signed_receipts import CLOSINGS, RECEIPTS, Kind
 from ground.errors import FatalError
 from scrubber.receipts import dsse, key, note
 from scrubber.receipts.note import Checkpoint
@@ -54,13 +56,14 @@ class Verifiers:
             self.path(name).write_bytes(content)
         return self.both(self.folder / HANDOVER, held=CHECKPOINT in files)
 
-    def both(self, folder: Path, *, held: bool = False) -> tuple[bool, bool]:
+    def both(self, folder: Path, *, held: bool = False, kind: Kind = RECEIPTS) -> tuple[bool, bool]:
         given = (self.path(CHECKPOINT),) if held else ()
         try:
-            done = signed_receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text") == DONE
+            done = signed_receipts.verify(folder, ((self.path(KEY),), (), given), ("", "", ""), "text", kind) == DONE
         except FatalError:
             done = False
         flags = [str(folder), f"--key={self.path(KEY)}", *(f"--checkpoint={each}" for each in given)]
+        flags += ["--closing"] if kind is CLOSINGS else []
         return done, self.refusal(flags) is None
 
     def refusal(self, flags: list[str]) -> str | None:
@@ -189,6 +192,68 @@ def test_both_verifiers_give_the_same_verdict(verifiers: Verifiers, part: str) -
         assert command is script, f"the command says {command}, the script {script}, of {part}: {files[part]!r}"
         count[command] += 1
     assert min(count.values()) > 5  # it tries both
+
+
+# -- closing receipts
+
+SAID = {name: (FOLDER / "closing" / name).read_text() for name in CLOSINGS.files}
+FORGED = 500
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401 - JSON
+    """The places of all numbers, words and flags."""
+    if isinstance(value, dict | list):
+        for key_of, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(each, (*path, key_of))
+    else:
+        yield path
+
+
+def _lied(dice: random.Random, payload: bytes) -> bytes:
+    """The statement of the closing receipt, with another number or word, or without one, or with one more."""
+    said = json.loads(payload)
+    *above, last = dice.choice([*_leaves(said)])
+    inner = said
+    for each in above:
+        inner = inner[each]
+    how = dice.randrange(3)
+    if how == 0:
+        inner[last] = dice.choice([0, 1, 10**6, "hold", "none", "", None, True, {}, inner[last] * 2])
+    elif how == 1:
+        del inner[last]
+    else:
+        said["predicate"][dice.choice(["fence", "untilWiped", "tenant", "note"])] = dice.choice([{}, 0, ""])
+    lie = json.dumps(said, separators=(",", ":")).encode()
+    return lie if lie != payload else _lied(dice, payload)
+
+
+def _forged(dice: random.Random) -> str:
+    """A lie, with a signature of another key, of another document or type, or of nobody."""
+    true = json.loads(SAID[CLOSINGS.files[0]])
+    lie = _lied(dice, base64.b64decode(true["payload"]))
+    stolen = [true["signatures"][0]["sig"], json.loads(RIGHT[ENVELOPE])["signatures"][0]["sig"], "", "A" * 86 + "=="]
+    stolen.append(base64.b64encode(NODE.sign(lie)).decode())  # of the payload without its type
+    signatures = [{"keyid": NODE.key_id, "sig": dice.choice(stolen)} for _ in range(dice.randint(1, 2))]
+    return dice.choice(
+        [
+            json.dumps(true | {"payload": base64.b64encode(lie).decode(), "signatures": signatures}),
+            dsse.envelope(lie, OTHER), dsse.envelope(lie, NODE, payload_type="text/plain"), RIGHT[ENVELOPE],
+            json.dumps(true | {"payloadType": "text/plain"}), json.dumps(true | {"signatures": []}),
+        ]
+    )  # fmt: skip
+
+
+def test_no_forged_closing_receipt_passes(verifiers: Verifiers) -> None:
+    for name, text in SAID.items():
+        verifiers.path(name).write_text(text)
+    assert verifiers.both(verifiers.folder / HANDOVER, kind=CLOSINGS) == (True, True)
+    dice = random.Random("closing")  # noqa: S311 - the same each time
+    for _ in range(FORGED):
+        forged = _forged(dice)
+        verifiers.path(CLOSINGS.files[0]).write_text(forged)
+        alone = dice.random() < 0.5  # without the log
+        folder = verifiers.path(CLOSINGS.files[0]) if alone else verifiers.folder / HANDOVER
+        assert verifiers.both(folder, kind=CLOSINGS) == (False, False), forged
 
 
 # -- what is in the place of a file

@@ -9,9 +9,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from policies.policy_model import FenceMode
 from policies.values import ScrubPath
 from scrub_api.measurements import Uncovered
 from scrubber.core import verdict
+from scrubber.core.guarded import EndedTenancy, Guarded
 from scrubber.core.measured import OWN_CONTEXT
 from scrubber.core.model import Baseline, DeviceInfo, Incarnation, Moment, Receipt, Step
 from scrubber.receipts import dsse, key, merkle, note, statement
@@ -73,7 +75,24 @@ class Log:
 def statement_of(receipt):
     """What is signed."""
     device = DeviceInfo(GPU, 0, "NVIDIA H100 80GB HBM3", 85_520_809_984, pci_address="00000000:18:00.0")
-    return statement.statement(receipt, device, HANDOVER, statement.Program("0.1.0"), "02ec0ba8" * 4)
+    return statement.statement(receipt, device, HANDOVER, statement.Program("0.1.0"), "02ec0ba8" * 4, FENCE)
+
+
+FENCE = Guarded(
+    Moment(1764077634.5, 82800.0), FenceMode.HOLD, "", FenceMode.HOLD, "cf7e2eedcfc63004", "cf7e2eedcfc63004",
+    ignored=2, refused=3,
+)  # fmt: skip
+
+
+def closing_of(wipe):
+    """What is signed when the tenancy before this wipe is closed."""
+    device = DeviceInfo(GPU, 0, "NVIDIA H100 80GB HBM3", 85_520_809_984)
+    ended = EndedTenancy(
+        7, BOOT, Moment(1764081230.5, 86396.7), Moment(1764077634.5, 82800.0), "3f9c1d52-7b1e-4a06-9a57-0d2c4f6b8e13",
+        "team-a/train-7", receipt="0011223344556677", guarded=FENCE,
+    )  # fmt: skip
+    until = replace(FENCE, since=ended.ended, refused=0, ignored=0)
+    return statement.closing(ended, until, wipe, device, HANDOVER, statement.Program("0.1.0", node="gpu-1"))
 
 
 def cases():
@@ -84,7 +103,17 @@ def cases():
     altered = json.loads(envelope) | {"payload": base64.b64encode(said.replace(b"4096", b"0000")).decode()}
     longer = f"\n{base64.b64encode(bytes(32)).decode()}\n\n"
     expected = {"gpu": GPU, "boot": BOOT, "handover": HANDOVER}
+    stated = closing_of(receipt())
+    closing = dsse.envelope(stated, NODE)
+    lied = json.loads(closing) | {"payload": base64.b64encode(stated.replace(b'"refused":3', b'"refused":0')).decode()}
+    proven = Log(closing).proof()
     return {
+        "closing": ({"closing.dsse.json": closing, "closing.tlog-proof": proven}, {}, ""),
+        "closing-altered": ({"closing.dsse.json": json.dumps(lied)}, {}, "signature"),
+        "closing-of-another-handover": ({"closing.dsse.json": closing}, {"handover": OLDER}, "handover"),
+        "closing-not-in-the-log": ({"closing.tlog-proof": log.proof()}, {}, "proof"),
+        "receipt-as-closing": ({"closing.dsse.json": envelope}, {}, "type"),
+        "shows-a-closing": ({"receipt.dsse.json": closing}, {}, "type"),
         "right": ({}, {}, ""),
         "same-checkpoint": ({"checkpoint": log.checkpoint()}, {}, ""),
         "older-checkpoint-with-the-receipt": ({"checkpoint": log.checkpoint(PLACE + 1)}, {}, ""),
@@ -116,7 +145,8 @@ def made():
     listed = []
     for name, (changed, also, wrong) in each.items():
         files |= {f"{name}/{file}": text for file, text in changed.items()}
-        listed.append({"name": name, "files": sorted(changed), **expected, **also, "wrong": wrong})
+        closing = "closing" in name and "receipt.dsse.json" not in changed
+        listed.append({"name": name, "files": sorted(changed), **expected, **also, "closing": closing, "wrong": wrong})
     return files | {"cases.json": json.dumps(listed, indent=2) + "\n"}
 
 

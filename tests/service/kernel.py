@@ -93,6 +93,8 @@ class Kernel:
 
     # -- scrubber.fence.fence.Fence
 
+    counter = 1  # of all lives: nobody builds another fence
+
     def stands(self) -> bool:
         """Nobody takes it away."""
         return True

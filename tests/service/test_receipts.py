@@ -11,6 +11,7 @@ import pytest
 
 from ground.errors import NotReady
 from scrubber.core.fencing import Pods
+from scrubber.core.guarded import Guarded
 from scrubber.core.model import Receipt, State
 from scrubber.core.recipients import ForClaim, ForJob, ForPod
 from scrubber.core.record import Change, Record
@@ -219,11 +220,17 @@ async def test_the_policy_decides_whether_a_receipt_names_the_board(build, tmp_p
     await world.clean(gpu.info.uuid)
     serials = set()
 
-    def seal(record: Record, receipt: Receipt) -> Receipt:
-        serials.add(record.device.serial)
-        return receipt
+    class Notes:
+        """Signs nothing, and notes what it would name."""
 
-    world.life.jobs.seal_with(seal)
+        def seal(self, record: Record, receipt: Receipt, _guarded: Guarded) -> Receipt:
+            serials.add(record.device.serial)
+            return receipt
+
+        def close(self, *_: object) -> str:
+            return ""
+
+    world.life.jobs.sign_with(Notes())
     await ended(world, await world.tenancy(gpu.info.uuid), gpu.info.uuid)
     await world.clean(gpu.info.uuid)
     assert serials == {"1654023000004" if named else None}

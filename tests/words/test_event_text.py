@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from policies.policy_model import FenceMode
 from scrub_api.measurements import Uncovered
 from scrubber.core import events as ev
+from scrubber.core.guarded import UNKNOWN as UNREAD
+from scrubber.core.guarded import EndedTenancy, Guarded
 from scrubber.core.measured import Mismatch
 from scrubber.core.model import (
     Ailment,
@@ -29,6 +32,9 @@ MET = InTheWay((lives.LEFTOVER,), unnamed=False)
 XID = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
 
 
+HELD = Guarded(
+    NOW, FenceMode.HOLD, "", FenceMode.WATCH, "", "", let_through=1, ignored=2, refused=3, gaps=1, open_to_all=True
+)
 OF_DEVICES = [kind for kind in typing.get_args(ev.Event) if kind not in ev.OF_NODE]
 
 
@@ -143,6 +149,18 @@ LIFE = [
     (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
     (ev.ScrubFailed("job-1", "used", times=17), "not clean: used (17 times since it was last proven clean)"),
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
+    (ev.TenancyClosed(
+        EndedTenancy(7, "boot-1", NOW, NOW, lives.A, "team/train", guarded=HELD), "r-1", UNREAD),
+     ("wiped after team/train, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (receipt r-1); "
+     "others were let through 1 time and refused 3 times (fence: watch, then hold), 2 times programs that the policy "
+     "ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
+     "from then until it was wiped: "
+     "whether others opened it is not known: the fence was not read at both ends of this time")),
+    (ev.TenancyClosed(EndedTenancy(7, "boot-1", NOW, acquired_by="job 7"), "r-1", UNREAD),
+     ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (receipt r-1); "
+     "whether others opened it is not known: the fence was not read at both ends of this time; "
+     "from then until it was wiped: "
+     "whether others opened it is not known: the fence was not read at both ends of this time")),
     (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
     (ev.PastGate("pod-b", "it was scrubbing"),
      "a container of pod pod-b started past the create gate, on a GPU that was NOT PROVEN CLEAN (it was scrubbing)"),

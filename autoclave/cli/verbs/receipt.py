@@ -84,10 +84,11 @@ def _not_empty(_context: click.Context, _option: click.Parameter, value: str | N
     "--checkpoint", "checkpoints", type=READABLE, multiple=True, metavar="FILE", envvar="AUTOCLAVE_CHECKPOINT",
     help="A signed checkpoint from elsewhere, or lines of the service's log; may be repeated.",
 )  # fmt: skip
+@click.option("--closing", is_flag=True, help="PATH is a closing receipt, about who else opened the GPU.")
 @options.output("text", "json", "yaml")
 def verify(  # noqa: PLR0913, PLR0917 - its flags
     path: Path | None, keys: tuple[Path, ...], site_keys: tuple[Path, ...], gpu: str, handover: str, boot: str,
-    checkpoints: tuple[Path, ...], output: str,
+    checkpoints: tuple[Path, ...], closing: bool, output: str,
 ) -> int:  # fmt: skip
     """Verify a receipt, on any machine: who signed it, what it is for, and that the node's log has it.
 
@@ -97,31 +98,42 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
     the check fails; 6 if the receipt is good and its GPU is simulated, so that it claims nothing about hardware.
     """
     receipts = importlib.import_module("autoclave.cli.signed_receipts")  # late: most verbs verify nothing
-    code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output)
+    if closing and path is None:
+        raise click.UsageError("--closing needs a PATH: no container has its closing receipt")
+    kind = receipts.CLOSINGS if closing else receipts.RECEIPTS
+    code: int = receipts.verify(path, (keys, site_keys, checkpoints), (gpu, boot, handover), output, kind)
     return code
+
+
+CLOSING = click.option(
+    "--closing", is_flag=True,
+    help="The closing receipt: who else opened the GPU. Also of a pod, by UID or NAMESPACE/POD: of each GPU.",
+)  # fmt: skip
 
 
 @receipt.command(context_settings=ENVIRONMENT)
 @click.argument("receipt", metavar="ID|GPU", shell_complete=options.complete_gpus)
+@CLOSING
 @options.output("text", "json", "yaml")
 @options.run_dir
 @options.state_dir
-def show(receipt: str, output: str, run_dir: Path, state_dir: Path) -> int:
+def show(receipt: str, closing: bool, output: str, run_dir: Path, state_dir: Path) -> int:
     """Show what a signed receipt says, and the signed document: of an id, or the newest of a GPU.
 
     If the service does not answer, it comes from the ledger in --state-dir, and stderr says so.
     """
-    code: int = importlib.import_module("autoclave.cli.signed_receipts").show(
-        receipt, output, run_dir, paths.ledger(state_dir)
-    )
+    receipts = importlib.import_module("autoclave.cli.signed_receipts")
+    kind = receipts.CLOSINGS if closing else receipts.RECEIPTS
+    code: int = receipts.show(receipt, output, run_dir, paths.ledger(state_dir), kind)
     return code
 
 
 @receipt.command(context_settings=ENVIRONMENT)
 @click.argument("receipt", metavar="ID|GPU", shell_complete=options.complete_gpus)
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@CLOSING
 @options.state_dir
-def export(receipt: str, folder: Path, state_dir: Path) -> int:
+def export(receipt: str, folder: Path, closing: bool, state_dir: Path) -> int:
     """Write a signed receipt and its proof for somebody who verifies them, of an id, or the newest of a GPU.
 
     The document is the one that the container of the hand-over has found. The proof ends in the newest checkpoint that
@@ -130,7 +142,8 @@ def export(receipt: str, folder: Path, state_dir: Path) -> int:
     needs the rights of the service.
     """
     receipts = importlib.import_module("autoclave.cli.signed_receipts")
-    code: int = receipts.export(receipt, folder, state_dir)
+    kind = receipts.CLOSINGS if closing else receipts.RECEIPTS
+    code: int = receipts.export(receipt, folder, state_dir, kind)
     return code
 
 

@@ -88,7 +88,7 @@ def _memory(text: str) -> int:
 )
 @options.cgroup_root
 @click.option(
-    "--evidence-rows", type=options.IntRange(0), default=200_000, metavar="N",
+    "--evidence-rows", type=options.IntRange(0), default=240_000, metavar="N",
     help="How many events of the ledger to keep beside those of the latest scrubs.",
 )  # fmt: skip
 @click.option(

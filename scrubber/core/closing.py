@@ -1,0 +1,62 @@
+"""What a record keeps of the fence, so that its tenancy can be closed with a receipt: one rule for all events. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scrubber.core import events as ev
+from scrubber.core import fencing
+from scrubber.core.fencing import OpenTo
+from scrubber.core.guarded import EndedTenancy, FenceMemory, FenceReading, Guarded, between
+from scrubber.core.model import Moment
+from scrubber.core.record import Record
+
+
+def followed(before: Record, after: Record, event: ev.Event, at: Moment) -> Record:
+    """The record after an event, with what is kept of the fence."""
+    memory = before.fence
+    if after.tenancy.number != before.tenancy.number:
+        memory = FenceMemory(proof=memory.proof, ended=_ended(before, event, at))
+    match event:
+        case ev.Granted(grant) | ev.GrantedUnproven(grant) if _begins(before, after):
+            memory = replace(memory, grant=event.fence, granted=at, receipt=grant.receipt or "", open_to_all=False)
+        case ev.ScrubPassed():
+            memory = replace(memory, proof=event.fence)
+        case ev.TenancyClosed():
+            memory = replace(memory, ended=None)
+        case _:
+            pass
+    if not memory.open_to_all and fencing.open_to(after) is OpenTo.ALL:
+        memory = replace(memory, open_to_all=True)
+    return after if memory == after.fence else replace(after, fence=memory)
+
+
+def _begins(before: Record, after: Record) -> bool:
+    """Whether a tenancy begins with this grant: a restart, or another container of the pod, begins none."""
+    tenancy, again = before.tenancy, after.tenancy.grant
+    same = tenancy.grant is not None and again is not None and tenancy.grant.receipt == again.receipt
+    goes_on = same or tenancy.span is not None or tenancy.awaits != ""
+    return not goes_on or after.tenancy.number != tenancy.number
+
+
+def _ended(before: Record, event: ev.Event, at: Moment) -> EndedTenancy:
+    memory, tenancy = before.fence, before.tenancy
+    reading: FenceReading | None = getattr(event, "fence", None)
+    owner = tenancy.owner
+    return EndedTenancy(
+        number=tenancy.number,
+        boot_id=before.incarnation.boot_id,
+        ended=at,
+        began=memory.granted,
+        container=(owner.container if owner is not None else None) or tenancy.awaits or None,
+        pod=owner.called if owner is not None else "",
+        acquired_by=tenancy.acquired_by,
+        receipt=memory.receipt,
+        guarded=between(memory.grant, reading, open_to_all=memory.open_to_all),
+        last=reading,
+    )
+
+
+def until_wiped(ended: EndedTenancy, wiped: FenceReading | None) -> Guarded:
+    """What the fence tells of the time from the end of a tenancy until the device is proven clean."""
+    return between(ended.last, wiped)

@@ -1,0 +1,100 @@
+"""What the fence tells about a time: what it has counted of others from one reading to another. Values; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.policy_model import FenceMode
+from scrubber.core.model import Moment
+
+ANEW = "the counts of the fence began anew meanwhile, as after a reboot"
+UNREAD = "the fence was not read at both ends of this time"
+
+
+@dataclass(frozen=True, slots=True)
+class FenceReading:
+    """What the fence does with a device at a moment, and what it has counted of others up to then.
+
+    Two readings of one counter can be compared. What the fence may have missed is counted as a gap.
+    """
+
+    at: Moment
+    mode: FenceMode = FenceMode.OFF  # OFF: nothing is counted ...
+    why: str = ""  # ... for this reason
+    counter: str = ""  # names what has counted; another one counts from zero
+    passed: int = 0  # times that others were let through, also those that the policy ignores
+    ignored: int = 0  # so many of them
+    refused: int = 0
+    gaps: int = 0
+    exempt: str = ""  # the digest of who may open it at any time; empty: nobody may
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The fence of a device from one reading to another. The counts are of attempts by others."""
+
+    since: Moment | None = None  # the first reading
+    mode: FenceMode = FenceMode.OFF  # at the end of the time. OFF: nothing is known ...
+    why: str = ""  # ... for this reason
+    mode_before: FenceMode = FenceMode.OFF  # at its begin
+    exempt: str = ""  # at the end
+    exempt_before: str = ""
+    let_through: int = 0  # without those that the policy ignores
+    ignored: int = 0
+    refused: int = 0
+    gaps: int = 0
+    open_to_all: bool = False  # at some time everybody could open the device, and was not counted
+
+    @property
+    def saw_all(self) -> bool:
+        """Whether the fence has counted everybody, all the time."""
+        return self.mode is not FenceMode.OFF and not (self.gaps or self.open_to_all)
+
+
+UNKNOWN = Guarded(why=UNREAD)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTenancy:
+    """A tenancy that has ended and is not wiped yet: who had the device, and what the fence tells of that time."""
+
+    number: int  # ``Tenancy.number``
+    boot_id: str  # of the boot in which it was handed out
+    ended: Moment
+    began: Moment | None = None  # None: it is not known
+    container: str | None = None  # of its owner
+    pod: str = ""  # NAMESPACE/POD, if it was known
+    acquired_by: str = ""  # a job or a claim
+    receipt: str = ""  # on which it was handed out
+    guarded: Guarded = UNKNOWN
+    last: FenceReading | None = None  # at its end
+
+
+@dataclass(frozen=True, slots=True)
+class FenceMemory:
+    """What a record keeps of the fence, until a proof and the next hand-over."""
+
+    proof: FenceReading | None = None  # at the last proof
+    grant: FenceReading | None = None  # when the present tenancy began
+    granted: Moment | None = None
+    receipt: str = ""  # on which it began
+    open_to_all: bool = False  # whether everybody could open the device at some time of it
+    ended: EndedTenancy | None = None  # the last one; None: it is wiped, or nobody has had the device
+
+
+def between(began: FenceReading | None, ended: FenceReading | None, *, open_to_all: bool = False) -> Guarded:
+    """What two readings tell about the time between them."""
+    if began is None or ended is None:
+        return UNKNOWN
+    if why := began.why or ended.why:
+        return Guarded(began.at, why=why)
+    passed, ignored = ended.passed - began.passed, ended.ignored - began.ignored
+    refused, gaps = ended.refused - began.refused, ended.gaps - began.gaps
+    if began.counter != ended.counter or min(passed, refused, gaps) < 0:
+        return Guarded(began.at, why=ANEW)
+    # A program that is ignored may be counted before one reading, and excused after it.
+    ignored = min(max(ignored, 0), passed)
+    return Guarded(
+        began.at, ended.mode, "", began.mode, ended.exempt, began.exempt,
+        passed - ignored, ignored, refused, gaps, open_to_all,
+    )  # fmt: skip

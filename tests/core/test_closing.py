@@ -1,0 +1,126 @@
+"""What is kept of the fence until a tenancy can be closed, and what two readings tell about the time between them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.policy_model import FenceMode
+from scrubber.core import closing, guarded
+from scrubber.core import events as ev
+from scrubber.core.guarded import ANEW, UNKNOWN, UNREAD, EndedTenancy, FenceReading, between
+from scrubber.core.model import Owner
+from tests.core import lives
+from tests.core.lives import NOW, later, live
+
+HOLD = FenceReading(NOW, FenceMode.HOLD, counter="c", passed=10, ignored=4, refused=7, gaps=1, exempt="e")
+
+
+def at(seconds: float, **counted: Any) -> FenceReading:  # noqa: ANN401 - by name
+    """A later reading."""
+    return replace(HOLD, at=later(seconds), **counted)
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "differs"),
+    lives.rows(
+        ("what others did is the difference", HOLD, at(9, passed=13, ignored=5, refused=9, gaps=2),
+         {"let_through": 2, "ignored": 1, "refused": 2, "gaps": 1}),
+        ("an excuse that comes late makes nothing negative", HOLD, at(9, ignored=6), {"ignored": 0}),
+        ("both modes are told", HOLD, at(9, mode=FenceMode.WATCH), {"mode": FenceMode.WATCH}),
+        ("both digests of the exempt are told", HOLD, at(9, exempt=""), {"exempt": ""}),
+        ("another counter counts from zero", HOLD, at(9, counter="d"), None),
+        ("fewer uses than before are of another counter", HOLD, at(9, passed=9), None),
+        ("fewer refusals than before, too", HOLD, at(9, refused=6), None),
+        ("fewer gaps than before, too", HOLD, at(9, gaps=0), None),
+    ),
+)  # fmt: skip
+def test_two_readings_tell_what_others_did(began, ended, differs):
+    same = guarded.Guarded(NOW, FenceMode.HOLD, "", FenceMode.HOLD, "e", "e")
+    expected = guarded.Guarded(NOW, why=ANEW) if differs is None else replace(same, **differs)
+    assert between(began, ended) == expected
+    assert expected.saw_all is not bool(differs is None or differs.get("gaps"))
+
+
+NO_FENCE = FenceReading(NOW, why="no fence")
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "why"),
+    [(None, HOLD, UNREAD), (HOLD, None, UNREAD), (NO_FENCE, HOLD, "no fence"), (HOLD, NO_FENCE, "no fence")],
+)
+def test_without_a_reading_nothing_is_known(began, ended, why):
+    said = between(began, ended)
+    assert (said.mode, said.why) == (FenceMode.OFF, why)
+
+
+def granted(fence: FenceReading | None = HOLD, **grant: Any) -> ev.Granted:  # noqa: ANN401 - by name
+    return ev.Granted(replace(lives.grant(lives.CLEAN), **grant), fence)
+
+
+SEEN = Owner(lives.A, NOW, seen=True)
+OWNED = live(lives.CLEAN, granted(), ev.PutInUse(SEEN), ev.PutInUse(replace(SEEN, pod="team/train")))
+LEFT = live(OWNED, ev.Released("gone", fence=at(60, refused=9)), at=later(60))
+
+
+def test_an_ended_tenancy_is_kept_until_closed():
+    ended = LEFT.fence.ended
+    assert ended is not None
+    assert ended == EndedTenancy(
+        OWNED.tenancy.number, "boot-1", later(60), NOW, lives.A, "team/train", "", OWNED.fence.receipt,
+        between(HOLD, at(60, refused=9)), at(60, refused=9),
+    )  # fmt: skip
+    assert ended.guarded.refused == 2
+    scrubbing = live(LEFT, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, replace(lives.passed(scrubbing), fence=at(70, refused=12)))
+    assert clean.fence.ended == ended
+    until = closing.until_wiped(ended, clean.fence.proof)
+    assert (until.refused, until.since) == (3, later(60))
+    closed = live(clean, ev.TenancyClosed(ended, "r", until))
+    assert (closed.fence.ended, closed.fence.proof) == (None, at(70, refused=12))
+
+
+def test_only_the_tenancy_that_has_ended_is_closed():
+    scrubbing = live(LEFT, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, lives.passed(scrubbing))
+    assert LEFT.fence.ended is not None
+    other = replace(LEFT.fence.ended, number=3)
+    with pytest.raises(ev.IllegalEventError):
+        live(clean, ev.TenancyClosed(other, "r", UNKNOWN))
+
+
+def test_a_restart_of_the_container_ends_nothing():
+    paused = live(OWNED, ev.Released("restarts", restart=True, fence=at(60)), at=later(60))
+    assert (paused.fence.ended, paused.fence.grant) == (None, HOLD)
+    scrubbing = live(paused, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, lives.passed(scrubbing))
+    again = live(clean, ev.Granted(replace(lives.grant(clean), at_start=True), at(80)), at=later(80))
+    assert (again.fence.grant, again.fence.granted) == (HOLD, NOW), "the tenancy goes on"
+
+
+def test_a_second_container_of_a_pod_begins_nothing():
+    second = live(live(lives.CLEAN, granted()), granted(at(5)), at=later(5))
+    assert (second.fence.grant, second.fence.granted) == (HOLD, NOW)
+
+
+def test_an_unused_grant_begins_and_ends_nothing():
+    back = live(lives.CLEAN, granted(), ev.Released("not used", fence=at(5)))
+    assert back.fence.ended is None
+    scrubbing = live(back, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, lives.passed(scrubbing))
+    assert live(clean, ev.Granted(lives.grant(clean), at(90)), at=later(90)).fence.grant == at(90)
+
+
+def test_a_device_that_was_open_to_all_says_so():
+    mine = live(lives.CLEAN, granted(announced=False, until_release=True, owner="claim 7"))  # no group is named
+    ended = live(mine, ev.LetIn((lives.A,)), ev.Released("given back", fence=at(60))).fence.ended
+    assert ended is not None
+    assert ended.guarded.open_to_all
+    assert not ended.guarded.saw_all
+    assert not LEFT.fence.open_to_all
+
+
+def test_a_reboot_ends_a_tenancy_of_which_nothing_is_known():
+    ended = live(OWNED, ev.Distrusted("the node was rebooted", lives.REBOOTED, fence=at(5, counter="d"))).fence.ended
+    assert ended is not None
+    assert (ended.boot_id, ended.guarded.why) == ("boot-1", ANEW)

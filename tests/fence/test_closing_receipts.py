@@ -1,0 +1,161 @@
+"""A closing receipt says of others what they did, also if the service or the fence was away meanwhile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoclave.cli import DONE, SIMULATED, signed_receipts
+from autoclave.cli.signed_receipts import CLOSINGS, RECEIPTS
+from scrubber.devices.simulated import layout, loops
+from scrubber.fence import fence
+from tests.control_groups import group, made_group, run
+from tests.live import Service
+from tests.receipts.vectors import receipts_script
+
+__all__ = ["group"]  # a fixture
+
+POLICY = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}, fence: {mode: %s}}\n"
+OPENS = """
+for _ in range(int(sys.argv[2])):
+    try:
+        os.close(os.open(sys.argv[1], os.O_RDONLY))
+    except PermissionError:
+        pass
+"""
+
+
+@pytest.fixture
+def mode() -> str:
+    """What the fence does with others."""
+    return "refuse"
+
+
+@pytest.fixture
+def service(group: Path, short_tmp: Path, mode: str) -> Iterator[Service]:
+    """Two clean GPUs, with the fence below a group of the test's own."""
+    if not loops.can_attach(2**20):
+        pytest.skip("takes root, and loop devices")
+    (short_tmp / "quick.yaml").write_text(POLICY % mode)
+    flags = ("--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
+    service = Service(short_tmp, 2, *flags)
+    yield service
+    service.kill()
+    for place in layout.places(service.simulated_dir):
+        layout.remove_node(place)
+
+
+def opens(service: Service, place: Path, times: int) -> None:
+    place.mkdir(exist_ok=True)
+    run(place, OPENS, str(service.simulated_dir / "gpu0/memory"), str(times))
+
+
+def cli(service: Service, *words: object) -> str:
+    with service.popen(*words, stdout=subprocess.PIPE) as process:
+        said, _ = process.communicate()
+    assert process.returncode == DONE, said
+    return str(said)
+
+
+def acquire(service: Service, job: Path) -> None:
+    service.settled(0, "clean")
+    cli(service, "acquire", 0, "--owner", "job 7", "--cgroup", job)
+
+
+def closed(service: Service) -> dict[str, Any]:
+    """What the closing receipt of the tenancy says that ends now."""
+    cli(service, "release", 0, "--owner", "job 7")
+    service.settled(0, "clean")
+    shown = json.loads(cli(service, "receipt", "show", 0, "--closing", "-o", "json"))
+    predicate: dict[str, Any] = shown["statement"]["predicate"]
+    return predicate
+
+
+@pytest.mark.parametrize("mode", ["refuse", "watch"])
+def test_it_says_how_often_others_came(service: Service, group: Path, mode: str) -> None:
+    opens(service, group / "foreign", 1)  # before: it counts for nothing
+    job = made_group(group / "job")
+    acquire(service, job)
+    opens(service, job, 5)
+    opens(service, group / "foreign", 3)
+    said = closed(service)
+    twice = 6  # one open that is let through asks twice
+    counts = {"refuse": {"letThrough": 0, "refused": 3}, "watch": {"letThrough": twice, "refused": 0}}[mode]
+    none = {"ignored": 0, "gaps": 0}
+    assert said["tenant"] == {"owner": "job 7"}
+    assert {name: value for name, value in said["fence"].items() if name != "exempt"} == {
+        "mode": mode,
+        **counts,
+        **none,
+    }
+    assert said["untilWiped"] == said["fence"] | {"letThrough": 0, "refused": 0}
+    [listed] = json.loads(cli(service, "receipt", "list", 0, "-o", "json"))["items"]
+    assert {listed["others_let_through"], listed["others_refused"]} == {*counts.values()}
+    assert (listed["fence"], len(listed["closing_signature"])) == (mode, 16)
+
+
+def test_it_counts_on_while_the_service_is_away(service: Service, group: Path) -> None:
+    job = made_group(group / "job")
+    acquire(service, job)
+    opens(service, group / "foreign", 1)
+    service.kill()
+    opens(service, group / "foreign", 2)
+    service.start()
+    said = closed(service)["fence"]
+    assert (said["refused"], said["letThrough"], said["gaps"]) == (3, 0, 0)
+
+
+def test_a_fence_that_was_taken_away_leaves_a_gap(service: Service, group: Path) -> None:
+    job = made_group(group / "job")
+    acquire(service, job)
+    fence.take_down(group)
+    opens(service, group / "foreign", 1)
+    service.hear("it stands again")
+    assert closed(service)["fence"]["gaps"] == 1
+
+
+def test_a_fence_that_begins_anew_knows_nothing_of_before(service: Service, group: Path) -> None:
+    job = made_group(group / "job")
+    acquire(service, job)
+    service.kill()
+    fence.take_down(group)
+    opens(service, group / "foreign", 1)
+    service.start()
+    said = closed(service)["fence"]
+    assert said == {"mode": "none", "why": "the counts of the fence began anew meanwhile, as after a reboot"}
+
+
+def test_a_gpu_without_a_named_group_was_open_to_all(service: Service) -> None:
+    service.settled(0, "clean")
+    cli(service, "acquire", 0, "--owner", "job 7")
+    assert closed(service)["fence"]["openToAll"] is True
+
+
+@pytest.mark.parametrize("mode", ["off"])
+def test_without_a_fence_it_says_so(service: Service, group: Path) -> None:
+    acquire(service, made_group(group / "job"))
+    assert closed(service)["fence"]["mode"] == "none"
+
+
+def test_both_verifiers_take_what_was_exported(service: Service, group: Path, capfd, tmp_path: Path) -> None:
+    acquire(service, made_group(group / "job"))
+    opens(service, group / "foreign", 3)
+    closed(service)
+    state, out, node = service.root / "state", tmp_path / "out", tmp_path / "node.pem"
+    node.write_text(cli(service, "receipt", "key", "--state-dir", state))
+    [folder] = cli(service, "receipt", "export", 0, out, "--closing", "--state-dir", state).splitlines()
+    assert signed_receipts.verify(Path(folder), ((node,), (), ()), ("", "", ""), "text", CLOSINGS) == SIMULATED
+    said = capfd.readouterr().out
+    assert "let through 0 times, refused 3 times" in said
+    assert "hand-over   " + Path(folder).name in said
+    with pytest.raises(SystemExit, match=str(SIMULATED)):
+        receipts_script().main([folder, f"--key={node}", "--closing"])
+    assert '"refused": 3' in capfd.readouterr().out
+    [document] = Path(folder).glob("*.dsse.json")
+    assert signed_receipts.verify(document, ((node,), (), ()), ("", "", ""), "text", RECEIPTS) == 1
+    assert "this is not a receipt of version 1" in capfd.readouterr().err
