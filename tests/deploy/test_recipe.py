@@ -1,10 +1,12 @@
 """Every page installs and changes Autoclave by one recipe: the namespace with its label, an image of your own."""
 
+import json
 import os
 import re
 import subprocess
 
 import pytest
+import yaml
 
 from autoclave.cli.verbs import cdi
 from deploy import generate, image
@@ -16,10 +18,11 @@ from tests.house.sources import FENCED, PAGES, place
 
 COMMAND = re.compile(r"^ *(helm (?:install|upgrade) .*)$|`(helm (?:install|upgrade) [^`]+)`", re.MULTILINE)
 OURS = "autoclave deploy/helm/autoclave --namespace autoclave"
-SPACE = "kubectl create namespace autoclave\n"
-LABEL = "kubectl label namespace autoclave pod-security.kubernetes.io/enforce=privileged\n"
+SPACE = "kubectl apply -f deploy/kustomize/base/namespace.yaml\n"
 OWN_IMAGE = re.compile(r"--set image\.repository=(\$REGISTRY|localhost)/autoclave\b")
 INSTALL = generate.ROOT / "docs/install.md"
+OBSERVES = "GPUs are handed out without a proof"
+HOLDS = "pods cannot open a GPU that they were not given"
 
 
 def joined(text):
@@ -48,18 +51,45 @@ def fault(command, blocks):
         OURS: OURS in command,
         "repository": OWN_IMAGE.search(command),
         SPACE: SPACE in before,
-        LABEL: LABEL in before,
     }
     return ", ".join(name.strip() for name, there in parts.items() if not there)
 
 
 def test_each_page_installs_by_the_one_recipe():
     found = list(commands())
-    assert {"docs/install.md", "docs/in-front.md", "docs/dra.md", "docs/tutorial.md"} <= {page for page, *_ in found}
+    assert {"docs/install.md", "docs/dra.md", "docs/tutorial.md"} <= {page for page, *_ in found}
     assert [f"{page}: {command}: {wrong}" for page, command, blocks in found if (wrong := fault(command, blocks))] == []
     assert [
         place(page) for page in PAGES if re.search(r"--create-namespace|(?<!then)-reuse-values", page.read_text())
     ] == []
+
+
+def test_five_commands_lead_to_pods_that_wait_apart():
+    """For each of the three ways, behind the same two: look at first, move the other one, then scrub and hold."""
+    part = INSTALL.read_text().partition("## The installation that we recommend\n")[2].partition("\n### ")[0]
+    first, *ways, last = (joined(found[0]).splitlines()[1:-1] for found in FENCED.finditer(part))
+    assert [line.partition(" ")[0] for line in first] == ["REGISTRY=registry.example/team", "docker", "kubectl"]
+    assert len(ways) == 3
+    for lines in ways:
+        install, move = (line for line in lines if line.startswith(("helm ", "kubectl ")))
+        values = set_by(install, {})
+        plugin, dra = (values.get(name, {}).get("inFrontOf", {}) for name in ("plugin", "dra"))
+        assert f"{plugin.get('directory', dra.get('registrarDirectory'))}" in "".join(lines[lines.index(move) :])
+        assert OBSERVES in manifests.notes(values)
+        assert HOLDS in manifests.notes(set_by("".join(last), values), upgrade=True)
+
+
+def set_by(command, values):
+    """The values, and what the flags of a command of helm set."""
+    made = json.loads(json.dumps(values))
+    command = command.replace("$REGISTRY", "registry.example").replace("{NAMESPACE}", "[nvidia]")
+    for name, value in re.findall(r"--set(?:-json)? '?([\w.]+)=([^' ]*)", command):
+        *path, last = name.split(".")
+        inner = made
+        for key in path:
+            inner = inner.setdefault(key, {})
+        inner[last] = yaml.safe_load(value)
+    return made
 
 
 def test_the_manifests_of_kustomize_name_an_image_that_cannot_exist():
