@@ -19,6 +19,7 @@ from benchmarks.trial.records import Records
 RECORDS = Path(__file__).parent / "records"
 CARDS = {"H100 80 GB": "nvidia-h100-80gb-hbm3", "H200": "nvidia-h200"}
 NOT_MEASURED = "not measured"
+COMMITS = {"8b97f2190547c6203a7e7cf2327c641f2da81435": "1806d10e"}  # of the trees that records name
 
 SOON, LATE = "a pod right after a pod that filled the memory", "a pod that gets a clean GPU"
 FORK, WORKER = "a fork of a process that has loaded CuPy", "warm zygote"
@@ -346,9 +347,21 @@ def page() -> str:
 def _trees(found: dict[str, Records]) -> str:
     """Of which program the figures are."""
     trees = {tree for records in found.values() for tree in records.trees().values()}
-    unknown = "They do not say of which tree each part is: the trial writes this down only since then."
-    known = f"Their parts are of the trees {', '.join(f'`{tree}`' for tree in sorted(filter(None, trees)))}."
-    return unknown if trees == {""} else known if "" not in trees else f"{known} Older parts do not say it."
+    known = ", ".join(f"{commit(tree)} (tree `{tree}`)" for tree in sorted(filter(None, trees)))
+    return f"Their parts are of {known}." + (" Older parts do not say it." if "" in trees else "")
+
+
+def commit(tree: str) -> str:
+    """The commit of a tree that a record names. Empty: the record names none."""
+    if not tree:
+        return "a commit that was not written down"
+    return f"commit `{COMMITS[tree]}`" if tree in COMMITS else "a program that was never committed"
+
+
+def provenance(records: Records, part: str) -> str:
+    """When a part was measured, whether behind a fence, and of which commit."""
+    fence = "behind the fence" if any(it.name == "fence" for it in records.parts()) else "without a fence"
+    return f"{records.begun(part)}, {fence}, of {commit(records.trees()[part])}"
 
 
 def _held(found: dict[str, Records]) -> str:

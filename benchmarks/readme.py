@@ -47,6 +47,7 @@ def figures() -> str:
         (words, *(", ".join(row.median(records) for row in rows) for records in cards.values()))
         for words, rows in GPUS.items()
     ]
+    on_cards.append(("when the hand-over was measured", *(on_gpus.provenance(it, "pods") for it in cards.values())))
     told = service_page.figures()
     of_service = [
         (words, *(", ".join(filter(None, cells)) for cells in zip(*(told[it].shown[1:] for it in names), strict=True)))

@@ -77,6 +77,11 @@ class Records:
         """The hash of the program that each part is of; empty in records that do not say it."""
         return {row["part"]: row.get("tree", "") for row in self._rows() if "begun" in row}
 
+    def begun(self, part: str) -> str:
+        """The day on which a part began, as it counts; empty if it did not."""
+        days = [str(row["begun"])[:10] for row in self._rows() if "begun" in row and row["part"] == part]
+        return days[-1] if days else ""
+
     def parts(self) -> list[Part]:
         """All parts in their order, each as it last ended."""
         figures: list[Measured] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -27,6 +28,22 @@ def test_readme_has_the_values_of_the_records():
     found = readme.PART.search((ROOT / "README.md").read_text())
     assert found
     assert found[0].partition("\n\n")[2].removesuffix(found[2]) == readme.figures()
+
+
+def test_a_record_names_a_commit():
+    """Red? Commit the program that the trial is to run first, and add its tree to COMMITS."""
+    named = {tree for records in on_gpus.cards().values() for tree in records.trees().values()}
+    assert named - {"", "1e297b3f5a39b88335ce915b435855e68b094772"} == on_gpus.COMMITS.keys()
+    for known, commit in on_gpus.COMMITS.items():
+        run = ["git", "ls-tree", "-z", commit, *FOLDERS]
+        listed = subprocess.run(run, cwd=ROOT, capture_output=True, check=False)
+        if listed.returncode != 0:
+            pytest.skip("this is no checkout with that commit")
+        entries = (line.split(maxsplit=3) for line in listed.stdout.split(b"\0") if line)
+        body = b"".join(
+            mode.lstrip(b"0") + b" " + name + b"\0" + bytes.fromhex(digest.decode()) for mode, _, digest, name in entries
+        )
+        assert hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).hexdigest() == known
 
 
 @pytest.mark.parametrize("page", ["threat-model.md", "measurements/gpus.md"])
