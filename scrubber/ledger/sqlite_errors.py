@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ground import private_files
 from ground.errors import LedgerUnavailable
 from ground.private_files import ForeignFileError
 from scrubber.ledger.ledger_rows import CorruptLedgerError
+
+_NEAR = 2**20  # bytes that SQLite may want to add at once
 
 
 @contextmanager
@@ -63,7 +66,21 @@ def _why(error: sqlite3.Error | UnicodeDecodeError | OSError, path: Path) -> tup
         case sqlite3.SQLITE_CANTOPEN:
             return "it cannot be opened", f"check that {path.parent} exists and that this user may write to it"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
+            if _reaches_limit(path):
+                return full
             name = getattr(error, "sqlite_errorname", type(error).__name__)
             return f"the disk reports an I/O error ({name})", "check the kernel log and the disk"
         case _:
             return ()
+
+
+def _reaches_limit(path: Path) -> bool:
+    """Whether a file of the ledger is about as large as this process may make one: SQLite calls that an I/O error."""
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most == resource.RLIM_INFINITY:
+        return False
+    sizes = [0]
+    for file in path.parent.glob(f"{path.name}*"):
+        with suppress(OSError):
+            sizes.append(file.stat().st_size)
+    return max(sizes) + _NEAR > most

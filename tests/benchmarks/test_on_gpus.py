@@ -41,7 +41,8 @@ def test_a_record_names_a_commit():
             pytest.skip("this is no checkout with that commit")
         entries = (line.split(maxsplit=3) for line in listed.stdout.split(b"\0") if line)
         body = b"".join(
-            mode.lstrip(b"0") + b" " + name + b"\0" + bytes.fromhex(digest.decode()) for mode, _, digest, name in entries
+            mode.lstrip(b"0") + b" " + name + b"\0" + bytes.fromhex(digest.decode())
+            for mode, _, digest, name in entries
         )
         assert hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).hexdigest() == known
 
