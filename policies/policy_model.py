@@ -328,7 +328,7 @@ class Proof(Model):
     """How old a proof may become before an idle device is scrubbed again."""
 
     survives_restart: bool = False
-    """Whether a proof stays valid after a restart of the service, which did not observe the device meanwhile."""
+    """Whether a proof stays valid after a restart of the service where no fence has counted meanwhile."""
 
 
 class Policy(Model):
