@@ -12,8 +12,10 @@ from typing import Any
 
 from ground import paths
 from scrub_api import admin_client, views
+from scrubber.core import events as ev
 from scrubber.devices.simulated import layout
 from scrubber.fence import fence
+from scrubber.ledger import ledger_rows
 from scrubber.node import cgroups
 from tests.cluster import files
 from tests.cluster.isolated import RUN, STATE
@@ -78,6 +80,12 @@ class Operator:
         """The rows of the ledger about a device, newest last."""
         async with admin_client.AdminClient(self._socket) as admin:
             return await admin.history(device)
+
+    async def closing(self, index: int) -> ev.TenancyClosed:
+        """What the closing receipt of the last tenancy of a device says, as soon as the device is clean."""
+        await self.devices(lambda device: device.state == "clean", index)
+        events = [ledger_rows.decode(row.kind, row.body) for row in await self.history(str(index))]
+        return [event for event in events if isinstance(event, ev.TenancyClosed)][-1]
 
     async def clean(self) -> tuple[views.DeviceStatus, ...]:
         """All devices, as soon as they are clean and offered."""

@@ -64,6 +64,8 @@ async def stays_shut(
     await pods.said("owner", "INTACT", more=GPUS)
     await pods.delete("owner")
     await pods.gone("owner")
+    said = (await autoclave.closing(0)).ended.guarded
+    assert (said.let_through, said.refused, said.saw_all) == (0, len(WAYS) + 2, True), said
     await refused("after")
     await autoclave.refused(0, 2)
     await hold("next")
