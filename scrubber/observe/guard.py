@@ -353,7 +353,10 @@ class Guard:
         return Counted(Witness.FENCE, said)
 
     def reading(self, uuid: str) -> FenceReading:
-        """What the kernel does with a device for others, and has counted of them up to now."""
+        """What the kernel does with a device for others, and has counted of them up to now.
+
+        No count is said by it: what is excused later was no use.
+        """
         at = clock.now()
         with self._turn:
             terms, numbers = self._sources.terms(uuid), self._numbers.get(uuid)
@@ -362,10 +365,11 @@ class Guard:
                 return FenceReading(at, why=why)
             if not terms.pods_have_groups:
                 return FenceReading(at, why="pods have no control groups of their own on this node")
-            said = self._testify(uuid)
-            if not isinstance(said, Counted):
-                return FenceReading(at, why=said.words if said is not None else "no fence counts who opens it")
+            if why := self._rule(uuid).failed:
+                return FenceReading(at, why=why)
             try:
+                if not self._fence.stands() or not all(map(self._fence.still_rules, numbers)):
+                    return FenceReading(at, why="somebody has taken the fence away, or changed its rule")
                 counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
                 kept = list(map(self._fence.kept, numbers))
             except OSError as error:

@@ -78,6 +78,7 @@ def closed(service: Service) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["refuse", "watch"])
 def test_it_says_how_often_others_came(service: Service, group: Path, mode: str) -> None:
+    service.settled(0, "clean")
     opens(service, group / "foreign", 1)  # before: it counts for nothing
     job = made_group(group / "job")
     acquire(service, job)
@@ -94,6 +95,8 @@ def test_it_says_how_often_others_came(service: Service, group: Path, mode: str)
         **none,
     }
     assert said["untilWiped"] == said["fence"] | {"letThrough": 0, "refused": 0}
+    receipt = json.loads(cli(service, "receipt", "show", 0, "-o", "json"))["statement"]["predicate"]["fence"]
+    assert receipt["refused"] == (4 if mode == "refuse" else 0), "since the last proof"
     [listed] = json.loads(cli(service, "receipt", "list", 0, "-o", "json"))["items"]
     assert {listed["others_let_through"], listed["others_refused"]} == {*counts.values()}
     assert (listed["fence"], len(listed["closing_signature"])) == (mode, 16)

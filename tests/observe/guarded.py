@@ -5,6 +5,7 @@ Each move acts on both. The promises, held against the truth after each:
 * while the guard says that it keeps others out, nobody else opens a device; whoever may open it is never refused;
 * each use by others is told: a witness counts at least those since it answered last, or has ``Missed`` something;
 * nothing else is told as a use; and a proof that an earlier life has kept says the same after a restart;
+* what two readings tell is true, also over a restart: where nobody else was let through, nobody else has opened it;
 * nothing is raised, whatever the kernel answers.
 """
 
@@ -21,6 +22,7 @@ from types import SimpleNamespace
 import pytest
 
 from scrubber.core.fencing import Container, Group, OpenTo
+from scrubber.core.guarded import FenceReading, between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind
 from scrubber.core.witness import Counted, Missed
 from scrubber.fence import fence, kernel, program
@@ -92,6 +94,10 @@ class Device:
     least: int = 0  # of the last count of this life
     missed: bool = False  # the last answer was none, or is not known exactly
     proof: Proof | None = None
+    others: int = 0  # times that somebody has opened it who is neither its owner nor the service
+    refusals: int = 0  # times that somebody was refused
+    was_to_all: bool = False  # since the last reading, as the records tell
+    read: tuple[FenceReading, int, int] | None = None  # the last reading, and what was true by then
 
 
 class KilledError(BaseException):
@@ -313,6 +319,7 @@ class Guarded:
         if wanted is not None:  # an earlier service, whose processes may have it open, is let in no longer
             device.truth.doubtful += len(device.numbers) * sum(map(self._runs, self._earlier))
         device.to_all = wanted is None
+        device.was_to_all |= device.to_all
         device.let_in, device.exempt, device.refuse = owners, self.read_terms.exempt, self.read_terms.refuse
         if device.proof is not None and (wanted is None or wanted):
             device.proof.ended |= not device.is_shaky or self._is_open(device, wanted)
@@ -472,6 +479,8 @@ class Guarded:
         groups = set(process.groups)
         is_owner = bool(groups & device.let_in)
         is_service = self.group("service") in groups
+        device.refusals += not passed
+        device.others += passed and not is_owner and not is_service
         is_free = is_owner or is_service or bool(groups & device.exempt)
         is_changed = device.tampered and number == min(device.numbers, key=str)
         stands = device.guarded and self.attached and not is_changed
@@ -539,6 +548,21 @@ class Guarded:
             self._check(uuid, said.uses - device.reported[0], device.truth.less(device.reported[1]))
         if self._uses_in_between == before:  # else it is in this count, or in the next one
             device.reported = said.uses, replace(device.truth)
+
+    def read(self, uuid: str) -> None:
+        """The fence is read, as for a grant or a release."""
+        device = self.devices[uuid]
+        others, refusals = device.others, device.refusals
+        with self._asked(uuid):
+            reading = self.guard.reading(uuid)
+        if device.read is not None:
+            before, had_others, had_refusals = device.read
+            said = between(before, reading, open_to_all=device.was_to_all)
+            if said.saw_all:
+                seen = said.let_through + said.ignored
+                assert seen > 0 or others <= had_others, f"{uuid}: {others - had_others} opened it unseen"
+                assert said.refused <= device.refusals - had_refusals, f"{uuid}: {said.refused} refusals were told"
+        device.read, device.was_to_all = (reading, device.others, refusals), device.to_all
 
     def witness_beside(self, actor: int, uuid: str) -> None:
         """When a witness has read the questions, and has not counted yet, a bystander opens the device."""
@@ -646,6 +670,7 @@ class Guarded:
                 assert not (keeps_out and passed), "it has opened what is kept from it"
                 device.truth.unseen += passed
                 device.truth.doubtful += passed
+                device.others, device.refusals = device.others + passed, device.refusals + (not passed)
         self._uses_in_between += 1
 
     def bystander_opens(self) -> None:
@@ -659,6 +684,7 @@ class Guarded:
                 passed = self.kernel.opens(number, process)
                 self._refused |= set() if passed else {number}
                 device.truth.doubtful += passed
+                device.others, device.refusals = device.others + passed, device.refusals + (not passed)
         self._uses_in_between += 1
 
     def is_late(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ground.errors import InvalidRequest
+from policies.policy_model import FenceMode
 from scrubber.core import events as ev
 from scrubber.core.fencing import KeptOff, open_to
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
@@ -751,3 +752,11 @@ def test_a_container_that_is_gone_is_named_by_its_pod(asking: Asking, foreign: P
         f"/{foreign.relative_to(fence.root())}/kubepods/pod{lives.A}"
     ]
     later.guard.close()
+
+
+def test_readings_of_pods_without_groups_know_nothing(asking: Asking) -> None:
+    asking.keep(lives.CLEAN)
+    assert asking.guard.reading(DEVICE).mode is FenceMode.WATCH
+    asking.terms = Terms(pods_have_groups=False)
+    said = asking.guard.reading(DEVICE)
+    assert (said.mode, said.why) == (FenceMode.OFF, "pods have no control groups of their own on this node")

@@ -130,6 +130,7 @@ MOVES: dict[Move, int] = {
     opens: 6,
     used_between_witnesses: 4,
     witness: 2,
+    lambda node, dice: node.read(dice.choice(DEVICES)): 4,
     changed: 3,
     has_a_tenant: 2,
     proven: 1,
