@@ -147,11 +147,13 @@ def test_without_a_fence_it_says_so(service: Service, group: Path) -> None:
 
 def test_both_verifiers_take_what_was_exported(service: Service, group: Path, capfd, tmp_path: Path) -> None:
     acquire(service, made_group(group / "job"))
-    opens(service, group / "foreign", 3)
-    closed(service)
     state, out, node = service.root / "state", tmp_path / "out", tmp_path / "node.pem"
     node.write_text(cli(service, "receipt", "key", "--state-dir", state))
+    [given] = cli(service, "receipt", "export", 0, out, "--state-dir", state).splitlines()
+    opens(service, group / "foreign", 3)
+    closed(service)
     [folder] = cli(service, "receipt", "export", 0, out, "--closing", "--state-dir", state).splitlines()
+    assert folder == given, "it is the hand-over that the tenant knows"
     assert signed_receipts.verify(Path(folder), ((node,), (), ()), ("", "", ""), "text", CLOSINGS) == SIMULATED
     said = capfd.readouterr().out
     assert "let through 0 times, refused 3 times" in said
@@ -159,6 +161,6 @@ def test_both_verifiers_take_what_was_exported(service: Service, group: Path, ca
     with pytest.raises(SystemExit, match=str(SIMULATED)):
         receipts_script().main([folder, f"--key={node}", "--closing"])
     assert '"refused": 3' in capfd.readouterr().out
-    [document] = Path(folder).glob("*.dsse.json")
+    document = Path(folder) / CLOSINGS.files[0]
     assert signed_receipts.verify(document, ((node,), (), ()), ("", "", ""), "text", RECEIPTS) == 1
     assert "this is not a receipt of version 1" in capfd.readouterr().err

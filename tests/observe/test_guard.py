@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ground import boot
 from ground.errors import InvalidRequest
 from policies.policy_model import FenceMode
 from scrubber.core import events as ev
@@ -760,3 +761,12 @@ def test_readings_of_pods_without_groups_know_nothing(asking: Asking) -> None:
     asking.terms = Terms(pods_have_groups=False)
     said = asking.guard.reading(DEVICE)
     assert (said.mode, said.why) == (FenceMode.OFF, "pods have no control groups of their own on this node")
+
+
+def test_the_counts_of_another_boot_are_of_another_counter(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel numbers its maps from the beginning again."""
+    asking.keep(lives.CLEAN)
+    before = asking.guard.reading(DEVICE).counter
+    assert asking.guard.reading(DEVICE).counter == before
+    monkeypatch.setattr(boot, "boot_id", lambda: "another")
+    assert asking.guard.reading(DEVICE).counter != before
