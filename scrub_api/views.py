@@ -117,7 +117,7 @@ class HolderView:
 
 @dataclass(frozen=True, slots=True)
 class AskerView:
-    """A program that asked for a device that was not given to it, as long as the service runs, and for some days."""
+    """A program that asked for a device that was not given to it, in the last days."""
 
     command: str
     pid: int  # of the process that asked last

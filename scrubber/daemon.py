@@ -240,6 +240,8 @@ async def _run_service(
         await built.service.upkeep.recover()
     await built.monitor.round()
     servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
+    if built.openers is not None:
+        await built.openers.write()  # before the first answer: earlier lives have named some
     await servers.open()
     metrics.register(built.collector, built.readiness)
     paths.last_error(config.run_dir).unlink(missing_ok=True)
@@ -252,6 +254,8 @@ async def _run_service(
         asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
         asyncio.create_task(_sign_checkpoints(ledger), name="checkpoints"),
     ]
+    if built.openers is not None:
+        tasks.append(asyncio.create_task(built.openers.run(), name="openers"))
     if built.guard is not None:
         tasks.append(asyncio.create_task(servers.keep_last_list(), name="last list"))
     else:
@@ -290,6 +294,8 @@ async def _shut_down(built: assembly.Assembly, servers: server.GrpcServers, task
     if built.guard is not None:  # before the next service reads its questions
         await asyncio.to_thread(built.guard.close)
     try:
+        if built.openers is not None:
+            await built.openers.write(ends=True)
         with suppress(LedgerUnavailable):  # then the next start says that this run was cut off
             await built.ledger.append_of_node(ev.ServiceStopped())
     finally:

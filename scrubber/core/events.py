@@ -18,6 +18,7 @@ from scrubber.core.model import (
     Incarnation,
     Job,
     Moment,
+    Opener,
     Owner,
     Quarantine,
     Receipt,
@@ -112,6 +113,20 @@ class Soiled:
     holders: tuple[Holder, ...] = ()
     times: int = 1  # how often this has happened, with this time, since the device was last handed out
     unnamed: bool = False  # by a process that had left before it could be named
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAttempted:
+    """Somebody at one place tried to open the device, which was not given to him. Changes nothing.
+
+    One row when that begins, in each period of the device (``open_attempts``). Another one, with ``ended`` and all his
+    attempts of that period, when the period or the service ends, if he tried again after the first row.
+    """
+
+    opener: Opener
+    tenancy: int  # ``Tenancy.number`` then
+    held: bool  # whether the device was granted or in use
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +304,7 @@ Event = (
     | PutInUse
     | Released
     | Soiled
+    | OpenAttempted
     | PastGate
     | ScrubStarted
     | ProbationStarted
@@ -324,7 +340,7 @@ READS_FENCE = (Distrusted, Granted, GrantedUnproven, Released)
 
 WARNINGS = (
     Distrusted, GrantedUnproven, Soiled, PastGate, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated,
-    PutInUse, ServiceStarted, StoodStill, WritesFailed, ClockMoved,
+    PutInUse, ServiceStarted, StoodStill, WritesFailed, ClockMoved, OpenAttempted,
 )  # fmt: skip
 """The events that may be warnings."""
 
@@ -338,6 +354,8 @@ def is_warning(event: Event) -> bool:
     match event:
         case PutInUse(owner):
             return owner.crowded
+        case OpenAttempted(opener):
+            return not opener.exempt
         case ServiceStarted(cut_off=cut_off):
             return cut_off
         case _:

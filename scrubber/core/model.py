@@ -188,9 +188,20 @@ class DeviceNumber:
 CONTAINER = "container:"  # prefix for the id of a container that is in no pod
 
 
+NO_CONTAINER = "no container"
+NOWHERE = ("", NO_CONTAINER)  # places of an ``Opener`` that say nothing of him; empty: he had ended
+
+
 def is_pod(name: str) -> bool:
     """Whether this name of an owner is the UID of a pod."""
     return not name.startswith(CONTAINER)
+
+
+def place_words(place: str) -> str:
+    """A place of an ``Opener`` that says who he is, as operators read it."""
+    if place.startswith("/"):
+        return place
+    return f"pod {place}" if is_pod(place) else f"container {place.removeprefix(CONTAINER)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +224,31 @@ def holder_names(holders: tuple[Holder, ...]) -> str:
     return ", ".join(
         process_names.describe(each.command, each.pid, each.container or "no container") for each in holders
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Who tried to open a device that was not given to him, from one place. His process is the one that asked last."""
+
+    place: str  # the UID of his pod, container:ID, the path of his control group; or one of ``NOWHERE``
+    pod: str  # NAMESPACE/POD; empty: it is no pod, or its name is not known
+    command: str
+    pid: int
+    exempt: bool  # the policy lets him open the device at any time
+    times: int
+    refused: int  # of these times
+    first: float  # wall time
+    last: float
+
+    @property
+    def who(self) -> tuple[str, str]:
+        """The place, and the command where the place tells nothing, because processes of all kinds are there."""
+        return self.place, self.command if self.place in NOWHERE else ""
+
+    @property
+    def was_let_through(self) -> bool:
+        """Whether he has opened the device, and the policy names him nowhere."""
+        return self.times > self.refused and not self.exempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
         ev.Described: State.UNKNOWN,
         ev.PastGate: State.UNKNOWN,
+        ev.OpenAttempted: State.UNKNOWN,
         ev.Deferred: State.UNKNOWN,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
@@ -45,6 +46,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.DIRTY: {
         ev.Described: State.DIRTY,
         ev.PastGate: State.DIRTY,
+        ev.OpenAttempted: State.DIRTY,
         ev.LetIn: State.DIRTY,
         ev.Deferred: State.DIRTY,
         ev.ErrorsNoted: State.DIRTY,
@@ -58,6 +60,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.SCRUBBING: {
         ev.Described: State.SCRUBBING,
         ev.PastGate: State.SCRUBBING,
+        ev.OpenAttempted: State.SCRUBBING,
         ev.LetIn: State.SCRUBBING,
         ev.Deferred: State.SCRUBBING,
         ev.StepsRecorded: State.SCRUBBING,
@@ -71,6 +74,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.CLEAN: {
         ev.Described: State.CLEAN,
         ev.PastGate: State.CLEAN,
+        ev.OpenAttempted: State.CLEAN,
         ev.LetIn: State.CLEAN,
         ev.Deferred: State.CLEAN,
         ev.ErrorsNoted: State.CLEAN,
@@ -86,6 +90,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.GRANTED: {
         ev.Described: State.GRANTED,
         ev.PastGate: State.GRANTED,
+        ev.OpenAttempted: State.GRANTED,
         ev.LetIn: State.GRANTED,
         ev.Deferred: State.GRANTED,
         ev.ErrorsNoted: State.GRANTED,
@@ -100,6 +105,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.IN_USE: {
         ev.Described: State.IN_USE,
         ev.PastGate: State.IN_USE,
+        ev.OpenAttempted: State.IN_USE,
         ev.LetIn: State.IN_USE,
         ev.Deferred: State.IN_USE,
         ev.ErrorsNoted: State.IN_USE,
@@ -113,6 +119,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
         ev.PastGate: State.QUARANTINED,
+        ev.OpenAttempted: State.QUARANTINED,
         ev.LetIn: State.QUARANTINED,
         ev.Deferred: State.QUARANTINED,
         ev.ErrorsNoted: State.QUARANTINED,

@@ -47,6 +47,7 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "let-in": events.LetIn,
         "deferred": events.Deferred,
         "past-gate": events.PastGate,
+        "open-attempted": events.OpenAttempted,
         "scrub-started": events.ScrubStarted,
         "probation-started": events.ProbationStarted,
         "steps-recorded": events.StepsRecorded,
@@ -75,6 +76,7 @@ KEY = "receipt-key"
 TAKEN_OVER = "ledger-taken-over"
 NOTES = frozenset({BEGUN, COMPACTED, KEY, TAKEN_OVER})
 SOILED, FAILED, PROVEN = KINDS[events.Soiled], KINDS[events.ScrubFailed], KINDS[events.ScrubPassed]
+ATTEMPTED = KINDS[events.OpenAttempted]
 STEPS = frozenset(KINDS[event] for event in events.STEPS) | older.STEP_KINDS
 
 SALT = 16  # bytes
@@ -302,7 +304,7 @@ def evidence(rows: Iterable[LedgerRow]) -> tuple[LedgerRow, ...]:
             users[user] = [row] if goes_on else []
         elif row.kind == PROVEN and users:
             next(reversed(users.values())).append(row)
-        else:
+        elif row.kind != ATTEMPTED:  # that is written at any time: it begins no new count
             users.clear()
     return tuple(kept.values())
 

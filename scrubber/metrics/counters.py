@@ -76,6 +76,8 @@ class ServiceCounters:
                 self._ended(entry, before)
                 if holders and before is not None:
                     self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
+            case ev.OpenAttempted(opener, ended=False) if opener.was_let_through and before is not None:
+                self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
             case ev.Granted():
                 self._instruments.count(service_metrics.GRANTS, RECEIPT)
             case ev.GrantedUnproven():

@@ -202,8 +202,9 @@ RETURNS = Row(
 )  # fmt: skip
 XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reported, by XID code.", (*ONE, "xid"))
 UNAUTHORISED = Row(
-    "autoclave_unauthorised_use_total", Kind.COUNTER, "How often a process used a clean device without a grant.", ONE
-)
+    "autoclave_unauthorised_use_total", Kind.COUNTER,
+    "How often a process used a clean device without a grant, or began to open one that was not given to it.", ONE,
+)  # fmt: skip
 FENCE_DEVICES = Row(
     "autoclave_fence_devices", Kind.GAUGE,
     "Number of devices by what the fence does with a process that was not given the device. It refuses pods (hold) or"

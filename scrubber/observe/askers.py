@@ -7,9 +7,13 @@ of names. Only where the place tells nothing, since all may run there, is an ent
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+
+from scrubber.core import open_attempts
+from scrubber.core.model import Opener
 
 LOGGED_EVERY = 3600.0  # seconds between two lines about one entry
 KEPT_FOR = 7 * 86_400.0  # seconds
@@ -39,6 +43,13 @@ class Asker:
     times: int  # that it asked
     refused: int  # of them
     logged: float  # wall time of the last line in the log
+    pod: str = ""  # NAMESPACE/POD, if a row of the ledger has named it
+
+    @property
+    def opener(self) -> Opener:
+        """The same, as a row of the ledger has it."""
+        times = self.times, self.refused, self.first, self.last
+        return Opener(self.place, self.pod, self.command, self.pid, self.exempt, *times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +61,11 @@ class Asked:
 
 
 class Askers:
-    """Those of each device, as long as the service runs."""
+    """Those of each device."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
+        self._turn = threading.Lock()  # of changes: several threads make them
         self._of: dict[str, dict[tuple[str, str, bool], Asker]] = {}
         self._totals: dict[str, Asked] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
@@ -62,6 +74,12 @@ class Askers:
         self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
     ) -> Asker | None:  # fmt: skip
         """Add a question to the entry that it belongs to, and return that once an hour, for a line in the log."""
+        with self._turn:
+            return self._add(device, command, pid, place, refused=refused, exempt=exempt, ignored=ignored)
+
+    def _add(
+        self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
+    ) -> Asker | None:  # fmt: skip
         now, mine = self._wall(), self._of.setdefault(device, {})
         key = place.name, command if place.holds_all else "", ignored
         before = mine.pop(key, None) or Asker(
@@ -81,6 +99,24 @@ class Askers:
             self._totals[device] = Asked(total.times + 1, total.refused + refused)
         return asker if due else None
 
+    def remember(self, device: str, openers: Iterable[Opener]) -> None:
+        """Add those whom earlier lives of the service have recorded, the latest last."""
+        with self._turn:
+            earlier = {(*opener.who, False): opener for opener in openers}
+            live = self._of.get(device, {})
+            entries = {key: _asker(opener) for key, opener in earlier.items() if key not in live}
+            for key, asker in live.items():
+                both = _asker(open_attempts.added(earlier.get(key), asker.opener))
+                entries[key] = replace(both, ignored=asker.ignored, logged=asker.logged)
+            self._of[device] = dict([*entries.items()][-_KEPT:])
+
+    def name(self, device: str, pods: Mapping[str, str]) -> None:
+        """Keep the names of these pods, by UID: the kubelet forgets the name of a pod that has ended."""
+        with self._turn:
+            for key, asker in self._of.get(device, {}).items():
+                if asker.place in pods:
+                    self._of[device][key] = replace(asker, pod=pods[asker.place])
+
     def _has_line(self, now: float) -> bool:
         return len(self._lines) < _LINES or now >= self._lines[0] + _LINES_WITHIN
 
@@ -92,3 +128,19 @@ class Askers:
     def asked(self, device: str) -> Asked:
         """How often others have asked for the device."""
         return self._totals.get(device, Asked())
+
+
+def _asker(opener: Opener) -> Asker:
+    return Asker(
+        opener.command,
+        opener.pid,
+        opener.place,
+        opener.exempt,
+        ignored=False,
+        first=opener.first,
+        last=opener.last,
+        times=opener.times,
+        refused=opener.refused,
+        logged=-math.inf,
+        pod=opener.pod,
+    )

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from ground import log, process_names
 from scrubber.core.fencing import KeptOff
-from scrubber.core.model import Holder
+from scrubber.core.model import NO_CONTAINER, Holder
 from scrubber.fence.questions import Question
 from scrubber.node import clock
 from scrubber.node.cgroup_tree import GroupPlace
@@ -182,8 +182,13 @@ class Excuses:
 
 
 def _named(place: GroupPlace | None, holder: Holder | None) -> Place:
+    """Printable: users who may make control groups choose their names, and may choose bytes that are no text."""
     if container := (holder and holder.container) or (place and place.container):
-        return Place(container)
+        return Place(_printable(container))
     if place is not None and place.name:
-        return Place(place.name)
-    return Place("no container" if holder is not None else "", holds_all=True)
+        return Place(_printable(place.name))
+    return Place(NO_CONTAINER if holder is not None else "", holds_all=True)
+
+
+def _printable(name: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -197,7 +197,7 @@ class StatusReporter:
             replace(
                 device,
                 pod=device_status.pod(record, tenants.of(device.device), tenants.names),
-                askers=tuple(replace(it, pod=tenants.names.get(it.place, "")) for it in device.askers),
+                askers=tuple(replace(it, pod=tenants.names.get(it.place, it.pod)) for it in device.askers),
             )
             for record, device in zip(records, devices, strict=True)
         ]
@@ -273,7 +273,7 @@ def _asker_view(asker: Asker) -> views.AskerView:
         asker.command,
         asker.pid,
         asker.place,
-        "",
+        asker.pod,
         asker.first,
         asker.last,
         asker.times,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ground import calendar_time
+from ground import calendar_time, process_names
 from ground.documents.units import format_size
 from ground.quantities import quantity
 from policies.policy_model import FenceMode
@@ -12,12 +12,14 @@ from scrubber.core import events as ev
 from scrubber.core.guarded import Guarded
 from scrubber.core.measured import Cleared, Mismatch, Restored, Scratched, Tested, Verified
 from scrubber.core.model import (
+    NOWHERE,
     Evicted,
     Grant,
     HealthRead,
     InTheWay,
     Job,
     Moment,
+    Opener,
     Outcome,
     Owner,
     Quarantine,
@@ -26,6 +28,7 @@ from scrubber.core.model import (
     StepResult,
     Trigger,
     holder_names,
+    place_words,
 )
 
 _TRIGGERS = {  # those whose stored name says too little
@@ -64,6 +67,8 @@ def tell(event: ev.Event) -> str:
             user = f" by {holder_names(holders)}: unauthorised use" if holders else ""
             again = _times(times, "handed out")
             return f"no longer clean: {why}{user}{again}"
+        case ev.OpenAttempted():
+            return _attempts(event)
         case ev.PastGate(pod, unproven):
             proven = f"NOT PROVEN CLEAN ({unproven})" if unproven else "proven clean"
             return f"a container of pod {pod} started past the create gate, on a GPU that was {proven}"
@@ -129,6 +134,29 @@ def _user(owner: Owner) -> str:
     if owner.called:
         return f"{owner.called} (pod {owner.container})"
     return owner.container or "a process without a known container"
+
+
+def _attempts(event: ev.OpenAttempted) -> str:
+    opener, in_all = event.opener, " in all" if event.ended else ""
+    meanwhile = "while somebody else had it" if event.held else "while nobody had it"
+    opened = opener.times - opener.refused
+    if not opened:
+        tried = f"{_opener(opener)} tried {_often(opener.times)}{in_all} {meanwhile}"
+        return f"not opened: {tried}, and was refused{' each time' if opener.times > 1 else ''}"
+    who = f"opened {_often(opened)}{in_all} by {_opener(opener)}"
+    refused = f", and refused {_often(opener.refused)}" if opener.refused else ""
+    return f"{who}, which the policy exempts" if opener.exempt else f"{who} {meanwhile}{refused}: unauthorised use"
+
+
+def _often(times: int) -> str:
+    return quantity(times, "time")
+
+
+def _opener(opener: Opener) -> str:
+    if opener.place in NOWHERE:
+        return process_names.describe(opener.command, opener.pid, opener.place)
+    place = f"pod {opener.pod} ({opener.place})" if opener.pod else place_words(opener.place)
+    return f"{process_names.describe(opener.command, opener.pid)} of {place}"
 
 
 def _to(grant: Grant) -> str:

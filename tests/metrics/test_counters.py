@@ -187,6 +187,15 @@ def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
 
 
+def test_who_is_let_through_is_counted_once_in_each_tenancy(book):
+    attempts = [
+        ev.OpenAttempted(replace(lives.STRANGER, **fields), 1, held=True, ended=ended)
+        for fields, ended in (({}, False), ({"times": 9}, True), ({"refused": 3}, False), ({"exempt": True}, False))
+    ]
+    book.tell(lives.IN_USE, *attempts)
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
+
+
 def test_an_error_is_counted_once(book):
     vitals = Vitals(xids=(Xid(1, 79), Xid(2, 13), Xid(3, 13)))
     book.counters.vitals(lives.CLEAN, vitals)

@@ -1,0 +1,117 @@
+"""Rows of the ledger about openers, who try to open a device that was not given to them.
+
+``open_attempts`` says which rows are due.
+
+The names in them outlive the service: the next one reads them, so that ``autoclave explain`` still names who it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+
+from ground.errors import LedgerUnavailable
+from scrubber.core import open_attempts
+from scrubber.core.events import OpenAttempted
+from scrubber.core.model import Opener
+from scrubber.core.open_attempts import AT_ONCE, WITHIN, Told
+from scrubber.devices.base import DeviceError
+from scrubber.ledger import ledger_rows
+from scrubber.ledger.entry_queries import Window
+from scrubber.observe.askers import KEPT_FOR, Askers
+from scrubber.service.context import ServiceContext
+
+EVERY = 1.0  # seconds between two looks, and at once after each row: it may begin a period
+OF_OPENERS = Window(kinds=frozenset({ledger_rows.KINDS[OpenAttempted]}))
+READ = 5000  # rows that are read at a start
+
+_Row = tuple[str, OpenAttempted]  # with its device
+
+
+class Openers:
+    """Writes these rows. What cannot be written is written later."""
+
+    def __init__(self, context: ServiceContext, askers: Askers) -> None:
+        self._context = context
+        self._ledger = context.ledger
+        self._askers = askers
+        self._told: dict[str, Told] | None = None  # by device; None: the rows of earlier lives are not read yet
+        self._unwritten: list[_Row] = []
+        self._first = deque[float](maxlen=AT_ONCE)  # uptimes of the last first rows
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            changes = self._ledger.changed.notifications
+            await self.write()
+            await self._ledger.changed.after(changes, EVERY)
+
+    async def write(self, *, ends: bool = False) -> None:
+        """Write what is due, unless the ledger has a fault. ``ends``: the service does."""
+        if self._ledger.fault is not None:
+            return
+        with suppress(LedgerUnavailable):
+            if self._told is None:
+                self._told = await self._remember()
+            if self._told is None:
+                return
+            self._look(self._told, ends=ends)
+            if not self._unwritten:
+                return
+            rows, self._unwritten = await self._named(self._unwritten), []
+            try:
+                await self._ledger.append("", *rows)  # also if this task is cancelled
+            except LedgerUnavailable:
+                self._unwritten = rows
+                raise
+
+    async def _remember(self) -> dict[str, Told] | None:
+        """What the rows of earlier lives tell. None: the disk does not answer."""
+        since = self._context.now().wall - KEPT_FOR
+        page = await self._ledger.history(None, since, READ, OF_OPENERS)
+        if page.partial:
+            return None
+        told = dict[str, Told]()
+        for uuid, record in self._ledger.records.items():
+            events = [it.event for it in page.entries if it.device == uuid and isinstance(it.event, OpenAttempted)]
+            earlier, told[uuid] = open_attempts.remembered(events, open_attempts.period(record))
+            self._askers.remember(uuid, earlier)
+        return told
+
+    def _look(self, told: dict[str, Told], *, ends: bool) -> None:
+        """Note which rows are due."""
+        for uuid, record in self._ledger.records.items():
+            counted, now = self._counted(uuid), open_attempts.period(record)
+            before = told.get(uuid, Told(now))
+            told[uuid] = self._note(uuid, before, before.first_rows(counted, self._room()))
+            if ends or before.period != now:
+                told[uuid] = self._note(uuid, told[uuid], told[uuid].last_rows(counted))
+            if before.period != now:
+                told[uuid] = open_attempts.begun(now, counted)
+
+    def _note(self, uuid: str, told: Told, rows: list[OpenAttempted]) -> Told:
+        self._unwritten += [(uuid, row) for row in rows]
+        self._first += [self._context.now().uptime for row in rows if not row.ended]
+        return told.with_rows(rows)
+
+    def _room(self) -> int:
+        now = self._context.now().uptime
+        return AT_ONCE - sum(at > now - WITHIN for at in self._first)
+
+    def _counted(self, uuid: str) -> list[Opener]:
+        return [asker.opener for asker in self._askers.of(uuid) if not asker.ignored]
+
+    async def _named(self, rows: list[_Row]) -> list[_Row]:
+        """These rows with the names of their pods, as far as they come in time."""
+        try:
+            names = (await self._context.tenants()).names
+        except DeviceError:
+            return rows
+        for uuid in {uuid for uuid, _ in rows}:
+            self._askers.name(uuid, names)
+        return [(uuid, replace(row, opener=_named(row.opener, names.get(row.opener.place)))) for uuid, row in rows]
+
+
+def _named(opener: Opener, pod: str | None) -> Opener:
+    return opener if pod is None else replace(opener, pod=pod)

@@ -1,0 +1,117 @@
+"""Who opened a device that was not given to him is in the ledger: once in each tenancy, and also for later lives."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from scrubber.core.events import OpenAttempted
+from scrubber.node.pods import Tenants
+from scrubber.observe.askers import Askers, Place
+from scrubber.service.openers import Openers
+from tests.service.world import World
+
+
+@dataclass
+class Node:
+    """A world with strangers, and the task that writes about them in the present life of its service."""
+
+    world: World
+    askers: Askers = field(init=False)
+    openers: Openers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.askers = Askers(lambda: self.world.node.now().wall)
+        self.openers = Openers(self.world.context, self.askers)
+        self.world.spawn(self.openers.run())
+
+    async def begin_again(self) -> None:
+        await self.world.die()
+        await self.world.start()
+        self.begin()
+        await asyncio.sleep(2)
+
+    async def ask(self, place: str, times: int = 1, *, device: int = 0, refused: bool = False, ignored: bool = False):
+        for _ in range(times):
+            uuid, where = self.world.uuids[device], Place(place)
+            self.askers.add(uuid, "python", 42, where, refused=refused, exempt=False, ignored=ignored)
+        await asyncio.sleep(2)
+
+    async def rows(self) -> list[tuple[str, int, bool, bool]]:
+        """Who, how often, whether somebody had the device, and whether that is the last row of him."""
+        rows = [it.event for it in (await self.world.life.ledger.history(None, None, 1000)).entries]
+        of_openers = [it for it in rows if isinstance(it, OpenAttempted)]
+        return [(it.opener.place, it.opener.times, it.held, it.ended) for it in of_openers]
+
+    def named(self) -> list[tuple[str, str, int]]:
+        """Whom an explanation names."""
+        return [(it.place, it.pod, it.times) for it in self.askers.of(self.world.uuids[0])]
+
+
+@pytest.fixture
+async def node(begin) -> Node:
+    world: World = await begin(gpus=4)
+    return Node(world)
+
+
+async def test_an_opener_has_two_rows_in_a_period_at_most(node):
+    await node.ask("stranger", 3)
+    await node.ask("stranger", 2)
+    await node.ask("monitor", ignored=True)
+    world, device = node.world, node.world.uuids[0]
+    tenant = await world.tenancy(device)
+    await node.ask("stranger", 4)
+    await node.ask("other", refused=True)
+    await node.ask("stranger", 5)
+    world.node.end_container(tenant)
+    await world.clean(device)
+    assert await node.rows() == [
+        ("stranger", 3, False, False), ("stranger", 5, False, True),
+        ("stranger", 4, True, False), ("other", 1, True, False), ("stranger", 9, True, True),
+    ]  # fmt: skip
+
+
+async def test_a_later_life_names_them_and_writes_no_row_again(node):
+    async def tenants() -> Tenants:
+        return Tenants(names={"stranger": "team/x"})
+
+    node.world.context.tenants = tenants
+    await node.world.tenancy(node.world.uuids[0])
+    await node.ask("stranger", 3)
+    assert node.named() == [("stranger", "team/x", 3)]
+    for _ in range(2):  # the pod is gone by then, and with it its name
+        await node.begin_again()
+        assert node.named() == [("stranger", "team/x", 3)]
+    await node.ask("stranger", 2)
+    await node.openers.write(ends=True)
+    await node.begin_again()
+    assert node.named() == [("stranger", "team/x", 5)]
+    assert await node.rows() == [("stranger", 3, True, False), ("stranger", 5, True, True)]
+
+
+async def test_a_flood_does_not_fill_the_ledger(node):
+    for device in range(4):
+        for number in range(500):
+            uuid, place = node.world.uuids[device], Place(f"pod-{number}")
+            node.askers.add(uuid, "python", number, place, refused=False, exempt=False, ignored=False)
+            if number % 50 == 0:
+                await asyncio.sleep(1)
+    await asyncio.sleep(2)
+    assert len(await node.rows()) == 20
+    await asyncio.sleep(700)
+    assert len(await node.rows()) == 32
+
+
+async def test_what_happens_on_a_full_disk_is_written_afterwards(node):
+    await node.ask("stranger")
+    node.world.life.disk.full = True
+    await node.ask("other")
+    await asyncio.sleep(60)
+    node.world.life.disk.full = False
+    await asyncio.sleep(10)
+    assert [row[0] for row in await node.rows()] == ["stranger", "other"]
