@@ -176,6 +176,7 @@ UNDECIDED = model.Blame.UNDECIDED
         ([used(2), PROVEN, used(3, why="unnamed"), PROVEN, used(4), PROVEN, used(5, why="unnamed")], [5, 6, 7]),
         ([used(2), PROVEN, HANDED_OUT, used(1), PROVEN, used(2), PROVEN], [1, 2, 3, 4, 6, 7]),
         ([used(2), PROVEN, ("errors-noted", "{}"), PROVEN, used(3)], [1, 2, 3, 4, 5]),
+        ([used(2), PROVEN, (ledger_rows.ATTEMPTED, "{}"), used(3), PROVEN, used(4), PROVEN], [3, 6, 7]),
         ([failed(1), failed(2), failed(3), failed(4), PROVEN, HANDED_OUT, failed(1)], [1, 4, 5, 6, 7]),
         ([failed(7), failed(8), failed(9, "pod-b"), failed(10)], [3, 4]),  # the batch before ends with 6
         ([failed(1), failed(2), failed(3, blame=UNDECIDED), failed(4), failed(5)], [1, 3, 5]),
@@ -188,6 +189,7 @@ UNDECIDED = model.Blame.UNDECIDED
         "in turns",
         "another tenant",
         "another event between",
+        "an open attempt between",
         "scrubs that failed",
         "they go on",
         "they fail for another reason",
