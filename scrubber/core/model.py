@@ -198,8 +198,8 @@ def is_pod(name: str) -> bool:
 
 
 def place_words(place: str) -> str:
-    """A place of an ``Opener`` that says who he is, as operators read it."""
-    if place.startswith("/"):
+    """A place of an ``Opener``, as operators read it, such as ``pod UID``; empty if nothing is known of it."""
+    if place in NOWHERE or place.startswith("/"):
         return place
     return f"pod {place}" if is_pod(place) else f"container {place.removeprefix(CONTAINER)}"
 
@@ -486,6 +486,7 @@ class Facts:
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
+    used_by: str = ""  # who has used it then, as the fence saw it; empty: that is not known
     use_unsure: str = ""  # for operators: why it is not known whether one had it open then; empty: one had
     witness: Testimony | None = None  # of short uses, by its last answer; None: not asked yet
     unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then

@@ -43,6 +43,7 @@ class Asker:
     times: int  # that it asked
     refused: int  # of them
     logged: float  # wall time of the last line in the log
+    opened: float = -math.inf  # wall time at which it was last let through, in this life of the service
     pod: str = ""  # NAMESPACE/POD, if a row of the ledger has named it
 
     @property
@@ -87,6 +88,8 @@ class Askers:
         )
         times, refusals = before.times + 1, before.refused + refused
         asker = replace(before, command=command, pid=pid, exempt=exempt, last=now, times=times, refused=refusals)
+        if not refused:
+            asker = replace(asker, opened=now)
         due = not ignored and now >= asker.logged + LOGGED_EVERY and self._has_line(now)
         if due:
             asker = replace(asker, logged=now)
@@ -107,7 +110,7 @@ class Askers:
             entries = {key: _asker(opener) for key, opener in earlier.items() if key not in live}
             for key, asker in live.items():
                 both = _asker(open_attempts.added(earlier.get(key), asker.opener))
-                entries[key] = replace(both, ignored=asker.ignored, logged=asker.logged)
+                entries[key] = replace(both, ignored=asker.ignored, logged=asker.logged, opened=asker.opened)
             self._of[device] = dict([*entries.items()][-_KEPT:])
 
     def name(self, device: str, pods: Mapping[str, str]) -> None:
@@ -124,6 +127,11 @@ class Askers:
         """Those of the last days, the latest last."""
         since = self._wall() - KEPT_FOR
         return tuple(asker for asker in [*self._of.get(device, {}).values()] if asker.last >= since)
+
+    def last_user(self, device: str, since: float) -> str:
+        """The place of who was let through last, since this wall time; empty if nobody was."""
+        users = [asker for asker in self.of(device) if not asker.ignored and asker.opened >= since]
+        return max(users, key=lambda asker: asker.opened).place if users else ""
 
     def asked(self, device: str) -> Asked:
         """How often others have asked for the device."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scrubber.core import fencing, presence
 from scrubber.core.guarded import FenceReading
-from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names
+from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names, place_words
 from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Testimony, Witness
@@ -243,6 +243,10 @@ class Observer:
         if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
             facts = replace(facts, owner_left=guard.owner_left(record.device.uuid))
         facts = self._observed_since.stamped(record.device.uuid, facts)
+        receipt = record.scrubs.receipt
+        if guard is not None and receipt is not None and receipt.finished.uptime < facts.used_at:
+            user = guard.askers.last_user(record.device.uuid, receipt.finished.wall)
+            facts = replace(facts, used_by=place_words(user))
         self._owners.follow(record, facts, starting_pod)
         self._last[record.device.uuid] = record, facts
         return facts

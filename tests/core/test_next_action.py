@@ -87,6 +87,8 @@ TEND = rows(
      RecordFirst(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
     ("a short use by nobody that can be named", lives.CLEAN, USED, ENFORCE,
      RecordFirst(ev.Soiled("it was used without a grant, by a process that cannot be named", unnamed=True))),
+    ("a short use by somebody in a place that is known", lives.CLEAN, replace(USED, used_by="pod pod-b"), ENFORCE,
+     RecordFirst(ev.Soiled("it was used without a grant, by a process of pod pod-b", unnamed=True))),
     ("perhaps a short use", lives.CLEAN, replace(USED, use_unsure="raise its limit"), ENFORCE,
      RecordFirst(ev.Soiled("it is not known whether it was used: raise its limit"))),
     ("health that was not asked for is no news", lives.CLEAN, facts(vitals=None), ENFORCE, Proceed()),

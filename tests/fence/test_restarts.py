@@ -80,7 +80,7 @@ def test_a_gpu_that_was_opened_meanwhile_is_scrubbed(service: Service, group: Pa
 def test_a_short_use_of_a_clean_gpu_is_noticed(service: Service, group: Path) -> None:
     before = receipts(service)
     opened(service, group / "foreign")
-    service.hear("no longer clean: it was used without a grant")
+    service.hear("no longer clean: it was used without a grant, by a process of /foreign")
     after = receipts(service)
     assert (after[0] != before[0], after[1]) == (True, before[1])
 

@@ -1,0 +1,28 @@
+"""Who asked for a device that was not given to him, and who was let through last."""
+
+from __future__ import annotations
+
+import pytest
+
+from scrubber.observe.askers import Askers, Place
+
+LET_THROUGH, REFUSED, EXEMPT, IGNORED = {}, {"refused": True}, {"exempt": True}, {"ignored": True}
+
+
+@pytest.mark.parametrize(
+    ("questions", "user"),
+    [
+        ([], ""),
+        ([(9.0, "a", LET_THROUGH)], ""),
+        ([(11.0, "a", LET_THROUGH), (12.0, "b", LET_THROUGH)], "b"),
+        ([(11.0, "a", LET_THROUGH), (12.0, "b", REFUSED), (13.0, "c", IGNORED)], "a"),
+        ([(9.0, "a", LET_THROUGH), (11.0, "b", EXEMPT), (12.0, "a", REFUSED)], "b"),
+    ],
+    ids=["nobody", "before the proof", "the last one", "others were no users", "let through before, refused since"],
+)
+def test_a_user_is_who_was_let_through_since_the_proof(questions, user):
+    now = [0.0]
+    askers = Askers(lambda: now[0])
+    for now[0], place, how in questions:
+        askers.add("gpu", "x", 1, Place(place), **{"refused": False, "exempt": False, "ignored": False, **how})
+    assert askers.last_user("gpu", 10.0) == user
