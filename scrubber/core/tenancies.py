@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
-from scrubber.core.model import Grant, Owner, Receipt
+from scrubber.core.model import Grant, Opener, Owner, Receipt, place_words
 
 KUBELET, START, ACQUIRE = "kubelet", "container start", "acquire"
 NO_GRANT = "it was used without a grant"
 ANOTHER = "a container of another pod used it as well"
 EVENTS: tuple[type[ev.Event], ...] = (
     ev.Discovered, ev.Distrusted, ev.Granted, ev.GrantedUnproven, ev.PutInUse, ev.Released, ev.PastGate, ev.ScrubPassed,
-    ev.TenancyClosed,
+    ev.TenancyClosed, ev.OpenAttempted,
 )  # fmt: skip
 """The events that tenancies are read from."""
+_TELL_NO_OWNER = (ev.PutInUse, ev.PastGate, ev.OpenAttempted)  # whether nobody had the device before them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +99,13 @@ class _Device:
                 self._paused, self._wipe, self._next = at, None, None
             case ev.Released() | ev.Distrusted():
                 self._end(at)
+            case ev.OpenAttempted(opener, held=True) if opener.was_let_through:
+                self._opened_by(opener)
             case ev.PastGate(unproven=unproven) if unproven and self._present is not None:
                 self._present = _noted(self._present, f"a container started past the create gate: {unproven}")
             case _:
                 pass
-        self._known = self._known or not isinstance(entry.event, (ev.PutInUse, ev.PastGate))
+        self._known = self._known or not isinstance(entry.event, _TELL_NO_OWNER)
 
     def _cleaned(self, receipt: Receipt) -> None:
         rest = self._complete[self._wiped :]
@@ -154,6 +157,14 @@ class _Device:
             present = _noted(present, ANOTHER)
         self._owner = owner
         self._present = replace(present, pod=owner.called or (present.pod if uid == present.uid else ""), uid=uid)
+
+    def _opened_by(self, opener: Opener) -> None:
+        """Somebody else has opened it. The row may follow the end of the tenancy, by a second."""
+        note = f"{opener.pod or place_words(opener.place) or 'a process'} opened it as well"
+        if self._present is not None:
+            self._present = _noted(self._present, note)
+        elif self._complete:
+            self._complete[-1] = _noted(self._complete[-1], note)
 
     def _begin(self, tenancy: TenancyRow) -> TenancyRow:
         self._end(tenancy.began)

@@ -106,6 +106,8 @@ def test_another_pod_may_start_instead_of_the_next_container():
     assert (of_b.uid, of_b.began, of_b.actor, of_b.proven, of_b.note) == (B, AT + 6, START, True, "")
 
 
+OPENED = ev.OpenAttempted(lives.STRANGER, 1, held=True)
+WAS_REFUSED = replace(OPENED, opener=replace(lives.STRANGER, refused=3))
 UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
 
 
@@ -122,6 +124,9 @@ UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
         ("another pod beside it", (GRANTED, ev.PutInUse(replace(OF_A, crowded=True))), [ANOTHER]),
         ("another pod before it", (GRANTED, ev.PutInUse(Owner(B, NOW, unannounced=True)), ev.PutInUse(OF_A)),
          [ANOTHER]),
+        ("a stranger", (GRANTED, OPENED, replace(OPENED, ended=True)), ["team/b opened it as well"]),
+        ("a stranger at its end", (GRANTED, ev.PutInUse(OF_A), GONE, OPENED), ["team/b opened it as well"]),
+        ("strangers who were refused, or came before", (replace(OPENED, held=False), GRANTED, WAS_REFUSED), [""]),
         ("a container past the gate", (GRANTED, ev.PastGate(A, "it was dirty")),
          ["a container started past the create gate: it was dirty"]),
     ),
