@@ -235,8 +235,8 @@ class Opener:
     command: str
     pid: int
     exempt: bool  # the policy lets him open the device at any time
-    times: int
-    refused: int  # of these times
+    times: int  # that he asked the kernel: an opening asks two or three times
+    refused: int  # of them
     first: float  # wall time
     last: float
 

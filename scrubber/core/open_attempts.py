@@ -35,7 +35,7 @@ def period(record: Record) -> Period:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Written:
     """What the rows of a device's present period tell."""
 
     period: Period
@@ -55,7 +55,7 @@ class Told:
         now = [opener for opener in self._in_period(counted) if opener.who in rows]
         return [self._row(opener, ended=True) for opener in now if opener.times > rows[opener.who].times]
 
-    def with_rows(self, events: Iterable[OpenAttempted]) -> Told:
+    def with_rows(self, events: Iterable[OpenAttempted]) -> Written:
         """What they tell once these rows are written."""
         return replace(self, rows={**self.rows, **{event.opener.who: event.opener for event in events}})
 
@@ -76,12 +76,12 @@ class Told:
                 yield opener
 
 
-def begun(now: Period, counted: Iterable[Opener]) -> Told:
+def begun(now: Period, counted: Iterable[Opener]) -> Written:
     """A period in which nobody has tried yet. ``counted``: as they are when it begins."""
-    return Told(now, {opener.who: opener for opener in counted})
+    return Written(now, {opener.who: opener for opener in counted})
 
 
-def remembered(events: Sequence[OpenAttempted], now: Period) -> tuple[list[Opener], Told]:
+def remembered(events: Sequence[OpenAttempted], now: Period) -> tuple[list[Opener], Written]:
     """What these rows of a device, oldest first, tell: all openers, with all their attempts, and the present period."""
     newest: dict[tuple[Who, Period], Opener] = {}
     for event in events:
@@ -93,7 +93,7 @@ def remembered(events: Sequence[OpenAttempted], now: Period) -> tuple[list[Opene
         totals[who] = added(totals.pop(who, None), opener)
     rows = {who: opener for (who, when), opener in newest.items() if when == now}
     before = {who: _without(total, rows.get(who)) for who, total in totals.items()}
-    return list(totals.values()), Told(now, before, rows)
+    return list(totals.values()), Written(now, before, rows)
 
 
 def added(earlier: Opener | None, later: Opener) -> Opener:

@@ -15,7 +15,7 @@ from ground.errors import LedgerUnavailable
 from scrubber.core import open_attempts
 from scrubber.core.events import OpenAttempted
 from scrubber.core.model import Opener
-from scrubber.core.open_attempts import AT_ONCE, WITHIN, Told
+from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
 from scrubber.devices.base import DeviceError
 from scrubber.ledger import ledger_rows
 from scrubber.ledger.entry_queries import Window
@@ -36,7 +36,7 @@ class Openers:
         self._context = context
         self._ledger = context.ledger
         self._askers = askers
-        self._told: dict[str, Told] | None = None  # by device; None: the rows of earlier lives are not read yet
+        self._periods: dict[str, Written] | None = None  # by device; None: the rows of earlier lives are not read yet
         self._unwritten: list[_Row] = []
         self._first = deque[float](maxlen=AT_ONCE)  # uptimes of the last first rows
 
@@ -52,11 +52,11 @@ class Openers:
         if self._ledger.fault is not None:
             return
         with suppress(LedgerUnavailable):
-            if self._told is None:
-                self._told = await self._remember()
-            if self._told is None:
+            if self._periods is None:
+                self._periods = await self._remember()
+            if self._periods is None:
                 return
-            self._look(self._told, ends=ends)
+            self._look(self._periods, ends=ends)
             if not self._unwritten:
                 return
             rows, self._unwritten = await self._named(self._unwritten), []
@@ -66,34 +66,34 @@ class Openers:
                 self._unwritten = rows
                 raise
 
-    async def _remember(self) -> dict[str, Told] | None:
+    async def _remember(self) -> dict[str, Written] | None:
         """What the rows of earlier lives tell. None: the disk does not answer."""
         since = self._context.now().wall - KEPT_FOR
         page = await self._ledger.history(None, since, READ, OF_OPENERS)
         if page.partial:
             return None
-        told = dict[str, Told]()
+        periods = dict[str, Written]()
         for uuid, record in self._ledger.records.items():
             events = [it.event for it in page.entries if it.device == uuid and isinstance(it.event, OpenAttempted)]
-            earlier, told[uuid] = open_attempts.remembered(events, open_attempts.period(record))
+            earlier, periods[uuid] = open_attempts.remembered(events, open_attempts.period(record))
             self._askers.remember(uuid, earlier)
-        return told
+        return periods
 
-    def _look(self, told: dict[str, Told], *, ends: bool) -> None:
+    def _look(self, periods: dict[str, Written], *, ends: bool) -> None:
         """Note which rows are due."""
         for uuid, record in self._ledger.records.items():
             counted, now = self._counted(uuid), open_attempts.period(record)
-            before = told.get(uuid, Told(now))
-            told[uuid] = self._note(uuid, before, before.first_rows(counted, self._room()))
+            before = periods.get(uuid, Written(now))
+            periods[uuid] = self._note(uuid, before, before.first_rows(counted, self._room()))
             if ends or before.period != now:
-                told[uuid] = self._note(uuid, told[uuid], told[uuid].last_rows(counted))
+                periods[uuid] = self._note(uuid, periods[uuid], periods[uuid].last_rows(counted))
             if before.period != now:
-                told[uuid] = open_attempts.begun(now, counted)
+                periods[uuid] = open_attempts.begun(now, counted)
 
-    def _note(self, uuid: str, told: Told, rows: list[OpenAttempted]) -> Told:
+    def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:
         self._unwritten += [(uuid, row) for row in rows]
         self._first += [self._context.now().uptime for row in rows if not row.ended]
-        return told.with_rows(rows)
+        return written.with_rows(rows)
 
     def _room(self) -> int:
         now = self._context.now().uptime

@@ -137,15 +137,14 @@ def _user(owner: Owner) -> str:
 
 
 def _attempts(event: ev.OpenAttempted) -> str:
-    opener, in_all = event.opener, " in all" if event.ended else ""
+    opener, who = event.opener, _opener(event.opener)
     meanwhile = "while somebody else had it" if event.held else "while nobody had it"
-    opened = opener.times - opener.refused
-    if not opened:
-        tried = f"{_opener(opener)} tried {_often(opener.times)}{in_all} {meanwhile}"
-        return f"not opened: {tried}, and was refused{' each time' if opener.times > 1 else ''}"
-    who = f"opened {_often(opened)}{in_all} by {_opener(opener)}"
-    refused = f", and refused {_often(opener.refused)}" if opener.refused else ""
-    return f"{who}, which the policy exempts" if opener.exempt else f"{who} {meanwhile}{refused}: unauthorised use"
+    asked = f"asked the kernel {_often(opener.times)}{' in all' if event.ended else ''}"
+    if opener.times == opener.refused:
+        return f"not opened: {who} {asked} {meanwhile}, and was refused{' each time' if opener.times > 1 else ''}"
+    refused = f", and was refused {_often(opener.refused)}" if opener.refused else ""
+    how = ", which the policy exempts" if opener.exempt else f" {meanwhile}: unauthorised use"
+    return f"opened by {who}{how}; it {asked}{refused}"
 
 
 def _often(times: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 from scrubber.core import open_attempts
 from scrubber.core.events import OpenAttempted
 from scrubber.core.model import Opener
-from scrubber.core.open_attempts import MOST, Period, Told
+from scrubber.core.open_attempts import MOST, Period, Written
 from tests.core import lives
 from tests.core.lives import STRANGER, rows
 
@@ -19,13 +19,13 @@ FREE = Period(7, held=False)
 
 def opener(place: str = "pod-b", times: int = 1, refused: int = 0, first: float = 100.0, **fields: object) -> Opener:
     """Somebody who asked last when he had asked so often."""
-    told = replace(STRANGER, place=place, times=times, refused=refused, first=first, last=first + times)
-    return replace(told, **fields)  # type: ignore[arg-type] # by name
+    written = replace(STRANGER, place=place, times=times, refused=refused, first=first, last=first + times)
+    return replace(written, **fields)  # type: ignore[arg-type] # by name
 
 
-def written(*openers: Opener, before: tuple[Opener, ...] = ()) -> Told:
+def rows_of(*openers: Opener, before: tuple[Opener, ...] = ()) -> Written:
     """A period with these rows."""
-    return Told(HELD, {each.who: each for each in before}, {each.who: each for each in openers})
+    return Written(HELD, {each.who: each for each in before}, {each.who: each for each in openers})
 
 
 def counts(events: list[OpenAttempted]) -> list[tuple[str, int, int]]:
@@ -37,52 +37,52 @@ FLOOD = tuple(opener(f"pod-{number}") for number in range(500))
 
 
 @pytest.mark.parametrize(
-    ("told", "counted", "room", "due"),
+    ("written", "counted", "room", "due"),
     rows(
-        ("nobody", written(), (), 20, []),
-        ("one", written(), (B,), 20, [("pod-b", 1, 0)]),
-        ("one with a row", written(B), (opener(times=9),), 20, []),
-        ("one more", written(B), (A, B), 20, [("pod-a", 1, 0)]),
-        ("one of before, who is quiet", written(before=(B,)), (B,), 20, []),
-        ("one of before, again", written(before=(opener(times=4, refused=3),)),
+        ("nobody", rows_of(), (), 20, []),
+        ("one", rows_of(), (B,), 20, [("pod-b", 1, 0)]),
+        ("one with a row", rows_of(B), (opener(times=9),), 20, []),
+        ("one more", rows_of(B), (A, B), 20, [("pod-a", 1, 0)]),
+        ("one of before, who is quiet", rows_of(before=(B,)), (B,), 20, []),
+        ("one of before, again", rows_of(before=(opener(times=4, refused=3),)),
          (opener(times=6, refused=4),), 20, [("pod-b", 2, 1)]),
-        ("one of before, who was forgotten meanwhile", written(before=(opener(times=4),)),
+        ("one of before, who was forgotten meanwhile", rows_of(before=(opener(times=4),)),
          (opener(times=2, first=500.0),), 20, [("pod-b", 2, 0)]),
-        ("several programs of no place", written(opener("", command="a")),
+        ("several programs of no place", rows_of(opener("", command="a")),
          (opener("", command="a"), opener("", command="b")), 20, [("", 1, 0)]),
-        ("several programs of a pod", written(opener(command="a")), (opener(command="b"),), 20, []),
-        ("no room", written(), (A, B), 0, []),
-        ("too much", written(), (A, B), -1, []),
-        ("room for one", written(), (opener("pod-a", refused=1), B), 1, [("pod-b", 1, 0)]),
-        ("room for one beside an exempt one", written(), (opener("pod-a", exempt=True), B), 1, [("pod-b", 1, 0)]),
-        ("a flood", written(), FLOOD, 20, counts([OpenAttempted(it, *HELD) for it in FLOOD[:MOST]])),
-        ("a flood that goes on", written(*FLOOD[:MOST]), FLOOD[MOST:], 20, []),
+        ("several programs of a pod", rows_of(opener(command="a")), (opener(command="b"),), 20, []),
+        ("no room", rows_of(), (A, B), 0, []),
+        ("too much", rows_of(), (A, B), -1, []),
+        ("room for one", rows_of(), (opener("pod-a", refused=1), B), 1, [("pod-b", 1, 0)]),
+        ("room for one beside an exempt one", rows_of(), (opener("pod-a", exempt=True), B), 1, [("pod-b", 1, 0)]),
+        ("a flood", rows_of(), FLOOD, 20, counts([OpenAttempted(it, *HELD) for it in FLOOD[:MOST]])),
+        ("a flood that goes on", rows_of(*FLOOD[:MOST]), FLOOD[MOST:], 20, []),
     ),
 )  # fmt: skip
-def test_each_opener_has_one_first_row_within_the_limits(told, counted, room, due):
-    events = told.first_rows(counted, room)
+def test_each_opener_has_one_first_row_within_the_limits(written, counted, room, due):
+    events = written.first_rows(counted, room)
     assert counts(events) == due
     assert all((Period(event.tenancy, event.held), event.ended) == (HELD, False) for event in events)
 
 
 @pytest.mark.parametrize(
-    ("told", "counted", "due"),
+    ("written", "counted", "due"),
     rows(
-        ("nothing since its row", written(B), (B,), []),
-        ("more since its row", written(B), (opener(times=5, refused=2),), [("pod-b", 5, 2)]),
-        ("more than before", written(opener(times=1, first=104.0), before=(opener(times=4),)),
+        ("nothing since its row", rows_of(B), (B,), []),
+        ("more since its row", rows_of(B), (opener(times=5, refused=2),), [("pod-b", 5, 2)]),
+        ("more than before", rows_of(opener(times=1, first=104.0), before=(opener(times=4),)),
          (opener(times=9),), [("pod-b", 5, 0)]),
-        ("forgotten and counted again", written(opener(times=4)), (opener(times=2, first=500.0),), [("pod-b", 6, 0)]),
-        ("without a first row", written(), (B,), []),
+        ("forgotten and counted again", rows_of(opener(times=4)), (opener(times=2, first=500.0),), [("pod-b", 6, 0)]),
+        ("without a first row", rows_of(), (B,), []),
     ),
 )  # fmt: skip
-def test_a_period_ends_with_the_counts_that_have_changed(told, counted, due):
-    events = told.last_rows(counted)
+def test_a_period_ends_with_the_counts_that_have_changed(written, counted, due):
+    events = written.last_rows(counted)
     assert counts(events) == due
     assert all(event.ended for event in events)
 
 
-def test_a_period_changes_when_the_device_is_given_and_given_back():
+def test_a_device_begins_a_period_when_it_changes_hands():
     number = lives.CLEAN.tenancy.number
     life = (lives.CLEAN, lives.GRANTED, lives.IN_USE, lives.DIRTY, lives.SCRUBBING)
     held = [(number, False), (number, True), (number, True), (number + 1, False), (number + 1, False)]
@@ -90,11 +90,11 @@ def test_a_period_changes_when_the_device_is_given_and_given_back():
 
 
 def test_a_later_life_counts_on_and_writes_no_row_again():
-    first = written().first_rows([A, opener(times=2)], 20)
-    earlier, told = open_attempts.remembered([*Told(FREE).first_rows([opener(times=40)], 20), *first], HELD)
+    first = rows_of().first_rows([A, opener(times=2)], 20)
+    earlier, written = open_attempts.remembered([*Written(FREE).first_rows([opener(times=40)], 20), *first], HELD)
     assert [(it.place, it.times) for it in earlier] == [("pod-a", 1), ("pod-b", 42)]
-    assert (told.first_rows(earlier, 20), told.last_rows(earlier)) == ([], [])
+    assert (written.first_rows(earlier, 20), written.last_rows(earlier)) == ([], [])
     now = [open_attempts.added(earlier[1], opener(times=3, first=900.0))]
-    assert counts(told.last_rows(now)) == [("pod-b", 5, 0)]
+    assert counts(written.last_rows(now)) == [("pod-b", 5, 0)]
     _, next_period = open_attempts.remembered(first, FREE)
     assert counts(next_period.first_rows(now, 20)) == [("pod-b", 43, 0)]

@@ -38,7 +38,7 @@ def test_a_bystander_is_known_for_a_moment_after_its_end() -> None:
     assert not excuses.cover("gpu", asked(14.0))
 
 
-def test_a_control_group_that_is_no_text_is_named_in_text() -> None:
+def test_the_name_of_a_control_group_becomes_text() -> None:
     """Users who may make control groups choose their names, and a row of the ledger is text."""
     excuses = looked_up([], GroupPlace(b"/user/\xff\n".decode(errors="surrogateescape"), None, frozenset({GROUP})))
     excuses.cover("gpu", asked(10.0))
