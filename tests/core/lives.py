@@ -64,7 +64,7 @@ A, B = "pod-a", "pod-b"
 OF_A = Holder(41, NOW.uptime + 5, "train-a", A)
 OF_B = Holder(42, NOW.uptime + 5, "train-b", B)
 LEFTOVER = Holder(43, NOW.uptime, "orphan", None)  # began during the tenancy, its container is gone
-STRANGER = Opener(B, "team/b", "train-b", 42, exempt=False, times=3, refused=0, first=NOW.wall, last=NOW.wall + 1)
+OPENER = Opener(B, "team/b", "train-b", 42, exempt=False, times=3, refused=0, first=NOW.wall, last=NOW.wall + 1)
 FOREIGN = Holder(44, NOW.uptime - 500, "nv-hostengine", None)  # was there before the tenant
 WELL = Vitals()
 ENVELOPE = '{"payload":"e30=","payloadType":"text/json","signatures":[{"keyid":"0123456789abcdef","sig":"AA=="}]}'
@@ -241,7 +241,7 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.PutInUse(Owner(B, at)),
         ev.Released("its pod is gone"),
         ev.Soiled("it was used without a grant", (FOREIGN,)),
-        ev.OpenAttempted(STRANGER, record.tenancy.number, record.state in (State.GRANTED, State.IN_USE)),
+        ev.OpenAttempted(OPENER, record.tenancy.number, record.state in (State.GRANTED, State.IN_USE)),
         ev.PastGate(B, f"it was {record.state.value}"),
         ev.ScrubStarted(job(name="job-2")),
         ev.ProbationStarted(job(ScrubPath.RESET, Trigger.PROBATION, "job-2"), "autoclave"),

@@ -11,7 +11,7 @@ from scrubber.core.events import OpenAttempted
 from scrubber.core.model import Opener
 from scrubber.core.open_attempts import MOST, Period, Written
 from tests.core import lives
-from tests.core.lives import STRANGER, rows
+from tests.core.lives import OPENER, rows
 
 HELD = Period(7, held=True)
 FREE = Period(7, held=False)
@@ -19,7 +19,7 @@ FREE = Period(7, held=False)
 
 def opener(place: str = "pod-b", times: int = 1, refused: int = 0, first: float = 100.0, **fields: object) -> Opener:
     """Somebody who asked last when he had asked so often."""
-    written = replace(STRANGER, place=place, times=times, refused=refused, first=first, last=first + times)
+    written = replace(OPENER, place=place, times=times, refused=refused, first=first, last=first + times)
     return replace(written, **fields)  # type: ignore[arg-type] # by name
 
 

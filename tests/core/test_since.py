@@ -160,7 +160,7 @@ def next_event(record: Record, at: Moment, chance: random.Random) -> ev.Event | 
         ev.Soiled: lambda: proof.ended(record, facts((FOREIGN,), incarnation=record.incarnation)),
         ev.LetIn: lambda: ev.LetIn((A, B)),
         ev.Deferred: ev.Deferred,
-        ev.OpenAttempted: lambda: ev.OpenAttempted(lives.STRANGER, record.tenancy.number, held=False),
+        ev.OpenAttempted: lambda: ev.OpenAttempted(lives.OPENER, record.tenancy.number, held=False),
         ev.PastGate: lambda: ev.PastGate(chance.choice([A, B])),
         ev.ScrubStarted: lambda: ev.ScrubStarted(
             lives.job(path, chance.choice([Trigger.RELEASE, Trigger.RETRY]))

@@ -106,8 +106,8 @@ def test_another_pod_may_start_instead_of_the_next_container():
     assert (of_b.uid, of_b.began, of_b.actor, of_b.proven, of_b.note) == (B, AT + 6, START, True, "")
 
 
-OPENED = ev.OpenAttempted(lives.STRANGER, 1, held=True)
-WAS_REFUSED = replace(OPENED, opener=replace(lives.STRANGER, refused=3))
+OPENED = ev.OpenAttempted(lives.OPENER, 1, held=True)
+WAS_REFUSED = replace(OPENED, opener=replace(lives.OPENER, refused=3))
 UNPROVEN = ev.GrantedUnproven(replace(GRANT, receipt=None), "not scrubbed")
 
 

@@ -189,7 +189,7 @@ def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
 
 def test_who_is_let_through_is_counted_once_in_each_tenancy(book):
     attempts = [
-        ev.OpenAttempted(replace(lives.STRANGER, **fields), 1, held=True, ended=ended)
+        ev.OpenAttempted(replace(lives.OPENER, **fields), 1, held=True, ended=ended)
         for fields, ended in (({}, False), ({"times": 9}, True), ({"refused": 3}, False), ({"exempt": True}, False))
     ]
     book.tell(lives.IN_USE, *attempts)

@@ -6,7 +6,12 @@ import pytest
 
 from scrubber.observe.askers import Askers, Place
 
-LET_THROUGH, REFUSED, EXEMPT, IGNORED = {}, {"refused": True}, {"exempt": True}, {"ignored": True}
+LET_THROUGH = {"refused": False, "exempt": False, "ignored": False}
+REFUSED, EXEMPT, IGNORED = (
+    LET_THROUGH | {"refused": True},
+    LET_THROUGH | {"exempt": True},
+    LET_THROUGH | {"ignored": True},
+)
 
 
 @pytest.mark.parametrize(
@@ -24,5 +29,5 @@ def test_a_user_is_who_was_let_through_since_the_proof(questions, user):
     now = [0.0]
     askers = Askers(lambda: now[0])
     for now[0], place, how in questions:
-        askers.add("gpu", "x", 1, Place(place), **{"refused": False, "exempt": False, "ignored": False, **how})
+        askers.add("gpu", "x", 1, Place(place), **how)
     assert askers.last_user("gpu", 10.0) == user

@@ -161,19 +161,19 @@ LIFE = [
      "whether others opened it is not known: the fence was not read at both ends of this time; "
      "from then until it was wiped: "
      "whether others opened it is not known: the fence was not read at both ends of this time")),
-    (ev.OpenAttempted(lives.STRANGER, 7, held=True),
+    (ev.OpenAttempted(lives.OPENER, 7, held=True),
      ('opened by "train-b" (pid 42) of pod team/b (pod-b) while somebody else had it: unauthorised use; it asked the '
       "kernel 3 times")),
-    (ev.OpenAttempted(replace(lives.STRANGER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
+    (ev.OpenAttempted(replace(lives.OPENER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
      ('opened by "train-b" (pid 42) of /system.slice/x.service while nobody had it: unauthorised use; it asked the '
       "kernel 3 times, and was refused 2 times")),
-    (ev.OpenAttempted(replace(lives.STRANGER, pod="", refused=3), 7, held=True, ended=True),
+    (ev.OpenAttempted(replace(lives.OPENER, pod="", refused=3), 7, held=True, ended=True),
      ('not opened: "train-b" (pid 42) of pod pod-b asked the kernel 3 times in all while somebody else had it, and was '
       "refused each time")),
-    (ev.OpenAttempted(replace(lives.STRANGER, place="no container", pod="", times=1, refused=1), 7, held=True),
+    (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", times=1, refused=1), 7, held=True),
      ('not opened: "train-b" (pid 42, no container) asked the kernel 1 time while somebody else had it, and was '
       "refused")),
-    (ev.OpenAttempted(replace(lives.STRANGER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
+    (ev.OpenAttempted(replace(lives.OPENER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
      ('opened by "train-b" (pid 42) of container 0123, which the policy exempts; it asked the kernel 3 times in all')),
     (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
     (ev.PastGate("pod-b", "it was scrubbing"),
