@@ -44,6 +44,7 @@ REMOVED = {
     "paths.escalate": RemovedField(
         default=True, instead="a failed path is followed by the path reset; `reset: {when: never}` forbids it"
     ),
+    "settings.accounting": RemovedField(ANY, "the fence counts who opens a device; the accounting mode stays as it is"),
     "periodic": RemovedField(ANY, "to test idle devices, run `autoclave scrub GPU --path slow` from a timer"),
 }
 

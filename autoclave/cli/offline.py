@@ -37,7 +37,7 @@ class Offline:
         ``unreachable``: why the service does not answer; None if nobody asked it.
         """
         try:
-            self._file = reading.read(path)
+            self.file = reading.read(path)
         except (AutoclaveError, FatalError) as error:
             if unreachable is None and isinstance(error, CorruptLedgerError) and not error.unreadable:
                 advice = *error.remedies, f"`autoclave ledger export {path}` prints its rows unchecked"
@@ -46,19 +46,19 @@ class Offline:
             if unreachable is None:
                 raise
             raise Unreachable(f"{unreachable}; without it, {error.message}", *error.remedies) from error
-        self._history = History(self._file)
+        self._history = History(self.file)
         if unreachable is not None:
             human.warn(f"{unreachable}; this is what its ledger {path} says")
 
     @property
     def path(self) -> Path:
         """The ledger."""
-        return self._file.path
+        return self.file.path
 
     @property
     def models(self) -> dict[str, str]:
         """The model of each device that the ledger knows."""
-        return {uuid: record.device.model for uuid, record in self._file.records.items()}
+        return {uuid: record.device.model for uuid, record in self.file.records.items()}
 
     @property
     def set_aside(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Offline:
     @property
     def kept(self) -> tuple[float, float]:
         """From when on there are events, and from when on there are steps."""
-        return self._file.kept.since, self._file.kept.steps_since
+        return self.file.kept.since, self.file.kept.steps_since
 
     async def history(
         self, gpu: str, *, limit: int, since: float = 0.0, **which: Unpack[admin_client.Which]
@@ -89,18 +89,18 @@ class Offline:
 
     def prove(self, seq: int, size: int) -> tuple[Inclusion, str]:
         """That the first ``size`` rows of the ledger have a row; and its hash."""
-        return self._file.prove(seq, size)
+        return self.file.prove(seq, size)
 
     def tenancy(self, uuid: str) -> int:
         """The number of the newest tenancy of a device."""
-        return self._file.records[uuid].tenancy.number
+        return self.file.records[uuid].tenancy.number
 
     def explain(self, gpu: str) -> views.Explanation:
         """The events that led to the last known state. What the service would do next is left out."""
-        uuid = device_names.find(self._file.records, gpu)
-        record = self._file.records[uuid]
+        uuid = device_names.find(self.file.records, gpu)
+        record = self.file.records[uuid]
         status = device_status.device_status(record, NO_ANSWER, "", Policy(), Moment(time.time(), 0.0))
         if status.quarantine is not None:
             status = replace(status, quarantine=replace(status.quarantine, next_probe_seconds=None, next_path=""))
         entries = tuple(map(self._history.shown, asyncio.run(self._history.of_present_state(uuid))))
-        return views.Explanation(status, entries, (*ADVICE, *device_names.had_index(self._file.records, gpu, uuid)), "")
+        return views.Explanation(status, entries, (*ADVICE, *device_names.had_index(self.file.records, gpu, uuid)), "")

@@ -28,6 +28,7 @@ class LedgerFile:
     path: Path
     records: Mapping[str, Record]
     kept: Kept
+    version: int  # of its format: that of the program that has written its newest row
 
     async def history(
         self, device: str | None, since: float | None, limit: int, window: Window = EVERYTHING
@@ -56,7 +57,8 @@ def read(path: Path) -> LedgerFile:
     with consistent_view(paths) as connection:
         database.check_version(connection, path)
         records = database.load(connection, noted, states.replay).records
-        return LedgerFile(path, {record.device.uuid: record for record in records}, entry_queries.kept(connection))
+        by_uuid = {record.device.uuid: record for record in records}
+        return LedgerFile(path, by_uuid, entry_queries.kept(connection), database.version(connection))
 
 
 def export(path: Path) -> Iterator[dict[str, object]]:

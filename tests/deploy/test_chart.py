@@ -14,6 +14,7 @@ import pytest
 
 import scrubber
 from autoclave import cli
+from autoclave.doctor.facts import update_facts
 from dashboards import runbooks
 from deploy import generate, image
 from ground import public_names
@@ -532,7 +533,7 @@ FORMER: dict[str, Any] = {
 def test_values_of_older_versions_change_nothing_and_are_named():
     notes = manifests.notes(FORMER, upgrade=True)
     given = {f"{group}.{name}" for group, values in FORMER.items() for name in values}
-    assert set(re.findall(r"^  ([\w.]+): ", notes, re.MULTILINE)) == given
+    assert set(re.findall(r"^  ([\w.]+): ", notes, re.MULTILINE)) == given == {*update_facts.former_values()}
     assert "change nothing any more" not in manifests.notes({})
     assert manifests.loaded({**FORMER, "nameOverride": ""}) == manifests.loaded({})
 

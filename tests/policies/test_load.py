@@ -202,6 +202,7 @@ def test_a_wrong_value_is_reported_at_its_place(written, fault):
         ("restart_on_sick: allow", "restart_on_sick"),
         ("paths: {escalate: true, new_tenant: slow}", "paths.escalate"),
         ("periodic: {every: 1d, keep_free: 1}", "periodic"),
+        ("settings: {accounting: true}", "settings.accounting"),
         ("gate: create, paths: {new_tenant: slow}", "gate"),
         ("gate: prestart", "gate"),
         ("gate: another", "gate"),

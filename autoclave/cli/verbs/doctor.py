@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 import click
+from click.core import ParameterSource
 
 from autoclave.cli import DURATION, ENVIRONMENT, NOT_CLEAN, options, service_call
 from autoclave.cli.output import document, human
@@ -21,6 +23,9 @@ from ground.quantities import quantity
 from scrub_api import views
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
+OF_UPDATE = ("policy", "values")  # flags that only --for-update has a use for
+OF_NODE = ("only", "skip", "wait")  # flags that it has no use for
+LATE = ("autoclave.cli.offline", "autoclave.doctor.facts.update_facts", "autoclave.doctor.findings.update_checks")
 AGAIN = 2.0  # seconds between two checks with --wait
 
 
@@ -30,6 +35,18 @@ class DoctorOptions(TypedDict):
     only: tuple[str, ...]
     skip: tuple[str, ...]
     without_kubernetes: bool
+
+
+class UpdateOptions(TypedDict):
+    """The flags about an update."""
+
+    for_update: Path | None
+    policy: str | None
+    values: Path | None
+
+
+class _Options(DoctorOptions, UpdateOptions):
+    """All flags that are handed on together."""
 
 
 @click.command(context_settings=ENVIRONMENT)
@@ -86,6 +103,25 @@ class DoctorOptions(TypedDict):
     default="0s",
     help="Check again for this time, as long as a finding is broken, and report each change.",
 )
+@click.option(
+    "--for-update",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="DIR|FILE",
+    help="Instead, what an update to this version changes: the state directory of the node, or its ledger.",
+)
+@click.option(
+    "--policy",
+    metavar="NAME|FILE",
+    shell_complete=options.complete_policies,
+    show_default="that of --values, or the last one of the node",
+    help="With --for-update: the policy after it.",
+)
+@click.option(
+    "--values",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --for-update: the values for the chart.",
+)
 def doctor(
     output: str,
     run_dir: Path,
@@ -94,14 +130,20 @@ def doctor(
     cdi_kind: str,
     driver_name: str,
     wait: float,
-    **chosen: Unpack[DoctorOptions],
+    **chosen: Unpack[_Options],
 ) -> int:
     """Check whether this node can prove GPUs clean; each finding has a remedy.
 
     Checks the scrub service, its policy and its GPUs, the driver, the container toolkit, the node, the kubelet and the
     device plugin, and changes nothing. Run it as the user of the service and on its node (or in its container). Exit
     code 1 when a finding is broken, or when no finding is left.
+
+    With --for-update, run the program of the new version on the state of the old one, which may go on. It says what is
+    taken over, what has left, what changes its meaning, and which GPUs are scrubbed again.
     """
+    _check_together()
+    if chosen["for_update"] is not None:
+        return _finish(_before_update(chosen["for_update"], chosen["policy"], chosen["values"]), output)
     wanted = frozenset(chosen["only"] or NAMES).difference(chosen["skip"])
     wanted -= OF_KUBERNETES if chosen["without_kubernetes"] else frozenset()
 
@@ -109,7 +151,37 @@ def doctor(
         places = (run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute())
         return judge(Node(*places, _status, cdi_kind, driver_name), wanted)
 
-    findings = _until_not_broken(look, output, wait) if wait else look()
+    return _finish(_until_not_broken(look, output, wait) if wait else look(), output)
+
+
+def _check_together() -> None:
+    """Usage error for a flag that has no use beside, or without, --for-update."""
+    context = click.get_current_context()
+    typed = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    for_update = context.params["for_update"] is not None
+    if unfit := sorted(typed.intersection(OF_NODE if for_update else OF_UPDATE)):
+        why = "says nothing about an update" if for_update else "is of --for-update, which names the state of the node"
+        raise click.UsageError(f"--{unfit[0]} {why}")
+
+
+def _before_update(place: Path, policy: str | None, values: Path | None) -> tuple[Finding, ...]:
+    offline, facts, checks = map(importlib.import_module, LATE)
+    ledger = offline.Offline(paths.ledger(place) if place.is_dir() else place).file
+    return tuple(checks.judge(facts.gather(ledger, policy, values, _flags(click.get_current_context().find_root()))))
+
+
+def _flags(root: click.Context) -> Mapping[str, Collection[str]]:
+    """The flags that the programs of this version take, by the value of the chart that adds some."""
+
+    def of(verb: str) -> set[str]:
+        command = root.command.get_command(root, verb) if isinstance(root.command, click.Group) else None
+        return {flag for option in command.params for flag in option.opts} if command is not None else set()
+
+    return {"scrubber.extraArgs": of("scrubber"), "plugin.extraArgs": of("plugin") | of("dra")}
+
+
+def _finish(findings: Sequence[Finding], output: str) -> int:
+    """Print the report, and return the exit code."""
     _print(findings, output)
     if not findings:
         human.warn("nothing was checked: no finding is left, which counts as broken")

@@ -1,0 +1,197 @@
+"""What an update changes on a node, as findings: what is renamed, what means something else, what is scrubbed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from autoclave.doctor.facts import update_facts
+from autoclave.doctor.facts.update_facts import PolicyToCome, Update
+from autoclave.doctor.finding import Finding, broken, ok, warning
+from ground.quantities import quantity
+from policies import match
+from policies.policy_model import FenceMode, Mode, Policy, PolicySet
+from scrub_api.device_messages import state_words
+from scrubber.core.model import DeviceInfo, State
+from scrubber.core.record import Record
+from scrubber.core.witness import Witness
+from scrubber.ledger import database
+
+# The format of the ledger from which on nobody, or no pod, opens a GPU that it was not given.
+REFUSES_SINCE = 4  # with the policy strict
+HOLDS_SINCE = 7  # by default
+
+ANOTHER_PROOF = "because the policy demands another proof than was given"
+NOBODY_WAITS = "update while nobody waits for these GPUs, or a few nodes at a time (updateStrategy.maxUnavailable)"
+WHERE = "on a node with version 2 of control groups"
+WATCH_FIRST = (
+    "update with `fence: {mode: watch}` (policy.fence=watch of the chart) first; then the finding `fence` of "
+    "`autoclave doctor` names who asks, and what exempts it"
+)
+
+
+def judge(update: Update) -> tuple[Finding, ...]:
+    """All findings about an update, each with its name."""
+    checks: dict[str, Callable[[Update], Iterator[Finding]]] = {
+        "ledger": _ledger,
+        "quarantine": _quarantines,
+        "owner": _owners,
+        "policy": _policy,
+        "fence": _fence,
+        "scrub": _scrubs,
+        "values": _values,
+    }
+    return tuple(replace(finding, name=name) for name, check in checks.items() for finding in check(update))
+
+
+def _ledger(update: Update) -> Iterator[Finding]:
+    """The ledger is taken over."""
+    ledger, gpus = update.ledger, quantity(len(update.ledger.records), "GPU")
+    if ledger.version == database.VERSION:
+        yield ok(f"the ledger {ledger.path} has the format of this version, {ledger.version}, and knows {gpus}")
+        return
+    text = f"the ledger {ledger.path} of format {ledger.version} is taken over as format {database.VERSION}: what it "
+    text += f"says of {gpus} stays. The older version refuses it from then on"
+    yield warning(text, f"to be able to go back, stop the service and copy {ledger.path.parent} before the update")
+
+
+def _quarantines(update: Update) -> Iterator[Finding]:
+    """Each quarantine holds."""
+    out = [(record, record.health.quarantine) for record in update.ledger.records.values()]
+    for record, quarantine in out:
+        if quarantine is not None:
+            ailment = quarantine.ailment
+            yield ok(f"{_gpu(record.device)} stays quarantined: {ailment.kind.value}: {ailment.detail}")
+    if not any(quarantine for _, quarantine in out):
+        yield ok("no GPU is quarantined")
+
+
+def _owners(update: Update) -> Iterator[Finding]:
+    """Each GPU stays with its owner."""
+    owned = [record for record in update.ledger.records.values() if record.state in (State.GRANTED, State.IN_USE)]
+    for record in owned:
+        text = f"{_gpu(record.device)} stays with {_owner(record)}, and what runs there goes on"
+        if record.incarnation.boot_id != update.boot_id:
+            text = f"{_gpu(record.device)} was with {_owner(record)} in another boot, or this is another machine"
+        yield ok(text)
+    if not owned:
+        yield ok("no GPU has an owner")
+
+
+def _owner(record: Record) -> str:
+    tenancy, owner = record.tenancy, record.tenancy.owner
+    if tenancy.acquired_by:
+        return tenancy.acquired_by
+    if owner is None:
+        return "the pod that it was granted to"
+    return f"the pod {owner.called or owner.container}" if owner.called or owner.container else "a user without a name"
+
+
+def _policy(update: Update) -> Iterator[Finding]:
+    """This version takes the policy."""
+    policy = update.policy
+    for fault in policy.faults:
+        text = f"this version refuses the policy, and its service does not start: {fault}"
+        yield broken(text, "correct the file until `autoclave policy check FILE` of this version finds no fault")
+    for field in policy.outdated:
+        yield warning(str(field), "take it out of the file; the policy is used as it is")
+    if policy.policies is not None and not policy.outdated:
+        yield ok(f"this version takes the policy {_called(policy, policy.policies)}")
+
+
+def _called(policy: PolicyToCome, policies: PolicySet) -> str:
+    return policies.name if policy.source == policies.name else f"{policies.name} ({policy.source})"
+
+
+def _fence(update: Update) -> Iterator[Finding]:
+    """Nobody is kept off a GPU who was not before."""
+    policies, written = update.policy.policies, update.ledger.version
+    if policies is None:
+        return
+    modes, name = {policy.fence_mode for policy in policies.policies}, policies.name
+    refuses = FenceMode.REFUSE in modes and written < REFUSES_SINCE
+    holds = FenceMode.HOLD in modes and written < HOLDS_SINCE
+    if refuses:
+        text = f"the policy {name} refuses from this update on (`fence: {{mode: refuse}}`): {WHERE}, no pod "
+        text += (
+            "and no program of the host can open a GPU that it was not given. A monitor that is not exempt sees no GPU"
+        )
+        yield warning(text, WATCH_FIRST)
+    if holds:
+        text = (
+            f"the policy {name} holds pods from this update on (`fence: {{mode: hold}}`): {WHERE}, a pod cannot open a "
+        )
+        text += "GPU that it was not given, unless its namespace is exempt, and waits in its container for a scrub"
+        yield warning(text, WATCH_FIRST)
+    if not refuses and not holds:
+        yield ok(f"the update does not change whom the policy {name} keeps off a GPU")
+
+
+def _scrubs(update: Update) -> Iterator[Finding]:
+    """No GPU is scrubbed before it is handed out again. Those with the same reason stand in one finding."""
+    policies, again = update.policy.policies, dict[str, list[str]]()
+    for record in update.ledger.records.values():
+        if policies is not None and (why := _scrubbed(record, _resolved(policies, record.device), update.boot_id)):
+            again.setdefault(why, []).append(record.device.name)
+    for why, names in again.items():
+        text = f"GPU {', '.join(names)}: a scrub follows the update, {why}"
+        yield warning(text, NOBODY_WAITS) if why == ANOTHER_PROOF else ok(text)
+    if policies is not None and not again:
+        yield ok("no scrub follows the update")
+
+
+def _scrubbed(record: Record, policy: Policy, boot_id: str) -> str | None:
+    """Why a scrub of the device follows the update; None if none does."""
+    receipt, grant = record.scrubs.receipt, record.tenancy.grant
+    if policy.mode is Mode.OBSERVE:
+        return None
+    match record.state:
+        case State.SCRUBBING:
+            return "because it cuts the present one off"
+        case State.UNKNOWN | State.DIRTY:
+            return f"because the present state is {state_words(record.state.value)}"
+        case State.QUARANTINED:
+            return None
+        case _ if record.incarnation.boot_id != boot_id:
+            return "because the ledger is of another boot, or of another machine than this one"
+        case State.GRANTED if grant is not None and grant.announced:
+            return "because no container of the pod has started yet, and the proof ends with the old service"
+        case State.GRANTED | State.IN_USE:
+            return None
+        case State.CLEAN if receipt is None or receipt.policy_digest != policy.proof_digest:
+            return ANOTHER_PROOF
+        case State.CLEAN if policy.proof.survives_restart:
+            return None
+        case State.CLEAN if receipt.witness == Witness.FENCE.value:
+            return "unless the fence stays, and nobody opens the GPU meanwhile"
+        case State.CLEAN:
+            return "because the proof ends with the old service: no fence watches over the GPU meanwhile"
+
+
+def _resolved(policies: PolicySet, device: DeviceInfo) -> Policy:
+    subject = match.Subject(device.uuid, device.index, device.model, device.mig, device.resource)
+    return match.resolve(policies, subject).policy
+
+
+def _values(update: Update) -> Iterator[Finding]:
+    """The chart and its programs take the values."""
+    values, findings = update.values, list[Finding]()
+    for name, why in update_facts.former_values().items():
+        if update_facts.value_of(values, name) is not None:
+            findings.append(warning(f"the value {name} changes nothing any more: {why}", "take it out of the file"))
+    if values.get("nameOverride"):
+        text = "the chart refuses the value nameOverride: without it, it would create each object beside the old one"
+        findings.append(broken(text, "set fullnameOverride to the name that the objects have now, and take it out"))
+    for name, known in update.flags.items():
+        for argument in update_facts.value_of(values, name) or ():
+            flag = str(argument).partition("=")[0]
+            if flag.startswith("-") and flag not in known:
+                text = f"{name} has the flag {flag}, which this version does not know: the pods do not start"
+                findings.append(broken(text, f"take {flag} out of {name}"))
+    yield from findings
+    if values and not findings:
+        yield ok("no value of the file was renamed or has left; `helm upgrade --dry-run` checks the others")
+
+
+def _gpu(device: DeviceInfo) -> str:
+    return f"GPU {device.name} ({device.uuid})"

@@ -1,0 +1,230 @@
+"""``autoclave doctor --for-update``: what an update changes, read from the state of the older version."""
+
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ground import boot, paths
+from scrubber.ledger import database, reading
+from tests import older_states
+
+STATES = {int(older_states.name(path).partition("-")[0]): path for path in older_states.OF_ONE_STORY}
+NEWEST = max(STATES)
+
+
+def boot_of(place: Path) -> str:
+    """The boot of the node that left the state."""
+    [booted] = {it.incarnation.boot_id for it in reading.read(paths.ledger(place)).records.values()}
+    return booted
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch):
+    """The directory with a state of this format of the ledger, in the boot of its node."""
+
+    def unpacked(number: int) -> Path:
+        place = tmp_path / "state"
+        older_states.unpack(STATES[number], place)
+        booted = boot_of(place)
+        monkeypatch.setattr(boot, "boot_id", lambda: booted)
+        return place
+
+    return unpacked
+
+
+@pytest.fixture
+def examine(autoclave):
+    """The exit code, and the findings as (level, name, text, remedy)."""
+
+    def run(place: Path, *flags: object) -> tuple[int, list[tuple[str, ...]]]:
+        done = autoclave("doctor", "--for-update", place, "-o", "json", *flags)
+        found = json.loads(done.stdout)["findings"]
+        return done.exit_code, [(it["level"], it["name"], it["text"], it["remedy"]) for it in found]
+
+    return run
+
+
+def texts(found, name, level=None):
+    return [text for how, check, text, _ in found if check == name and level in {None, how}]
+
+
+def content(place):
+    """All that is written, but for SQLite's index of the log, in which each reader says that it reads."""
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and path.suffix != ".db-shm"}
+
+
+@pytest.mark.parametrize("number", STATES)
+def test_each_older_state_is_told_and_left_alone(state, examine, number):
+    place = state(number)
+    before = content(place)
+    code, found = examine(place)
+    assert code == 0
+    [(_, _, text, remedy)] = [it for it in found if it[1] == "ledger"]
+    assert f"of format {number} is taken over as format {database.VERSION}" in text
+    assert str(place) in remedy
+    held, by_xid = texts(found, "quarantine")
+    assert re.fullmatch(r"GPU 1 \(GPU-\S+\) stays quarantined: operator: its riser is loose", held)
+    assert "xid 79" in by_xid
+    [owned] = texts(found, "owner")
+    assert re.match(r"GPU 2 \(GPU-\S+\) stays with job 7,", owned)
+    assert [it.partition(":")[0] for it in texts(found, "scrub")] == ["GPU 0", "GPU 3, 5"]
+    assert content(place) == before
+
+
+def test_the_file_of_a_ledger_will_do(state, examine):
+    place = state(NEWEST)
+    assert examine(paths.ledger(place)) == examine(place)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why", "level"),
+    [
+        ("default", "the proof ends with the old service", "ok"),
+        ("strict", "the policy demands another proof", "warning"),
+        ("observe", None, None),
+        ("name: a\ndefaults: {proof: {survives_restart: true}}\n", None, None),
+    ],
+)
+def test_a_scrub_of_a_clean_gpu_has_its_reason(state, examine, tmp_path, policy, why, level):
+    place = state(NEWEST)
+    if ":" in policy:
+        (tmp_path / "p.yaml").write_text(policy)
+        policy = tmp_path / "p.yaml"
+    _, found = examine(place, "--policy", policy)
+    clean = [(text, how) for how, name, text, _ in found if name == "scrub" and text.startswith("GPU 3, 5:")]
+    assert [(why in text, how) for text, how in clean] == ([(True, level)] if why else [])
+
+
+def test_no_owner_and_no_proof_outlives_a_boot(state, examine, monkeypatch):
+    place = state(NEWEST)
+    monkeypatch.setattr(boot, "boot_id", lambda: "another")
+    _, found = examine(place)
+    assert [" was with job 7 in another boot" in text for text in texts(found, "owner")] == [True]
+    assert "GPU 2, 3, 5: a scrub follows the update, because the ledger is of another boot" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("number", "policy", "says"),
+    [
+        (3, "strict", "refuses from this update on"),
+        (4, "strict", None),
+        (3, "default", "holds pods from this update on"),
+        (NEWEST, "default", "holds pods from this update on"),
+        (NEWEST, "observe", None),
+    ],
+)
+def test_who_is_kept_off_from_now_on_is_said(state, examine, number, policy, says):
+    _, found = examine(state(number), "--policy", policy)
+    assert [says in text for text in texts(found, "fence", "warning")] == ([True] if says else [])
+    assert len(texts(found, "fence")) == 1
+
+
+def test_a_ledger_of_this_format_promises_no_change(state, examine):
+    place = state(NEWEST)
+    with closing(sqlite3.connect(paths.ledger(place))) as connection:
+        connection.execute(f"PRAGMA user_version = {database.VERSION}")
+    _, found = examine(place)
+    assert (texts(found, "ledger", "warning"), texts(found, "fence", "warning")) == ([], [])
+
+
+VALUES = """
+createGate: {mode: "on"}
+nameOverride: gpus
+policy: {shipped: strict, fence: watch}
+scrubber: {metricsPort: 9000, extraArgs: [--create-gate, --log-level=debug]}
+plugin: {extraArgs: [--clean-within=20, --runtime-request-timeout=2m]}
+"""
+
+
+def test_values_that_left_or_stop_a_pod_are_named(state, examine, tmp_path):
+    (tmp_path / "values.yaml").write_text(VALUES)
+    code, found = examine(state(3), "--values", tmp_path / "values.yaml")
+    left, stops = texts(found, "values", "warning"), texts(found, "values", "broken")
+    assert code == 1
+    assert [text.split()[2] for text in left] == ["createGate.mode", "scrubber.metricsPort"]
+    assert [re.findall(r"nameOverride|--[a-z-]+", text)[0] for text in stops] == [
+        "nameOverride", "--create-gate", "--runtime-request-timeout",
+    ]  # fmt: skip
+    assert texts(found, "policy") == ["this version takes the policy strict"]
+    assert texts(found, "fence", "warning") == [], "policy.fence replaces what the policy says"
+
+
+@pytest.mark.parametrize("text", ["", "null\n", "USER-SUPPLIED VALUES:\nbackend: nvidia\n"])
+def test_values_as_helm_prints_them_are_read(state, examine, tmp_path, text):
+    (tmp_path / "values.yaml").write_text(text)
+    code, found = examine(state(NEWEST), "--values", tmp_path / "values.yaml")
+    assert (code, texts(found, "values", "broken")) == (0, [])
+
+
+OLD_FIELDS = "# /etc/p.yaml\nname: mine\ndefaults: {periodic: {every: 1d}, restart_on_sick: allow}\n"
+
+
+def test_the_last_policy_of_the_node_is_judged(state, examine):
+    place = state(NEWEST)
+    paths.last_policy(place).write_text(OLD_FIELDS)
+    code, found = examine(place)
+    assert (code, len(texts(found, "policy", "warning"))) == (0, 2)
+    assert "defaults.periodic: found a field of an older version" in "".join(texts(found, "policy"))
+
+
+def test_a_policy_that_this_version_refuses_is_broken(state, examine, tmp_path):
+    (tmp_path / "p.yaml").write_text("name: mine\ndefaults: {paths: {escalate: false}}\n")
+    code, found = examine(state(NEWEST), "--policy", tmp_path / "p.yaml")
+    [text] = texts(found, "policy", "broken")
+    assert (code, "paths.escalate: found a field of an older version" in text) == (1, True)
+
+
+def spoil(kind, place, folder):
+    """A wrong input, as the flags that name it."""
+    match kind:
+        case "missing":
+            return [folder]
+        case "newer":
+            with closing(sqlite3.connect(paths.ledger(place))) as connection:
+                connection.execute(f"PRAGMA user_version = {database.VERSION + 1}")
+        case "damaged":
+            with closing(sqlite3.connect(paths.ledger(place))) as connection:
+                connection.execute("UPDATE entries SET body = replace(body, 'riser', 'raiser')")
+                connection.commit()
+        case "no ledger":
+            return [place / "receipt-key/key.pem"]
+        case "no yaml":
+            (folder / "values.yaml").write_text("a: [1\n")
+            return [place, "--values", folder / "values.yaml"]
+        case "no values":
+            return [place, "--values", folder / "values.yaml"]
+        case "no policy":
+            return [place, "--policy", folder / "p.yaml"]
+        case flag:
+            return [place, flag, "ledger" if flag == "--only" else "1s"]
+    return [place]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "says"),
+    [
+        ("missing", 2, "there is no such file; name the state directory"),
+        ("newer", 2, "install the newer autoclave again"),
+        ("damaged", 1, "`autoclave ledger export "),
+        ("no ledger", 1, "it is not a ledger"),
+        ("no yaml", 2, "it is not YAML"),
+        ("no values", 2, "No such file or directory; name the file that Helm gets"),
+        ("no policy", 2, "expected a policy file or one of default,"),
+        ("--only", 2, "--only says nothing about an update"),
+        ("--wait", 2, "--wait says nothing about an update"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence_with_a_remedy(state, autoclave, tmp_path, kind, code, says):
+    place = state(NEWEST)
+    run = autoclave("doctor", "--for-update", *spoil(kind, place, tmp_path))
+    assert (run.exit_code, run.stdout, run.stderr.count("\n")) == (code, "", 1)
+    assert says in run.stderr
+
+
+def test_values_without_a_state_are_wrong_usage(autoclave):
+    run = autoclave("doctor", "--values", "values.yaml")
+    assert (run.exit_code, "--values is of --for-update" in run.stderr) == (2, True)
