@@ -545,6 +545,22 @@ def test_name_override_is_refused_with_the_name_of_before(old, name):
         manifests.loaded({"nameOverride": old})
 
 
+@pytest.mark.parametrize(
+    ("policy", "refuses"),
+    [
+        ({"shipped": "strict"}, True),
+        ({"fence": "refuse"}, True),
+        ({"nodeLabel": "pool", "byNodeLabel": {"strict": {"shipped": "strict"}}}, True),
+        ({"shipped": "strict", "fence": "watch"}, False),
+        ({"shipped": "strict", "fence": "hold"}, False),
+        ({}, False),
+    ],
+)
+def test_notes_say_whom_strict_refuses_and_who_is_exempt_first(policy, refuses):
+    notes = manifests.notes({"policy": policy})
+    assert ("nor can programs of the host" in notes, "begin with policy.fence=watch" in notes) == (refuses, refuses)
+
+
 def test_notes_name_the_daemonsets_and_the_pod_of_a_node():
     notes = manifests.notes({})
     labels = "app.kubernetes.io/instance=x,app.kubernetes.io/component=scrubber"

@@ -16,6 +16,7 @@ from plugin.cluster import api_objects
 from plugin.cluster.nvsentinel import health_event
 from scrubber.devices.simulated import layout
 from scrubber.receipts import key
+from tests import older_states
 from tests.deploy import admission, jobs, manifests, podsecurity
 from tests.live import Service
 from tests.plugin.cluster.devices import out
@@ -27,6 +28,12 @@ NVSENTINEL = ("nvsentinel-preflight", "nvsentinel-remediate")
 DETECTOR = EXAMPLES / "node-problem-detector.sh"
 
 
+@pytest.fixture
+def state_of_before(tmp_path):
+    older_states.unpack(older_states.OF_ONE_STORY[0], tmp_path / "state")
+    return tmp_path / "state"
+
+
 def pod(name):  # or what else the file is
     [doc] = manifests.documents((EXAMPLES / f"{name}.yaml").read_text())
     return doc
@@ -34,11 +41,19 @@ def pod(name):  # or what else the file is
 
 def test_no_example_is_left_out():
     # tests/cluster runs the descheduler
-    names = {"descheduler", "node-problem-detector", "node-readiness-rule", "openshift-scc", *NVSENTINEL, *NAMES}
+    names = {
+        "check-update",
+        "descheduler",
+        "node-problem-detector",
+        "node-readiness-rule",
+        "openshift-scc",
+        *NVSENTINEL,
+        *NAMES,
+    }
     assert {path.stem for path in EXAMPLES.iterdir()} == names
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "check-update"])
 def test_an_example_is_a_pod_of_the_api(name):
     assert pod(name)["kind"] == "Pod"
     assert manifests.check(pod(name)) == []
@@ -60,6 +75,18 @@ def test_the_writer_holds_each_of_its_gpus():
     [container] = pod("writer")["spec"]["containers"]
     [limit] = container["resources"]["limits"].values()
     assert all(f"<{layout.CDI_SEEN_AS.format(index=index)}" in container["command"][-1] for index in range(limit))
+
+
+def test_the_check_before_an_update_only_reads_and_runs(state_of_before, tmp_path):
+    """Its words are a command of this version, and each place that they name is mounted read-only."""
+    [container] = pod("check-update")["spec"]["containers"]
+    mounts = {it["mountPath"]: it for it in container["volumeMounts"]}
+    assert all(it["readOnly"] for it in mounts.values())
+    (tmp_path / "values.yaml").write_text("null\n")
+    places = {"/state": str(state_of_before), "/values": str(tmp_path)}
+    assert places.keys() == mounts.keys()
+    words = [re.sub("|".join(places), lambda found: places[found[0]], word, count=1) for word in container["args"]]
+    assert subprocess.run([sys.executable, "-m", "autoclave", *words], check=False).returncode == 0
 
 
 def test_the_readiness_rule_has_the_fields_of_its_api():

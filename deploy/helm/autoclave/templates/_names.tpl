@@ -114,6 +114,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Whether the kernel refuses GPUs to programs of the host on some node, by a value or by the policy `strict`. */ -}}
+{{- define "autoclave.refuses" -}}
+{{- if eq .Values.policy.fence "refuse" }}yes{{ else if not .Values.policy.fence -}}
+{{- range include "autoclave.pools" . | fromJson }}{{ if and (not (or .inline .existingConfigMap)) (eq .shipped "strict") }}yes{{ end }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* For NOTES: called where another plugin or driver registers with ours. */ -}}
 {{- define "autoclave.begin-with-observe" }}
 {{- if include "autoclave.scrubs" . }}
