@@ -113,8 +113,8 @@ def test_no_owner_and_no_proof_outlives_a_boot(state, examine, monkeypatch):
         (3, "strict", "refuses from this update on"),
         (4, "strict", None),
         (3, "default", "holds pods from this update on"),
-        (NEWEST, "default", "holds pods from this update on"),
-        (NEWEST, "observe", None),
+        (6, "default", "holds pods from this update on"),
+        (6, "observe", None),
     ],
 )
 def test_who_is_kept_off_from_now_on_is_said(state, examine, number, policy, says):

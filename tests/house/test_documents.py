@@ -12,6 +12,7 @@ from policies import load
 from policies.policy_model import STEP_SECONDS
 from scrubber.core import events, plans, states
 from scrubber.core.model import State
+from scrubber.ledger import database, older
 from tests.house.sources import FENCED, FILES, HOUSES, place
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,16 @@ def test_the_glossary_is_sorted_and_names_each_room():
     words = [word for word, _ in rows[1:]]  # without the heading
     assert words == sorted(words, key=lambda word: word.replace("`", "").casefold())
     assert [word for word, room in rows[1:] if not room] == ["tenant"]  # no line of code knows of tenants
+
+
+def test_the_page_on_upgrading_knows_each_format_of_the_ledger():
+    page = (ROOT / "docs" / "upgrading.md").read_text()
+    newest, *older_ones = map(int, re.findall(r"^\| (\d+) \|", page, re.MULTILINE))
+    told = {
+        int(number) for line in re.findall(r"^## From format (.*)", page, re.MULTILINE) for number in line.split(" or ")
+    }
+    assert newest == database.VERSION
+    assert set(older_ones) == told == set(range(older.OLDEST, database.VERSION))
 
 
 RECIPES = ROOT / "CONTRIBUTING.md"

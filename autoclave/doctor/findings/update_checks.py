@@ -48,7 +48,7 @@ def _ledger(update: Update) -> Iterator[Finding]:
     """The ledger is taken over."""
     ledger, gpus = update.ledger, quantity(len(update.ledger.records), "GPU")
     if ledger.version == database.VERSION:
-        yield ok(f"the ledger {ledger.path} has the format of this version, {ledger.version}, and knows {gpus}")
+        yield ok(f"the ledger {ledger.path} has the format of this version, and knows {gpus}")
         return
     text = f"the ledger {ledger.path} of format {ledger.version} is taken over as format {database.VERSION}: what it "
     text += f"says of {gpus} stays. The older version refuses it from then on"
