@@ -60,7 +60,7 @@ def run(service: Service, *words: object) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
-def told_to_be_scrubbed(place: Path) -> set[str]:
+def named_for_a_scrub(place: Path) -> set[str]:
     """The GPUs of which ``doctor --for-update`` says that a scrub follows."""
     command = [sys.executable, "-m", "autoclave", "doctor", "--for-update", str(place), "-o", "json"]
     findings = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["findings"]
@@ -105,7 +105,7 @@ def test_an_update_forgets_no_quarantine_and_no_receipt(updated: Service, tmp_pa
         tmp_path / "key.pem",
     ]
     assert subprocess.run(verify, check=False).returncode == ONLY_SIMULATED
-    told = told_to_be_scrubbed(updated.root / "before")
-    assert scrubbed(updated, told) == told
+    named = named_for_a_scrub(updated.root / "before")
+    assert scrubbed(updated, named) == named
     updated.stop()
     assert audit.verify(updated.root / "state/ledger.db").broken is None

@@ -119,7 +119,7 @@ def test_the_page_on_upgrading_knows_each_format_of_the_ledger():
         int(number) for line in re.findall(r"^## From format (.*)", page, re.MULTILINE) for number in line.split(" or ")
     }
     assert newest == database.VERSION
-    assert set(older_ones) == told == set(range(older.OLDEST, database.VERSION))
+    assert set(older_ones) == sections == set(range(older.OLDEST, database.VERSION))
 
 
 RECIPES = ROOT / "CONTRIBUTING.md"
