@@ -58,7 +58,7 @@ def content(place):
 
 
 @pytest.mark.parametrize("number", STATES)
-def test_each_older_state_is_told_and_left_alone(state, examine, number):
+def test_each_older_state_is_reported_and_left_alone(state, examine, number):
     place = state(number)
     before = content(place)
     code, found = examine(place)

@@ -115,7 +115,7 @@ def test_the_glossary_is_sorted_and_names_each_room():
 def test_the_page_on_upgrading_knows_each_format_of_the_ledger():
     page = (ROOT / "docs" / "upgrading.md").read_text()
     newest, *older_ones = map(int, re.findall(r"^\| (\d+) \|", page, re.MULTILINE))
-    told = {
+    sections = {
         int(number) for line in re.findall(r"^## From format (.*)", page, re.MULTILINE) for number in line.split(" or ")
     }
     assert newest == database.VERSION

@@ -22,7 +22,7 @@ REFUSES_SINCE = 4  # with the policy strict
 HOLDS_SINCE = 7  # by default
 
 ANOTHER_PROOF = "because the policy demands another proof than was given"
-NOBODY_WAITS = "update while nobody waits for these GPUs, or a few nodes at a time (updateStrategy.maxUnavailable)"
+CHOOSE_A_TIME = "update while nobody waits for these GPUs, or a few nodes at a time (updateStrategy.maxUnavailable)"
 WHERE = "on a node with version 2 of control groups"
 WATCH_FIRST = (
     "update with `fence: {mode: watch}` (policy.fence=watch of the chart) first; then the finding `fence` of "
@@ -135,7 +135,7 @@ def _scrubs(update: Update) -> Iterator[Finding]:
             again.setdefault(why, []).append(record.device.name)
     for why, names in again.items():
         text = f"GPU {', '.join(names)}: a scrub follows the update, {why}"
-        yield warning(text, NOBODY_WAITS) if why == ANOTHER_PROOF else ok(text)
+        yield warning(text, CHOOSE_A_TIME) if why == ANOTHER_PROOF else ok(text)
     if policies is not None and not again:
         yield ok("no scrub follows the update")
 
