@@ -250,6 +250,11 @@ class Opener:
         """Whether he has opened the device, and the policy names him nowhere."""
         return self.times > self.refused and not self.exempt
 
+    @property
+    def is_contained(self) -> bool:
+        """Whether he is in a pod or another container."""
+        return not self.place.startswith("/") and self.place not in NOWHERE
+
 
 @dataclass(frozen=True, slots=True)
 class Sign:

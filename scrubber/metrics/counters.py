@@ -76,8 +76,10 @@ class ServiceCounters:
                 self._ended(entry, before)
                 if holders and before is not None:
                     self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
-            case ev.OpenAttempted(opener, ended=False) if opener.was_let_through and before is not None:
-                self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
+            case ev.OpenAttempted(opener, held=True, ended=False) if before is not None:
+                # The mode hold lets programs of the node through: they page nobody.
+                if opener.was_let_through and opener.is_contained:
+                    self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
             case ev.Granted():
                 self._instruments.count(service_metrics.GRANTS, RECEIPT)
             case ev.GrantedUnproven():

@@ -203,7 +203,7 @@ RETURNS = Row(
 XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reported, by XID code.", (*ONE, "xid"))
 UNAUTHORISED = Row(
     "autoclave_unauthorised_use_total", Kind.COUNTER,
-    "How often a process used a clean device without a grant, or began to open one that was not given to it.", ONE,
+    "How often a process used a clean device without a grant, or a container one that another pod or job had.", ONE,
 )  # fmt: skip
 FENCE_DEVICES = Row(
     "autoclave_fence_devices", Kind.GAUGE,

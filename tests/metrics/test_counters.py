@@ -187,11 +187,15 @@ def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
 
 
-def test_who_is_let_through_is_counted_once_in_each_tenancy(book):
+def test_a_container_that_is_let_through_is_counted_once(book):
     attempts = [
-        ev.OpenAttempted(replace(lives.OPENER, **fields), 1, held=True, ended=ended)
-        for fields, ended in (({}, False), ({"times": 9}, True), ({"refused": 3}, False), ({"exempt": True}, False))
-    ]
+        ev.OpenAttempted(replace(lives.OPENER, **fields), 1, held=held, ended=ended)
+        for fields, held, ended in (
+            ({}, True, False), ({"times": 9}, True, True), ({"refused": 3}, True, False),
+            ({"exempt": True}, True, False), ({}, False, False), ({"place": ""}, True, False),
+            ({"place": "/system.slice/monitor.service"}, True, False),
+        )
+    ]  # fmt: skip
     book.tell(lives.IN_USE, *attempts)
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
 
