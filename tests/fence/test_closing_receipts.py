@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from autoclave.cli import DONE, SIMULATED, signed_receipts
 from autoclave.cli.signed_receipts import CLOSINGS, RECEIPTS
+from policies.policy_model import KNOWN_UNITS, Policy
 from scrubber.devices.simulated import layout, loops
 from scrubber.fence import fence
 from tests.control_groups import group, made_group, run
@@ -21,6 +23,9 @@ from tests.receipts.vectors import receipts_script
 __all__ = ["group"]  # a fixture
 
 POLICY = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}, fence: {mode: %s}}\n"
+NAMES = [f"namespace {name}" for name in Policy().evict.operator_namespaces]
+NAMES += [f"unit {unit}" for unit in (*KNOWN_UNITS, "z.service", "a.service")]
+EXEMPT = "".join(f"{line}\n" for line in sorted(NAMES))
 OPENS = """
 for _ in range(int(sys.argv[2])):
     try:
@@ -42,7 +47,8 @@ def service(group: Path, short_tmp: Path, mode: str) -> Iterator[Service]:
     if not loops.can_attach(2**20):
         pytest.skip("takes root, and loop devices")
     (short_tmp / "quick.yaml").write_text(POLICY % mode)
-    flags = ("--cgroup-root", group, "--policy", short_tmp / "quick.yaml")
+    flags = ("--cgroup-root", group, "--policy", short_tmp / "quick.yaml", "--exempt-unit", "z.service")
+    flags += ("--exempt-unit", "a.service")
     service = Service(short_tmp, 2, *flags)
     yield service
     service.kill()
@@ -89,11 +95,8 @@ def test_it_says_how_often_others_came(service: Service, group: Path, mode: str)
     counts = {"refuse": {"letThrough": 0, "refused": 3}, "watch": {"letThrough": twice, "refused": 0}}[mode]
     none = {"ignored": 0, "gaps": 0}
     assert said["tenant"] == {"owner": "job 7"}
-    assert {name: value for name, value in said["fence"].items() if name != "exempt"} == {
-        "mode": mode,
-        **counts,
-        **none,
-    }
+    exempt = hashlib.sha256(EXEMPT.encode()).hexdigest()[:16]
+    assert said["fence"] == {"mode": mode, "exempt": exempt, **counts, **none}
     assert said["untilWiped"] == said["fence"] | {"letThrough": 0, "refused": 0}
     receipt = json.loads(cli(service, "receipt", "show", 0, "-o", "json"))["statement"]["predicate"]["fence"]
     assert receipt["refused"] == (4 if mode == "refuse" else 0), "since the last proof"

@@ -20,6 +20,7 @@ from ground.errors import InvalidRequest
 from policies.policy_model import FenceMode
 from scrubber.core import events as ev
 from scrubber.core.fencing import KeptOff, open_to
+from scrubber.core.guarded import between
 from scrubber.core.model import DeviceNumber, Holder, NodeKind, Owner
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Missed, Witness
@@ -770,3 +771,14 @@ def test_the_counts_of_another_boot_are_of_another_counter(asking: Asking, monke
     assert asking.guard.reading(DEVICE).counter == before
     monkeypatch.setattr(boot, "boot_id", lambda: "another")
     assert asking.guard.reading(DEVICE).counter != before
+
+
+def test_a_bystander_is_told_apart_from_others(asking: Asking, foreign: Path) -> None:
+    asking.keep(lives.CLEAN)
+    before = asking.guard.reading(DEVICE)
+    with opener(foreign) as (pid, opens):
+        asking.bystanders = {Path(f"/proc/{pid}/comm").read_text().strip()}
+        opens()
+        assert asking.uses() == 0
+    said = between(before, asking.guard.reading(DEVICE))
+    assert (said.let_through, said.ignored > 0, said.saw_all) == (0, True, True)
