@@ -171,8 +171,9 @@ def _is_ours(pid: int) -> bool:
 
 
 def _runs(pid: int, started: int) -> bool:
+    """Whether this very process runs. One that was killed is there until its parent asks for it, and runs no more."""
     try:
-        return _started(pid) == started
+        return _started(pid) == started and not proc.status(f"{_PROC}/{pid}").ending
     except proc.ENDED:
         return False
 

@@ -221,6 +221,17 @@ def test_a_second_service_builds_no_guard(node: Node) -> None:
     later.close()
 
 
+def test_a_killed_service_keeps_the_fence_no_longer(node: Node) -> None:
+    with subprocess.Popen(["sleep", "60"]) as killed:
+        Fence(node.root).keep_alone(killed.pid, assembly_fence._started(killed.pid), runs=lambda *_: False)
+        assert f"another scrub service, process {killed.pid}," in str(node.guard())
+        killed.kill()
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from then on
+        later = node.guard()
+        assert isinstance(later, Guard)
+        later.close()
+
+
 def test_who_starts_is_let_in_before_its_guard_is_built(node: Node, built: Callable[..., Guard]) -> None:
     built().close()
     node.service = node.group("next")

@@ -12,6 +12,7 @@ from autoclave.cli.offline import Offline
 from autoclave.cli.output import document, human, text_tables
 from ground import paths
 from ground.errors import Unreachable
+from ground.quantities import quantity
 from policies.policy_model import FenceMode
 from scrub_api import admin_client, views
 from scrubber.core import tenancies
@@ -141,7 +142,7 @@ def _others(row: TenancyRow) -> str:
     if said.mode is FenceMode.OFF:
         return "not known"
     seen = "" if said.saw_all else ", with gaps"
-    return f"{said.let_through} let through, {said.refused} refused{seen}"
+    return f"{quantity(said.let_through, 'question')} let through, {said.refused} refused{seen}"
 
 
 def _result(row: TenancyRow) -> str:

@@ -33,7 +33,6 @@ from scrubber.receipts.verification import Expected, Logged
 
 EVERY = 2**31  # rows: more than a ledger has
 ID = re.compile(r"[0-9a-f]{16}")
-UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # of a pod
 HANDOVER = re.compile(r"[0-9a-f]{24}")
 RECEIPT, OTHER = 2**20, 2**26  # bytes of the largest file that is read
 DEV, DEVICE_NODE = Path("/dev"), re.compile(r"nvidia[0-9]+")
@@ -117,7 +116,9 @@ def _verify(
         proven = (folder / proof_name).exists() or path.is_dir() or bool(held)  # a container always has both files
         logged = verification.logged(envelope, _text(folder / proof_name, RECEIPT), public, held) if proven else None
     except ReceiptError as error:
-        return _not_verified(f"cannot trust the {kind.word} {envelope_file}: {error}", output)
+        closing = kind is RECEIPTS and path.is_dir() and (path / CLOSING).exists() and not envelope_file.exists()
+        hint = "; the directory holds a closing receipt: give --closing" if closing else ""
+        return _not_verified(f"cannot trust the {kind.word} {envelope_file}: {error}{hint}", output)
     keys = [key_file.key_id(each) for each in public]
     simulated = _is_simulated(statement)
     if output == "text":
@@ -224,8 +225,8 @@ def _words(statement: dict[str, Any]) -> Iterator[str]:
     if "witness" in predicate:
         yield f"witness     {predicate['witness']} (of short uses)"
     if "fence" in predicate:
-        since = f" since {predicate['fence']['since']}" if "since" in predicate["fence"] else ""
-        yield f"others      {_others(predicate['fence'])}{since}"
+        since = f"since {predicate['fence']['since']}: " if "since" in predicate["fence"] else ""
+        yield f"others      {since}{_others(predicate['fence'])}"
     steps = ", ".join(f"{step} {seconds:g}s" for step, seconds in predicate["steps"])
     yield f"done        {steps} ({predicate['path']})"
     program, policy = predicate["program"], predicate["policy"]
@@ -237,7 +238,7 @@ def _closing_words(predicate: dict[str, Any]) -> Iterator[str]:
     """What a closing receipt says."""
     device, tenant, wiped = predicate["device"], predicate["tenant"], predicate["wiped"]
     names = [tenant[name] for name in ("pod", "owner", "uid") if name in tenant]
-    yield f"gpu         {device['model']} {device['uuid']}{', SIMULATED' if 'simulated' in device else ''}"
+    yield f"model       {device['model']}{', SIMULATED' if 'simulated' in device else ''}"
     yield f"tenant      {' / '.join(names) or 'not known'}"
     yield f"had it      from {predicate.get('began', 'an unknown time')} to {predicate['ended']}"
     yield f"others      {_others(predicate['fence'])}"
@@ -253,12 +254,12 @@ def _others(fence: dict[str, Any]) -> str:
     if fence["mode"] == "none":
         return f"not known: {fence['why']}"
     before = f"{fence['modeBefore']}, then " if "modeBefore" in fence else ""
-    let, refused = quantity(fence["letThrough"], "time"), quantity(fence["refused"], "time")
-    yet = [f"{quantity(fence['ignored'], 'time')} programs that the policy ignores"] if fence["ignored"] else []
+    yet = [f"{quantity(fence['ignored'], 'question')} of programs that the policy ignores"] if fence["ignored"] else []
     yet += [f"{quantity(fence['gaps'], 'moment')} at which the fence may have missed somebody"] if fence["gaps"] else []
     yet += ["for a time open to all"] if "openToAll" in fence else []
     exempt = f"; exempt {fence['exempt']}" if "exempt" in fence else "; nobody is exempt"
-    return "; ".join([f"let through {let}, refused {refused}", *yet, f"fence {before}{fence['mode']}{exempt}"])
+    asked = f"{quantity(fence['letThrough'], 'question')} to the kernel let through, {fence['refused']} refused"
+    return "; ".join([asked, *yet, f"fence {before}{fence['mode']}{exempt}"])
 
 
 def show(name: str, output: str, run_dir: Path, ledger: Path, kind: Kind) -> int:
@@ -295,29 +296,41 @@ class Signed:
 async def _signed(name: str, history: History, kind: Kind) -> list[Signed]:
     """The receipt of this id, or the newest one of this GPU. FatalError if it is not signed.
 
-    Of a pod: its closing receipts, one for each GPU.
+    Closing receipts also by the id with which the hand-over began, and by its tenant: one for each GPU.
     """
-    pod = kind is CLOSINGS and (UID.fullmatch(name) is not None or "/" in name)
-    gpu = "" if ID.fullmatch(name) or pod else name
-    try:
-        entries = await history(gpu, limit=1 if gpu else EVERY, kinds=(kind.row,))
-    except InvalidRequest as error:
-        if error.reason is not Reason.UNKNOWN_DEVICE:
-            raise
-        of = "the id of a receipt, nor a pod, nor a GPU" if kind is CLOSINGS else "the id of a receipt nor a GPU"
-        raise InvalidRequest(f"cannot find {kind.word} {name}: it is neither {of}", LISTS) from error
     found: dict[str, Signed] = {}
-    for entry in reversed(entries):
-        body = json.loads(entry.body)
-        receipt = body["receipt"] if kind is RECEIPTS else {"id": body["receipt"], "envelope": body["envelope"]}
-        mine = name in {body["ended"]["container"], body["ended"]["pod"]} if pod else bool(gpu)
-        if (mine or receipt["id"] == name) and entry.device not in found:
-            found[entry.device] = _opened(entry, receipt, kind)
-            if not pod:
-                break
-    if not found:
-        raise InvalidRequest(f"cannot find {kind.word} {name}: the ledger does not have it", LISTS)
-    return list(found.values())
+    if kind is CLOSINGS or ID.fullmatch(name):
+        for entry in reversed(await history("", limit=EVERY, kinds=(kind.row,))):
+            receipt, names = _about(entry, kind)
+            if name in names and entry.device not in found:
+                found[entry.device] = _opened(entry, receipt, kind)
+    if found:
+        return list(found.values())
+    try:
+        entries = [] if ID.fullmatch(name) else await history(name, limit=1, kinds=(kind.row,))
+    except InvalidRequest as error:
+        if error.reason is not Reason.UNKNOWN_DEVICE and kind is RECEIPTS:
+            raise
+        of = "the id of a receipt, nor a tenant, nor a GPU" if kind is CLOSINGS else "the id of a receipt nor a GPU"
+        raise InvalidRequest(f"cannot find {kind.word} {name}: it is neither {of}", LISTS) from error
+    if not entries:
+        none = (
+            "no hand-over of it has ended and was wiped since then"
+            if kind is CLOSINGS
+            else "the ledger does not have it"
+        )
+        raise InvalidRequest(f"cannot find {kind.word} {name}: {none}", LISTS)
+    return [_opened(entries[-1], _about(entries[-1], kind)[0], kind)]
+
+
+def _about(entry: views.HistoryEntry, kind: Kind) -> tuple[dict[str, Any], set[str]]:
+    """The id and the document in a row, and what it can be found by."""
+    body = json.loads(entry.body)
+    if kind is RECEIPTS:
+        return body["receipt"], {body["receipt"]["id"]}
+    ended = body["ended"]
+    names = {ended[name] for name in ("receipt", "container", "pod", "acquired_by")} - {None, ""}
+    return {"id": ended["receipt"] or body["receipt"], "envelope": body["envelope"]}, names
 
 
 def _opened(entry: views.HistoryEntry, receipt: dict[str, Any], kind: Kind) -> Signed:

@@ -19,15 +19,18 @@ def followed(before: Record, after: Record, event: ev.Event, at: Moment) -> Reco
         memory = FenceMemory(proof=memory.proof, ended=_ended(before, event, at))
     match event:
         case ev.Granted(grant) | ev.GrantedUnproven(grant) if _begins(before, after):
-            memory = replace(memory, grant=event.fence, granted=at, receipt=grant.receipt or "", open_to_all=False)
+            memory = replace(memory, grant=event.fence, granted=at, receipt=grant.receipt or "", opened=None)
         case ev.ScrubPassed():
             memory = replace(memory, proof=event.fence)
         case ev.TenancyClosed():
             memory = replace(memory, ended=None)
         case _:
             pass
-    if not memory.open_to_all and fencing.open_to(after) is OpenTo.ALL:
-        memory = replace(memory, open_to_all=True)
+    is_open = fencing.open_to(after) is OpenTo.ALL
+    if is_open and memory.opened is None:
+        memory = replace(memory, opened=at)
+    elif not is_open and memory.opened == at:  # rows of one write: the kernel was told of the last one only
+        memory = replace(memory, opened=None)
     return after if memory == after.fence else replace(after, fence=memory)
 
 
@@ -52,9 +55,16 @@ def _ended(before: Record, event: ev.Event, at: Moment) -> EndedTenancy:
         pod=owner.called if owner is not None else "",
         acquired_by=tenancy.acquired_by,
         receipt=memory.receipt,
-        guarded=between(memory.grant, reading, open_to_all=memory.open_to_all),
+        guarded=between(memory.grant, reading, open_to_all=memory.opened is not None),
         last=reading,
     )
+
+
+def since_proof(record: Record, reading: FenceReading) -> Guarded:
+    """What the fence tells of the time from the last proof until this reading."""
+    memory, ended = record.fence, record.fence.ended
+    opened = memory.opened is not None or (ended is not None and ended.guarded.open_to_all)
+    return between(memory.proof, reading, open_to_all=opened)
 
 
 def until_wiped(ended: EndedTenancy, wiped: FenceReading | None) -> Guarded:

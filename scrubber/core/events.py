@@ -119,8 +119,9 @@ class Soiled:
 class OpenAttempted:
     """Somebody at one place tried to open the device, which was not given to him. Changes nothing.
 
-    One row when that begins, in each period of the device (``open_attempts``). Another one, with ``ended`` and all his
-    attempts of that period, when the period or the service ends, if he tried again after the first row.
+    One row when that begins, in each period of the device (``open_attempts``), and one when he is let through after he
+    was refused. Another one, with ``ended`` and all his attempts of that period, when the period or the service ends,
+    if he tried again after that.
     """
 
     opener: Opener

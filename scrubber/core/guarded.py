@@ -78,7 +78,7 @@ class FenceMemory:
     grant: FenceReading | None = None  # when the present tenancy began
     granted: Moment | None = None
     receipt: str = ""  # on which it began
-    open_to_all: bool = False  # whether everybody could open the device at some time of it
+    opened: Moment | None = None  # when it was open to all first: then everybody could open it
     ended: EndedTenancy | None = None  # the last one; None: it is wiped, or nobody has had the device
 
 

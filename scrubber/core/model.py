@@ -235,7 +235,7 @@ class Opener:
     command: str
     pid: int
     exempt: bool  # the policy lets him open the device at any time
-    times: int  # that he asked the kernel: an opening asks two or three times
+    times: int  # that he asked the kernel: an opening that is let through asks up to three times
     refused: int  # of them
     first: float  # wall time
     last: float

@@ -43,11 +43,20 @@ class Written:
     rows: Mapping[Who, Opener] = field(default_factory=dict)  # the newest row of each
 
     def first_rows(self, counted: Iterable[Opener], room: int) -> list[OpenAttempted]:
-        """Those due, at most as many as there is room for. ``counted``: all openers, with all their attempts so far."""
-        room = min(room, MOST - len(self.rows))
-        new = [opener for opener in self._in_period(counted) if opener.who not in self.rows and opener.times]
+        """Those due, at most as many as there is room for: also of who was refused so far, and is let through.
+
+        ``counted``: all openers, with all their attempts so far.
+        """
+        new, opened = list[Opener](), list[Opener]()
+        for opener in self._in_period(counted):
+            row = self.rows.get(opener.who)
+            if row is None and opener.times:
+                new.append(opener)
+            elif row is not None and row.times == row.refused and opener.times > opener.refused:
+                opened.append(opener)  # he was refused before
         new.sort(key=lambda opener: (opener.exempt, opener.times == opener.refused))  # if few fit, the worst do
-        return [self._row(opener) for opener in new[: max(room, 0)]]
+        new = new[: max(MOST - len(self.rows), 0)]
+        return [self._row(opener) for opener in [*opened, *new][: max(room, 0)]]
 
     def last_rows(self, counted: Iterable[Opener]) -> list[OpenAttempted]:
         """Those due at the end of the period, or of the service."""

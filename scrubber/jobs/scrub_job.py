@@ -36,7 +36,7 @@ from scrub_api.measurements import Measurements
 from scrubber.core import changes, closing, leftover, next_action, plans, proof, reset_domains, step_results, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Veto
-from scrubber.core.guarded import EndedTenancy, Guarded, between
+from scrubber.core.guarded import EndedTenancy, Guarded
 from scrubber.core.model import (
     Blame,
     Facts,
@@ -527,7 +527,7 @@ class ScrubJob:
                 record = replace(record, device=replace(record.device, serial=None))
             signer, reading = self._context.signer, self._observer.fence_reading(self.device)
             if signer is not None:
-                receipt = signer.seal(record, receipt, between(record.fence.proof, reading))
+                receipt = signer.seal(record, receipt, closing.since_proof(record, reading))
             return ev.ScrubPassed(job.id, receipt, reading)
         escalate = not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.health.quarantine is not None

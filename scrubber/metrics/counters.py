@@ -72,9 +72,9 @@ class ServiceCounters:
                 self._ended(entry, before)
             case ev.Distrusted() | ev.Released():
                 self._ended(entry, before)
-            case ev.Soiled(holders=holders):
+            case ev.Soiled(holders=holders, unnamed=unnamed):
                 self._ended(entry, before)
-                if holders and before is not None:
+                if (holders or unnamed) and before is not None:
                     self._instruments.count(service_metrics.UNAUTHORISED, before.device.name, entry.device)
             case ev.OpenAttempted(opener, held=True, ended=False) if before is not None:
                 # The mode hold lets programs of the node through: they page nobody.

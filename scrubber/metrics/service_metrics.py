@@ -214,9 +214,10 @@ FENCE_DEVICES = Row(
 )  # fmt: skip
 FENCE_QUESTIONS = Row(
     "autoclave_fence_questions_total", Kind.COUNTER,
-    "How often a process that was not given a device asked the kernel to open it: it was refused, or only counted. One"
-    " opening asks two or three times. Of who asks again and again, ten refused questions a second are counted here."
-    " Not of programs that the policy exempts. Absent until somebody has asked.", (*ONE, "answer"),
+    "How often a process that was not given a device asked the kernel to open it: it was refused, or only counted."
+    " An opening that is let through asks up to three times. Of who asks again and again, ten refused questions a"
+    " second are counted here. Not of programs that the policy exempts. Absent until somebody has asked.",
+    (*ONE, "answer"),
 )  # fmt: skip
 UNSIGNED = Row(
     "autoclave_receipts_unsigned_total", Kind.COUNTER,

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ground.errors import LedgerUnavailable
-from scrubber.core import open_attempts
+from scrubber.core import fencing, open_attempts
 from scrubber.core.events import OpenAttempted
+from scrubber.core.fencing import OpenTo
 from scrubber.core.model import Opener
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
 from scrubber.devices.base import DeviceError
@@ -83,6 +84,9 @@ class Openers:
         """Note which rows are due."""
         for uuid, record in self._ledger.records.items():
             counted, now = self._counted(uuid), open_attempts.period(record)
+            if fencing.open_to(record) is OpenTo.ALL:  # nobody was named, so each attempt may be the owner's
+                periods[uuid] = open_attempts.begun(now, counted)
+                continue
             before = periods.get(uuid, Written(now))
             periods[uuid] = self._note(uuid, before, before.first_rows(counted, self._room()))
             if ends or before.period != now:

@@ -119,7 +119,11 @@ def tell(event: ev.Event) -> str:
 
 
 def _time(moment: Moment) -> str:
-    return f"{calendar_time.utc(moment.wall):%Y-%m-%d %H:%M:%S} UTC"
+    return _time_of(moment.wall)
+
+
+def _time_of(wall: float) -> str:
+    return f"{calendar_time.utc(wall):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _times(times: int, since: str) -> str:
@@ -139,12 +143,15 @@ def _user(owner: Owner) -> str:
 def _attempts(event: ev.OpenAttempted) -> str:
     opener, who = event.opener, _opener(event.opener)
     meanwhile = "while somebody else had it" if event.held else "while nobody had it"
-    asked = f"asked the kernel {_often(opener.times)}{' in all' if event.ended else ''}"
+    asked = f"asked the kernel {'at least ' if event.ended else ''}{_often(opener.times)}"
     if opener.times == opener.refused:
-        return f"not opened: {who} {asked} {meanwhile}, and was refused{' each time' if opener.times > 1 else ''}"
+        when = f", from {_time_of(opener.first)} to {_time_of(opener.last)}" if event.ended else ""
+        return f"not opened: {who} {asked} {meanwhile}, and was refused{' each time' if opener.times > 1 else ''}{when}"
     refused = f", and was refused {_often(opener.refused)}" if opener.refused else ""
-    how = ", which the policy exempts" if opener.exempt else f" {meanwhile}: unauthorised use"
-    return f"opened by {who}{how}; it {asked}{refused}"
+    unauthorised = ": unauthorised use" if opener.is_contained else ""  # of the node, the mode hold lets it through
+    how = " which the policy exempts" if opener.exempt else f" {meanwhile}{unauthorised}"
+    when = f", from {_time_of(opener.first)} to {_time_of(opener.last)}" if event.ended else ""
+    return f"opened by {who}{how}; it {asked}{refused}{when}"
 
 
 def _often(times: int) -> str:
@@ -155,7 +162,7 @@ def _opener(opener: Opener) -> str:
     if opener.place in NOWHERE:
         return process_names.describe(opener.command, opener.pid, opener.place)
     place = f"pod {opener.pod} ({opener.place})" if opener.pod else place_words(opener.place)
-    return f"{process_names.describe(opener.command, opener.pid)} of {place}"
+    return f"{place}, last by {process_names.describe(opener.command, opener.pid)},"
 
 
 def _to(grant: Grant) -> str:
@@ -264,7 +271,7 @@ def _closed(closed: ev.TenancyClosed) -> str:
     ended = closed.ended
     whose = ended.pod or ended.container or ended.acquired_by or "somebody unknown"
     began = _time(ended.began) if ended.began is not None else "an unknown time"
-    notes = [f"wiped after {whose}, who had it from {began} to {_time(ended.ended)} (receipt {closed.receipt})"]
+    notes = [f"wiped after {whose}, who had it from {began} to {_time(ended.ended)} (its receipt is {closed.receipt})"]
     notes += [guarded(ended.guarded), f"from then until it was wiped: {guarded(closed.until_wiped)}"]
     return "; ".join(notes)
 
@@ -274,9 +281,8 @@ def guarded(said: Guarded) -> str:
     if said.mode is FenceMode.OFF:
         return f"whether others opened it is not known: {said.why}"
     modes = said.mode.value if said.mode is said.mode_before else f"{said.mode_before.value}, then {said.mode.value}"
-    let, refused = quantity(said.let_through, "time"), quantity(said.refused, "time")
-    notes = [f"others were let through {let} and refused {refused} (fence: {modes})"]
-    notes += [f"{quantity(said.ignored, 'time')} programs that the policy ignores"] if said.ignored else []
+    notes = [f"others: {quantity(said.let_through, 'question')} let through, {said.refused} refused (fence: {modes})"]
+    notes += [f"{quantity(said.ignored, 'question')} of programs that the policy ignores"] if said.ignored else []
     notes += [f"{quantity(said.gaps, 'moment')} at which the fence may have missed somebody"] if said.gaps else []
     notes += ["for a time open to all"] if said.open_to_all else []
     return ", ".join(notes)

@@ -113,11 +113,22 @@ def test_an_unused_grant_begins_and_ends_nothing():
 
 def test_a_device_that_was_open_to_all_says_so():
     mine = live(lives.CLEAN, granted(announced=False, until_release=True, owner="claim 7"))  # no group is named
-    ended = live(mine, ev.LetIn((lives.A,)), ev.Released("given back", fence=at(60))).fence.ended
+    later_on = live(mine, ev.LetIn((lives.A,)), at=later(5))
+    ended = live(later_on, ev.Released("given back", fence=at(60)), at=later(60)).fence.ended
     assert ended is not None
     assert ended.guarded.open_to_all
     assert not ended.guarded.saw_all
-    assert not LEFT.fence.open_to_all
+    scrubbing = live(later_on, ev.Released("given back", fence=at(60)), ev.ScrubStarted(lives.job()), at=later(60))
+    assert closing.since_proof(replace(scrubbing, fence=replace(scrubbing.fence, proof=HOLD)), at(70)).open_to_all
+    assert LEFT.fence.ended is not None
+    assert not LEFT.fence.ended.guarded.open_to_all
+
+
+def test_what_one_write_opens_and_closes_was_never_open():
+    mine = live(lives.CLEAN, granted(announced=False, until_release=True, owner="claim 7"), ev.LetIn((lives.A,)))
+    ended = live(mine, ev.Released("given back", fence=at(60)), at=later(60)).fence.ended
+    assert ended is not None
+    assert ended.guarded.saw_all
 
 
 def test_a_reboot_ends_a_tenancy_of_which_nothing_is_known():

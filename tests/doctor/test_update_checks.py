@@ -75,4 +75,4 @@ def test_each_state_says_whether_a_scrub_follows(findings, change, says):
 )
 def test_each_owner_is_named_as_well_as_it_is_known(findings, change, owner):
     [text] = findings("owner", change)
-    assert f" stays with {owner}" in text
+    assert f" stays with {owner.rstrip(',')} if the run directory stays," in text

@@ -25,8 +25,8 @@ except PermissionError:
     pass
 """
 UID = "6f1f8b8e-6d44-4f0c-9d0a-7f5f7f6a1c11"
-OPENED = f'opened by "NAME" (pid N) of pod team/x ({UID}) while somebody else had it: unauthorised use; it asked'
-REFUSED = f'not opened: "NAME" (pid N) of pod team/x ({UID}) asked'
+OPENED = f'opened by pod team/x ({UID}), last by "NAME" (pid N), while somebody else had it: unauthorised use; it asked'
+REFUSED = f'not opened: pod team/x ({UID}), last by "NAME" (pid N), asked'
 
 
 @pytest.fixture

@@ -185,6 +185,8 @@ def test_unauthorised_use_is_counted_and_an_expired_proof_not(book):
     book.tell(lives.CLEAN, ev.Soiled("it was used without a grant", (lives.FOREIGN,)))
     book.tell(lives.CLEAN, ev.Soiled("its proof is too old"))
     assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
+    book.tell(lives.CLEAN, ev.Soiled("it was used without a grant, by a process of pod 7", unnamed=True))
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 2
 
 
 def test_a_container_that_is_let_through_is_counted_once(book):

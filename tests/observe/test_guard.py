@@ -773,7 +773,7 @@ def test_the_counts_of_another_boot_are_of_another_counter(asking: Asking, monke
     assert asking.guard.reading(DEVICE).counter != before
 
 
-def test_a_bystander_is_told_apart_from_others(asking: Asking, foreign: Path) -> None:
+def test_a_reading_has_bystanders_apart_from_others(asking: Asking, foreign: Path) -> None:
     asking.keep(lives.CLEAN)
     before = asking.guard.reading(DEVICE)
     with opener(foreign) as (pid, opens):

@@ -151,30 +151,35 @@ LIFE = [
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
     (ev.TenancyClosed(
         EndedTenancy(7, "boot-1", NOW, NOW, lives.A, "team/train", guarded=HELD), "r-1", UNREAD),
-     ("wiped after team/train, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (receipt r-1); "
-     "others were let through 1 time and refused 3 times (fence: watch, then hold), 2 times programs that the policy "
+     ("wiped after team/train, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (its receipt "
+      "is r-1); "
+     "others: 1 question let through, 3 refused (fence: watch, then hold), 2 questions of programs that the policy "
      "ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
      "from then until it was wiped: "
      "whether others opened it is not known: the fence was not read at both ends of this time")),
     (ev.TenancyClosed(EndedTenancy(7, "boot-1", NOW, acquired_by="job 7"), "r-1", UNREAD),
-     ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (receipt r-1); "
+     ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (its receipt is r-1); "
      "whether others opened it is not known: the fence was not read at both ends of this time; "
      "from then until it was wiped: "
      "whether others opened it is not known: the fence was not read at both ends of this time")),
     (ev.OpenAttempted(lives.OPENER, 7, held=True),
-     ('opened by "train-b" (pid 42) of pod team/b (pod-b) while somebody else had it: unauthorised use; it asked the '
+     ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
+      'it asked the '
       "kernel 3 times")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
-     ('opened by "train-b" (pid 42) of /system.slice/x.service while nobody had it: unauthorised use; it asked the '
+     ('opened by /system.slice/x.service, last by "train-b" (pid 42), while nobody had it; it asked the '
       "kernel 3 times, and was refused 2 times")),
     (ev.OpenAttempted(replace(lives.OPENER, pod="", refused=3), 7, held=True, ended=True),
-     ('not opened: "train-b" (pid 42) of pod pod-b asked the kernel 3 times in all while somebody else had it, and was '
-      "refused each time")),
+     ('not opened: pod pod-b, last by "train-b" (pid 42), asked the kernel at least 3 times while somebody else '
+      'had it, and '
+      "was refused each time, from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", times=1, refused=1), 7, held=True),
      ('not opened: "train-b" (pid 42, no container) asked the kernel 1 time while somebody else had it, and was '
       "refused")),
     (ev.OpenAttempted(replace(lives.OPENER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
-     ('opened by "train-b" (pid 42) of container 0123, which the policy exempts; it asked the kernel 3 times in all')),
+     ('opened by container 0123, last by "train-b" (pid 42), which the policy exempts; it asked the kernel at '
+      'least 3 times, '
+      "from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.PastGate("pod-b"), "a container of pod pod-b started past the create gate, on a GPU that was proven clean"),
     (ev.PastGate("pod-b", "it was scrubbing"),
      "a container of pod pod-b started past the create gate, on a GPU that was NOT PROVEN CLEAN (it was scrubbing)"),

@@ -34,7 +34,8 @@ def status(cgroup_root: Path | None, output: str) -> int:
     """Show which device files the kernel guards, and for whom each is open.
 
     A process of another control group is counted or refused; "pods refused": those of the host are counted. Of a
-    device that is open to all, each is counted. One opening asks two or three times. Exit code 1 if no fence stands.
+    device that is open to all, each is counted. An opening that is let through asks up to three times. Exit code 1 if
+    no fence stands.
     """
     root = _root(cgroup_root)
     try:

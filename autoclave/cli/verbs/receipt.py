@@ -107,7 +107,7 @@ def verify(  # noqa: PLR0913, PLR0917 - its flags
 
 CLOSING = click.option(
     "--closing", is_flag=True,
-    help="The closing receipt: who else opened the GPU. Also of a pod, by UID or NAMESPACE/POD: of each GPU.",
+    help="The closing receipt: who else opened the GPU. Also of a tenant (pod, UID or owner): one for each GPU.",
 )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from scrubber.ledger import database
 REFUSES_SINCE = 4  # with the policy strict
 HOLDS_SINCE = 7  # by default
 
+UNREAD = ("policy.existingConfigMap", "policy.byNodeLabel")  # values with a policy that is elsewhere
+
 ANOTHER_PROOF = "because the policy demands another proof than was given"
 CHOOSE_A_TIME = "update while nobody waits for these GPUs, or a few nodes at a time (updateStrategy.maxUnavailable)"
 WHERE = "on a node with version 2 of control groups"
@@ -61,7 +63,8 @@ def _quarantines(update: Update) -> Iterator[Finding]:
     for record, quarantine in out:
         if quarantine is not None:
             ailment = quarantine.ailment
-            yield ok(f"{_gpu(record.device)} stays quarantined: {ailment.kind.value}: {ailment.detail}")
+            until = "an operator reinstates it" if quarantine.next_probe is None else "a test of Autoclave passes"
+            yield ok(f"{_gpu(record.device)} stays quarantined until {until}: {ailment.kind.value}: {ailment.detail}")
     if not any(quarantine for _, quarantine in out):
         yield ok("no GPU is quarantined")
 
@@ -70,7 +73,9 @@ def _owners(update: Update) -> Iterator[Finding]:
     """Each GPU stays with its owner."""
     owned = [record for record in update.ledger.records.values() if record.state in (State.GRANTED, State.IN_USE)]
     for record in owned:
-        text = f"{_gpu(record.device)} stays with {_owner(record)}, and what runs there goes on"
+        text = (
+            f"{_gpu(record.device)} stays with {_owner(record)} if the run directory stays, and what runs there goes on"
+        )
         if record.incarnation.boot_id != update.boot_id:
             text = f"{_gpu(record.device)} was with {_owner(record)} in another boot, or this is another machine"
         yield ok(text)
@@ -95,6 +100,8 @@ def _policy(update: Update) -> Iterator[Finding]:
         yield broken(text, "correct the file until `autoclave policy check FILE` of this version finds no fault")
     for field in policy.outdated:
         yield warning(str(field), "take it out of the file; the policy is used as it is")
+    if unread := [name for name in UNREAD if update_facts.value_of(update.values, name)]:
+        yield warning(f"the policy in {', '.join(unread)} of the values was not read", "name it by --policy")
     if policy.policies is not None and not policy.outdated:
         yield ok(f"this version takes the policy {_called(policy, policy.policies)}")
 
