@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Panel
 
 from dashboards.outages import NODE, TO_GPU, TO_NODE, WHERE
 from dashboards.page import Page, Section
 from dashboards.panels import NO_EVENT, Column, Query, graph, stat, table
-from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, with_device
+from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, sum_of, with_device
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO, WARN, value_words
 from ground.metric_table import Row
+from policies.policy_model import FenceMode
+from scrub_api.views import OPEN_TO_ALL, WATCHES_ONLY
 from scrubber.core.model import State
 from scrubber.metrics import service_metrics as service
 
@@ -19,6 +22,7 @@ NOT_SCRAPED = value_words({NO_ROW: ("unknown", GREY)})
 
 IS_CLEAN = f"{largest(SCOPE.of(service.STATE, state=State.CLEAN.value), *DEVICE_ID)} == 1"
 PROOFS = f"{age(largest(SCOPE.of(service.LAST_SCRUB), *DEVICE_ID))} and on ({ON_DEVICE}) ({IS_CLEAN})"
+STANDS = (*(mode.value for mode in FenceMode if mode is not FenceMode.OFF), WATCHES_ONLY, OPEN_TO_ALL)
 UNCLEAN = "No GPU is clean, or no scrub service is scraped"
 
 
@@ -123,7 +127,22 @@ def _policies() -> Section:
                words=value_words({0: ("valid", GREY), 1: ("has faults", BAD)})),
         links={"Node": TO_NODE}, sorted_by="Concessions",
     )  # fmt: skip
-    return Section("Policies", 8, ((9, drift), (15, lenient)))
+    return Section("Policies", 8, ((9, drift), (15, lenient), (24, _fence())))
+
+
+def _fence() -> Panel:
+    by = (*PLACE, "wanted", "mode", "lacks")
+    stands = f"0 * {sum_of(SCOPE.of(service.FENCE_DEVICES, mode=STANDS), *by)} + on ({ON_PLACE}) group_left ()"
+    return table(
+        "Fence",
+        "GPUs of each node by what the policy wants of the fence, and by what the fence does with a process that was "
+        "not given the GPU. Lacks: why it does less. Lease: how long it refuses others without a sign of the service.",
+        {**NODE, "wanted": "Policy", "mode": "Fence", "lacks": "Lacks"},
+        Column("GPUs", sum_of(SCOPE.of(service.FENCE_DEVICES), *by)),
+        Column("Without a gap for", f"{stands} ({age(largest(SCOPE.of(service.FENCE_SINCE), *PLACE))})", units.Seconds),
+        Column("Lease", f"{stands} {largest(SCOPE.of(service.FENCE_LEASE), *PLACE)}", units.Seconds),
+        links={"Node": TO_NODE}, sorted_by="Lacks",
+    )  # fmt: skip
 
 
 def _evidence() -> Section:

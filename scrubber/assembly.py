@@ -309,6 +309,8 @@ def build(
     if whole_node or config.cgroup_root is not None:
         fences = active_policy.fences
         fenced = assembly_fence.guard(config, namespace, processes, ignored, policy, fences=fences)
+    elif active_policy.fences:
+        fenced = "cannot fence simulated GPUs: the service was started without --cgroup-root"
     guard = fenced if isinstance(fenced, Guard) else None
     if guard is not None:
         pool.on_started, pool.on_ended = guard.admit_process, guard.dismiss_process

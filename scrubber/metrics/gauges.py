@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ground.metric_table import Sample, families
+from scrub_api.views import ServiceStatus
 from scrubber.core import offering, presence
 from scrubber.core.model import Availability, Moment, Quarantine, Receipt, Vitals
 from scrubber.core.record import Record
@@ -75,11 +76,12 @@ class ServiceCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All gauges at one moment."""
-        return families([*self._of_the_service(), *self._of_the_devices(), *self._of_the_boards()])
+        about = self._reporter.about()
+        devices = self._of_the_devices(no_guard=about.fence_lacks)
+        return families([*self._of_the_service(about), *devices, *self._of_the_boards()])
 
-    def _of_the_service(self) -> Iterator[Sample]:
-        about, ended = self._reporter.about(), self._readiness.round_ended()
-        active_policy = self._context.active_policy
+    def _of_the_service(self, about: ServiceStatus) -> Iterator[Sample]:
+        ended, active_policy = self._readiness.round_ended(), self._context.active_policy
         yield service_metrics.BUILD, (about.version, about.backend), 1.0
         yield service_metrics.READY, (), float(not self._readiness.obstacles())
         yield service_metrics.POLICY, (active_policy.name, active_policy.digest), 1.0
@@ -104,11 +106,12 @@ class ServiceCollector(Collector):
         if ended is not None:
             yield service_metrics.ROUND, (), ended.wall
 
-    def _of_the_devices(self) -> Iterator[Sample]:
+    def _of_the_devices(self, *, no_guard: str) -> Iterator[Sample]:
         records = self._context.ledger.records
         healthy = {device.uuid: device.healthy for device in self._reporter.reported().devices}
         now, vitals = self._context.now(), self._context.seen.vitals
-        groups, fences = dict.fromkeys(Availability, 0), Counter[str]()
+        groups, fences = dict.fromkeys(Availability, 0), Counter[tuple[str, ...]]()
+        guard = self._context.observer.driver.guard
         for uuid, record in sorted(records.items()):
             if device_status.is_past(record, vitals.get(uuid), now):
                 continue
@@ -118,12 +121,16 @@ class ServiceCollector(Collector):
             if not presence.taken_away(record):
                 facts = self._context.offer_facts(record)
                 groups[offering.availability(record, facts, offered=healthy[uuid])] += 1
-                mode, guard = self._context.device_policy(uuid).policy.fence_mode, self._context.observer.driver.guard
-                fences[report.fence(mode, guard, uuid) or "none"] += 1
+                mode = self._context.device_policy(uuid).policy.fence_mode
+                lacks = "" if presence.is_gone(record) else report.fence_lacks(mode, guard, uuid, no_guard)
+                fences[mode.value, report.fence(mode, guard, uuid) or "none", lacks] += 1
         for group, number in groups.items():
             yield service_metrics.DEVICES, (group.value,), float(number)
-        for word, number in fences.items():
-            yield service_metrics.FENCE_DEVICES, (word,), float(number)
+        for words, number in fences.items():
+            yield service_metrics.FENCE_DEVICES, words, float(number)
+        if guard is not None and any(stands != "none" for _, stands, _ in fences):
+            yield service_metrics.FENCE_SINCE, (), now.wall + guard.stands_since - now.uptime
+            yield service_metrics.FENCE_LEASE, (), guard.lease_left
 
     def _of(self, record: Record, now: Moment) -> Iterator[Sample]:
         """The samples of one device, without its labels gpu and uuid."""

@@ -207,10 +207,19 @@ UNAUTHORISED = Row(
 )  # fmt: skip
 FENCE_DEVICES = Row(
     "autoclave_fence_devices", Kind.GAUGE,
-    "Number of devices by what the fence does with a process that was not given the device. It refuses pods (hold) or"
-    " all (refuse), or only counts (watch; only watch, where the policy says more; open to all, for now). none: no"
-    " fence.",
-    ("mode",),
+    "Number of devices by what the policy wants of the fence, and what it does with a process that was not given the"
+    " device: refuse pods (hold) or all (refuse), or only count (watch; only watch, where the policy says more; open to"
+    " all, for now). none: no fence. lacks: why it does less than the policy wants; empty where it does all of it.",
+    ("wanted", "mode", "lacks"),
+)  # fmt: skip
+FENCE_SINCE = Row(
+    "autoclave_fence_since_timestamp_seconds", Kind.GAUGE,
+    "Time since which this service keeps the fence standing without a gap. Absent where none stands.", unit=SECONDS,
+)  # fmt: skip
+FENCE_LEASE = Row(
+    "autoclave_fence_lease_seconds", Kind.GAUGE,
+    "For how long others are still refused without a sign of the service, which renews that in each round. 0 where"
+    " nobody is refused. Absent where no fence stands.", unit=SECONDS,
 )  # fmt: skip
 FENCE_QUESTIONS = Row(
     "autoclave_fence_questions_total", Kind.COUNTER,

@@ -89,6 +89,7 @@ class Guard:
         self._had: dict[str, frozenset[int]] = {}  # by device: the groups of those that it is open to
         self._rules: dict[str, _Rule] = {}
         self._lease_ends = 0.0  # the uptime until which others are refused
+        self.stands_since = boot.uptime()  # since when it stands, and nobody has found a gap
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
         self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
@@ -164,12 +165,15 @@ class Guard:
         leases = [each.lease for each in terms if each.kept_off is not KeptOff.NONE]
         if not leases or self._ending.is_set():
             return
-        until = time.clock_gettime(time.CLOCK_BOOTTIME) + min(leases)
+        now = boot.uptime()
+        until = now + min(leases)
         try:
             self._fence.refuse_for(min(leases))
         except OSError as error:
             logger.warning("the lease of the fence is not renewed", error=str(error))
         else:
+            if 0.0 < self._lease_ends < now:
+                self.stands_since = now
             self._lease_ends = until
 
     def changed(self, uuid: str, open_to: MayOpen) -> None:
@@ -215,6 +219,7 @@ class Guard:
                 )
             if self._rule(uuid).failed:
                 self._fence.miss(_first(numbers))
+                self.stands_since = boot.uptime()
         except OSError as error:
             why = f"the kernel does not take the rule of the fence: {error.strerror}"
             self._rules[uuid] = replace(self._rule(uuid), failed=why)
@@ -283,7 +288,21 @@ class Guard:
         """Whether no pod can open the device now but its owner, and who is exempt."""
         rule = self._rule(uuid)
         closed = bool(self._numbers.get(uuid)) and rule.holds_pods and not rule.failed and not rule.to_all
-        return closed and time.clock_gettime(time.CLOCK_BOOTTIME) < self._lease_ends
+        return closed and self.lease_left > 0.0
+
+    @property
+    def lease_left(self) -> float:
+        """Seconds for which others are still refused without a sign of the service."""
+        return max(self._lease_ends - boot.uptime(), 0.0)
+
+    def lacks(self, uuid: str) -> str:
+        """Why the kernel does less with the device than it was asked for. Empty: it does all of it."""
+        if not self._numbers.get(uuid):
+            return self._unguarded or "the service knows no device file that belongs to this device alone"
+        rule = self._rule(uuid)
+        if not rule.failed and rule.kept_off is not KeptOff.NONE and self.lease_left <= 0.0:
+            return "the service has not renewed the lease of the fence"
+        return rule.failed
 
     def kept_off(self, uuid: str) -> KeptOff | None:
         """Who is refused during the lease. None while the kernel is not asked about the device."""
@@ -347,7 +366,7 @@ class Guard:
         except OSError as error:
             return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
         # A question may be counted before it can be read, and excused after it was said: what was said stays said.
-        self._said_at[uuid] = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._said_at[uuid] = boot.uptime()
         said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
         self._uses[uuid], self._more[uuid] = said, said - uses
         return Counted(Witness.FENCE, said)
@@ -393,6 +412,7 @@ class Guard:
 
     def _stand_again(self) -> None:
         self._fence.stand_again()
+        self.stands_since = boot.uptime()
         logger.warning("the fence was taken out of the kernel; it stands again")
 
     def _counted(self, uuid: str) -> int:

@@ -268,6 +268,20 @@ def fence(mode: FenceMode, guard: Guard | None, uuid: str) -> str:
     return FenceMode.HOLD.value if kept_off is KeptOff.PODS else FenceMode.REFUSE.value
 
 
+def fence_lacks(mode: FenceMode, guard: Guard | None, uuid: str, no_guard: str) -> str:
+    """Why the fence does less with a device than the policy wants. Empty: it does all of it.
+
+    ``no_guard``: why this service has no guard; empty if it began with a policy that wants none.
+    """
+    if mode is FenceMode.OFF:
+        return ""
+    if guard is None:
+        return no_guard or "the service started with a policy that wants no fence, so a restart puts it up"
+    if not (lacks := guard.lacks(uuid)) and fence(mode, guard, uuid) == views.WATCHES_ONLY:
+        return "pods are in control groups of version 1"
+    return lacks
+
+
 def _asker_view(asker: Asker) -> views.AskerView:
     return views.AskerView(
         asker.command,

@@ -15,7 +15,6 @@ COMMITTED = Path(build.__file__).with_name("grafana")
 PAGES = shipped.pages()
 
 NOT_SHOWN = {
-    "autoclave_fence_devices": "a setting of the node, of which `autoclave doctor` says what is missing",
     "autoclave_process_passes_total": "a cause, whose effect is shown: how long the hooks take",
     "autoclave_vendor_connected": "a cause, whose effect is shown: a plugin that is not ready",
     "autoclave_vendor_unknown_variables_total": "nothing is wrong: the log names the variables",

@@ -141,14 +141,37 @@ async def test_the_most_memory_that_a_proof_left_uncovered_is_shown(node):
 
 
 async def test_devices_are_counted_by_what_the_fence_does(node, monkeypatch):
-    held = SimpleNamespace(kept_off=lambda uuid: KeptOff.PODS if uuid != node.devices[0].uuid else None)
-    held.keeps_out = lambda uuid: uuid != node.devices[0].uuid
-    held.opens_to_all, held.askers = lambda uuid: uuid == node.devices[1].uuid, Askers(lambda: 0.0)
-    monkeypatch.setattr(node.built.service.context.observer.driver, "guard", held)
-    wanted = {"none": 1, "open to all": 1, "hold": len(node.devices) - 2}
-    assert {f'autoclave_fence_devices{{mode="{mode}"}} {number}.0' for mode, number in wanted.items()} == {
-        line for line in node.series() if line.startswith("autoclave_fence_devices")
+    unknown, to_all, gone = (device.uuid for device in node.devices[:3])
+    await node.tell(gone, ev.Quarantined(lives.quarantine()))
+    fence_all(node, monkeypatch, but=(unknown, gone), to_all=to_all)
+    shown = {
+        'autoclave_fence_devices{lacks="no device file",mode="none",wanted="hold"} 1.0',
+        'autoclave_fence_devices{lacks="",mode="none",wanted="hold"} 1.0',
+        'autoclave_fence_devices{lacks="",mode="open to all",wanted="hold"} 1.0',
+        f'autoclave_fence_devices{{lacks="",mode="hold",wanted="hold"}} {len(node.devices) - 3}.0',
+        "autoclave_fence_lease_seconds 599.0",
     }
+    assert shown == {line for line in fence(node) if "since" not in line}, "nobody can open a GPU that is gone"
+
+
+async def test_a_fence_that_does_not_stand_is_shown_with_why(node):
+    lacks = "cannot fence simulated GPUs: the service was started without --cgroup-root"
+    labels = f'lacks="{lacks}",mode="none",wanted="hold"'
+    assert fence(node) == [f"autoclave_fence_devices{{{labels}}} {len(node.devices)}.0"]
+
+
+def fence_all(node: Node, monkeypatch: pytest.MonkeyPatch, *, but: tuple[str, ...] = (), to_all: str = "") -> None:
+    """A fence holds pods off all devices, but for these."""
+    guard = SimpleNamespace(kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
+    guard.lacks = lambda uuid: "no device file" if uuid in but else ""
+    guard.opens_to_all, guard.keeps_out = lambda uuid: uuid == to_all, lambda uuid: uuid not in but
+    guard.askers, guard.lease_left, guard.stands_since = Askers(lambda: 0.0), 599.0, 1.0
+    monkeypatch.setattr(node.built.service.context.observer.driver, "guard", guard)
+
+
+def fence(node: Node) -> list[str]:
+    """What is shown of the fence as a whole."""
+    return [line for line in node.series() if line.startswith("autoclave_fence_")]
 
 
 async def test_each_device_counts_once_and_a_replaced_one_never(node):
@@ -214,6 +237,7 @@ async def test_every_gauge_of_the_table_has_a_value(node, monkeypatch):
     owner = Owner("pod", lives.NOW, seen=True)
     await node.tell(sick, ev.Granted(grant), ev.PutInUse(owner), ev.AilmentFound(lives.quarantine().ailment))
     await node.tell(out, ev.Quarantined(lives.quarantine()))
+    fence_all(node, monkeypatch)
     context = node.built.service.context
     context.seen.blocked[blocked] = "somebody holds it"
     node.counters.signing.last_checkpoint = 1.0

@@ -407,7 +407,9 @@ def test_a_rule_that_the_kernel_refuses_counts_as_used(asking: Asking, monkeypat
         broken.setattr(Fence, "set", full)
         asking.keep(lives.IN_USE)
         assert isinstance(asking.guard.witness(DEVICE), Missed)
+        assert "does not take the rule" in asking.guard.lacks(DEVICE)
     assert asking.uses() == 1
+    assert asking.guard.lacks(DEVICE) == ""
 
 
 def test_a_later_process_with_the_pid_excuses_no_question(asking: Asking, foreign: Path) -> None:
@@ -454,6 +456,29 @@ def test_a_device_without_numbers_is_not_guarded(asking: Asking, foreign: Path) 
     asking.keep(lives.CLEAN, {})
     run(foreign, OPENS)
     assert asking.guard.witness(DEVICE) is None
+    assert "no device file" in asking.guard.lacks(DEVICE)
+
+
+@pytest.mark.parametrize("gap", ["no gap", "taken down", "another rule", "lease over"])
+def test_since_when_a_fence_stands_ends_with_a_gap(
+    asking: Asking, group: Path, monkeypatch: pytest.MonkeyPatch, gap: str
+) -> None:
+    refused(asking)
+    asking.keep(lives.CLEAN)
+    asking.guard.renew()
+    since = asking.guard.stands_since
+    if gap == "taken down":
+        fence.take_down(group)
+    elif gap == "another rule":
+        another = Fence(group)
+        another.forget([FULL])
+        another.close()
+    elif gap == "lease over":
+        later = time.clock_gettime(time.CLOCK_BOOTTIME) + asking.terms.lease + 1
+        monkeypatch.setattr(time, "clock_gettime", lambda _clock: later)
+    asking.guard.witness(DEVICE)
+    asking.guard.renew()
+    assert (asking.guard.stands_since > since) is (gap != "no gap")
 
 
 def refused(asking: Asking) -> Terms:
@@ -521,6 +546,8 @@ def test_others_are_kept_out_for_the_lease_only(asking: Asking, monkeypatch: pyt
         with monkeypatch.context() as later:
             later.setattr(time, "clock_gettime", lambda _clock, now=renewed + after: now)
             assert asking.guard.keeps_out(DEVICE) is refuses
+            lacks = "" if refuses else "the service has not renewed the lease of the fence"
+            assert (asking.guard.lacks(DEVICE), asking.guard.lease_left > 0) == (lacks, refuses)
 
 
 def test_a_device_that_was_not_fenced_may_have_been_used(group: Path, service: Path, owner: Path) -> None:
