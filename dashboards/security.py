@@ -11,7 +11,6 @@ from dashboards.panels import NO_EVENT, Column, Query, graph, stat, table
 from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, sum_of, with_device
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO, WARN, value_words
 from ground.metric_table import Row
-from policies.policy_model import FenceMode
 from scrub_api.views import OPEN_TO_ALL, WATCHES_ONLY
 from scrubber.core.model import State
 from scrubber.metrics import service_metrics as service
@@ -22,7 +21,7 @@ NOT_SCRAPED = value_words({NO_ROW: ("unknown", GREY)})
 
 IS_CLEAN = f"{largest(SCOPE.of(service.STATE, state=State.CLEAN.value), *DEVICE_ID)} == 1"
 PROOFS = f"{age(largest(SCOPE.of(service.LAST_SCRUB), *DEVICE_ID))} and on ({ON_DEVICE}) ({IS_CLEAN})"
-STANDS = (*(mode.value for mode in FenceMode if mode is not FenceMode.OFF), WATCHES_ONLY, OPEN_TO_ALL)
+STANDS = ("hold", "refuse", "watch", WATCHES_ONLY, OPEN_TO_ALL)  # what a fence may do
 UNCLEAN = "No GPU is clean, or no scrub service is scraped"
 
 
