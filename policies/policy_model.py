@@ -433,6 +433,9 @@ def concessions(policy: Policy) -> tuple[str, ...]:
         "mode observe: devices are handed out without a proof; the ledger records each such grant": (
             policy.mode is Mode.OBSERVE
         ),
+        "fence.mode off: any process opens a device that belongs to another pod, and a short use is not noticed": (
+            policy.fence.mode is FenceMode.OFF
+        ),
         "paths.first_look fast: an unknown device is not tested, unless a scrub fails": (
             policy.paths.first_look is ScrubPath.FAST
         ),

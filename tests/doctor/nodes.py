@@ -126,7 +126,7 @@ FACTS = stands()
 NVIDIA = {
     "driver", "cupy", "kernels", "scrub-on-free", "coherent-memory", "vgpu-host", "mps", "persistence",
     "container-toolkit", "cdi", "mig-driver", "reset", "ecc", "pid-namespace", "processes", "privileges", "cgroups",
-    "kernel-log", "fence",
+    "kernel-log",
 }  # fmt: skip
 """The findings that only a node with GPUs of NVIDIA has."""
 

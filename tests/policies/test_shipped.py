@@ -7,7 +7,20 @@ from ruamel.yaml import YAML
 
 from policies import load
 from policies.hardware import Clocks, SettingsPolicy, WhenReset
-from policies.policy_model import Clear, Eviction, Mode, OnChip, Passes, Paths, Policy, Proof, Selftest, concessions
+from policies.policy_model import (
+    Clear,
+    Eviction,
+    FenceMode,
+    FencePolicy,
+    Mode,
+    OnChip,
+    Passes,
+    Paths,
+    Policy,
+    Proof,
+    Selftest,
+    concessions,
+)
 from policies.values import ScrubPath
 
 NAMES = ("default", "fast", "observe", "strict")
@@ -130,6 +143,7 @@ def test_default_and_strict_policies_make_no_concession(name):
     ("policy", "word"),
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
+        (Policy(fence=FencePolicy(mode=FenceMode.OFF)), "fence.mode off"),
         (Policy(paths=Paths(first_look=ScrubPath.FAST)), "paths.first_look fast"),
         (Policy(clear=Clear(passes=Passes.RANDOM)), "clear.passes random"),
         (Policy(clear=Clear(on_chip=OnChip.SLOW_PATH)), "clear.on_chip slow-path"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autoclave.doctor.facts import service_facts
-from autoclave.doctor.facts.posture import guards_nvidia
 from autoclave.doctor.facts.service_facts import on_kubernetes
 from autoclave.doctor.finding import OTHER_USER, Finding, as_root, broken, check, check_of_service, ok, warning
 from autoclave.doctor.node_facts import CheckFault, Node
@@ -160,7 +159,7 @@ def unlisted(_node: Node, status: views.Status) -> Iterator[Finding]:
         yield ok("the policy names the namespace of each program of NVIDIA that had a GPU open")
 
 
-@check_of_service("fence", guards_nvidia)
+@check_of_service("fence")
 def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     """The kernel keeps watch over who opens a GPU, and who would be refused is known."""
     service, watched_for = status.service, service_facts.now(node) - KEPT_FOR
