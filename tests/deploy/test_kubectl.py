@@ -5,9 +5,12 @@ import os
 import pty
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import click
 import pytest
+from ruamel.yaml import YAML
 
 from autoclave import cli
 from tests.deploy import manifests
@@ -42,7 +46,15 @@ if "exec" in said and {{"--no-headers", "list", "key", "--output=json"}} & {{*sa
         sys.stdin.close(), __import__("signal").pause()
     if rows in ("waits", "wakes"):  # the first one for the other
         open(os.environ["CLUSTER"] + ".pipe", "r" if rows == "waits" else "w").close()
-    print("autoclave: a gap", file=sys.stderr) if "list" in said else None
+    if rows == "counted":  # until the test has counted who asks beside it
+        import socket
+        held = socket.socket(socket.AF_UNIX)
+        held.connect(os.environ["CLUSTER"] + ".socket"), held.recv(1)
+        rows = "- - 1 1 1 refused refused x"
+    if rows.startswith("autoclave: "):
+        print("namespace  half  1  1  0  refused  refused  cut off")
+        sys.exit(rows + "\\ncommand terminated with exit code 1")
+    print("autoclave: a gap", file=sys.stderr) if {{"list", "plan"}} & {{*said}} else None
     print(rows) if rows else sys.exit("Error from server (Forbidden): pods/exec\\x1b")
 if "exec" in said:
     print(cluster["says"], end="")
@@ -163,6 +175,10 @@ class Shell:
             check=False,
         )
         return run.returncode, run.stdout, run.stderr
+
+    def kubectl(self, *words: str) -> None:
+        """Run the stand-in by itself."""
+        subprocess.run(["kubectl", *words], env=self.environment, stdin=subprocess.DEVNULL, check=True)
 
     def asked(self) -> list[list[str]]:
         """The arguments of each call of kubectl."""
@@ -371,6 +387,93 @@ def test_the_status_of_all_nodes_is_one_document(shell):
     assert [*EXEC, "status", "--output=json", "--state=clean"] in shell.asked()
 
 
+ONE = """\
+namespace  monitoring         8  40  0  exempt   exempt   dcgm exporter ]
+namespace  gpu-operator       8   9  0  exempt   exempt   nv-hostengine
+unit       a\\x2d1.service  1   2  0  counted  refused  nvtop
+unknown    -                  1   2  0  unknown  refused  x"""
+OTHER = """\
+namespace  monitoring  8  2  1  refused  refused  dcgm exporter ]
+namespace  monitoring  8  1  0  refused  refused  other
+namespace  no: ns'     8  1  0  refused  refused  hostile"""
+PLAN = """\
+KIND       NAME            NODES  ASKED  REFUSED  HOLD     REFUSE   PROGRAM
+namespace  monitoring      2      42     1        refused  refused  dcgm exporter ]
+namespace  gpu-operator    1      9      0        exempt   exempt   nv-hostengine
+unit       a\\x2d1.service  1      2      0        counted  refused  nvtop
+unknown    -               1      2      0        unknown  refused  x
+namespace  monitoring      1      1      0        refused  refused  other
+"""
+VALUES = """
+# 5 programs on 2 nodes asked for GPUs that were not given to them.
+# Take the comment sign away from each that you exempt. hold refuses the other pods, refuse also the other units.
+policy:
+  fence: hold
+  operatorNamespaces: [  # beside those that you have; no tenant may create pods there
+    # 'monitoring',  # dcgm exporter ], other, on 2 nodes
+    'gpu-operator',  # nv-hostengine, on 1 node
+  ]
+  exempt: [  # beside those that you have; hold refuses none of them, refuse all others
+    # 'a\\x2d1.service',  # nvtop, on 1 node
+  ]
+"""
+
+
+def test_the_plan_of_all_nodes_has_lines_for_values(shell):
+    """They let in whom the policy lets in today, and are valid as they are printed."""
+    shell.has(*CLUSTER, scrubber_a=ONE, scrubber_b=OTHER.rpartition("\n")[0])
+    gaps = "kubectl autoclave: fence plan of 2 nodes (gpu-1, gpu-2): a gap\n"
+    assert shell.run("fence", "plan", "-A") == (0, PLAN + VALUES, gaps)
+    assert [*EXEC, "fence", "plan", "--no-headers"] in shell.asked()
+    policy = YAML(typ="safe", pure=True).load(VALUES)["policy"]
+    assert policy == {"fence": "hold", "operatorNamespaces": ["gpu-operator"], "exempt": []}
+    chosen = YAML(typ="safe", pure=True).load(VALUES.replace("# '", "'"))["policy"]
+    assert (chosen["operatorNamespaces"], chosen["exempt"]) == (["monitoring", "gpu-operator"], ["a\\x2d1.service"])
+
+
+def test_no_name_that_a_program_has_chosen_becomes_a_value(shell):
+    shell.has(*CLUSTER, scrubber_a=OTHER, scrubber_b="namespace  x'],a  1  1  1  exempt  exempt  y")
+    values = shell.run("fence", "plan", "-A")[1].partition("\n\n")[2]
+    assert YAML(typ="safe", pure=True).load(values)["policy"]["operatorNamespaces"] == []
+
+
+def test_a_node_without_a_plan_is_named_with_its_reason(shell):
+    shell.has(*CLUSTER, scrubber_a="autoclave: no fence counts who opens 8 GPUs", scrubber_b=OTHER)
+    code, out, said = shell.run("fence", "plan", "-A")
+    assert (code, "on 1 node asked" in out, "half" in out) == (3, True, False)
+    assert "no fence plan of node gpu-1: autoclave: no fence counts who opens 8 GPUs\n" in said
+    shell.has(*CLUSTER, scrubber_a="", scrubber_b="")
+    assert "# 0 programs on 0 nodes asked" in shell.run("fence", "plan", "-A")[1]
+
+
+def test_the_plans_of_all_nodes_are_one_document(shell):
+    shell.has(*CLUSTER, scrubber_a='{"kind": "FencePlanList"}', scrubber_b="")
+    items = [{"node": "gpu-1", "plan": {"kind": "FencePlanList"}}]
+    document = {"apiVersion": "autoclave/v1", "kind": "NodeFencePlanList", "items": items, "silent": ["gpu-2"]}
+    code, out, _ = shell.run("fence", "plan", "-A", "-o", "json")
+    assert (code, json.loads(out)) == (3, document)
+
+
+def test_sixteen_nodes_are_asked_at_a_time(shell):
+    """So that 500 nodes take a minute if each takes two seconds. None is answered before sixteen have asked."""
+    shell.has(*(Pod(name, node=name) for name in MANY), **dict.fromkeys(MANY, "counted"))
+    most, left = 0, len(MANY)
+    with ThreadPoolExecutor(1) as beside, socket.socket(socket.AF_UNIX) as door:
+        door.bind(f"{shell.cluster}.socket")
+        door.listen(len(MANY))
+        door.settimeout(WITHIN)
+        run = beside.submit(shell.run, "fence", "plan", "-A", "--within", "600")
+        while left:
+            with ExitStack() as held:
+                asking = [held.enter_context(door.accept()[0]) for _ in range(min(16, left))]
+                shell.kubectl("get", "nodes", "none")  # whoever was started before this has asked
+                while select.select([door], [], [], 0)[0]:
+                    asking.append(held.enter_context(door.accept()[0]))
+            most, left = max(most, len(asking)), left - len(asking)
+        code, out, _ = run.result()
+    assert (code, most, f" {len(MANY)} nodes asked" in out) == (0, 16, True)
+
+
 def test_the_public_keys_of_all_nodes_are_lines(shell):
     shell.has(*CLUSTER, scrubber_a="autoclave/gpu-1+x+y", scrubber_b="autoclave/gpu-2+x+y")
     assert shell.run("receipt", "key", "-A") == (0, "autoclave/gpu-1+x+y\nautoclave/gpu-2+x+y\n", "")
@@ -409,7 +512,10 @@ def test_handovers_of_a_silent_node_are_missed_by_name(shell):
 
 PROBLEMS = {
     "status of no node": ((), ("status",), 2, "which node you mean: 'kubectl autoclave NODE status', or 'status -A' "),
-    "a verb on all nodes": ((), ("-A", "scrub", "--all"), 2, "run scrub on several nodes: only 'status', 'receipt"),
+    "a verb on all nodes": ((), ("-A", "scrub", "--all"), 2, "run scrub on several nodes: only 'status', 'fence "),
+    "a fence of all nodes": ((), ("fence", "-A", "off"), 2, "cannot run 'fence off' on several nodes: only 'fence"),
+    "a plan of no node": ((), ("fence", "plan"), 2, "'kubectl autoclave NODE fence plan', or 'fence plan -A' for all"),
+    "a run directory of all nodes": ((), ("fence", "plan", "-A", "--run-dir=x"), 2, "-A, -l and --node, only -o"),
     "a wide table of all nodes": ((), ("status", "-A", "-o", "wide"), 2, "cannot print -o wide: table or json"),
     "a next key of all nodes": ((), ("receipt", "key", "-A", "--rotate"), 2, "cannot use '--rotate' for several nodes"),
     "receipts of no node": ((), ("receipt", "list"), 2, "which node you mean: 'kubectl autoclave NODE receipt list', "),

@@ -1,14 +1,15 @@
-"""``autoclave fence``: what keeps watch over the GPUs in this kernel, and how to remove it, without the service."""
+"""``autoclave fence``: what keeps watch over the GPUs in this kernel, how to remove it, and whom it would refuse."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import click
 
-from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, Group, options
-from autoclave.cli.output import document, human
+from autoclave.cli import DONE, ENVIRONMENT, NOT_CLEAN, Group, options, service_call
+from autoclave.cli.output import document, fence_plan, human
 from ground.errors import FatalError
 from ground.quantities import quantity
 from scrubber.core.model import NodeKind
@@ -21,9 +22,9 @@ HEADERS = ("DEVICE", "OTHERS", "OPEN TO", "QUESTIONS", "REFUSED")
 
 @click.group(cls=Group)
 def fence() -> None:
-    """Show or remove what refuses GPUs to others in the kernel.
+    """Show or remove what refuses GPUs to others in the kernel, or show whom it would refuse.
 
-    Both commands need root, and no service. In a container, they need the control groups of the host.
+    To show and to remove it takes root, and no service. In a container, it takes the control groups of the host.
     """
 
 
@@ -84,6 +85,28 @@ def off(cgroup_root: Path | None) -> int:
         raise FatalError(str(error)) from error
     human.say("the fence is removed" if stood else f"no fence stood at {root}; nothing to do")
     return DONE
+
+
+@fence.command(context_settings=ENVIRONMENT)
+@options.output("table", "csv", "json", "yaml")
+@click.option("--no-headers", is_flag=True, help="Print a table without headers.")
+@options.run_dir
+def plan(output: str, no_headers: bool, run_dir: Path) -> int:
+    """Show who asked for GPUs that were not given to them, and what `hold` and `refuse` do to each.
+
+    The service names those of the last 7 days, since it started. A program of a pod is exempt by its namespace
+    (`evict.operator_namespaces`), one of the host by its unit (`fence.exempt.units`). Exit code 1 if no fence counts.
+    """
+    status = service_call.ask(run_dir, lambda admin: admin.status(()))
+    rows, gaps = fence_plan.planned(status.devices), fence_plan.gaps(status, time.time())
+    if output in {"json", "yaml"}:
+        document.emit(document.listing("FencePlan", map(document.fields, rows)) | {"gaps": gaps}, output)
+    else:
+        headers = () if no_headers else fence_plan.HEADERS
+        document.show_table(headers, [row.cells for row in rows], output)
+    for gap in gaps:
+        human.warn(gap)
+    return DONE if any(device.fence for device in status.devices) else NOT_CLEAN
 
 
 def _root(given: Path | None) -> Path:

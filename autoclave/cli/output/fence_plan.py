@@ -1,0 +1,92 @@
+"""Who asked for GPUs of others: by the namespace or unit that a policy can exempt, with what each mode does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autoclave.cli.output import human
+from ground.quantities import quantity
+from scrub_api import views
+
+HEADERS = ("KIND", "NAME", "GPUS", "ASKED", "REFUSED", "HOLD", "REFUSE", "PROGRAM")
+SHORT = 86_400.0  # seconds: whoever comes once a day has not been counted yet
+EXEMPT, COUNTED, UNKNOWN, REFUSED = "exempt", "counted", "unknown", "refused"
+_SEVERITY = (EXEMPT, COUNTED, UNKNOWN, REFUSED)
+_PEOPLE = "user.slice"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A program at one place, on all GPUs of the node."""
+
+    kind: str  # namespace or unit, which a policy can name; pod, container, host or unknown, which none can
+    name: str  # of the namespace or unit, or what is known; without blanks
+    program: str
+    gpus: int
+    asked: int  # questions; one opening asks two or three times
+    refused: int  # of them
+    hold: str  # what happens under ``fence.mode: hold``: exempt, counted, unknown or refused ...
+    refuse: str  # ... and under ``refuse``
+
+    @property
+    def cells(self) -> list[str]:
+        """Those of a table. What the program has chosen comes last."""
+        numbers = map(str, (self.gpus, self.asked, self.refused))
+        return [self.kind, self.name, *numbers, self.hold, self.refuse, self.program]
+
+
+def planned(devices: Iterable[views.DeviceStatus]) -> list[Planned]:
+    """Those who asked, the most frequent first."""
+    found = dict[tuple[str, str, str], list[views.AskerView]]()
+    for device in devices:
+        for asker in device.askers:
+            found.setdefault((*_who(asker), human.printable(asker.command)), []).append(asker)
+    rows = [
+        Planned(
+            *key,
+            gpus=len(askers),
+            asked=sum(asker.times for asker in askers),
+            refused=sum(asker.refused for asker in askers),
+            hold=max((_held(key[0], asker) for asker in askers), key=_SEVERITY.index),
+            refuse=max((EXEMPT if asker.exempt else REFUSED for asker in askers), key=_SEVERITY.index),
+        )
+        for key, askers in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.asked, row.kind, row.name, row.program))
+
+
+def gaps(status: views.Status, now: float) -> list[str]:
+    """Why somebody may be missing in the plan."""
+    if not status.devices:
+        return ["the service lists no GPU"]
+    unguarded, found = sum(not device.fence for device in status.devices), []
+    if unguarded:
+        why = f": {status.service.fence_lacks}" if status.service.fence_lacks else ""
+        found.append(f"no fence counts who opens {quantity(unguarded, 'GPU')}, so whoever uses it is missing{why}")
+    if unguarded < len(status.devices) and now - status.service.started < SHORT:
+        found.append("the service counts for less than a day: whoever comes once a day may be missing")
+    return found
+
+
+def _who(asker: views.AskerView) -> tuple[str, str]:
+    """The kind of the place, and its name."""
+    namespace, is_named, _ = asker.pod.partition("/")
+    if is_named:
+        return "namespace", namespace
+    if asker.place.startswith(f"/{_PEOPLE}/"):
+        return "unit", _PEOPLE
+    if asker.place.startswith("/"):
+        unit = asker.place.rpartition("/")[2]
+        return "unit", "\\x20".join((unit if unit.endswith((".service", ".scope")) else asker.place).split())
+    if asker.place.startswith("container:"):
+        return "container", asker.place
+    if not asker.place or " " in asker.place:
+        return ("unknown", "-") if not asker.place else ("host", "-")
+    return "pod", asker.place
+
+
+def _held(kind: str, asker: views.AskerView) -> str:
+    if asker.exempt:
+        return EXEMPT
+    return {"namespace": REFUSED, "pod": REFUSED, "unknown": UNKNOWN}.get(kind, COUNTED)

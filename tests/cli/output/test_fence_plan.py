@@ -1,0 +1,89 @@
+"""The plan of one node: each program is named by what a policy can exempt, with what each mode does to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from autoclave.cli import NOT_CLEAN, service_call
+from autoclave.cli.output import fence_plan
+from autoclave.cli.output.fence_plan import Planned
+from autoclave.cli.verbs.fence import fence as verb
+from scrub_api import views
+from tests.cli.statuses import CLEAN, NOW, SERVICE
+
+ASKER = views.AskerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
+DAYS = 3 * 86_400.0
+
+
+def asked(*askers: views.AskerView, fence: str = "watch") -> views.DeviceStatus:
+    return replace(CLEAN, fence=fence, askers=askers)
+
+
+@pytest.mark.parametrize(
+    ("place", "pod", "exempt", "expected"),
+    [
+        ("/system.slice/telegraf.service", "", False, ("unit", "telegraf.service", "counted", "refused")),
+        ("/user.slice/user-0.slice/session-3.scope", "", False, ("unit", "user.slice", "counted", "refused")),
+        ("/a group/of mine", "", False, ("unit", "/a\\x20group/of\\x20mine", "counted", "refused")),
+        ("/system.slice/telegraf.service", "", True, ("unit", "telegraf.service", "exempt", "exempt")),
+        ("0a-uid", "site/dcgm-x7", False, ("namespace", "site", "refused", "refused")),
+        ("0a-uid", "site/dcgm-x7", True, ("namespace", "site", "exempt", "exempt")),
+        ("0a-uid", "", False, ("pod", "0a-uid", "refused", "refused")),
+        ("container:ab12", "", False, ("container", "container:ab12", "counted", "refused")),
+        ("no container", "", False, ("host", "-", "counted", "refused")),
+        ("", "", False, ("unknown", "-", "unknown", "refused")),
+    ],
+)
+def test_each_place_has_its_name_and_what_modes_do(
+    place: str, pod: str, exempt: bool, expected: tuple[str, ...]  # noqa: FBT001 - a parameter
+) -> None:  # fmt: skip
+    [row] = fence_plan.planned([asked(replace(ASKER, place=place, pod=pod, exempt=exempt))])
+    assert (row.kind, row.name, row.hold, row.refuse) == expected
+
+
+def test_pods_of_a_namespace_are_one_row_over_all_gpus() -> None:
+    """If one of them is not exempt, such as by the policy of one GPU, the row is not."""
+    one, other = (replace(ASKER, place=uid, pod=f"site/{uid}", refused=2) for uid in "ab")
+    rows = fence_plan.planned([asked(one), asked(replace(other, exempt=True)), asked(ASKER)])
+    assert rows == [
+        Planned("namespace", "site", "nvtop", gpus=2, asked=8, refused=4, hold="refused", refuse="refused"),
+        Planned("unit", "telegraf.service", "nvtop", gpus=1, asked=4, refused=0, hold="counted", refuse="refused"),
+    ]
+
+
+def test_a_row_stays_one_line_whatever_a_program_is_called() -> None:
+    [row] = fence_plan.planned([asked(replace(ASKER, command="a\nnamespace x \x1b[2J"))])
+    assert row.program == r"a\nnamespace x \x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("fences", "lacks", "up", "said", "code"),
+    [
+        (("watch", "watch"), "", DAYS, "", 0),
+        (("watch", "watch"), "", 60.0, "counts for less than a day", 0),
+        (("watch", ""), "", DAYS, "no fence counts who opens 1 GPU, so", 0),
+        (
+            ("", ""),
+            "no bpf",
+            DAYS,
+            "no fence counts who opens 2 GPUs, so whoever uses it is missing: no bpf",
+            NOT_CLEAN,
+        ),
+        (("", ""), "", 60.0, "no fence counts who opens 2 GPUs, so", NOT_CLEAN),
+        ((), "", DAYS, "the service lists no GPU", NOT_CLEAN),
+    ],
+)
+def test_whom_a_plan_may_miss_is_said(
+    monkeypatch: pytest.MonkeyPatch, fences: tuple[str, ...], lacks: str, up: float, said: str, code: int
+) -> None:
+    devices = tuple(asked(ASKER, fence=fence) for fence in fences)
+    status = views.Status(devices, replace(SERVICE, fence_lacks=lacks, started=NOW - up))
+    monkeypatch.setattr(service_call, "ask", lambda _run_dir, _question: status)
+    monkeypatch.setattr("time.time", lambda: NOW)
+    answer = CliRunner().invoke(verb, ["plan", "-o", "json"], standalone_mode=False)
+    assert (answer.return_value, len(answer.stderr.splitlines())) == (code, bool(said))
+    assert (said in answer.stderr, said in " ".join(json.loads(answer.stdout)["gaps"])) == (True, True)
