@@ -20,11 +20,26 @@ from scrubber.node import cgroups
 def make() -> Path | None:
     """A new group below that of this process; None where this user cannot make one."""
     try:
-        root = fence.root()
-        top = (cgroups.own_group(root) or root) / f"autoclave-stage-{uuid.uuid4().hex[:8]}"
-        top.mkdir()
+        return _make()
     except (FenceError, OSError):
         return None
+
+
+def why_none() -> str:
+    """Why this user cannot make one; empty: it can."""
+    try:
+        _make().rmdir()
+    except FenceError as error:
+        return str(error)
+    except OSError as error:
+        return f"this user cannot make a control group: {error.strerror}"
+    return ""
+
+
+def _make() -> Path:
+    root = fence.root()
+    top = (cgroups.own_group(root) or root) / f"autoclave-stage-{uuid.uuid4().hex[:8]}"
+    top.mkdir()
     return top
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -22,16 +23,18 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import click
 
-from demo import containers
+from demo import containers, groups
 from demo.installation import PAUSE, ByPlugin, Installation
 from demo.stage import ANSWERS_WITHIN, Stage, halfway, run
 from demo.standins.pods import Pod
 from ground.errors import AutoclaveError, Reason, Refused
 from scrub_api import views
 from scrubber.devices.simulated import drills
+from scrubber.devices.simulated.containers import MARK
 from scrubber.ledger import audit
 from scrubber.receipts import key
 from scrubber.receipts.tenant_files import ENVELOPE
@@ -40,6 +43,7 @@ T = TypeVar("T")
 LEAST_GPUS, MOST_GPUS = 3, 64
 TENANT, BAD, KILLED = 0, 1, 2  # which GPU plays which part
 BAD_BYTE, BAD_BIT = 12_345_678, 5
+HOLD, WATCH = "hold", "watch"  # what the fence does with pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +117,23 @@ class Play:
 def show(gpus: int, installed_as: type[Installation], *, as_json: bool, keep: bool) -> int:
     """Run the demo. The exit code says whether every promise held."""
     root = Path(tempfile.mkdtemp(prefix="autoclave-"))
-    policy = root / "policy.yaml"
-    # The fence holds nobody, so that Allocate refuses whoever plays the story: an ordinary user has no fence.
-    policy.write_text("name: demo\ndefaults: {receipts: mount, fence: {mode: watch}}\n")
+    # The fence holds nobody, but in its act: so Allocate refuses whoever plays the story, as an ordinary user has none.
+    policy = _write_policy(root, WATCH)
     runs = containers.ReadingRunner
     stage = Stage(gpus, policy=str(policy), root=root, installed_as=installed_as, runs=runs)
     return run(_show(Play(stage, as_json), keep=keep))
 
 
+def _write_policy(root: Path, mode: str) -> Path:
+    """The policy of the story, with this mode of the fence. The service reads it again after each change."""
+    written, policy = root / "policy.new", root / "policy.yaml"
+    written.write_text(f"name: demo\ndefaults: {{receipts: mount, fence: {{mode: {mode}}}}}\n")
+    return written.replace(policy)
+
+
 async def _show(play: Play, *, keep: bool) -> int:
     try:
-        for scene in (_opening, _pod_a, _hand_over, _bad_memory, _killed, _restarts, _ledger):
+        for scene in (_opening, _pod_a, _hand_over, _bad_memory, _killed, _not_given, _restarts, _ledger):
             await scene(play)
     except (AutoclaveError, TimeoutError) as error:
         play.check(False, f"the demo runs to its end: {error!r}")
@@ -296,6 +306,51 @@ async def _killed(play: Play) -> None:
     await stage.installation.until_offered(uuid)
     await _run(play, "d", 1)
     play.check_gpu("d", KILLED)
+
+
+async def _not_given(play: Play) -> None:
+    play.begin("A pod opens a GPU that it was not given")
+    stage, top, uid = play.stage, play.stage.groups, str(uuid4())
+    lacks = groups.why_none() if top is None else await _no_fence(stage)
+    if top is None or lacks:
+        play.check(True, f"no fence can stand here, so nothing keeps it off: {lacks}")
+        return
+    _write_policy(stage.root, HOLD)
+    await stage.settled(TENANT, lambda device: device.fence == HOLD)
+    said = await _open(stage, top, uid)
+    play.check("Operation not permitted" in said, "the kernel refuses it pod B's GPU, although it is root", said)
+    device = await stage.settled(TENANT, lambda device: bool(_refused(device, uid)))
+    play.check(bool(_refused(device, uid)), "the service names the program that asked", _refused(device, uid))
+    groups.remove_pod(top, uid)
+    play.check(device.state == "in_use" and play.data_of("b", TENANT) > 0, "pod B keeps its GPU and its memory")
+    _write_policy(stage.root, WATCH)
+    await stage.settled(TENANT, lambda device: device.fence == WATCH)
+
+
+async def _no_fence(stage: Stage) -> str:
+    """Why no fence stands although this user can make control groups; empty: one does."""
+    async with stage.admin() as admin:
+        status = await admin.status()
+    if all(device.fence for device in status.devices):
+        return ""
+    return status.service.fence_lacks or "this machine has no loop device for the memory of a simulated GPU"
+
+
+async def _open(stage: Stage, top: Path, pod: str) -> str:
+    """Let a process of this pod read the GPU of pod B. Returns what it says."""
+    inside = groups.inside(groups.of_container(top, pod))
+    read = await asyncio.create_subprocess_exec(
+        *(*inside, "dd", f"if={stage.memory_of(TENANT)}", "of=/dev/null", "bs=64", "count=1", "status=none"),
+        stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", MARK: pod},
+    )  # fmt: skip
+    _, said = await read.communicate()
+    return said.decode(errors="replace").strip() or "it has read the memory"
+
+
+def _refused(device: views.DeviceStatus, pod: str) -> str:
+    """The program of this pod to which the kernel has refused the device."""
+    return ", ".join(str(asker) for asker in device.askers if asker.place == pod and asker.refused)
 
 
 async def _restarts(play: Play) -> None:
