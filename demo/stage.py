@@ -7,6 +7,7 @@ containers are real processes. The stage ends every process that it started, by 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -25,7 +26,7 @@ from demo.programs import ServiceProgram
 from ground import paths
 from ground.errors import FatalError, Unreachable
 from scrub_api import admin_client, client, views
-from scrubber.devices.simulated import drills, layout
+from scrubber.devices.simulated import containers, drills, layout
 
 ANSWERS_WITHIN = 60.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, a closed terminal
@@ -115,6 +116,18 @@ class Stage:
         if container:
             return drills.occupy(self.simulated, uuid, secret, container, before=before)
         return drills.zombie(self.simulated, uuid, secret, before=before)
+
+    async def read(self, gpu: int, container: str = "") -> str:
+        """Let a program of this container, or of the host, read a GPU that was not given it. Returns its error."""
+        before = () if self.groups is None else groups.inside(groups.of_process(self.groups, container))
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+        program = await asyncio.create_subprocess_exec(
+            *(*before, "dd", f"if={self.memory_of(gpu)}", "of=/dev/null", "bs=64", "count=1", "status=none"),
+            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            env=environment | ({containers.MARK: container} if container else {}),
+        )  # fmt: skip
+        _, said = await program.communicate()
+        return said.decode(errors="replace").strip()
 
     def admin(self) -> admin_client.AdminClient:
         """A connection for an operator."""

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 
+from demo import groups
 from demo.bad_day.node import GPUS, UNTIDY, WITHIN, TrialNode
 from demo.installation import RESOURCE
 from demo.standins.pods import Phase, Pod
@@ -121,6 +122,27 @@ async def foreign_process(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     await node.reach(gpu, lambda device: device.state != "clean")
     yield
     node.end(pid)
+
+
+@asynccontextmanager
+async def monitor(node: TrialNode) -> AsyncIterator[None]:
+    """A program of the host that no policy names looks at the GPU of a pod. The kernel counts it."""
+    pod = await node.run("watched")
+    [gpu] = node.gpus_of(pod)
+    await node.stage.read(gpu)
+    yield
+    await node.stage.kubelet.delete(pod)
+
+
+@asynccontextmanager
+async def held(node: TrialNode, gpu: int) -> AsyncIterator[None]:
+    """The fence holds pods, and a container opens a GPU that it was not given. The kernel refuses it."""
+    node.write_policy(fence="hold")
+    await node.reach(gpu, lambda device: device.fence == "hold")
+    if not await node.stage.read(gpu, "stranger"):
+        raise RuntimeError(f"a container could open GPU {gpu}, which was not given to it")
+    yield
+    node.write_policy()
 
 
 @asynccontextmanager
@@ -286,6 +308,15 @@ async def unproven(node: TrialNode) -> AsyncIterator[None]:
     node.write_policy()
 
 
+# Where this user can have no fence, these acts are left out.
+_FENCE: tuple[tuple[Act, ...], ...] = (
+    (
+        Act("a monitor that nobody named looks at the GPU of a pod", monitor, ("AutoclaveGpuOpened",)),
+        Act("the fence holds pods; a container opens GPU 0 without a grant", partial(held, gpu=0),
+            ("AutoclaveGpuRefused",)),
+    ),
+)  # fmt: skip
+
 DAY: tuple[tuple[Act, ...], ...] = (
     (
         Act("a pod is deleted by force; the next pods are refused", force_deleted, ("AutoclaveAllocateRefused",)),
@@ -297,6 +328,7 @@ DAY: tuple[tuple[Act, ...], ...] = (
         Act("a container uses GPU 0 without a grant", partial(unauthorised, gpu=0), ("AutoclaveUnauthorisedUse",)),
         Act("a shell on the host holds GPU 1", partial(foreign_process, gpu=1), ("AutoclaveGpuBlocked",)),
     ),
+    *(() if groups.why_none() else _FENCE),
     (
         Act("driver calls for GPU 2 hang", partial(hung, gpu=2)),
         Act(

@@ -26,13 +26,14 @@ WITHIN = 300.0  # seconds to wait for a condition: long, for slow machines
 UNTIDY = "untidy"  # pods with this prefix leave data behind
 
 # The default policy with shorter timeouts, so that a day fits into minutes. Returns are forgotten at once: otherwise,
-# in a loop, a GPU would soon wait for an operator. MODE is replaced.
+# in a loop, a GPU would soon wait for an operator. MODE and FENCE are replaced. The fence only watches, but in an
+# act: so Allocate waits, and may refuse, whoever plays the day.
 POLICY = """\
 name: trial
 description: The default with less patience, for trials
 defaults:
   mode: MODE
-  fence: {mode: watch}  # so that Allocate waits, and may refuse, whoever plays the day
+  fence: {mode: FENCE}
   budgets: {owner_wait: 0s, silence: 1s}
   evict: {grace: 250ms}
   selftest: {time: 250ms}
@@ -94,11 +95,11 @@ class TrialNode:
         self.write_policy()
         self._processes: set[int] = set()
 
-    def write_policy(self, mode: str = "enforce") -> None:
+    def write_policy(self, mode: str = "enforce", *, fence: str = "watch") -> None:
         """Replace the policy file in one step. An unknown mode makes the file invalid."""
         self.policy.parent.mkdir(exist_ok=True)
         aside = self.policy.with_suffix(".new")
-        aside.write_text(POLICY.replace("MODE", mode))
+        aside.write_text(POLICY.replace("MODE", mode).replace("FENCE", fence))
         aside.replace(self.policy)
 
     async def start_node(self) -> None:

@@ -37,11 +37,13 @@ RATE = "4s"
 # Panels that stay empty although everything works, and why. Every other panel must have data at the end of the day.
 EMPTY = {
     ("autoclave-fleet", "Silent nodes", "A"): "the only node is heard again",
+    ("autoclave-security", "Ledgers", "E"): "no receipt stays without a signature",
 }
 # Alerts that may fire on this day, for example on a busy machine.
 MAYBE = {
     "AutoclaveAbsent": "true until the first scrape",
     "AutoclaveServiceNotReady": "true for moments after a start",
+    "AutoclaveFenceDown": "true for moments after a start, and for an ordinary user",
     "AutoclaveGpuNotClean": "true during each scrub",
     "AutoclaveLedgerSlow": "depends on the disk of this machine",
     "AutoclaveRegistrationsFailing": "the plugin tries often in the first seconds without a kubelet",
