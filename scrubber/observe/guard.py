@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ground import boot, log
+from ground import log
 from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
 from scrubber.core.guarded import FenceReading
@@ -89,7 +89,7 @@ class Guard:
         self._had: dict[str, frozenset[int]] = {}  # by device: the groups of those that it is open to
         self._rules: dict[str, _Rule] = {}
         self._lease_ends = 0.0  # the uptime until which others are refused
-        self.stands_since = boot.uptime()  # since when it stands, and nobody has found a gap
+        self.stands_since = _uptime()  # since when it stands, and nobody has found a gap
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
         self._more: dict[str, int] = {}  # ... and by how many they are more than the kernel counts
         self._said_at: dict[str, float] = {}  # by device: the uptime of the last count that was said
@@ -165,7 +165,7 @@ class Guard:
         leases = [each.lease for each in terms if each.kept_off is not KeptOff.NONE]
         if not leases or self._ending.is_set():
             return
-        now = boot.uptime()
+        now = _uptime()
         until = now + min(leases)
         try:
             self._fence.refuse_for(min(leases))
@@ -219,7 +219,7 @@ class Guard:
                 )
             if self._rule(uuid).failed:
                 self._fence.miss(_first(numbers))
-                self.stands_since = boot.uptime()
+                self.stands_since = _uptime()
         except OSError as error:
             why = f"the kernel does not take the rule of the fence: {error.strerror}"
             self._rules[uuid] = replace(self._rule(uuid), failed=why)
@@ -293,7 +293,7 @@ class Guard:
     @property
     def lease_left(self) -> float:
         """Seconds for which others are still refused without a sign of the service."""
-        return max(self._lease_ends - boot.uptime(), 0.0)
+        return max(self._lease_ends - _uptime(), 0.0)
 
     def lacks(self, uuid: str) -> str:
         """Why the kernel does less with the device than it was asked for. Empty: it does all of it."""
@@ -366,7 +366,7 @@ class Guard:
         except OSError as error:
             return Missed(f"the kernel does not say what the fence has counted: {error.strerror}")
         # A question may be counted before it can be read, and excused after it was said: what was said stays said.
-        self._said_at[uuid] = boot.uptime()
+        self._said_at[uuid] = _uptime()
         said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
         self._uses[uuid], self._more[uuid] = said, said - uses
         return Counted(Witness.FENCE, said)
@@ -412,7 +412,7 @@ class Guard:
 
     def _stand_again(self) -> None:
         self._fence.stand_again()
-        self.stands_since = boot.uptime()
+        self.stands_since = _uptime()
         logger.warning("the fence was taken out of the kernel; it stands again")
 
     def _counted(self, uuid: str) -> int:
@@ -557,3 +557,7 @@ def _named(proof: str, numbers: Iterable[DeviceNumber]) -> int:
     """A name of the proof that fits into what the kernel keeps. It holds for these numbers, counted since then."""
     counted = sorted((number.kind.value, number.major, number.minor) for number in numbers)
     return int.from_bytes(hashlib.blake2b(f"{proof} {counted}".encode(), digest_size=8).digest(), "little")
+
+
+def _uptime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
