@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ground import log
+from ground import boot, log
 from ground.errors import InvalidRequest
 from scrubber.core.fencing import Container, Group, KeptOff, MayOpen, OpenTo, Pods
 from scrubber.core.guarded import FenceReading

@@ -67,10 +67,12 @@ def test_each_older_state_is_reported_and_left_alone(state, examine, number):
     assert f"of format {number} is taken over as format {database.VERSION}" in text
     assert str(place) in remedy
     held, by_xid = texts(found, "quarantine")
-    assert re.fullmatch(r"GPU 1 \(GPU-\S+\) stays quarantined: operator: its riser is loose", held)
+    assert re.fullmatch(
+        r"GPU 1 \(GPU-\S+\) stays quarantined until an operator reinstates it: operator: its riser is loose", held
+    )
     assert "xid 79" in by_xid
     [owned] = texts(found, "owner")
-    assert re.match(r"GPU 2 \(GPU-\S+\) stays with job 7,", owned)
+    assert re.match(r"GPU 2 \(GPU-\S+\) stays with job 7 if the run directory stays,", owned)
     assert [it.partition(":")[0] for it in texts(found, "scrub")] == ["GPU 0", "GPU 3, 5"]
     assert content(place) == before
 
