@@ -157,8 +157,9 @@ class StatusReporter:
         job = self.device(uuid).job
         stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()
         advice = stalled or device_status.advice(
-            record, blocked, reset_forbidden=forbidden, holders=holders, unseen=unseen, pods=pods, signs=signs
-        )
+            record, blocked, reset_forbidden=forbidden, holders=holders, strangers=self._strangers(record, holders),
+            unseen=unseen, pods=pods, signs=signs,
+        )  # fmt: skip
         if blocked or record.scrubs.setback is not None:
             advice += tuple(f"{it.program} is NVIDIA's: {it.remedy}" for it in self._unlisted())
         advice += device_names.had_index(self._context.ledger.records, gpu, uuid)
@@ -170,6 +171,13 @@ class StatusReporter:
         return views.Explanation(
             device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
         )
+
+    def _strangers(self, record: Record, holders: Sequence[Holder]) -> tuple[Holder, ...]:
+        """Those that the fence has let through although the device was not given to them."""
+        guard = self._context.observer.driver.guard
+        askers = guard.askers.of(record.device.uuid) if guard is not None else ()
+        opened = {asker.pid for asker in askers if asker.opener.was_let_through and not asker.ignored}
+        return tuple(holder for holder in holders if holder.pid in opened)
 
     async def _keeps_out(
         self, record: Record, entries: Sequence[LedgerEntry], advised: Collection[Holder]

@@ -25,6 +25,7 @@ from scrubber.core.model import (
     State,
     Step,
     Vitals,
+    holder_names,
 )
 from scrubber.core.record import Record
 from scrubber.core.repeated_uses import RepeatedUse
@@ -193,12 +194,13 @@ def in_the_way(record: Record, facts: Facts, now: Moment, *, as_root: bool) -> t
     return ()
 
 
-def advice(
+def advice(  # noqa: PLR0913 - all that is known
     record: Record,
     blocked: str = "",
     *,
     reset_forbidden: bool = False,
     holders: Sequence[Holder] = (),
+    strangers: Sequence[Holder] = (),
     unseen: tuple[str, ...] = (),
     pods: Mapping[str, str] = NO_PODS,
     signs: Iterable[Sign] = (),
@@ -206,8 +208,9 @@ def advice(
     """What a person should do now, each a sentence with one command at most.
 
     Empty when there is nothing to do. ``blocked`` says what blocks the device's scrub. ``holders``: the processes that
-    have the device open. ``unseen`` says what is in the way without a process that can be named. ``pods``:
-    NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device reports.
+    have the device open; ``strangers``: those of them to whom it was not given. ``unseen`` says what is in the way
+    without a process that can be named. ``pods``: NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device
+    reports.
     """
     gpu = device_names.argument(record)
     first = unseen or tuple(ends(holders, pods))
@@ -243,12 +246,16 @@ def advice(
         by_sign += (f"{sign.kind.value}: {begin}", *more, served)
     who = shlex.quote(record.tenancy.acquired_by) if record.tenancy.acquired_by else ""
     if who or record.tenancy.until_release:
+        foreign = tuple(ends(strangers, pods))
+        if foreign:
+            foreign = (f"the GPU was not given to {holder_names(tuple(strangers))}", *foreign)
+        first = unseen or tuple(ends([each for each in holders if each not in strangers], pods))
         owner = f"its owner {who}".rstrip()
         release = f"`autoclave release {gpu}{who and f' --owner {who}'}`"
         if first:  # until then the release would be refused
             left = () if unseen else (f"if {owner} has ended, end what it has left",)
-            return (*by_sign, *left, *first, f"then give it back: {release}")
-        return (*by_sign, f"if {owner} has ended: {release}")
+            return (*by_sign, *foreign, *left, *first, f"then give it back: {release}")
+        return (*by_sign, *foreign, f"if {owner} has ended: {release}")
     if unseen:
         return (*by_sign, *unseen)
     if record.tenancy.owner is not None and not record.tenancy.owner.seen and not holders:  # its end cannot be noticed
