@@ -211,7 +211,7 @@ def spoil(kind, place, folder):
     [
         ("missing", 2, "there is no such file; name the state directory"),
         ("newer", 2, "install the newer autoclave again"),
-        ("damaged", 1, "`autoclave ledger export "),
+        ("damaged", 1, "do not update yet: a start sets it aside"),
         ("no ledger", 1, "it is not a ledger"),
         ("no yaml", 2, "it is not YAML"),
         ("no values", 2, "No such file or directory; name the file that Helm gets"),

@@ -19,6 +19,7 @@ from autoclave.doctor.findings.all_checks import NAMES, OF_KUBERNETES, judge, wo
 from autoclave.doctor.node_facts import Node
 from ground import paths
 from ground.documents import units
+from ground.errors import LedgerUnavailable
 from ground.quantities import quantity
 from scrub_api import views
 
@@ -166,7 +167,11 @@ def _check_together() -> None:
 
 def _before_update(place: Path, policy: str | None, values: Path | None) -> tuple[Finding, ...]:
     offline, facts, checks = map(importlib.import_module, LATE)
-    ledger = offline.Offline(paths.ledger(place) if place.is_dir() else place).file
+    try:
+        ledger = offline.Offline(paths.ledger(place) if place.is_dir() else place).file
+    except offline.CorruptLedgerError as error:
+        keep = "do not update yet: a start sets it aside, and its quarantines with it; keep a copy"
+        raise LedgerUnavailable(error.message, keep) from error
     return tuple(checks.judge(facts.gather(ledger, policy, values, _flags(click.get_current_context().find_root()))))
 
 
