@@ -88,6 +88,7 @@ def guard(
                 lease=said.fence.lease,
                 exempt=groups,
                 exempt_names=_digest(units, namespaces),
+                namespaces=frozenset(namespaces),
                 pods_have_groups=has_pods,
             )
 

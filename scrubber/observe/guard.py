@@ -284,6 +284,10 @@ class Guard:
         if not place.name or group in own.groups:
             raise InvalidRequest("cannot do that: the control group that was named holds the scrub service itself")
 
+    def exempts(self, uuid: str, pod: str) -> bool:
+        """Whether the policy in force lets a pod, as NAMESPACE/NAME, open the device at any time."""
+        return pod.partition("/")[0] in self._sources.terms(uuid).namespaces
+
     def keeps_out(self, uuid: str) -> bool:
         """Whether no pod can open the device now but its owner, and who is exempt."""
         rule = self._rule(uuid)

@@ -157,7 +157,7 @@ class StatusReporter:
         job = self.device(uuid).job
         stalled = tuple(device_status.advice_if_stalled(job)) if job is not None else ()
         advice = stalled or device_status.advice(
-            record, blocked, reset_forbidden=forbidden, holders=holders, strangers=self._strangers(record, holders),
+            record, blocked, reset_forbidden=forbidden, holders=holders, others=self._others(record, holders),
             unseen=unseen, pods=pods, signs=signs,
         )  # fmt: skip
         if blocked or record.scrubs.setback is not None:
@@ -172,7 +172,7 @@ class StatusReporter:
             device, tuple(map(self.history.shown, entries)), advice, device_policy.why, before_release
         )
 
-    def _strangers(self, record: Record, holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    def _others(self, record: Record, holders: Sequence[Holder]) -> tuple[Holder, ...]:
         """Those that the fence has let through although the device was not given to them."""
         guard = self._context.observer.driver.guard
         askers = guard.askers.of(record.device.uuid) if guard is not None else ()
@@ -205,10 +205,15 @@ class StatusReporter:
             replace(
                 device,
                 pod=device_status.pod(record, tenants.of(device.device), tenants.names),
-                askers=tuple(replace(it, pod=tenants.names.get(it.place, it.pod)) for it in device.askers),
+                askers=tuple(self._named(device.device, it, tenants.names) for it in device.askers),
             )
             for record, device in zip(records, devices, strict=True)
         ]
+
+    def _named(self, uuid: str, asker: views.AskerView, names: Mapping[str, str]) -> views.AskerView:
+        """With the name of its pod, which the policy in force may exempt since it asked."""
+        pod, guard = names.get(asker.place, asker.pod), self._context.observer.driver.guard
+        return replace(asker, pod=pod, exempt=asker.exempt or (guard is not None and guard.exempts(uuid, pod)))
 
     async def _pods(self) -> Tenants:
         """The pods of the node; none if their names do not come in time."""

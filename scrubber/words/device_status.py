@@ -200,7 +200,7 @@ def advice(  # noqa: PLR0913 - all that is known
     *,
     reset_forbidden: bool = False,
     holders: Sequence[Holder] = (),
-    strangers: Sequence[Holder] = (),
+    others: Sequence[Holder] = (),
     unseen: tuple[str, ...] = (),
     pods: Mapping[str, str] = NO_PODS,
     signs: Iterable[Sign] = (),
@@ -208,7 +208,7 @@ def advice(  # noqa: PLR0913 - all that is known
     """What a person should do now, each a sentence with one command at most.
 
     Empty when there is nothing to do. ``blocked`` says what blocks the device's scrub. ``holders``: the processes that
-    have the device open; ``strangers``: those of them to whom it was not given. ``unseen`` says what is in the way
+    have the device open; ``others``: those of them to whom it was not given. ``unseen`` says what is in the way
     without a process that can be named. ``pods``: NAMESPACE/NAME of pods, by UID. ``signs`` are those that the device
     reports.
     """
@@ -246,10 +246,10 @@ def advice(  # noqa: PLR0913 - all that is known
         by_sign += (f"{sign.kind.value}: {begin}", *more, served)
     who = shlex.quote(record.tenancy.acquired_by) if record.tenancy.acquired_by else ""
     if who or record.tenancy.until_release:
-        foreign = tuple(ends(strangers, pods))
+        foreign = tuple(ends(others, pods))
         if foreign:
-            foreign = (f"the GPU was not given to {holder_names(tuple(strangers))}", *foreign)
-        first = unseen or tuple(ends([each for each in holders if each not in strangers], pods))
+            foreign = (f"the GPU was not given to {holder_names(tuple(others))}", *foreign)
+        first = unseen or tuple(ends([each for each in holders if each not in others], pods))
         owner = f"its owner {who}".rstrip()
         release = f"`autoclave release {gpu}{who and f' --owner {who}'}`"
         if first:  # until then the release would be refused

@@ -406,9 +406,8 @@ namespace  monitoring      1      1      0        refused  refused  other
 """
 VALUES = """
 # 5 programs on 2 nodes asked for GPUs that were not given to them.
-# Take the comment sign away from each that you exempt. hold refuses the other pods, refuse also the other units.
+# Take the comment sign away from each that you exempt. `hold` refuses pods without an entry here, `refuse` also units.
 policy:
-  fence: hold
   operatorNamespaces: [  # beside those that you have; no tenant may create pods there
     # 'monitoring',  # dcgm exporter ], other, on 2 nodes
     'gpu-operator',  # nv-hostengine, on 1 node
@@ -426,7 +425,7 @@ def test_the_plan_of_all_nodes_has_lines_for_values(shell):
     assert shell.run("fence", "plan", "-A") == (0, PLAN + VALUES, gaps)
     assert [*EXEC, "fence", "plan", "--no-headers"] in shell.asked()
     policy = YAML(typ="safe", pure=True).load(VALUES)["policy"]
-    assert policy == {"fence": "hold", "operatorNamespaces": ["gpu-operator"], "exempt": []}
+    assert policy == {"operatorNamespaces": ["gpu-operator"], "exempt": []}
     chosen = YAML(typ="safe", pure=True).load(VALUES.replace("# '", "'"))["policy"]
     assert (chosen["operatorNamespaces"], chosen["exempt"]) == (["monitoring", "gpu-operator"], ["a\\x2d1.service"])
 

@@ -16,7 +16,7 @@ from scrubber.devices.blocking_calls import UnresponsiveError
 from scrubber.ledger.entry_queries import Window
 from scrubber.node.assignments import AssignmentEntry
 from scrubber.node.pods import Tenants
-from scrubber.observe.askers import Askers
+from scrubber.observe.askers import Askers, Place
 from scrubber.observe.observed_since import OBSERVED_WITHIN
 from tests.service.asking import let_on, written_down
 from tests.service.pretend_worker import PretendWorker
@@ -271,8 +271,28 @@ class Following:
     def keeps_out(self, _uuid: str) -> bool:
         return False
 
+    def exempts(self, _uuid: str, pod: str) -> bool:
+        return pod.startswith("monitoring/")
+
     def witness(self, _uuid: str) -> None:
         """It has counted nothing."""
+
+
+async def test_who_was_exempted_since_it_asked_is_exempt(begin, monkeypatch):
+    world = await begin()
+    guard = Following(KeptOff.PODS)
+    monkeypatch.setattr(world.life.observer.driver, "guard", guard)
+    pods = {"uid-1": "monitoring/dcgm", "uid-2": "team/train"}
+    for pod in pods:
+        guard.askers.add(world.uuids[0], "nvidia-smi", 7, Place(pod), refused=True, exempt=False, ignored=False)
+    tenants = Tenants(names=pods)
+
+    async def look() -> Tenants:
+        return tenants
+
+    monkeypatch.setattr(world.context, "tenants", look)
+    device = (await world.life.reporter.status([world.uuids[0]])).devices[0]
+    assert {it.pod: it.exempt for it in device.askers} == {"monitoring/dcgm": True, "team/train": False}
 
 
 async def test_a_device_that_is_open_to_all_says_so(begin, monkeypatch):

@@ -177,9 +177,9 @@ def test_every_ailment_has_its_advice(kind):
     assert served.startswith("the GPU stays in service")
 
 
-def test_no_advice_ends_the_owner_for_a_stranger():
+def test_no_advice_ends_the_owner_for_another_process():
     grant = replace(lives.grant(lives.CLEAN, announced=False), until_release=True, owner="job 7")
-    advice = device_status.advice(live(lives.CLEAN, ev.Granted(grant)), holders=[TRAIN, HOST], strangers=[HOST])
+    advice = device_status.advice(live(lives.CLEAN, ev.Granted(grant)), holders=[TRAIN, HOST], others=[HOST])
     assert advice == (
         'the GPU was not given to "loop" (pid 8, no container)', 'end "loop" (pid 8): `kill 8`',
         "if that does not help: `kill -9 8`", "if its owner 'job 7' has ended, end what it has left", *END,

@@ -94,7 +94,7 @@ def off(cgroup_root: Path | None) -> int:
 def plan(output: str, no_headers: bool, run_dir: Path) -> int:
     """Show who asked for GPUs that were not given to them, and what `hold` and `refuse` do to each.
 
-    The service names those of the last 7 days, since it started. A program of a pod is exempt by its namespace
+    The service names those of the last 7 days. A program of a pod is exempt by its namespace
     (`evict.operator_namespaces`), one of the host by its unit (`fence.exempt.units`). Exit code 1 if no fence counts.
     """
     status = service_call.ask(run_dir, lambda admin: admin.status(()))
