@@ -84,14 +84,14 @@ class Openers:
         """Note which rows are due."""
         for uuid, record in self._ledger.records.items():
             counted, now = self._counted(uuid), open_attempts.period(record)
-            if fencing.open_to(record) is OpenTo.ALL:  # nobody was named, so each attempt may be the owner's
-                periods[uuid] = open_attempts.begun(now, counted)
-                continue
             before = periods.get(uuid, Written(now))
-            periods[uuid] = self._note(uuid, before, before.first_rows(counted, self._room()))
-            if ends or before.period != now:
-                periods[uuid] = self._note(uuid, periods[uuid], periods[uuid].last_rows(counted))
-            if before.period != now:
+            is_over = before.period != now
+            is_of_all = fencing.open_to(record) is OpenTo.ALL  # nobody was named, so each attempt may be the owner's
+            if is_over or not is_of_all:
+                periods[uuid] = self._note(uuid, before, before.first_rows(counted, self._room()))
+                if ends or is_over:
+                    periods[uuid] = self._note(uuid, periods[uuid], periods[uuid].last_rows(counted))
+            if is_over or is_of_all:
                 periods[uuid] = open_attempts.begun(now, counted)
 
     def _note(self, uuid: str, written: Written, rows: list[OpenAttempted]) -> Written:
