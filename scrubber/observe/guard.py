@@ -81,6 +81,7 @@ class Guard:
         self.askers = self._excuses.askers
         self._reading = threading.Lock()  # the questions can be read once
         self._turn = threading.RLock()  # the fence is asked by many threads
+        self._boot_id = boot.boot_id()
         self._device_of: Mapping[DeviceNumber, str] = {}  # the device that a number belongs to
         self._known: Mapping[str, frozenset[DeviceNumber]] = {}  # all devices ...
         self._numbers: dict[str, frozenset[DeviceNumber]] = {}  # ... and those that the policy fences
@@ -412,7 +413,7 @@ class Guard:
 
     def _counter(self, numbers: Iterable[DeviceNumber]) -> str:
         """Names what counts the uses of these numbers: the maps of the fence, in this boot."""
-        return f"{_named(f'{boot.boot_id()} {self._fence.counter}', numbers):016x}"
+        return f"{_named(f'{self._boot_id} {self._fence.counter}', numbers):016x}"
 
     def _stand_again(self) -> None:
         self._fence.stand_again()

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ground import boot
 from ground.errors import InvalidRequest
 from policies.policy_model import FenceMode
 from scrubber.core import events as ev
@@ -796,7 +795,7 @@ def test_the_counts_of_another_boot_are_of_another_counter(asking: Asking, monke
     asking.keep(lives.CLEAN)
     before = asking.guard.reading(DEVICE).counter
     assert asking.guard.reading(DEVICE).counter == before
-    monkeypatch.setattr(boot, "boot_id", lambda: "another")
+    monkeypatch.setattr(asking.guard, "_boot_id", "another")
     assert asking.guard.reading(DEVICE).counter != before
 
 
