@@ -67,6 +67,7 @@ class Askers:
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._turn = threading.Lock()  # of changes: several threads make them
+        self.questions = 0  # of all devices, so far
         self._of: dict[str, dict[tuple[str, str, bool], Asker]] = {}
         self._totals: dict[str, Asked] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
@@ -81,6 +82,7 @@ class Askers:
     def _add(
         self, device: str, command: str, pid: int, place: Place, *, refused: bool, exempt: bool, ignored: bool
     ) -> Asker | None:  # fmt: skip
+        self.questions += 1
         now, mine = self._wall(), self._of.setdefault(device, {})
         key = place.name, command if place.holds_all else "", ignored
         before = mine.pop(key, None) or Asker(

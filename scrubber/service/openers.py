@@ -17,6 +17,7 @@ from scrubber.core.events import OpenAttempted
 from scrubber.core.fencing import OpenTo
 from scrubber.core.model import Opener
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
+from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
 from scrubber.ledger import ledger_rows
 from scrubber.ledger.entry_queries import Window
@@ -38,6 +39,8 @@ class Openers:
         self._ledger = context.ledger
         self._askers = askers
         self._periods: dict[str, Written] | None = None  # by device; None: the rows of earlier lives are not read yet
+        self._looked = dict[str, Record]()  # by device: the record at the last look ...
+        self._asked = (-1, AT_ONCE)  # ... how many questions there had been by then, and room for how many rows
         self._unwritten: list[_Row] = []
         self._first = deque[float](maxlen=AT_ONCE)  # uptimes of the last first rows
 
@@ -82,7 +85,13 @@ class Openers:
 
     def _look(self, periods: dict[str, Written], *, ends: bool) -> None:
         """Note which rows are due."""
+        before_this = self._asked
+        self._asked = self._askers.questions, self._room()
+        is_quiet = not ends and self._asked == before_this == (self._askers.questions, AT_ONCE)
         for uuid, record in self._ledger.records.items():
+            if is_quiet and self._looked.get(uuid) is record:
+                continue  # the usual case, after each row for each other device
+            self._looked[uuid] = record
             counted, now = self._counted(uuid), open_attempts.period(record)
             before = periods.get(uuid, Written(now))
             is_over = before.period != now
