@@ -43,7 +43,7 @@ class Guarded:
     ignored: int = 0
     refused: int = 0
     gaps: int = 0
-    open_to_all: bool = False  # at some time everybody could open the device, and was not counted
+    open_to_all: bool = False  # at some time everybody could open the device: its owner is counted as well
 
     @property
     def saw_all(self) -> bool:
@@ -95,6 +95,6 @@ def between(began: FenceReading | None, ended: FenceReading | None, *, open_to_a
     # A program that is ignored may be counted before one reading, and excused after it.
     ignored = min(max(ignored, 0), passed)
     return Guarded(
-        began.at, ended.mode, "", began.mode, ended.exempt, began.exempt,
-        passed - ignored, ignored, refused, gaps, open_to_all,
+        since=began.at, mode=ended.mode, mode_before=began.mode, exempt=ended.exempt, exempt_before=began.exempt,
+        let_through=passed - ignored, ignored=ignored, refused=refused, gaps=gaps, open_to_all=open_to_all,
     )  # fmt: skip

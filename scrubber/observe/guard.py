@@ -362,10 +362,7 @@ class Guard:
         try:
             if not self._fence.stands():
                 self._stand_again()
-            if not all(map(self._fence.still_rules, self._numbers[uuid])):
-                why = "somebody else has changed the rule of the fence"
-                logger.warning("the rule of the fence is written again", device=uuid, why=why)
-                self._rules[uuid] = replace(self._rule(uuid), failed=why)
+            if why := self._changed_by_others(uuid):
                 return Missed(why)
             uses = self._counted(uuid)
         except OSError as error:
@@ -375,6 +372,15 @@ class Guard:
         said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
         self._uses[uuid], self._more[uuid] = said, said - uses
         return Counted(Witness.FENCE, said)
+
+    def _changed_by_others(self, uuid: str) -> str:
+        """What counts as a use once the rule is written again; empty if the kernel has the rule of this guard."""
+        if all(map(self._fence.still_rules, self._numbers[uuid])):
+            return ""
+        why = "somebody else has changed the rule of the fence"
+        logger.warning("the rule of the fence is written again", device=uuid, why=why)
+        self._rules[uuid] = replace(self._rule(uuid), failed=why)
+        return why
 
     def reading(self, uuid: str) -> FenceReading:
         """What the kernel does with a device for others, and has counted of them up to now.
@@ -392,8 +398,10 @@ class Guard:
             if why := self._rule(uuid).failed:
                 return FenceReading(at, why=why)
             try:
-                if not self._fence.stands() or not all(map(self._fence.still_rules, numbers)):
-                    return FenceReading(at, why="somebody has taken the fence away, or changed its rule")
+                if not self._fence.stands():
+                    return FenceReading(at, why="somebody has taken the fence away")
+                if why := self._changed_by_others(uuid):
+                    return FenceReading(at, why=why)
                 counts = [self._fence.counts(number) or Counts(0, 0) for number in numbers]
                 kept = list(map(self._fence.kept, numbers))
             except OSError as error:

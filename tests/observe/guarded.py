@@ -555,6 +555,10 @@ class Guarded:
         others, refusals = device.others, device.refusals
         with self._asked(uuid):
             reading = self.guard.reading(uuid)
+        if reading.why.startswith("somebody else has changed the rule"):  # as when a witness misses something
+            self._blur(device)
+            device.truth.doubtful += 2
+            device.is_shaky = device.noticed = True
         if device.read is not None:
             before, had_others, had_refusals = device.read
             said = between(before, reading, open_to_all=device.was_to_all)
