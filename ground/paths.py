@@ -59,6 +59,11 @@ def proof_settings(state_dir: Path, digest: str) -> Path:
     return state_dir / "proof-settings" / f"{digest}.json"
 
 
+def exempt_names(state_dir: Path, digest: str) -> Path:
+    """Who was exempt from the fence, which receipts name by this digest."""
+    return state_dir / "exempt-names" / f"{digest}.txt"
+
+
 def receipts(state_dir: Path) -> Path:
     """The directory with the receipts of the present hand-overs, which containers get."""
     return state_dir / "receipts"

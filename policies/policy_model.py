@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from itertools import product
 from typing import Annotated, Self
@@ -401,6 +401,12 @@ class Policy(Model):
         holds = self.mode is not Mode.OBSERVE or self.fence.mode is FenceMode.OFF
         return self.fence.mode if holds else FenceMode.WATCH
 
+    def exempt_names(self, units: Iterable[str] = (), namespaces: Iterable[str] = ()) -> str:
+        """Who may open a device at any time, one in a line, with those of the service's flags. Empty: nobody may."""
+        names = [f"unit {name}\n" for name in (*self.fence.exempt.all_units, *units)]
+        names += [f"namespace {name}\n" for name in (*self.evict.operator_namespaces, *namespaces)]
+        return "".join(sorted(set(names)))
+
     @property
     def proof_digest(self) -> str:
         """The digest of ``proof_settings``. Another digest makes old proofs invalid."""
@@ -422,9 +428,9 @@ def _digest(clear: Clear, new_tenant: ScrubPath) -> str:
     return digest(_settings(clear, new_tenant))
 
 
-def digest(settings: str) -> str:
-    """What a receipt says of the settings that were in force."""
-    return hashlib.sha256(settings.encode()).hexdigest()[:16]
+def digest(text: str) -> str:
+    """What a receipt says of the settings that were in force, or of who was exempt."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def concessions(policy: Policy) -> tuple[str, ...]:

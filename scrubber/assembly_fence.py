@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from ground import log
-from policies.policy_model import FenceMode, Policy
+from policies.policy_model import FenceMode, Policy, digest
 from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core.model import Holder
 from scrubber.fence import fence
@@ -79,6 +78,7 @@ def guard(
             said = policy(device)
             namespaces = (*said.evict.operator_namespaces, *config.operator_namespace)
             units = (*said.fence.exempt.all_units, *config.exempt_unit)
+            names = said.exempt_names(config.exempt_unit, config.operator_namespace)
             with looking:
                 groups = exempt.groups(units, namespaces) if has_pods else frozenset[int]()
             return Terms(
@@ -87,7 +87,7 @@ def guard(
                 fenced=said.fence_mode is not FenceMode.OFF,
                 lease=said.fence.lease,
                 exempt=groups,
-                exempt_names=_digest(units, namespaces),
+                exempt_digest=digest(names) if names else "",
                 namespaces=frozenset(namespaces),
                 pods_have_groups=has_pods,
             )
@@ -110,12 +110,6 @@ def guard(
     found.admit_process(os.getpid())
     found.start()
     return found
-
-
-def _digest(units: Iterable[str], namespaces: Iterable[str]) -> str:
-    """The digest of those who are exempt: anybody who knows the names can compute it."""
-    lines = sorted({*(f"namespace {name}\n" for name in namespaces), *(f"unit {name}\n" for name in units)})
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 
 def _has_pods(root: Path) -> bool:

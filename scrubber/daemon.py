@@ -104,10 +104,15 @@ def _leave(error: Exception, path: Path) -> None:
         logger.warning("the error is not left for the doctor", error=str(fault))
 
 
+def _active_policy(config: ScrubberConfig) -> ActivePolicy:
+    kept = paths.last_policy(config.state_dir)
+    return ActivePolicy(config.policy, kept, config.fence, config.exempt_unit, config.operator_namespace)
+
+
 async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int:
     """Serve the metrics, if an address is configured; on standby, wait for the turn; then run the service."""
     try:
-        active_policy = ActivePolicy(config.policy, paths.last_policy(config.state_dir), config.fence)
+        active_policy = _active_policy(config)
     except DocumentError as error:
         raise FatalError(str(error)) from error
     metrics, pool = _Metrics(), assembly.build_pool(config, fences=active_policy.fences)
@@ -119,7 +124,7 @@ async def _serve(config: ScrubberConfig, turn: ExitStack, *, alone: bool) -> int
             await _reload(active_policy)
             if active_policy.fault:  # the other service may have had a newer one without faults
                 with suppress(DocumentError):
-                    active_policy = ActivePolicy(config.policy, paths.last_policy(config.state_dir), config.fence)
+                    active_policy = _active_policy(config)
         if config.metrics_address:  # only now: the rules of Prometheus count the devices of the newest process
             ProcessCollector(registry=metrics.registry)
         if not active_policy.fault:

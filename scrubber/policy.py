@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ground import calendar_time, paths, private_files
 from ground.documents.faults import DocumentError
-from policies import load, match
+from policies import load, match, policy_model
 from policies.policy_model import FenceMode, Policy, PolicySet
 from scrubber.core.model import DeviceInfo
 
@@ -25,14 +25,18 @@ DevicePolicy = match.Matched
 class ActivePolicy:
     """One policy file, or one of the shipped policies."""
 
-    def __init__(self, source: str, kept: Path | None = None, fence: FenceMode | None = None) -> None:
+    def __init__(
+        self, source: str, kept: Path | None = None, fence: FenceMode | None = None,
+        exempt_units: tuple[str, ...] = (), exempt_namespaces: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         """Load the policy; DocumentError when it has faults, and no policy without faults is kept.
 
         ``kept``: the file for the last policy without faults. ``fence``: the ``fence.mode`` instead of those in the
-        file.
+        file. ``exempt_...``: who may open a device at any time, beside those in the file.
         """
         self.source = source
         self._fence = fence
+        self._exempt = exempt_units, exempt_namespaces
         self.fault = ""
         self.unread = False  # the fault is not in the text: the file could not be read
         self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
@@ -157,13 +161,16 @@ class ActivePolicy:
             why = f"cannot replace the last policy {kept}, nor remove it: {error.strerror}"
             raise OSError(f"{why}; a later start could go back to it: look for a fault of its disk") from error
 
-    @staticmethod
-    def _keep_for_receipts(policies: PolicySet, state_dir: Path) -> None:
+    def _keep_for_receipts(self, policies: PolicySet, state_dir: Path) -> None:
+        texts = dict[Path, str]()
         for policy in policies.policies:
-            path = paths.proof_settings(state_dir, policy.proof_digest)
-            if not path.exists():
+            texts[paths.proof_settings(state_dir, policy.proof_digest)] = policy.proof_settings
+            names = policy.exempt_names(*self._exempt)
+            texts[paths.exempt_names(state_dir, policy_model.digest(names))] = names
+        for path, text in texts.items():
+            if text and not path.exists():
                 private_files.make_folder(path.parent)
-                private_files.replace(path, policy.proof_settings.encode())
+                private_files.replace(path, text.encode())
 
     def reload(self) -> bool:
         """Load the policy again; True when it has changed. May run in another thread.

@@ -27,9 +27,10 @@ from scrubber.receipts import dsse, endorsement, handover_id, note, verification
 from scrubber.receipts import key as key_file
 from scrubber.receipts.signer import ReceiptError
 from scrubber.receipts.statement import HANDOVER as SUBJECT
-from scrubber.receipts.statement import handover_digest
+from scrubber.receipts.statement import guarded_in, handover_digest
 from scrubber.receipts.tenant_files import CLOSING, CLOSING_PROOF, ENVELOPE, PROOF
 from scrubber.receipts.verification import Expected, Logged
+from scrubber.words import event_text
 
 EVERY = 2**31  # rows: more than a ledger has
 ID = re.compile(r"[0-9a-f]{16}")
@@ -251,15 +252,8 @@ def _closing_words(predicate: dict[str, Any]) -> Iterator[str]:
 
 def _others(fence: dict[str, Any]) -> str:
     """What the fence says of others, over a time."""
-    if fence["mode"] == "none":
-        return f"not known: {fence['why']}"
-    before = f"{fence['modeBefore']}, then " if "modeBefore" in fence else ""
-    yet = [f"{quantity(fence['ignored'], 'question')} of programs that the policy ignores"] if fence["ignored"] else []
-    yet += [f"{quantity(fence['gaps'], 'moment')} at which the fence may have missed somebody"] if fence["gaps"] else []
-    yet += ["for a time open to all"] if "openToAll" in fence else []
-    exempt = f"; exempt {fence['exempt']}" if "exempt" in fence else "; nobody is exempt"
-    asked = f"{quantity(fence['letThrough'], 'question')} to the kernel let through, {fence['refused']} refused"
-    return "; ".join([asked, *yet, f"fence {before}{fence['mode']}{exempt}"])
+    exempt = f"; exempt: {fence['exempt']}" if "exempt" in fence else "; nobody is exempt"
+    return event_text.guarded(guarded_in(fence)) + ("" if fence["mode"] == "none" else exempt)
 
 
 def show(name: str, output: str, run_dir: Path, ledger: Path, kind: Kind) -> int:

@@ -49,10 +49,10 @@ def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
     if facts.holders:
         return ev.Soiled("it was used without a grant", facts.holders, times)
     if receipt is not None and receipt.finished.uptime < facts.used_at:
-        unsure = f"it is not known whether it was used: {facts.use_unsure}" if facts.use_unsure else ""
+        if facts.use_unsure and not facts.used_by:
+            return ev.Soiled(f"it is not known whether it was used: {facts.use_unsure}", times=times)
         by = f"of {facts.used_by}" if facts.used_by else "that cannot be named"
-        why = unsure or f"it was used without a grant, by a process {by}"
-        return ev.Soiled(why, times=times, unnamed=not unsure)
+        return ev.Soiled(f"it was used without a grant, by a process {by}", times=times, unnamed=True)
     leaked = leaked_bytes(facts)
     return ev.Soiled(leak(leaked), times=times) if leaked else None
 

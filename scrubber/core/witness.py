@@ -7,7 +7,7 @@ cannot answer means that others may have used it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -25,6 +25,7 @@ class Counted:
 
     by: Witness
     uses: int  # only grows while the service runs
+    missed: str = field(default="", compare=False)  # why something may have been missed since the last count
 
     @property
     def words(self) -> str:

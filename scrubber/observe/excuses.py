@@ -39,7 +39,7 @@ class Terms:
     fenced: bool = True
     lease: float = 600.0  # seconds for which others are still refused without the service
     exempt: frozenset[int] = frozenset()  # the control groups that may open it at any time ...
-    exempt_names: str = ""  # ... and the digest of their names; empty: nobody may
+    exempt_digest: str = ""  # ... and the digest of their names; empty: nobody may
     namespaces: frozenset[str] = frozenset()  # whose pods are exempt
     pods_have_groups: bool = True  # each pod has a control group of its own; not on a node with version 1
 

@@ -89,6 +89,7 @@ class Guard:
         self._open_to: dict[str, MayOpen] = {}  # by device, as its record wants it
         self._had: dict[str, frozenset[int]] = {}  # by device: the groups of those that it is open to
         self._rules: dict[str, _Rule] = {}
+        self._missed: dict[str, str] = {}  # by device: why the kernel may have missed a use, until a witness says so
         self._lease_ends = 0.0  # the uptime until which others are refused
         self.stands_since = _uptime()  # since when it stands, and nobody has found a gap
         self._uses: dict[str, int] = {}  # by device: those that were said last, which never become fewer ...
@@ -210,6 +211,7 @@ class Guard:
             for number in numbers:
                 if owners is not None and any(map(self._sources.runs, self._leaving(number, uncounted))):
                     self._fence.miss(number)
+                    logger.warning("a process that could open the device still runs", device=uuid)
                 self._fence.set(
                     number,
                     None if owners is None else uncounted,
@@ -371,7 +373,7 @@ class Guard:
         self._said_at[uuid] = _uptime()
         said = max(uses + self._more.get(uuid, 0), self._uses.get(uuid, 0))
         self._uses[uuid], self._more[uuid] = said, said - uses
-        return Counted(Witness.FENCE, said)
+        return Counted(Witness.FENCE, said, self._missed.pop(uuid, ""))
 
     def _changed_by_others(self, uuid: str) -> str:
         """What counts as a use once the rule is written again; empty if the kernel has the rule of this guard."""
@@ -416,7 +418,7 @@ class Guard:
             ignored=sum(it.excused for it in kept),
             refused=refused,
             gaps=sum(it.gaps for it in kept),
-            exempt=terms.exempt_names,
+            exempt=terms.exempt_digest,
         )
 
     def _counter(self, numbers: Iterable[DeviceNumber]) -> str:
@@ -426,6 +428,7 @@ class Guard:
     def _stand_again(self) -> None:
         self._fence.stand_again()
         self.stands_since = _uptime()
+        self._missed = dict.fromkeys(self._numbers, "somebody had taken the fence out of the kernel")
         logger.warning("the fence was taken out of the kernel; it stands again")
 
     def _counted(self, uuid: str) -> int:

@@ -265,4 +265,4 @@ def _use_between(before: Testimony | None, now: Testimony) -> Use | None:
         return Use(now.why)
     if now.by != before.by:
         return Use(f"{before.words} no longer counts, and {now.words} had not counted before")
-    return Use() if now.uses > before.uses else None
+    return Use(now.missed) if now.uses > before.uses else None

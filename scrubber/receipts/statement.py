@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ground import calendar_time
 from ground.public_names import CLOSING_TYPE, PREDICATE_TYPE
@@ -114,6 +115,22 @@ def _fence(guarded: Guarded, words: Callable[[str], str]) -> dict[str, object]:
         refused=guarded.refused,
         gaps=guarded.gaps,
         openToAll=guarded.open_to_all or None,
+    )
+
+
+def guarded_in(fence: Mapping[str, Any]) -> Guarded:
+    """What ``_fence`` has written, as far as it tells of counts."""
+    if fence["mode"] == "none":
+        return Guarded(why=fence["why"])
+    mode = FenceMode(fence["mode"])
+    return Guarded(
+        mode=mode,
+        mode_before=FenceMode(fence.get("modeBefore", mode)),
+        let_through=fence["letThrough"],
+        ignored=fence["ignored"],
+        refused=fence["refused"],
+        gaps=fence["gaps"],
+        open_to_all=fence.get("openToAll", False),
     )
 
 

@@ -272,16 +272,16 @@ def _closed(closed: ev.TenancyClosed) -> str:
     whose = ended.pod or ended.container or ended.acquired_by or "somebody unknown"
     began = _time(ended.began) if ended.began is not None else "an unknown time"
     notes = [f"wiped after {whose}, who had it from {began} to {_time(ended.ended)} (its receipt is {closed.receipt})"]
-    notes += [guarded(ended.guarded), f"from then until it was wiped: {guarded(closed.until_wiped)}"]
+    notes += [f"others: {guarded(ended.guarded)}", f"others until it was wiped: {guarded(closed.until_wiped)}"]
     return "; ".join(notes)
 
 
 def guarded(said: Guarded) -> str:
-    """What the fence tells about a time, such as that of a tenancy."""
+    """What the fence tells about others in a time, such as that of a tenancy."""
     if said.mode is FenceMode.OFF:
-        return f"whether others opened it is not known: {said.why}"
+        return f"not known: {said.why}"
     modes = said.mode.value if said.mode is said.mode_before else f"{said.mode_before.value}, then {said.mode.value}"
-    notes = [f"others: {quantity(said.let_through, 'question')} let through, {said.refused} refused (fence: {modes})"]
+    notes = [f"{quantity(said.let_through, 'question')} let through, {said.refused} refused (fence: {modes})"]
     notes += [f"{quantity(said.ignored, 'question')} of programs that the policy ignores"] if said.ignored else []
     notes += [f"{quantity(said.gaps, 'moment')} at which the fence may have missed somebody"] if said.gaps else []
     notes += ["for a time open to all"] if said.open_to_all else []

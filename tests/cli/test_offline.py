@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from autoclave import cli
 from autoclave.cli import service_call
 from ground import paths
-from policies import load
+from policies import load, policy_model
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
@@ -117,14 +117,17 @@ def test_what_a_receipt_names_by_a_digest_is_shown(autoclave, tmp_path):
     file, state = tmp_path / "policy.yaml", tmp_path / "state"
     state.mkdir(mode=0o700)
     file.write_text("name: mine\nrules: [{name: all, match: {}, policy: {clear: {passes: random}}}]\n")
-    active = ActivePolicy(str(file), paths.last_policy(state))
+    active = ActivePolicy(str(file), paths.last_policy(state), exempt_units=("telegraf.service",))
     active.keep()
+    exempt = policy_model.digest(active.defaults.exempt_names(["telegraf.service"]))
     digest = load.load(str(file)).rules[0].policy.proof_digest
     file.write_text("name: mine\n")
     active.reload()
     active.keep()
     shown = autoclave("policy", "show", "--digest", digest, "--state-dir", state)
     assert json.loads(shown.stdout)["clear"]["passes"] == "random"
+    named = autoclave("policy", "show", "--digest", exempt, "--state-dir", state).stdout.splitlines()
+    assert {"unit telegraf.service", "namespace gpu-operator"} < set(named)
     assert json.loads(autoclave("policy", "show", "--digest", active.defaults.proof_digest).stdout)["paths"]
     kept = paths.proof_settings(state, digest)
     kept.write_text(kept.read_text().replace("random", "zero"))

@@ -340,10 +340,12 @@ def test_a_fence_that_was_taken_away_counts_as_used(asking: Asking, group: Path,
     asking.guard.proven(DEVICE, "proof-1", asking.uses())
     fence.take_down(group)
     run(foreign, OPENS)
-    assert asking.uses() == 1
+    assert (said := asking.said()).uses == 1
+    assert said.missed == "somebody had taken the fence out of the kernel", "nobody is blamed for a use"
     assert asking.guard.uses_at_proof(DEVICE, "proof-1") == 0
     assert run(foreign, OPENS) == "opened"
-    assert asking.uses() > 1, "it stands again"
+    assert (said := asking.said()).uses > 1, "it stands again"
+    assert said.missed == ""
 
 
 def test_a_fence_that_somebody_keeps_detached_stands_again(

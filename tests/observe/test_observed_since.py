@@ -56,6 +56,7 @@ def test_uses_of_a_time_without_witness_are_not_known(began: float, *, counts: b
         (None, LOST, Use("raise its limit")),
         (ONE, ONE, None),
         (ONE, TWO, Use()),
+        (ONE, replace(TWO, missed="it was taken away"), Use("it was taken away")),
         (TWO, OTHER, Use("fence in the kernel no longer counts, and watch on files had not counted before")),
         (ONE, NONE, Use("switched off")),
         (ONE, LOST, Use("raise its limit")),

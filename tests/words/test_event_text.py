@@ -155,13 +155,11 @@ LIFE = [
       "is r-1); "
      "others: 1 question let through, 3 refused (fence: watch, then hold), 2 questions of programs that the policy "
      "ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
-     "from then until it was wiped: "
-     "whether others opened it is not known: the fence was not read at both ends of this time")),
+     "others until it was wiped: not known: the fence was not read at both ends of this time")),
     (ev.TenancyClosed(EndedTenancy(7, "boot-1", NOW, acquired_by="job 7"), "r-1", UNREAD),
      ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (its receipt is r-1); "
-     "whether others opened it is not known: the fence was not read at both ends of this time; "
-     "from then until it was wiped: "
-     "whether others opened it is not known: the fence was not read at both ends of this time")),
+     "others: not known: the fence was not read at both ends of this time; "
+     "others until it was wiped: not known: the fence was not read at both ends of this time")),
     (ev.OpenAttempted(lives.OPENER, 7, held=True),
      ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
       'it asked the '

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def _item(file: _CheckedFile) -> dict[str, object]:
 
 def _digest(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     if value is not None and not re.fullmatch("[0-9a-f]{16}", value):
-        raise click.BadParameter("expected the 16 hexadecimal digits of policy.digest")
+        raise click.BadParameter("expected the 16 hexadecimal digits that a receipt has")
     return value
 
 
@@ -91,40 +92,56 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @click.argument("name", required=False, shell_complete=_names)
 @click.option(
     "--digest", metavar="DIGEST", allow_from_autoenv=False, callback=_digest,
-    help="The settings that a receipt names by this.",
+    help="The settings, or the names of who is exempt, that a receipt names by this.",
 )  # fmt: skip
 @options.state_dir
 def show(name: str | None, digest: str | None, state_dir: Path) -> None:
     """Print a shipped policy with its comments, as a start for your own.
 
-    With --digest, print as JSON what a receipt names by its policy.digest: the settings that decide what a proof is
-    worth. The node keeps those of each policy that was in force. Elsewhere, only those of shipped policies are known.
+    With --digest, print what a receipt names by its policy.digest, as JSON: the settings that decide what a proof is
+    worth. Or what it names by fence.exempt, one name in a line: who may open a GPU at any time. The node keeps both
+    for each policy that was in force. Elsewhere, only those of shipped policies are known.
     """
     if (name is None) == (digest is None):
         raise click.UsageError("give the name of a shipped policy, or --digest")
     if digest is not None:
-        click.echo(_settings(digest, state_dir))
+        click.echo(_named_by(digest, state_dir))
         return
     if name not in load.shipped():
         raise FatalError(f"cannot show policy {name}: the shipped policies are {', '.join(load.shipped())}")
     click.echo(load.read_shipped(name), nl=False)
 
 
-def _settings(digest: str, state_dir: Path) -> str:
-    """The settings with this digest, one field a line."""
+def _named_by(digest: str, state_dir: Path) -> str:
+    """The settings with this digest, one field a line, or the names of who was exempt."""
+    for text in _texts(digest, state_dir):
+        if policy_model.digest(text) == digest:
+            return json.dumps(json.loads(text), indent=2) if text.startswith("{") else text.rstrip()
+    raise FatalError(
+        f"cannot show what {digest} names: no shipped policy has it, and {state_dir} does not keep it",
+        "run this on the node that signed the receipt",
+    )
+
+
+def _texts(digest: str, state_dir: Path) -> Iterator[str]:
     for name in load.shipped():
-        shipped = load.load(name)
-        for each in (shipped.defaults, *(rule.policy for rule in shipped.rules)):
-            if each.proof_digest == digest:
-                return json.dumps(json.loads(each.proof_settings), indent=2)
+        for policy in load.load(name).policies:
+            yield policy.proof_settings
+            yield policy.exempt_names()
+    yield _kept(paths.proof_settings(state_dir, digest), digest)
+    yield _kept(paths.exempt_names(state_dir, digest), digest)
+
+
+def _kept(file: Path, digest: str) -> str:
     try:
-        kept = paths.proof_settings(state_dir, digest).read_text(errors="replace")
+        kept = file.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
     except OSError as error:
-        why = f"no shipped policy has it, and {error.filename}: {error.strerror}"
-        raise FatalError(f"cannot show the settings of {digest}: {why}") from error
+        raise FatalError(f"cannot show what {digest} names: {file}: {error.strerror}") from error
     if policy_model.digest(kept) != digest:
-        raise FatalError(f"cannot show the settings of {digest}: the kept ones were changed")
-    return json.dumps(json.loads(kept), indent=2)
+        raise FatalError(f"cannot show what {digest} names: the kept file {file} was changed")
+    return kept
 
 
 @policy.command(context_settings=ENVIRONMENT)
