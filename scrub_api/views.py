@@ -130,6 +130,12 @@ class AskerView:
     exempt: bool = False  # its unit or namespace may open the device at any time
     ignored: bool = False  # it is a bystander: what it opens is no use
 
+    @property
+    def in_pod(self) -> bool:
+        """Whether its place is a pod, also one whose name is not known."""
+        is_no_pod = self.place.startswith(("/", "container:")) or " " in self.place
+        return bool(self.pod) or (bool(self.place) and not is_no_pod)
+
     def __str__(self) -> str:
         """As people read it."""
         return process_names.describe(self.command, self.pid, self.pod or self.place or "it has ended")
@@ -213,6 +219,7 @@ class ServiceStatus:
     steps_since: float = 0.0
     fence_lacks: str = ""  # why the kernel is asked about no device, though the policy wants it
     ledger_remedies: tuple[str, ...] = ()  # for ledger_fault
+    pods_share_groups: bool = False  # pods are in control groups of version 1, so the fence can keep nobody off
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,11 @@ class Guard:
         return closed and self.lease_left > 0.0
 
     @property
+    def pods_share_groups(self) -> bool:
+        """Whether pods have no control groups of their own on this node, so that nobody can be kept off."""
+        return not all(self._sources.terms(uuid).pods_have_groups for uuid in [*self._known])
+
+    @property
     def lease_left(self) -> float:
         """Seconds for which others are still refused without a sign of the service."""
         return max(self._lease_ends - _uptime(), 0.0)

@@ -233,6 +233,7 @@ class StatusReporter:
     def about(self) -> views.ServiceStatus:
         """The facts about the service itself, such as version, start and policy."""
         ledger, active_policy = self._context.ledger, self._context.active_policy
+        guard = self._context.observer.driver.guard
         in_force = map(self._policy, ledger.records.values())
         sentences = dict.fromkeys(sentence for policy in in_force for sentence in concessions(policy))  # each once
         return replace(
@@ -250,6 +251,7 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
+            pods_share_groups=guard is not None and guard.pods_share_groups,
         )
 
     def _unlisted(self) -> tuple[views.UnlistedProgram, ...]:

@@ -33,7 +33,7 @@ HIDDEN = CheckFault("process 1 cannot be read: permission denied", denied=True, 
 DCGM = Holder(7, 1.0, "dcgm-exporter", "pod-1")
 TENANT = Holder(7, 1.0, "train", "pod-2")
 DAEMON = Holder(9, 1.0, "nvidia-persiste", None)
-ASKER = views.AskerView("nvtop", 9, "telegraf.service", "", 0.0, NOW, times=4, refused=0)
+ASKER = views.AskerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
 PLUGIN, RIVAL = "/d/a.sock", "/d/nvidia-gpu.sock"
 
 
@@ -64,6 +64,11 @@ def gpu(later=0.0, facts=None, **changes):
 def two_gpus(openers=(), **changes):
     status = replace(STATUS, devices=(replace(GPU, **changes), replace(GPU, device="GPU-2", index=4)))
     return stands(openers={"GPU-1": openers, "GPU-2": openers}, answer=status)
+
+
+SHARED = stands(
+    answer=views.Status((replace(GPU, fence="watch"),), replace(SERVICE, pods_share_groups=True))
+)  # control groups of version 1
 
 
 def loaded_with(**options):
@@ -130,9 +135,14 @@ SERVICES = [
     ("bystanders", service(unlisted=(views.UnlistedProgram("/x", "site", "add it"),)), WARNING, "/x had a GPU open in"),
     ("fence", gpu(), OK, "the policy does not ask for it"),
     ("fence", gpu(fence="watch"), OK, "keeps watch over 1 GPU (watch); no program asked"),
-    ("fence", gpu(fence="watch", askers=(ASKER,)), WARNING, '"nvtop" (pid 9, telegraf.service) asked for GPU 3'),
-    ("fence", gpu(fence=views.WATCHES_ONLY), WARNING, "only watches who opens 1 GPU, though the policy says"),
-    ("fence", gpu(fence=views.WATCHES_ONLY), WARNING, "So a pod waits for its GPU in Allocate there"),
+    (
+        "fence",
+        gpu(fence="watch", askers=(ASKER,)),
+        WARNING,
+        '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 3',
+    ),
+    ("fence", SHARED, WARNING, "the kernel can only watch who opens a GPU, whatever the policy says"),
+    ("fence", SHARED, WARNING, "So a pod waits for its GPU in Allocate there"),
     ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "and was refused; 4 questions"),
     ("fence", gpu(fence="watch", askers=(replace(ASKER, exempt=True),)), WARNING, "the policy exempts its unit"),
     ("fence", gpu(fence="watch", askers=(replace(ASKER, ignored=True),)), WARNING, "although it is a bystander"),
@@ -322,13 +332,15 @@ ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
 @pytest.mark.parametrize(
     ("pod", "would", "where"),
     [
+        (None, "would have been refused by `fence: {mode: hold}`", "add its namespace to evict.operator_namespaces"),
         ("", "would have been refused by `fence: {mode: refuse}`", "name its unit in fence.exempt.units"),
         ("site/dcgm", "would have been refused by `fence: {mode: hold}`", "add site to evict.operator_namespaces"),
     ],
-    ids=["of the host", "of a pod"],
+    ids=["of a pod that has no name", "of the host", "of a pod"],
 )
 def test_an_asker_is_named_with_what_lets_it_in(pod, would, where):
-    [found] = finding_of(gpu(fence="watch", askers=(replace(ASKER, pod=pod),)), "fence")
+    asker = replace(ASKER, place="0a-uid") if pod is None else replace(ASKER, pod=pod)
+    [found] = finding_of(gpu(fence="watch", askers=(asker,)), "fence")
     assert (would in found.text, where in found.remedy) == (True, True), found
 
 

@@ -184,6 +184,7 @@ def test_a_node_whose_pods_have_no_groups_counts_all(asking: Asking, foreign: Pa
     """Those with version 1 of control groups: nobody can be told from the owner."""
     asking.terms = Terms(pods_have_groups=False)
     asking.keep(lives.IN_USE_BY_B)
+    assert asking.guard.pods_share_groups
     assert asking.guard.opens_to_all(DEVICE)
     run(foreign, OPENS)
     assert asking.uses() > 0

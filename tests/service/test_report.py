@@ -260,6 +260,7 @@ class Following:
 
     keeps_off: KeptOff | None
     lets_all_in: bool = False
+    pods_share_groups: bool = False
     askers: Askers = field(default_factory=lambda: Askers(lambda: 0.0))
 
     def kept_off(self, _uuid: str) -> KeptOff | None:

@@ -48,7 +48,7 @@ def planned(devices: Iterable[views.DeviceStatus]) -> list[Planned]:
             gpus=len(askers),
             asked=sum(asker.times for asker in askers),
             refused=sum(asker.refused for asker in askers),
-            hold=max((_held(key[0], asker) for asker in askers), key=_SEVERITY.index),
+            hold=max((_held(asker) for asker in askers), key=_SEVERITY.index),
             refuse=max((EXEMPT if asker.exempt else REFUSED for asker in askers), key=_SEVERITY.index),
         )
         for key, askers in found.items()
@@ -64,6 +64,8 @@ def gaps(status: views.Status, now: float) -> list[str]:
     if unguarded:
         why = f": {status.service.fence_lacks}" if status.service.fence_lacks else ""
         found.append(f"no fence counts who opens {quantity(unguarded, 'GPU')}, so whoever uses it is missing{why}")
+    if status.service.pods_share_groups:
+        found.append("`hold` and `refuse` keep nobody off here: pods are in control groups of version 1")
     if unguarded < len(status.devices) and now - status.service.started < SHORT:
         found.append("the service counts for less than a day: whoever comes once a day may be missing")
     return found
@@ -81,12 +83,14 @@ def _who(asker: views.AskerView) -> tuple[str, str]:
         return "unit", "\\x20".join((unit if unit.endswith((".service", ".scope")) else asker.place).split())
     if asker.place.startswith("container:"):
         return "container", asker.place
-    if not asker.place or " " in asker.place:
-        return ("unknown", "-") if not asker.place else ("host", "-")
-    return "pod", asker.place
+    if asker.in_pod:
+        return "pod", asker.place
+    return ("host", "-") if asker.place else ("unknown", "-")
 
 
-def _held(kind: str, asker: views.AskerView) -> str:
+def _held(asker: views.AskerView) -> str:
     if asker.exempt:
         return EXEMPT
-    return {"namespace": REFUSED, "pod": REFUSED, "unknown": UNKNOWN}.get(kind, COUNTED)
+    if asker.in_pod:
+        return REFUSED
+    return COUNTED if asker.place else UNKNOWN

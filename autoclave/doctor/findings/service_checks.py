@@ -179,14 +179,10 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
     if open_to_all:
         text = f"every process may open GPU {', '.join(open_to_all)} for now: its owner named no control group"
         yield warning(text, "acquire it with `--cgroup`, so that the fence is open to the owner alone")
-    powerless = [device for device in guarded if device.fence == views.WATCHES_ONLY]
-    if powerless:
-        gpus = quantity(len(powerless), "GPU")
-        text = f"the kernel only watches who opens {gpus}, though the policy says that others are kept off: on this "
-        text += "node, pods are in control groups of version 1. "
-        text += ALLOCATE_WAITS
-        remedy = "boot the node with version 2 of control groups only, or choose `fence: {mode: watch}` in the policy"
-        yield warning(text, remedy)
+    if guarded and service.pods_share_groups:
+        text = "the kernel can only watch who opens a GPU, whatever the policy says, because on this node pods are in "
+        text += f"control groups of version 1. {ALLOCATE_WAITS}"
+        yield warning(text, "boot the node with version 2 of control groups only; until then, nobody is kept off")
     elif not guarded:
         yield ok("the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
     elif not open_to_all and not any(device.askers for device in guarded):
@@ -201,14 +197,14 @@ def _asker(asker: views.AskerView, gpu: str) -> Finding:
     if asker.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
         return warning(text, "if it is a monitor, name its program in evict.bystanders: else each use costs a scrub")
-    namespace, is_pod, _ = asker.pod.partition("/")
-    mode = FenceMode.HOLD if is_pod else FenceMode.REFUSE
+    namespace = asker.pod.partition("/")[0]
+    mode = FenceMode.HOLD if asker.in_pod else FenceMode.REFUSE
     would = f"would have been refused by `fence: {{mode: {mode.value}}}`"
     did = "was refused" if asker.refused else would
     remedy = "name its unit in fence.exempt.units of the policy, or policy.exempt of the chart"
-    if is_pod:
-        remedy = f"add {namespace} to evict.operator_namespaces of the policy, or policy.operatorNamespaces of the "
-        remedy += "chart, if no tenant can create pods there"
+    if asker.in_pod:
+        remedy = f"add {namespace or 'its namespace'} to evict.operator_namespaces of the policy, or "
+        remedy += "policy.operatorNamespaces of the chart, if no tenant can create pods there"
     if asker.ignored:
         return warning(f"{asked} and {did}, although it is a bystander; {times}", remedy)
     return warning(f"{asked} and {did}; {times}", f"if it is a monitor, {remedy}")

@@ -17,6 +17,7 @@ from tests.cli.statuses import CLEAN, NOW, SERVICE
 
 ASKER = views.AskerView("nvtop", 9, "/system.slice/telegraf.service", "", 0.0, NOW, times=4, refused=0)
 DAYS = 3 * 86_400.0
+SHARED = "control groups of version 1"
 
 
 def asked(*askers: views.AskerView, fence: str = "watch") -> views.DeviceStatus:
@@ -73,6 +74,7 @@ def test_a_row_stays_one_line_whatever_a_program_is_called() -> None:
             "no fence counts who opens 2 GPUs, so whoever uses it is missing: no bpf",
             NOT_CLEAN,
         ),
+        (("watch", "watch"), SHARED, DAYS, "`hold` and `refuse` keep nobody off here", 0),
         (("", ""), "", 60.0, "no fence counts who opens 2 GPUs, so", NOT_CLEAN),
         ((), "", DAYS, "the service lists no GPU", NOT_CLEAN),
     ],
@@ -81,7 +83,9 @@ def test_whom_a_plan_may_miss_is_said(
     monkeypatch: pytest.MonkeyPatch, fences: tuple[str, ...], lacks: str, up: float, said: str, code: int
 ) -> None:
     devices = tuple(asked(ASKER, fence=fence) for fence in fences)
-    status = views.Status(devices, replace(SERVICE, fence_lacks=lacks, started=NOW - up))
+    shared = lacks == SHARED
+    service = replace(SERVICE, fence_lacks="" if shared else lacks, started=NOW - up, pods_share_groups=shared)
+    status = views.Status(devices, service)
     monkeypatch.setattr(service_call, "ask", lambda _run_dir, _question: status)
     monkeypatch.setattr("time.time", lambda: NOW)
     answer = CliRunner().invoke(verb, ["plan", "-o", "json"], standalone_mode=False)
