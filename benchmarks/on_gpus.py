@@ -258,7 +258,7 @@ The last four rows are of [`autoclave remnant`](../remnant.md). So on these GPUs
 earlier process was found even without a scrub. Autoclave adds the proof, and refuses a GPU where this does not hold.
 Without the [fence](../nvidia.md#who-opens-a-gpu-the-fence), short uses are noticed by chance only: of those of about a
 second, the service has noticed {short_uses} in these records
-([limits](../threat-model.md#what-is-noticed-late-or-not-at-all)).
+([limits](../noticed-late.md)).
 
 A kernel that traps gave CUDA's status 719 and one XID 43, and the next process found a sound GPU. A process that was
 killed inside a kernel that does not end gave no XID, and the driver reported no load afterwards. While a process held

@@ -8,7 +8,7 @@
 A history is one node of 2 to 8 simulated GPUs; for root, two of three nodes have a fence. It alternates between trouble
 and calm. In trouble everything may happen that ``tests/move_table.py`` lists for it. Then all attackers, pods and
 faults end, and each GPU must be clean and offered again. In the calm that follows, pods come and go in ordinary ways,
-and none may be refused. ``judge.py`` says what must not be, and what docs/threat-model.md names as not closed. The same
+and none may be refused. ``judge.py`` says what must not be, and what docs/attacks.md names as left. The same
 seed makes the same moves, not the same timing.
 """
 

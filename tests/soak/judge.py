@@ -1,7 +1,7 @@
 """What must not be, by what tenants, attackers and the kubelet have seen.
 
-The judge does not ask the service. Each exception below is a case that docs/threat-model.md names as not closed. With a
-fence there are fewer: who opens and closes a GPU is counted by the kernel, also while the service is away.
+The judge does not ask the service. Each exception below is a case that docs/attacks.md or docs/noticed-late.md names as
+left. With a fence there are fewer: who opens and closes a GPU is counted by the kernel, also while the service is away.
 """
 
 from __future__ import annotations

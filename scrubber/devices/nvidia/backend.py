@@ -125,7 +125,7 @@ class Nvidia:
         return NoWitness("no fence guards it")
 
     def open_files(self, uuid: str) -> OpenFiles:  # noqa: ARG002 - the port's
-        """Not known: the kernel counts them for all GPUs together, and with much else (docs/threat-model.md)."""
+        """Not known: the kernel counts them for all GPUs together, and with much else (docs/noticed-late.md)."""
         return OpenFiles(None, frozenset())
 
     def numbers(self, uuid: str) -> frozenset[DeviceNumber]:
