@@ -59,10 +59,13 @@ class Reason(Enum):
 
 LONGEST = 900  # characters of a message: an event of Kubernetes has at most 1,024, with the words of the kubelet
 
+VENDOR_LOG = "the log of the vendor's program on its node says more"
+
+_DOCTOR = "on its node, `autoclave doctor` says why"
 _FOR_TENANTS = {
-    Reason.UNREACHABLE: "the scrub service of this node does not answer",
-    Reason.INTERNAL: "the scrub service of this node failed",
-    Reason.LEDGER_UNAVAILABLE: "the scrub service of this node cannot record anything",
+    Reason.UNREACHABLE: f"the scrub service of this node does not answer; {_DOCTOR}",
+    Reason.INTERNAL: "the scrub service of this node failed; its log says why",
+    Reason.LEDGER_UNAVAILABLE: f"the scrub service of this node cannot record anything; {_DOCTOR}",
 }
 
 

@@ -186,8 +186,9 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
     if code is grpc.StatusCode.CANCELLED:  # by the service when it stops; a caller that cancels gets no gRPC error
         return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered", "try again")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Refused(Reason.INTERNAL, "the scrub service is older than this program: it does not know the request")
-    return Refused(Reason.INTERNAL, f"the scrub service failed: {message}")
+        why = "the scrub service is older than this program: it does not know the request"
+        return Refused(Reason.INTERNAL, why, "update the service, or use the program of its version")
+    return Refused(Reason.INTERNAL, f"the scrub service failed: {message}", "the log of the service says more")
 
 
 def _details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo | None, Sequence[str]]:

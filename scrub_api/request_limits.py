@@ -20,7 +20,7 @@ LONGEST_OWNER = 128
 
 
 def _wrong(why: str, *remedies: str) -> InvalidRequest:
-    return InvalidRequest(f"cannot do that: {why}", *remedies)
+    return InvalidRequest(f"cannot take the request: {why}", *remedies)
 
 
 def devices(names: Sequence[str], *, needed: bool = True) -> list[str]:

@@ -1,6 +1,6 @@
 """Turns every error, of click's usage or of ours, into one line on stderr and an exit code.
 
-The line says what could not be done, why, and what to do.
+The line says what could not be done, why, and what to do. On a terminal, each thing to do has a line of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autoclave.cli import INTERRUPTED, LEFT_ALONE, NOT_CLEAN, UNREACHABLE, WRONG
 from autoclave.cli.output import human
 from ground import paths, private_files
 from ground.documents.faults import DocumentError
-from ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable, joined
+from ground.errors import AutoclaveError, ErrorWithRemedies, FatalError, InvalidRequest, Reason, Unreachable, joined
 from scrubber import __version__
 from scrubber.devices.base import DeviceError
 
@@ -57,17 +57,17 @@ def report(error: Exception) -> int:
             why = f"{error.strerror}; run the command again with another stdout"
             return _print(f"cannot write the answer to stdout: {why}", NOT_CLEAN)
         case Unreachable():
-            return _print(joined(str(error), "`autoclave doctor` says more"), UNREACHABLE)
+            return _print_error(error, UNREACHABLE, "`autoclave doctor` says more")
         case InvalidRequest(reason=Reason.UNKNOWN_DEVICE):
-            return _print(joined(str(error), _LISTED), WRONG_USAGE)
+            return _print_error(error, WRONG_USAGE, _LISTED)
         case InvalidRequest() | FatalError() | DocumentError():
-            return _print(str(error), WRONG_USAGE)
+            return _print_error(error, WRONG_USAGE)
         case UnicodeEncodeError(reason="surrogates not allowed"):  # Python marks so what it could not read as UTF-8
             return _print("cannot send the request: an argument is not UTF-8", WRONG_USAGE)
         case AutoclaveError(reason=Reason.OTHER_OWNER):
-            return _print(str(error), LEFT_ALONE)
+            return _print_error(error, LEFT_ALONE)
         case AutoclaveError() | DeviceError():
-            return _print(str(error), NOT_CLEAN)
+            return _print_error(error, NOT_CLEAN)
     return _print(_unexpected(error), NOT_CLEAN)
 
 
@@ -95,6 +95,15 @@ def _forget_the_rest(*streams: TextIO) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nothing, stream.fileno())
+
+
+def _print_error(error: Exception, code: int, *more: str) -> int:
+    """``more``: what to do beside its own remedies."""
+    if not isinstance(error, ErrorWithRemedies) or not sys.stderr.isatty():
+        return _print(joined(str(error), *more), code)
+    _print(error.message, code)
+    human.hint(*error.remedies, *more)
+    return code
 
 
 def _print(message: str, code: int) -> int:

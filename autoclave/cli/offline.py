@@ -45,10 +45,12 @@ class Offline:
                 raise CorruptLedgerError(why, error.seq, *advice) from error
             if unreachable is None:
                 raise
-            raise Unreachable(f"{unreachable}; without it, {error.message}", *error.remedies) from error
+            why = f"{unreachable.message}; without it, {error.message}"
+            raise Unreachable(why, *unreachable.remedies, *error.remedies) from error
         self._history = History(self.file)
         if unreachable is not None:
-            human.warn(f"{unreachable}; this is what its ledger {path} says")
+            human.warn(f"{unreachable.message}; this is what its ledger {path} says")
+            human.hint(*unreachable.remedies)
 
     @property
     def path(self) -> Path:

@@ -140,5 +140,5 @@ def _not_of_another(devices: Iterable[Device], claim: str) -> list[str]:
     """The UUIDs, or NotReady if another claim has one of the devices. The text does not name that claim."""
     listed = list(devices)
     if taken := [device.uuid for device in listed if device.owner not in ("", claim)]:
-        raise NotReady(Reason.IN_USE, f"{taken[0]} still belongs to another claim")
+        raise NotReady(Reason.IN_USE, f"{taken[0]} still belongs to another claim", "the kubelet tries again")
     return [device.uuid for device in listed]

@@ -19,6 +19,7 @@ from plugin.response import MOUNTED, MOUNTS, VARIABLE
 from plugin.vendor import cdi, device_nodes
 from scrub_api.device_messages import ReportedDevice
 
+ALLOWED = "docs/in-front.md#what-an-answer-may-contain says what is allowed"
 MOST = 1024  # mounts, device nodes, or CDI devices of one container: a request has at most 256 devices
 
 _NO_NAMES = frozenset({"", "none", "void", MOUNTS})  # of the variable: other parts of the answer name the devices
@@ -154,4 +155,4 @@ def _uuid(text: str, granted: Collection[ReportedDevice], on_node: Collection[Re
 
 
 def _wrong(why: str, *remedies: str) -> Refused:
-    return Refused(Reason.VENDOR, f"the answer of the vendor's plugin is refused: {why}", *remedies)
+    return Refused(Reason.VENDOR, f"the answer of the vendor's plugin is refused: {why}", *remedies, ALLOWED)

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from ground import log
-from ground.errors import NotReady, Reason, Refused
+from ground.errors import VENDOR_LOG, NotReady, Reason, Refused
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration import endpoint, sockets
@@ -114,10 +114,10 @@ class VendorPlugin:
             if not self._closed or (task is not None and task.cancelling()):
                 raise
             text = f"the vendor's plugin of {self.resource} registered again before it answered"
-            raise NotReady(Reason.VENDOR, text) from None
+            raise NotReady(Reason.VENDOR, text, "the kubelet starts another pod in its place") from None
         except grpc.aio.AioRpcError as error:
             logger.warning("the vendor's plugin refused", resource=self.resource, error=endpoint.describe(error))
             if error.code() in GONE:
                 text = f"the vendor's plugin of {self.resource} did not answer: {error.code().name}"
-                raise NotReady(Reason.VENDOR, text) from error
-            raise Refused(Reason.VENDOR, error.details() or error.code().name) from error
+                raise NotReady(Reason.VENDOR, text, VENDOR_LOG) from error
+            raise Refused(Reason.VENDOR, error.details() or error.code().name, VENDOR_LOG) from error

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from ground import aio, log
-from ground.errors import AutoclaveError, NotReady, Reason, Refused
+from ground.errors import VENDOR_LOG, AutoclaveError, NotReady, Reason, Refused
 from plugin import preferred
 from plugin.devices import Device
 from plugin.gate import SHOWN_WITHIN, Gate
@@ -56,7 +56,7 @@ class VendorResponses:
         ids = [device.uuid for device in chain(*groups)]
         for name in ids:
             if why := offer.refusal(name, self._listing.on_node()):
-                raise Refused(Reason.VENDOR, why)
+                raise Refused(Reason.VENDOR, why, "docs/in-front.md says which devices are handed out")
         _, left = await self._there(ids, ALLOCATE_WITHIN)
         return left
 
@@ -122,13 +122,13 @@ class VendorResponses:
         if plugin is None:
             self._directory.distrust(self._resource)
             await self._listing.until_unhealthy(self._resource, ids, SHOWN_WITHIN)
-            raise NotReady(Reason.VENDOR, f"the vendor's plugin of {self._resource} is away")
+            raise NotReady(Reason.VENDOR, f"the vendor's plugin of {self._resource} is away", VENDOR_LOG)
         return plugin, within - (_now() - began)
 
     def _expect_healthy(self, ids: Collection[str]) -> None:
         for name in ids:
             if not self._directory.healthy(self._resource, name):
-                raise NotReady(Reason.VENDOR, f"the vendor's plugin calls {name} unhealthy")
+                raise NotReady(Reason.VENDOR, f"the vendor's plugin calls {name} unhealthy", VENDOR_LOG)
 
     def _report(self, unknown: frozenset[str]) -> None:
         """Count the answer, and log each new name once."""

@@ -79,8 +79,12 @@ async def translated(context: Context) -> AsyncIterator[None]:
     except Exception as error:  # noqa: BLE001 - already logged
         lack = shortage.of(error)
         if lack is not None:
-            await abort(context, grpc.StatusCode.UNAVAILABLE, NotReady(Reason.SHORTAGE, f"cannot answer: {lack}"))
-        await abort(context, grpc.StatusCode.INTERNAL, Refused(Reason.INTERNAL, FAULT))
+            await abort(
+                context, grpc.StatusCode.UNAVAILABLE, NotReady(Reason.SHORTAGE, f"cannot answer: {lack}", "try again")
+            )
+        await abort(
+            context, grpc.StatusCode.INTERNAL, Refused(Reason.INTERNAL, FAULT, "report it with the log of the service")
+        )
 
 
 async def abort(context: Context, code: grpc.StatusCode, error: AutoclaveError) -> NoReturn:

@@ -123,14 +123,18 @@ def _recipient(request: scrub_pb2.AcquireRequest) -> Recipient:
     owner, has_pods = request_limits.acquired_for(request.owner), request.HasField("pods")
     if not request.exclusive:
         if owner or request.group or has_pods:
-            raise InvalidRequest("cannot do that: an owner, a control group or pods were named, without exclusive")
+            raise InvalidRequest(
+                "cannot hand out the devices: an owner, a control group or pods were named, without exclusive"
+            )
         return ForPod(announced=request.announced)
     if not has_pods:
         return ForJob(owner, request.group)
     if request.group:
-        raise InvalidRequest("cannot do that: a control group was named, and pods as well")
+        raise InvalidRequest("cannot hand out the devices: a control group was named, and pods as well")
     if not owner:
-        raise InvalidRequest("cannot do that: pods were named, and no owner who keeps the devices for them")
+        raise InvalidRequest(
+            "cannot hand out the devices: pods were named, and no owner who keeps the devices for them"
+        )
     return ForClaim(owner, Pods(request_limits.pods(request.pods.uids)))
 
 
@@ -277,7 +281,7 @@ def _path(word: str) -> ScrubPath | None:
     try:
         return ScrubPath(word)
     except ValueError:
-        raise InvalidRequest("cannot do that: the path is not fast, slow or reset") from None
+        raise InvalidRequest("cannot scrub: the path is not fast, slow or reset") from None
 
 
 class _Servers(ABC):

@@ -146,7 +146,8 @@ def _from_dirty(
     if not proof.all_terminable(record, facts, policy):
         return answers.busy(action, record)
     if proof.reset_forbidden(record, policy):
-        return answers.Refuse(Reason.SICK, answers.sentence(action, record, proof.RESET_FORBIDDEN))
+        why = answers.sentence(action, record, proof.RESET_FORBIDDEN)
+        return answers.Refuse(Reason.SICK, why, answers.explain(record, answers.BRINGS_BACK))
     return answers.Scrub(proof.next_path(record, policy, awaited=True), Trigger.ACQUIRE)
 
 

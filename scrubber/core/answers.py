@@ -1,7 +1,7 @@
 """The possible answers of each decision: closed unions, matched without a default so that no answer is forgotten.
 
 Tenants read the sentences of ``Wait`` and ``Refuse``: they name the requested device and nothing else. The functions
-below write them.
+below write them. Each has a remedy: who can help, and how.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from ground.errors import Reason
 from scrubber.core import events as ev
 from scrubber.core.model import NO_HOLDER, Blame, Facts, InTheWay, ScrubPath, Trigger
 from scrubber.core.record import Record
+
+TRY_AGAIN = "try again in a moment"
+BRINGS_BACK = "says why, and what brings it back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Wait:
 
     reason: Reason
     message: str
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Refuse:
 
     reason: Reason
     message: str
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,30 +148,35 @@ def why_unknown_for_operators(facts: Facts) -> str:
     return f"{why_unknown(facts)}: {facts.held_up}" if facts.held_up else why_unknown(facts)
 
 
+def explain(record: Record, says: str) -> tuple[str]:
+    """Where an operator reads on. A tenant cannot run it, and learns whom to ask."""
+    return (f"on its node, `autoclave explain {record.device.name}` {says}",)
+
+
 def holders_unknown(action: Action, record: Record, facts: Facts) -> Wait:
     """Its holders could not be determined."""
     reason = Reason.SHORTAGE if facts.shortage else Reason.NOT_PROVEN_FREE
-    return Wait(reason, sentence(action, record, why_unknown(facts)))
+    return Wait(reason, sentence(action, record, why_unknown(facts)), explain(record, "says what is in the way"))
 
 
 def busy(action: Action, record: Record) -> Wait:
     """It has a holder that must not be disturbed, or an owner that is about to start."""
-    return Wait(Reason.IN_USE, sentence(action, record, "it is still in use"))
+    return Wait(Reason.IN_USE, sentence(action, record, "it is still in use"), explain(record, "says who uses it"))
 
 
 def in_reset(action: Action, record: Record) -> Wait:
     """A reset of a sibling takes it down as well."""
-    return Wait(Reason.NOT_READY, sentence(action, record, "it is being reset"))
+    return Wait(Reason.NOT_READY, sentence(action, record, "it is being reset"), (TRY_AGAIN,))
 
 
 def sick(action: Action, record: Record) -> Refuse:
     """It has an ailment."""
-    return Refuse(Reason.SICK, sentence(action, record, "it is unhealthy"))
+    return Refuse(Reason.SICK, sentence(action, record, "it is unhealthy"), explain(record, BRINGS_BACK))
 
 
 def quarantined(action: Action, record: Record) -> Refuse:
     """A probation or a person must bring it back first."""
-    return Refuse(Reason.QUARANTINED, sentence(action, record, "it is quarantined"))
+    return Refuse(Reason.QUARANTINED, sentence(action, record, "it is quarantined"), explain(record, BRINGS_BACK))
 
 
 def final(answer: Wait) -> Refuse:

@@ -25,10 +25,9 @@ from scrubber.core.record import Record
 LEFT_BEHIND = "a container of the pod died and left processes behind"
 CROWDED = "another pod's container was on it"
 CONTESTED = "it was handed out for a container that the kubelet's checkpoint does not name, and that may have used it"
-OUTDATED = (
-    "the kubelet's checkpoint is older than its last Allocate, so its owner is not known; the kubelet tries again"
-)
-ENDED = "the kubelet's checkpoint names a pod for it that has ended; the kubelet tries again"
+OUTDATED = "the kubelet's checkpoint is older than its last Allocate, so its owner is not known"
+ENDED = "the kubelet's checkpoint names a pod for it that has ended"
+TRIES_AGAIN = "the kubelet tries again"
 EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
 
 
@@ -37,14 +36,15 @@ def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
     for device, pods in owners.items():
         if not pods:
             why = f"cannot start on {device}: the kubelet's checkpoint names no pod for it"
-            return answers.Refuse(Reason.OWNER_UNKNOWN, why)
+            return answers.Refuse(Reason.OWNER_UNKNOWN, why, (TRIES_AGAIN,))
         if len(pods) > 1:
             why = f"cannot start on {device}: the kubelet's checkpoint names more than one pod for it"
-            return answers.Refuse(Reason.OWNER_AMBIGUOUS, why)
+            return answers.Refuse(Reason.OWNER_AMBIGUOUS, why, ("on its node, `autoclave doctor` names these pods",))
     all_pods = frozenset().union(*owners.values())
     if len(all_pods) == 1:
         return next(iter(all_pods))
-    return answers.Refuse(Reason.OWNER_AMBIGUOUS, "cannot start: the devices asked for belong to different pods")
+    why = "cannot start: the devices asked for belong to different pods"
+    return answers.Refuse(Reason.OWNER_AMBIGUOUS, why, ("ask for the devices of one pod",))
 
 
 def decide(
@@ -62,7 +62,8 @@ def decide(
     """
     unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
     if unproven is not None:
-        return answers.Refuse(Reason.OWNER_UNKNOWN, answers.sentence(Action.START_ON, record, unproven))
+        why = answers.sentence(Action.START_ON, record, unproven)
+        return answers.Refuse(Reason.OWNER_UNKNOWN, why, (TRIES_AGAIN,))
     why_clean = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
     why_clean = CONTESTED if named is not None and ownership.contested(record, named) else why_clean
     answer = _enforced(record, facts, policy, pod, now, why_clean)

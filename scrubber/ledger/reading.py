@@ -101,7 +101,8 @@ def noted_head(paths: LedgerPaths) -> Head | None:
 def consistent_view(paths: LedgerPaths) -> Iterator[sqlite3.Connection]:
     """A connection in one consistent view, for a program that is not the writer."""
     if not paths.database.exists():
-        raise FatalError(f"cannot read the ledger {paths.database}: there is no such file", "name the state directory")
+        why = f"cannot read the ledger {paths.database}: there is no such file"
+        raise FatalError(why, "name the state directory of the node, such as /var/lib/autoclave")
     with translated("read the ledger", paths.database):
         paths.check(private_files.demand_regular)
         connection = _connect_to_read(paths)

@@ -283,9 +283,9 @@ class Guard:
         with self._turn:
             place, own = self._sources.place(group), self._sources.place(self._service)
         if place is None or own is None:
-            raise InvalidRequest("cannot do that: the control group that was named is gone")
+            raise InvalidRequest("cannot open a device to the control group that was named: it is gone")
         if not place.name or group in own.groups:
-            raise InvalidRequest("cannot do that: the control group that was named holds the scrub service itself")
+            raise InvalidRequest("cannot open a device to the control group that was named: it holds the scrub service")
 
     def exempts(self, uuid: str, pod: str) -> bool:
         """Whether the policy in force lets a pod, as NAMESPACE/NAME, open the device at any time."""

@@ -83,7 +83,8 @@ class ServiceContext:
         """
         obstacle = self.clear_obstacle(self.record(device).device)
         if obstacle is not None:
-            raise NotReady(Reason.NOT_READY, f"{cannot}cannot clear its memory: {obstacle}", device=device)
+            why, remedy = f"{cannot}cannot clear its memory: {obstacle}", "`autoclave doctor` on its node says more"
+            raise NotReady(Reason.NOT_READY, why, remedy, device=device)
 
     def gated(self, device: str) -> bool:
         """Whether no container can use a device before the service says yes, so that a pod may be given it unproven."""

@@ -45,7 +45,8 @@ class OperatorRequests:
             if record.health.quarantine is not None:
                 _require_allowed(record, policy, proof.next_path(record, policy))
                 ailment = record.health.quarantine.ailment
-                raise Refused(Reason.QUARANTINED, f"it is quarantined ({ailment.kind.value}: {ailment.detail})")
+                remedy = f"`autoclave reinstate {record.device.name}` tests it and brings it back"
+                raise Refused(Reason.QUARANTINED, f"it is quarantined ({ailment.kind.value}: {ailment.detail})", remedy)
             context.require_clearable(device)
             if running is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, *IN_RESET)
@@ -57,7 +58,8 @@ class OperatorRequests:
                 raise Refused(Reason.IN_USE, f"it is {record.state.words}{by}", remedy)
             _require_free(record, facts, policy)
             if record.health.ailment is not None:
-                raise Refused(Reason.SICK, "it is sick and about to be quarantined")
+                remedy = f"then `autoclave explain {record.device.name}` says what brings it back"
+                raise Refused(Reason.SICK, "it is sick and about to be quarantined", remedy)
             due = proof.next_path(record, policy)
             taken = most_thorough(due, path)  # a person cannot ask for less than is due
             _require_allowed(record, policy, taken)
@@ -105,11 +107,14 @@ class OperatorRequests:
             if record.health.quarantine is not None and not await context.jobs.cancel_unless_resetting(device):
                 raise NotReady(Reason.SCRUBBING, *IN_RESET)
             if context.record(device).state is not State.QUARANTINED:
-                why = "it is not quarantined"
+                why, remedy = (
+                    "it is not quarantined",
+                    f"`autoclave scrub {record.device.name}` tests it with --path slow",
+                )
                 if record.health.ailment is not None:
-                    why += f" yet: it is sick ({record.health.ailment.kind.value}), which cannot be withdrawn; it is"
-                    why += " quarantined after its release"
-                raise Refused(Reason.NOT_QUARANTINED, why)
+                    why += f" yet: it is sick ({record.health.ailment.kind.value}), which cannot be withdrawn"
+                    remedy = "try again after its release: then it is quarantined"
+                raise Refused(Reason.NOT_QUARANTINED, why, remedy)
             context.require_clearable(device)
             device_policy = context.active_policy.device_policy(record.device)
             _require_free(*await context.observe(device, op), device_policy.policy)
@@ -133,7 +138,7 @@ class OperatorRequests:
 def _require_free(record: Record, facts: Facts, policy: Policy) -> None:
     """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
     if facts.holders is None:
-        raise NotReady(Reason.NOT_PROVEN_FREE, answers.why_unknown_for_operators(facts))
+        raise NotReady(Reason.NOT_PROVEN_FREE, answers.why_unknown_for_operators(facts), answers.TRY_AGAIN)
     stuck = [holder for holder in facts.holders if not proof.terminable(holder, record, policy)]
     if stuck:
         raise Refused(Reason.IN_USE, f"it is used by {holder_names(tuple(stuck))}", "end these processes first")
@@ -144,6 +149,5 @@ def _require_allowed(record: Record, policy: Policy, path: ScrubPath | None) -> 
     if not proof.forbids(policy, path):
         return
     if proof.reset_forbidden(record, policy):
-        by_person = ailments.RESET_BY_PERSON.format(gpu=record.device.name)
-        raise Refused(Reason.SICK, f"{proof.RESET_FORBIDDEN}: {by_person}")
+        raise Refused(Reason.SICK, proof.RESET_FORBIDDEN, ailments.RESET_BY_PERSON.format(gpu=record.device.name))
     raise Refused(Reason.INVALID_REQUEST, "the policy forbids resets (reset.when: never)", "choose the path slow")

@@ -43,8 +43,9 @@ A = TypeVar("A", bound=Answer)
 ACCEPTED = (answers.Proceed, answers.HandOut, answers.Defer)
 OVERRUN = 0.5  # seconds beyond a deadline: an observation that begins just before it can still finish
 ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
-TOO_LATE = "cannot say in time whether the devices are free", "try again"
+TOO_LATE = "cannot say in time whether the devices are free", answers.TRY_AGAIN
 NO_DECISION = f"internal error: no decision after {MAX_ROUNDS} rounds"
+TO_REPORT = "try again; if it stays, report it with the log of the scrub service"
 # Seconds between observations while the last owner still has time to leave.
 ACQUIRE_OBSERVES_EVERY = 0.05  # meanwhile no other pod of the node can start
 START_OBSERVES_EVERY = 1.0  # and after each change of the device; only this container waits
@@ -166,10 +167,8 @@ class TenantRequests:
                 named = {} if owner else await self._assignments(request)
                 assigned = owner or self._assigned_pod(request, named)
                 if starting_pod not in (None, assigned):
-                    raise NotReady(
-                        Reason.OWNER_UNKNOWN,
-                        "cannot start: the kubelet has given the devices to another pod since the request",
-                    )
+                    why = "cannot start: the kubelet has given the devices to another pod since the request"
+                    raise NotReady(Reason.OWNER_UNKNOWN, why, start.TRIES_AGAIN)
                 starting_pod = assigned
                 answer = partial(self._start_answer, request, assigned, named)
                 replies = await self._of_all(request, answer)
@@ -185,7 +184,7 @@ class TenantRequests:
                 joined.pop(device, None)
             joined |= {job.device: job for job in running}
             await self._wait(request, running)
-        raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
+        raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}", TO_REPORT)
 
     async def distrust(self, device: str, why: str, *, op: str = "", within: float | None = None) -> None:
         """End the proof of a device, as ``acquire.distrust`` says. NotReady while the device is being scrubbed."""
@@ -200,7 +199,7 @@ class TenantRequests:
     async def let_in(self, owner: str, only: Pods, *, op: str = "") -> list[str]:
         """From now on these pods may open the devices of this owner, and nobody else. Returns the devices."""
         if not owner:
-            raise InvalidRequest("cannot do that: no owner was named")
+            raise InvalidRequest("cannot let pods in: no owner was named")
         pods = tuple(sorted(only.names))
         ledger = self._context.ledger
         async with self._turn_of(owner):
@@ -332,21 +331,21 @@ class TenantRequests:
 
     def _no_decision(self, request: Request, device: str) -> answers.Refuse:
         record = self._context.ledger.records[device]
-        return answers.Refuse(Reason.INTERNAL, answers.sentence(request.action, record, NO_DECISION))
+        return answers.Refuse(Reason.INTERNAL, answers.sentence(request.action, record, NO_DECISION), (TO_REPORT,))
 
     async def _assignments(self, request: Request) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about these devices, or NotReady."""
         try:
             return await self._context.observer.assignments(request.devices)
         except ShortageError as error:
-            raise NotReady(Reason.SHORTAGE, f"cannot start: {error}") from None
+            raise NotReady(Reason.SHORTAGE, f"cannot start: {error}", answers.TRY_AGAIN) from None
         except (AssignmentsError, DeviceError) as error:
             logger.error(  # noqa: TRY400 - expected
                 "cannot find the pod that is about to start",
                 op=request.op, devices=request.devices, error=str(error),
             )  # fmt: skip
             why = "cannot start: the kubelet's checkpoint, which names the owner of the devices, cannot be read"
-            raise NotReady(Reason.OWNER_UNKNOWN, why) from None
+            raise NotReady(Reason.OWNER_UNKNOWN, why, "the log of the scrub service says why") from None
 
     def _assigned_pod(self, request: Request, named: Mapping[str, KubeletAssignment]) -> str:
         """The one pod that the kubelet's checkpoint names for these devices, or NotReady."""
@@ -426,7 +425,7 @@ class TenantRequests:
                 elif context.record(device).scrubs.job is not None:
                     # The job ended while the ledger could not be written; the monitor closes it soon.
                     why = f"cannot {request.action.value} {device}: its last scrub was interrupted"
-                    raise NotReady(Reason.SCRUBBING, why, "try again", device=device)
+                    raise NotReady(Reason.SCRUBBING, why, answers.TRY_AGAIN, device=device)
                 # Otherwise the job has ended since the decision: the caller decides again.
         return running
 
@@ -482,8 +481,9 @@ def _error(answer: answers.Wait | answers.Refuse, device: str = "") -> NotReady 
 
 
 def _still_scrubbed(request: Request, *devices: str) -> NotReady:
-    why = f"cannot {request.action.value} {', '.join(devices)} in time: it is being scrubbed"
-    return NotReady(Reason.SCRUBBING, why, "try again", device=devices[0] if devices else "")
+    being = "it is" if len(devices) == 1 else "they are"
+    why = f"cannot {request.action.value} {', '.join(devices)} in time: {being} being scrubbed"
+    return NotReady(Reason.SCRUBBING, why, answers.TRY_AGAIN, device=devices[0] if devices else "")
 
 
 @contextlib.asynccontextmanager
@@ -514,4 +514,6 @@ def _raise_refusals(replies: Mapping[str, Answer], joined: Mapping[str, ScrubJob
             raise _error(answer, device)
         if isinstance(answer, answers.Scrub) and device in joined and not joined[device].used_in_passing:
             why = f"cannot {action.value} {device}: its scrub failed"
-            raise NotReady(Reason.SCRUB_FAILED, why, device=device)
+            raise NotReady(
+                Reason.SCRUB_FAILED, why, f"on its node, `autoclave explain {device}` says why", device=device
+            )

@@ -11,6 +11,7 @@ from autoclave.cli.verbs import cdi
 from tests import host_root
 from tests.host_root import BY_UUID, HostRoot, specification
 
+SEE_IT_FAIL = "run `nvidia-ctk cdi generate` on the node to see it fail\n"
 FLAGS = ["cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
 pytestmark = host_root.takes_chroot
 
@@ -113,7 +114,10 @@ def test_a_failure_is_reported_with_its_words(node):
     )
     run = node.write()
     assert (run.exit_code, node.file.exists()) == (1, False)
-    assert run.stderr == 'autoclave: nvidia-ctk ended with status 1: failed to "open" NVML; nothing was written\n'
+    assert (
+        run.stderr
+        == 'autoclave: nvidia-ctk ended with status 1: failed to "open" NVML; nothing was written; ' + SEE_IT_FAIL
+    )
 
 
 def test_without_nvidia_ctk_the_remedy_is_named(node, monkeypatch):
@@ -139,7 +143,7 @@ def test_an_nvidia_ctk_that_hangs_is_killed_with_its_children(node):
     node.install("(read -r _ < /never) | read -r _")
     run = node.write("--timeout=300ms")
     assert (run.exit_code, run.stdout, node.file.exists()) == (5, "", False)
-    assert "nvidia-ctk did not end within 0.3 s and was killed: see whether `nvidia-smi -L` answers" in run.stderr
+    assert "nvidia-ctk did not end within 0.3 s and was killed; see whether `nvidia-smi -L` answers" in run.stderr
 
 
 @pytest.mark.parametrize("to", ["", " >&2"], ids=["output", "errors"])
@@ -148,7 +152,10 @@ def test_an_output_without_end_is_cut_off(node, monkeypatch, to):
     node.install(f"while echo 123456789012345678901234567890; do :; done{to}")
     run = node.write()
     assert (run.exit_code, run.stdout, node.file.exists()) == (1, "", False)
-    assert run.stderr == "autoclave: nvidia-ctk printed more than 1000 bytes and was killed; nothing was written\n"
+    assert (
+        run.stderr
+        == "autoclave: nvidia-ctk printed more than 1000 bytes and was killed; nothing was written; " + SEE_IT_FAIL
+    )
 
 
 @pytest.mark.usefixtures("without_group")

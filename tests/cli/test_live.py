@@ -152,7 +152,7 @@ TRAIN = views.HolderView(7, "ann", "train", "pod-a")
     ("seen", "by"),
     [
         ({"holders": (TRAIN,), "first": "end it: `kill 7`"}, ' by "train" (pid 7, user ann, pod-a); end it: `kill 7`'),
-        ({"first": "it starts; wait 10 s"}, ": it starts; wait 10 s"),
+        ({"first": "it starts; wait 10 s"}, "; it starts; wait 10 s"),
         ({"pod": "ns/train"}, " by ns/train; `autoclave explain 0` says more"),
         ({}, "; `autoclave explain 0` says more"),
     ],

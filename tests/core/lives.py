@@ -52,6 +52,9 @@ HERE = Incarnation("boot-1", "driver-1")
 REBOOTED = Incarnation("boot-2", "driver-1")
 RELOADED = Incarnation("boot-1", "driver-2")
 AWAY = NOW.uptime + 1  # since when we watch, when the service was away after a proof
+IN_THE_WAY = ("on its node, `autoclave explain 0` says what is in the way",)
+BY_WHOM = ("on its node, `autoclave explain 0` says who uses it",)
+BACK = ("on its node, `autoclave explain 0` says why, and what brings it back",)
 DEVICE = DeviceInfo("GPU-1", 0, "NVIDIA H100 80GB HBM3", 1000)
 
 ENFORCE = Policy()

@@ -31,8 +31,11 @@ from scrubber.core.recipients import ForClaim, ForJob, ForPod
 from tests.core import lives
 from tests.core.lives import (
     AWAY,
+    BACK,
+    BY_WHOM,
     ENFORCE,
     FOREIGN,
+    IN_THE_WAY,
     LEFTOVER,
     NOW,
     OBSERVE,
@@ -49,11 +52,13 @@ from tests.core.lives import (
 )
 
 ANNOUNCED = ForPod(announced=True)
-NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it")
-IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
+NOT_PROVEN = Wait(
+    Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it", IN_THE_WAY
+)
+IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use", BY_WHOM)
 GIVE_BACK = ("run `autoclave release 0` once its owner has ended",)
 GONE = RecordFirst(ev.Released("it was asked for again, and its last owner is gone"))
-SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
+SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy", BACK)
 FAST = Scrub(ScrubPath.FAST, Trigger.ACQUIRE)
 SLOW = Scrub(ScrubPath.SLOW, Trigger.ACQUIRE)
 EXPIRED = Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)
@@ -72,9 +77,13 @@ NO_FILES = "cannot {} GPU-1: the node has too many files open"
 
 def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
     refused = acquire.decide(lives.CLEAN, SHORT, ENFORCE, NOW, ForPod())
-    assert refused == Wait(Reason.SHORTAGE, NO_FILES.format("hand out"))
-    assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(Reason.SHORTAGE, NO_FILES.format("start on"))
-    assert acquire.take_back(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
+    assert refused == Wait(Reason.SHORTAGE, NO_FILES.format("hand out"), IN_THE_WAY)
+    assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(
+        Reason.SHORTAGE, NO_FILES.format("start on"), IN_THE_WAY
+    )
+    assert acquire.take_back(lives.IN_USE, SHORT, NOW) == Refuse(
+        Reason.SHORTAGE, NO_FILES.format("take back"), IN_THE_WAY
+    )
     assert next_action.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
     veto = verdict.veto(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
     assert veto == Veto(Blame.SERVICE, "the node has too many files open")
@@ -88,7 +97,7 @@ def test_only_operators_read_which_process_was_too_slow():
     held_up = replace(facts(None), held_up=HELD_UP_BY)
     assert acquire.decide(lives.CLEAN, held_up, ENFORCE, NOW, ForPod()) == NOT_PROVEN
     waits = start.decide(lives.GRANTED, held_up, ENFORCE, A, NOW)
-    assert waits == Wait(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
+    assert waits == Wait(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}", IN_THE_WAY)
     for waiting in (lives.CLEAN, lives.DIRTY):
         assert next_action.tend(waiting, held_up, ENFORCE, NOW, 0.0) == Blocked(f"{NO_PROOF}: {HELD_UP_BY}")
     veto = verdict.veto(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
@@ -101,7 +110,7 @@ DEFER = rows(
     ("one that is being scrubbed", lives.SCRUBBING, facts(), Defer()),
     ("one that is still in use", lives.IN_USE, facts((OF_A,), alive=True), Defer()),
     ("a quarantined one is refused", lives.QUARANTINED, facts(),
-     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
+     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined", BACK)),
     ("a sick one is refused", lives.SICK_DIRTY, facts(), SICK),
 )  # fmt: skip
 
@@ -176,11 +185,11 @@ OBSERVED = rows(
     ("a dirty device is handed out unscrubbed", lives.DIRTY, facts(),
      HandOut("not scrubbed: mode enforce needs the fast path (acquire)")),
     ("a sick device whose sibling is being reset goes to nobody", lives.SICK_DIRTY,
-     replace(facts(), domain_resetting=True), Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")),
+     replace(facts(), domain_resetting=True), Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy", BACK)),
     ("a scrub that a person started is joined", lives.SCRUBBING, facts(), Join()),
     ("the same, and the device is sick", lives.SCRUBBING, facts(vitals=XID_79), Join()),
     ("a quarantined device is refused even so", lives.QUARANTINED, facts(),
-     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
+     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined", BACK)),
 )  # fmt: skip
 
 
@@ -311,7 +320,7 @@ def test_a_ledger_that_may_be_an_older_copy_proves_nothing(record, boot_id, even
 
 
 GIVEN_BACK = RecordFirst(ev.Released("it was given back"))
-TAKE_BACK = Refuse(Reason.IN_USE, "cannot take back GPU-1: it is still in use")
+TAKE_BACK = Refuse(Reason.IN_USE, "cannot take back GPU-1: it is still in use", BY_WHOM)
 RELEASE = rows(
     ("an exposed device whose owner is gone", lives.IN_USE, facts(alive=False), GIVEN_BACK),
     ("a grant that nobody used", lives.GRANTED, facts(), GIVEN_BACK),
@@ -319,7 +328,7 @@ RELEASE = rows(
     ("W5 the caller's word is not enough: the owner lives", lives.IN_USE, facts(alive=True), TAKE_BACK),
     ("W17 a caller who is not the owner: a container is on it", lives.IN_USE, facts((OF_A,), alive=False), TAKE_BACK),
     ("W13 nobody can say whether the owner lives", lives.IN_USE, facts(),
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it", IN_THE_WAY)),
 )  # fmt: skip
 
 
@@ -362,7 +371,7 @@ JOBS_OF_A_POD = rows(
     ("the kubelet gave it to another pod", OF_A_JOB, facts(alive=True, assigned_pods=[B]), TAKE_BACK),
     ("the checkpoint cannot be read", OF_A_JOB, facts(alive=True), TAKE_BACK),
     ("the holders are not known", OF_A_JOB, facts(None, alive=True, assigned_pods=[A]),
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it", IN_THE_WAY)),
     ("a pod that the kubelet has asked for", lives.IN_USE, facts(alive=True, assigned_pods=[A]), TAKE_BACK),
 )  # fmt: skip
 

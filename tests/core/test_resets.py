@@ -95,7 +95,7 @@ def test_a_device_that_needs_a_forbidden_reset_is_quarantined(record):
 
 def test_a_request_is_refused_while_its_reset_is_forbidden():
     refused = acquire.decide(NEEDS_ONE, lives.facts(), NO_RESETS, lives.NOW, ForPod())
-    assert refused == answers.Refuse(Reason.SICK, f"cannot hand out GPU-1: {proof.RESET_FORBIDDEN}")
+    assert refused == answers.Refuse(Reason.SICK, f"cannot hand out GPU-1: {proof.RESET_FORBIDDEN}", lives.BACK)
     assert acquire.decide(lives.DIRTY, lives.facts(), NO_RESETS, lives.NOW, ForPod()) == answers.Scrub(
         ScrubPath.FAST, Trigger.ACQUIRE
     )

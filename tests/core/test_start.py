@@ -17,10 +17,29 @@ from scrubber.core.answers import Admit, HandOut, Join, Proceed, RecordFirst, Re
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, ScrubPath, Trigger
 from scrubber.core.ownership import STARTS_WITHIN
 from tests.core import lives
-from tests.core.lives import AWAY, ENFORCE, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
+from tests.core.lives import (
+    AWAY,
+    BACK,
+    BY_WHOM,
+    ENFORCE,
+    IN_THE_WAY,
+    LEFTOVER,
+    OBSERVE,
+    OF_A,
+    OF_B,
+    A,
+    B,
+    facts,
+    later,
+    live,
+    rows,
+)
 
-BUSY = Wait(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
-SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
+BUSY = Wait(Reason.IN_USE, "cannot start on GPU-1: it is still in use", BY_WHOM)
+NOT_PROVEN = Wait(
+    Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it", IN_THE_WAY
+)
+SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy", BACK)
 ADMIT = Admit(ev.PutInUse(Owner(A, later(1))))
 CROWD = RecordFirst(ev.PutInUse(Owner(A, lives.NOW, seen=True, crowded=True)))
 EXPIRED = Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)
@@ -37,7 +56,7 @@ START = rows(
     ("W17 somebody else's container is on the grant: it may have left by the next look", lives.GRANTED, facts((OF_B,)),
      ENFORCE, RecordFirst(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
-     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+     NOT_PROVEN),
     ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
      ENFORCE, RecordFirst(ev.Released("its proof ended before a container started on it"))),
     ("a container that already runs is not scrubbed away under an old proof", lives.GRANTED,
@@ -55,7 +74,7 @@ START = rows(
     ("a nameless user that is still there is not taken for another's container", lives.USED_BY_HOST, facts((OF_B,)),
      ENFORCE, BUSY),
     ("W12 nobody can say whether the other owner lives", lives.IN_USE_BY_B, facts(alive=None), ENFORCE,
-     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+     NOT_PROVEN),
     ("a start is no proof of ownership: the container on it may be anybody's", lives.IN_USE_BY_B,
      facts((OF_A,), alive=False), ENFORCE, BUSY),
     ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
@@ -110,7 +129,7 @@ MODELS = rows(
      (RecordFirst(ev.Released(start.CROWDED, restart=True)),) * 3),
     ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
     ("W16 no sight of processes", lives.IN_USE, facts(None),
-     (Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it"),) * 3),
+     (NOT_PROVEN,) * 3),
 )  # fmt: skip
 
 
@@ -148,7 +167,7 @@ DOUBLE = rows(
     ("R11 the same, for an init and an app container", DOUBLED, facts(epoch="epoch-2"), 2, ADMIT_SHOWN),
     ("W18 a container of the pod is on it", DOUBLED_IN_USE, BESIDE, 1, BUSY),
     ("W16 no sight of processes", DOUBLED_IN_USE, facts(None), 1,
-     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+     NOT_PROVEN),
     ("another pod", live(DOUBLED, ev.PutInUse(Owner(B, lives.NOW, seen=True))), facts(alive=False), 1,
      RecordFirst(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("it is scrubbed", RESTARTED, facts(), 1, Scrub(ScrubPath.FAST, Trigger.START)),
@@ -194,9 +213,10 @@ DEFERRED_AT_START = live(CLEAN_AGAIN, ev.Deferred(), ev.Granted(replace(lives.gr
 NO_OWNER = "cannot start on GPU-1: the kubelet's checkpoint "
 OLD = Refuse(
     Reason.OWNER_UNKNOWN,
-    NO_OWNER + "is older than its last Allocate, so its owner is not known; the kubelet tries again",
+    NO_OWNER + "is older than its last Allocate, so its owner is not known",
+    (start.TRIES_AGAIN,),
 )
-ENDED = Refuse(Reason.OWNER_UNKNOWN, NO_OWNER + "names a pod for it that has ended; the kubelet tries again")
+ENDED = Refuse(Reason.OWNER_UNKNOWN, NO_OWNER + "names a pod for it that has ended", (start.TRIES_AGAIN,))
 TICK = ownership.CLOCK_TICK
 # When the kubelet wrote the checkpoint, in seconds after the grant, and by how many the wall clock was set since.
 WRITTEN = rows(
@@ -261,7 +281,6 @@ def test_the_starting_pod(owners, wanted):
     assert (found.reason if isinstance(found, (Wait, Refuse)) else found) == wanted
 
 
-NOT_ITS_OWN = Refuse(Reason.OTHER_OWNER, "cannot start on GPU-1: the claim of the container does not have it")
 SICK_CLAIM = live(lives.OF_CLAIM, ev.AilmentFound(lives.LOST))
 NAME = "team/pod-a/main"
 CREATED = Admit(ev.PutInUse(Owner(A, later(1), name=NAME)))

@@ -152,3 +152,22 @@ def test_no_program_cuts_a_sentence_apart():
 )
 def test_a_sentence_that_is_cut_apart_is_found(line):
     assert [*cut_apart(ast.parse(line))] == [1]
+
+
+REFUSALS = {"Refused", "NotReady"}  # ``Refuse`` and ``Wait`` cannot be made without remedies
+
+
+def without_remedy(tree):
+    """The line of each refusal that says to nobody what to do."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") in REFUSALS]
+    return [call.lineno for call in calls if len(call.args) < 3 and not isinstance(call.args[-1], ast.Starred)]
+
+
+def test_each_refusal_says_who_can_help():
+    rooms = ("autoclave", "plugin", "scrubber", "scrub_api", "ground")
+    assert [place(path, line) for path, tree in modules(*rooms) for line in without_remedy(tree)] == []
+
+
+def test_a_refusal_without_remedy_is_found():
+    assert without_remedy(ast.parse("Refused(Reason.SICK, 'it is sick', device=device)")) == [1]
+    assert without_remedy(ast.parse("NotReady(Reason.SICK, *TOO_LATE)")) == []

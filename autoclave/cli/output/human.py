@@ -26,6 +26,12 @@ def warn(text: str) -> None:
     click.echo(f"autoclave: {printable(text)}", err=True)
 
 
+def hint(*remedies: str) -> None:
+    """Print what a person can do about it, each on a line of its own, on stderr."""
+    for remedy in remedies:
+        warn(f"hint: {remedy}")
+
+
 def printable(text: str) -> str:
     """The text with control characters escaped: a process name can hold codes that a terminal obeys."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -54,7 +54,7 @@ def acquire(gpus: tuple[str, ...], owner: str | None, cgroup: int, output: str, 
             raise
         device = in_the_way.device
         why = f" ({note})" if (note := text_tables.describe(device)) else ""
-        advice = *error.remedies, f"`autoclave explain {device.argument}` says what to do"
+        advice = error.remedies or (f"`autoclave explain {device.argument}` says what to do",)
         raise type(error)(error.reason, f"{error.message}{why}", *advice) from None
     if output != "text":
         document.emit(document.listing("Grant", map(document.fields, grants)), output)
@@ -101,7 +101,8 @@ def release(gpus: tuple[str, ...], owner: str | None, force: bool, quiet: bool, 
         refused = _explained(run_dir, error.device)
         if refused is None or error.reason is Reason.OTHER_OWNER:
             raise
-        raise Refused(error.reason, f"{error.message}{_in_the_way(refused)}") from None
+        who, remedy = _in_the_way(refused)
+        raise Refused(error.reason, f"{error.message}{who}", remedy) from None
     if not named_some and released:
         devices = named(sorted(released))
     if not devices and not quiet:
@@ -117,12 +118,11 @@ def release(gpus: tuple[str, ...], owner: str | None, force: bool, quiet: bool, 
         human.say(f"GPU {device.name} ({uuid}) {result}")
 
 
-def _in_the_way(refused: views.Explanation) -> str:
-    """Who or what is in the way of a release. The command that was refused is no advice."""
-    device, first = refused.device, refused.before_release
-    if by := ", ".join(map(str, device.holders)) or device.pod:
-        return f" by {by}; {first or f'`autoclave explain {device.argument}` says more'}"
-    return f": {first}" if first else f"; `autoclave explain {device.argument}` says more"
+def _in_the_way(refused: views.Explanation) -> tuple[str, str]:
+    """Who is in the way of a release, and what to do. The command that was refused is no advice."""
+    device = refused.device
+    by = ", ".join(map(str, device.holders)) or device.pod
+    return by and f" by {by}", refused.before_release or f"`autoclave explain {device.argument}` says more"
 
 
 def _explained(run_dir: Path, device: str) -> views.Explanation | None:

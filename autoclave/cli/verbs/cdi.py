@@ -160,7 +160,7 @@ def _printed(process: subprocess.Popen[bytes], within: float) -> tuple[str, str]
                 if not chunk:
                     selector.unregister(key.fd)
                 if len(printed[key.fd]) > LARGEST:
-                    end = _kill(process) or "and was killed; nothing was written"
+                    end = "and cannot be killed" if _kill(process) else "and was killed; nothing was written"
                     raise _refused(f"nvidia-ctk printed more than {LARGEST} bytes {end}")
     try:
         process.wait(max(deadline - time.monotonic(), 0))
@@ -214,25 +214,28 @@ def _failure(status: int, why: str, places: Iterable[str]) -> str:
 
 def _late(process: subprocess.Popen[bytes], within: float) -> NotReady:
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    end = _kill(process) or "and was killed: see whether `nvidia-smi -L` answers on the node"
-    what = f"did not end within {within:g} s {end}"
+    unkillable = _kill(process)
     if ended:
-        what = f"has ended, and a process that it started still has its output open after {within:g} s: end that one"
-    return NotReady(Reason.TIMED_OUT, f"nvidia-ctk {what}")
+        why = f"nvidia-ctk has ended, and a process that it started still has its output open after {within:g} s"
+        return NotReady(Reason.TIMED_OUT, why, "end that process")
+    why = f"nvidia-ctk did not end within {within:g} s"
+    if unkillable:
+        return NotReady(Reason.TIMED_OUT, f"{why} and cannot be killed (pid {process.pid})", "reboot the node")
+    return NotReady(Reason.TIMED_OUT, f"{why} and was killed", "see whether `nvidia-smi -L` answers on the node")
 
 
-def _kill(process: subprocess.Popen[bytes]) -> str:
-    """Kill the process and its children. Returns what to do if it does not end, and else nothing."""
+def _kill(process: subprocess.Popen[bytes]) -> bool:
+    """Kill the process and its children. Returns whether it does not end."""
     os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
     try:
         process.wait(_KILLED_WITHIN)
     except subprocess.TimeoutExpired:
-        return f"and cannot be killed (pid {process.pid}): reboot the node"
-    return ""
+        return True
+    return False
 
 
 def _refused(message: str) -> Refused:
-    return Refused(Reason.VENDOR, message)
+    return Refused(Reason.VENDOR, message, "run `nvidia-ctk cdi generate` on the node to see it fail")
 
 
 def _write(file: Path, made: Mapping[str, Any], elsewhere: Sequence[CdiSpec]) -> str:

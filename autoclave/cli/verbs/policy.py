@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
@@ -108,7 +109,9 @@ def show(name: str | None, digest: str | None, state_dir: Path) -> None:
         click.echo(_named_by(digest, state_dir))
         return
     if name not in load.shipped():
-        raise FatalError(f"cannot show policy {name}: the shipped policies are {', '.join(load.shipped())}")
+        near = difflib.get_close_matches(name or "", load.shipped(), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise FatalError(f"cannot show policy {name}{hint}: the shipped policies are {', '.join(load.shipped())}")
     click.echo(load.read_shipped(name), nl=False)
 
 

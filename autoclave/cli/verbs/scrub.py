@@ -233,7 +233,7 @@ def _no(result: views.ScrubResult, name: str, refused: str) -> str:
     if result is OVERDUE:
         return f"GPU {name} is not clean yet: {why}, `autoclave status {name}` shows it"
     if refused:
-        return joined(f"cannot {refused} GPU {name}: {why}", *result.remedies, advice)
+        return joined(f"cannot {refused} GPU {name}: {why}", *(result.remedies or (advice,)))
     return joined(f"GPU {name} is not clean: {why}", advice)
 
 

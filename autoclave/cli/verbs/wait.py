@@ -68,7 +68,7 @@ async def _wait(
     """The GPUs, and those that have not reached the goal in time, by UUID and as they are now."""
     devices = (await admin.status(gpus)).devices
     if not devices:
-        raise NotReady(Reason.NOT_READY, "cannot wait: the service has found no GPU on this node")
+        raise NotReady(Reason.NOT_READY, "cannot wait: the service has found no GPU on this node", "`autoclave doctor`")
     missing = [device for device in devices if not _is(device, goal)]
     if missing and sys.stderr.isatty():
         for device in missing:

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from ground import log
-from ground.errors import InvalidRequest, NotReady, Reason
+from ground.errors import VENDOR_LOG, InvalidRequest, NotReady, Reason
 from plugin.cluster.retry_loop import Failure
 from plugin.devices import Device
 from plugin.dra import resource_slices
@@ -68,9 +68,9 @@ class VendorService:
         except grpc.aio.AioRpcError as error:
             logger.warning("the vendor's driver did not answer", code=error.code().name, error=error.details())
             text = f"the driver {self._driver} did not answer: {error.code().name}"
-            raise NotReady(Reason.NOT_READY, text) from error
+            raise NotReady(Reason.NOT_READY, text, VENDOR_LOG) from error
         if request.claims[0].uid not in answered.claims:
-            raise NotReady(Reason.NOT_READY, f"the driver {self._driver} answered without this claim")
+            raise NotReady(Reason.NOT_READY, f"the driver {self._driver} answered without this claim", VENDOR_LOG)
         return answered
 
 
@@ -118,7 +118,7 @@ class VendorDevices:
         answer = await self._service.prepare(claim, until)
         reported = self._listing.current()
         if reported is None:
-            raise NotReady(Reason.UNREACHABLE, "the scrub service does not answer any more")
+            raise NotReady(Reason.UNREACHABLE, "the scrub service does not answer any more", "the kubelet tries again")
         if not answer.error:
             cdi_ids = [cdi_id for device in answer.devices for cdi_id in device.cdi_device_ids]
             await asyncio.to_thread(vendor_cdi.check, cdi_ids, self._cdi_dirs, list(devices.values()), reported)

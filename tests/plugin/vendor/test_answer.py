@@ -213,7 +213,7 @@ def test_the_vendor_may_choose_what_its_containers_run(cdi_dir):
 @pytest.mark.parametrize(("name", "value"), [("NVIDIA_NEW", "1"), ("OTHER", OTHER.uuid)])
 def test_a_variable_that_is_refused_can_be_allowed_by_name(cdi_dir, name, value):
     envs = {"envs": RIGHT["envs"] | {name: value}}
-    with pytest.raises(Refused, match=f"; to let it pass, set --vendor-variable {name}$"):
+    with pytest.raises(Refused, match=f"; to let it pass, set --vendor-variable {name}; "):
         check(RIGHT | envs, [GRANTED], cdi_dir)
     assert check(RIGHT | envs, [GRANTED], cdi_dir, variables=[name]) == {name}
 
