@@ -414,14 +414,11 @@ class ScrubJob:
         return verdict.veto(self._ledger.records[self.device], self.id, step, facts, self._clear_began)
 
     async def _observe(self, step: Step) -> Facts:
-        """A full observation, until one has found no holder; then by the driver's list. Around a reset a search.
-
-        A search of all processes takes a second on a node where a hundred large ones run.
-        """
+        """Look who has the device. The first look that finds no holder is what the later ones rest on."""
         records = self._ledger.records
         record = records[self.device]
         if plans.STEPS[step].driver is plans.Driver.ALONE:  # it takes its siblings down, too
-            facts = await self._observer.searched(record, self._siblings(records))
+            facts = await self._observer.before_reset(record, self._siblings(records))
         else:
             facts = await (self._observer.listed if self._free else self._observer.full)(record)
         self._free = facts.holders == ()

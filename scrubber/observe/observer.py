@@ -1,18 +1,12 @@
-"""Observes devices and returns facts: holders, siblings, owners, pods, witness. Decides nothing.
+"""Observes devices and returns facts: holders, siblings, owners, pods, witness.
 
-Which look is enough for which decision is said here and in ``by_list``, and nowhere else:
-
-* A round asks the driver alone (``quick``).
-* A grant whose start is announced takes what was seen last, where the fence has counted nobody since. Otherwise it asks
-  the driver alone, too. The start looks again.
-* Any other grant, each start, and what a record rests on know all holders (``before_grant``, ``before_start``,
-  ``full``). They search all processes of the node once, unless the fence proves that a search would find no holder.
-* Between the first and the last observation of a scrub, the driver's list is enough (``listed``).
+Decides nothing: ``core.observation`` says which look is enough for the purpose of a caller.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +14,7 @@ from pathlib import Path
 from scrubber.core import fencing, presence
 from scrubber.core.guarded import FenceReading
 from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names, place_words
+from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
 from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Testimony, Witness
@@ -32,7 +27,7 @@ from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
 from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander
-from scrubber.observe.observed_since import OBSERVED_WITHIN, ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_containers import OwnerContainers
 
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
@@ -68,36 +63,28 @@ class Observer:
         self._last: dict[str, tuple[Record, Facts]] = {}  # by device: what was seen of it last
 
     async def quick(self, record: Record) -> Facts:
-        """Facts for a round: by the driver's list where it is enough; else a full observation."""
-        return await self._by_list(record, is_enough=True)
+        """Facts for a round of the monitor."""
+        return await self._by_list(record, Purpose.ROUND)
 
     async def before_grant(self, record: Record, recipient: Recipient) -> Facts:
-        """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use.
+        """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use."""
+        announced = isinstance(recipient, ForPod) and recipient.announced
+        purpose = Purpose.RESERVE if announced else Purpose.GRANT
+        return self._unchanged(record, purpose) or await self._by_list(record, purpose)
 
-        To take a device from its last owner is a decision, too.
-        """
-        taken = record.state in (State.GRANTED, State.IN_USE)
-        may_reserve = isinstance(recipient, ForPod) and recipient.announced and not taken
-        facts = self._unchanged(record) if may_reserve else None
-        return facts if facts is not None else await self._by_list(record, is_enough=may_reserve)
-
-    def _unchanged(self, record: Record) -> Facts | None:
-        """What was seen last, if that was nobody, a moment ago, with the same record, and nobody has opened it since.
-
-        None where the fence does not say that at once.
-        """
+    def _unchanged(self, record: Record, purpose: Purpose) -> Facts | None:
+        """What was seen last, if that is enough. None where the fence does not say so at once."""
         uuid, guard = record.device.uuid, self.driver.guard
         last, facts = self._last.get(uuid, (None, None))
         if guard is None or facts is None or last is not record or facts.holders != ():
             return None
-        is_new = self._observed_since.now().uptime - facts.at.uptime < OBSERVED_WITHIN
-        return self._observed_since.stamped(uuid, facts) if is_new and guard.still_says(uuid, facts.witness) else None
+        now = self._observed_since.now()
+        ago = now.uptime - facts.at.uptime if guard.still_says(uuid, facts.witness) else math.inf
+        look = enough(purpose, Known(record, Listed.NOTHING, NOT_ASKED, owner_alive=None, free_ago=ago))
+        return self._observed_since.stamped(uuid, facts, at=now) if look is Look.LAST else None
 
-    async def _by_list(self, record: Record, *, is_enough: bool) -> Facts:
-        """Facts by the driver's list, if ``is_enough`` or the fence proves that nobody else has the device.
-
-        A process that only has the device open is not on the list.
-        """
+    async def _by_list(self, record: Record, purpose: Purpose) -> Facts:
+        """Facts by the driver's list, if that is enough."""
         uuid, vitals = record.device.uuid, None
         try:
             said = await self._list.ask(uuid)
@@ -105,15 +92,14 @@ class Observer:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.
             vitals = self.health.unanswered(uuid, error)
         else:
-            facts = await self._list.facts(record, said)
-            if facts is not None and (is_enough or self._observed_since.is_alone(uuid)):
+            facts = await self._list.facts(record, said, purpose)
+            if facts is not None:
                 return self._seen(record, facts)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             unknown = said is None or said.held is None
             vitals = await self.health.vitals(uuid, record.device.parent) if unknown else None
-        if record.state is State.SCRUBBING:  # the holder is usually a worker of the service
-            return replace(await self.listed(record), vitals=vitals)
-        return replace(await self.full(record), vitals=vitals)
+        again = self.listed if beyond_list(record) is Purpose.STEP else self.full
+        return replace(await again(record), vitals=vitals)
 
     async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
         """Health and holders of the devices for which the driver's list is enough. One thread asks about all of them.
@@ -127,51 +113,53 @@ class Observer:
 
     async def before_start(self, record: Record, starting_pod: str) -> Facts:
         """Facts for the start of a container."""
-        of_owner = record.state is State.GRANTED
-        facts = await self._without_search(record, starting_pod, of_owner=of_owner)
-        return facts if facts is not None else await self.searched(record, starting_pod=starting_pod)
+        return await self._all_holders(record, Purpose.START, starting_pod)
 
     async def full(self, record: Record) -> Facts:
         """Facts that a change may rest on: all holders of the device."""
-        facts = await self._without_search(record)
-        return facts if facts is not None else await self.searched(record)
+        return await self._all_holders(record, Purpose.CHANGE)
 
     async def listed(self, record: Record) -> Facts:
-        """Facts by the driver's list, if it names no holder; else by a search.
+        """Facts for a step of a scrub. Ask after an observation of this scrub that found no holder."""
+        found = await self._none_listed(record)
+        known = Known(record, Listed.NOBODY, NOT_ASKED, owner_alive=None)
+        if found is None or enough(Purpose.STEP, known) is Look.SEARCH:
+            return await self.searched(record)
+        facts, said = found
+        return self._observed_since.stamped(record.device.uuid, facts, said)
 
-        Ask after a full observation that found no holder. A process that has come since and uses the memory is on the
-        list, but not one that only has the device open.
+    async def before_reset(self, record: Record, siblings: Sequence[Record]) -> Facts:
+        """Facts for a reset of the device and its siblings."""
+        return await self._all_holders(record, Purpose.RESET, siblings=siblings)
+
+    async def _all_holders(
+        self, record: Record, purpose: Purpose, starting_pod: str | None = None, siblings: Sequence[Record] = ()
+    ) -> Facts:
+        """Facts by the fence where it is enough, else by a search."""
+        uuid, since = record.device.uuid, self._observed_since
+        hoped = Known(record, Listed.NOBODY, since.fence_tells(uuid), owner_alive=False)
+        if enough(purpose, hoped) is not Look.SEARCH:  # else no answer of the driver would be enough
+            found = await self._none_listed(record, starting_pod)
+            if found is not None:
+                facts, said = found
+                known = replace(hoped, fence=since.fence_tells(uuid, said), owner_alive=facts.owner_alive)
+                if enough(purpose, known) is not Look.SEARCH:
+                    return self._seen(record, facts, starting_pod)
+        return await self.searched(record, siblings, starting_pod)
+
+    async def _none_listed(
+        self, record: Record, starting_pod: str | None = None
+    ) -> tuple[Facts, Testimony] | None:  # fmt: skip
+        """Facts without their times, and what the witness says, if the driver lists no holder; else None.
+
+        During a scrub, memory in use says nothing: a worker of the service uses it.
         """
-        facts = await self._by_driver(record, idle=False)
-        return await self.searched(record) if facts is None else self._observed_since.stamped(record.device.uuid, facts)
-
-    async def _without_search(
-        self, record: Record, starting_pod: str | None = None, *, of_owner: bool = False
-    ) -> Facts | None:  # fmt: skip
-        """Facts where the fence proves that a search would find no holder but the owner; else None.
-
-        ``of_owner``: the caller knows that only the owner may have come since the search.
-        """
-        uuid = record.device.uuid
-        alone = of_owner or self._observed_since.is_sealed(uuid)
-        # An owner that has ended may have sent the open device to another process. The record of its end closes the
-        # fence, and a search follows before anything is overwritten.
-        may_have_ended = starting_pod is None and record.state is State.IN_USE and not record.tenancy.until_release
-        if not (alone or may_have_ended) or not self._observed_since.is_alone(uuid):
-            return None
-        facts = await self._by_driver(record, starting_pod, idle=record.state is not State.SCRUBBING)
-        if facts is None or not (alone or facts.owner_alive is False):
-            return None
-        return self._seen(record, facts, starting_pod) if self._observed_since.is_alone(uuid) else None
-
-    async def _by_driver(self, record: Record, starting_pod: str | None = None, *, idle: bool) -> Facts | None:
-        """Facts without their times, if the driver lists no holder; else None. ``idle``: as in ``none_listed``."""
-        uuid = record.device.uuid
         try:
             alive = starting_pod_alive = None
             if starting_pod is not None:  # first, so that the driver also tells of a use during this question
                 alive, starting_pod_alive = await self._are_alive(record, starting_pod)
-            listed = await self.holders.none_listed(uuid, idle=idle)
+            idle = record.state is not State.SCRUBBING
+            listed = await self.holders.none_listed(record.device.uuid, idle=idle)
             if listed is None:
                 return None
             if starting_pod is None:  # last: a container of the owner may have started during the question
@@ -179,8 +167,7 @@ class Observer:
         except (DeviceError, BlindError):
             return None
         incarnation, said = listed
-        self._observed_since.testified(uuid, said)
-        return Facts(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive)
+        return Facts(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive), said
 
     async def searched(
         self,
@@ -267,7 +254,7 @@ class Observer:
         if record.state is State.CLEAN and receipt is not None and receipt.witness == Witness.FENCE.value:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.
-            if said is not None and self._observed_since.is_alone(record.device.uuid):
+            if said is not None and self._observed_since.fence_tells(record.device.uuid).alone:
                 guard.proven(record.device.uuid, receipt.id, said.uses)
 
     def resume(self, records: Iterable[Record]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scrubber.core.events import LetIn
 from scrubber.core.fencing import open_to
-from scrubber.core.model import Holder, Moment
+from scrubber.core.model import Facts, Holder, Moment
 from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Witness
@@ -275,14 +276,29 @@ async def test_a_change_of_the_bystanders_takes_a_search(fenced: Fenced) -> None
     assert [await searches(fenced, lives.SCRUBBING) for _ in range(2)] == [1, 0]
 
 
-async def test_who_could_open_it_with_all_others_is_searched_for(fenced: Fenced, owner: Path) -> None:
-    """Groups that could open it before are not counted while everybody may."""
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda observer, record: observer.full(record),
+        lambda observer, record: observer.before_start(record, lives.A),
+        lambda observer, record: observer.before_grant(record, ForPod()),
+        lambda observer, record: observer.before_grant(record, ForPod(announced=True)),
+    ],
+    ids=["a change", "a start", "a grant", "a reservation"],
+)
+@pytest.mark.parametrize("granted", [lives.UNANNOUNCED, lives.live(lives.OF_CLAIM, LetIn((lives.A,)))])
+async def test_who_is_let_in_and_not_counted_is_searched_for(
+    fenced: Fenced, owner: Path, look: Callable[[Observer, Record], Awaitable[Facts]], granted: Record
+) -> None:
+    """A pod of a claim; or, while everybody may open the device, whoever could open it before."""
     await proven(fenced)
     fenced.becomes(lives.IN_USE)
-    unannounced = lives.but(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), announced=False))
-    await searches(fenced, unannounced)
+    for _ in range(2):  # the first search is older than the first answer of the fence
+        await searches(fenced, granted)
     run(owner, OPENS)
-    assert await searches(fenced, unannounced) == 1
+    before = fenced.searches
+    assert (await look(fenced.observer, fenced.of(granted))).holders == ()
+    assert fenced.searches == before + 1
 
 
 async def test_memory_in_use_that_no_list_explains_is_searched_for(
@@ -345,7 +361,7 @@ def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holde
     since.testified(device, Counted(Witness.FENCE, 3))
     since.changed(device, open_to(record))
     since.searched(since.before_search([device]), {device: holders}, {})
-    assert since.is_alone(device) is proven
+    assert since.fence_tells(device).alone is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
@@ -361,7 +377,7 @@ def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
     ):
         since.testified(device, now)
         since.searched(since.before_search([device]), {device: holders}, {}, settled=settled)
-        assert since.is_alone(device) is proven
+        assert since.fence_tells(device).alone is proven
 
 
 def test_a_doubt_during_a_search_outlives_it() -> None:
@@ -371,7 +387,7 @@ def test_a_doubt_during_a_search_outlives_it() -> None:
     before = since.before_search([device])
     since.doubt(device)
     since.searched(before, {device: ()}, {})
-    assert not since.is_alone(device)
+    assert not since.fence_tells(device).alone
 
 
 async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, monkeypatch: pytest.MonkeyPatch) -> None:

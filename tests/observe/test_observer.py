@@ -79,6 +79,10 @@ def record(bank, uuid: str) -> Record:
     return apply(None, ev.LedgerEntry(0, uuid, Moment(0.0, 0.0), "op", found))
 
 
+def scrubbed(device: Record) -> Record:
+    return lives.but(device, state=State.SCRUBBING)
+
+
 MANY_FILES_FIVE_TIMES = """
 import ctypes, os, signal, sys, time
 handle = os.open(sys.argv[1], os.O_RDWR)
@@ -316,7 +320,7 @@ async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path,
     """A driver that does not answer, or that is released, proves nothing."""
     driver = DriverCalls(bank.backend, "boot")
     observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
-    device, memory = record(bank, bank.first), bank.place(bank.first).memory
+    device, memory = scrubbed(record(bank, bank.first)), bank.place(bank.first).memory
     if listed == "a worker":
         observer.holders.own(launch(WRITE_AND_WAIT, memory).pid)
     elif listed == "a holder":
@@ -365,7 +369,7 @@ async def test_where_the_kernel_tells_an_end_no_process_is_read(bank, processes,
 
 async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
     observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    owned = lives.but(scrubbed(record(bank, bank.first)), owner=Owner(POD, Moment(0.0, 0.0)))
     witness = bank.backend.witness
 
     def starts_meanwhile(uuid: str) -> Testimony:
