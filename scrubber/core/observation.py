@@ -46,8 +46,8 @@ class Listed(Enum):
 
     NOTHING = "the driver was not asked, does not answer, or names a process that was not found"
     UNSURE = "no holder is on the list, and the driver does not say whether memory is in use"
-    NOBODY = "no holder is on the list, and no memory is in use but that of a scrub"
-    SOMEBODY = "a holder is on the list"
+    NO_HOLDER = "no holder is on the list, and no memory is in use but that of a scrub"
+    HOLDER = "a holder is on the list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class Known:
     free_ago: float = math.inf  # seconds since a look found it free; the record and the count are still the same
 
     @property
-    def nobody(self) -> bool:
+    def no_holder(self) -> bool:
         """Whether the list names no holder, and explains all memory in use."""
-        return self.listed is Listed.NOBODY
+        return self.listed is Listed.NO_HOLDER
 
     @property
     def opened(self) -> bool:
@@ -136,18 +136,18 @@ TABLE = (
         "nobody had it a moment ago, and nobody has opened it since",
     ),
     Row(
-        {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.nobody, Look.LIST,
+        {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.no_holder, Look.LIST,
         "nobody had it when the scrub began, and whoever has come since and uses the memory is on the list",
     ),
     Row(
         {Purpose.START, Purpose.CHANGE}, _ANY,
-        lambda known: known.nobody and known.fence.alone and known.fence.open_to is OpenTo.SERVICE, Look.FENCE,
+        lambda known: known.no_holder and known.fence.alone and known.fence.open_to is OpenTo.SERVICE, Look.FENCE,
         "nobody had it at the last search, nobody was let in since, and nobody has opened it since",
     ),
     Row(
         {Purpose.CHANGE}, {State.IN_USE},
-        lambda known: known.nobody and known.fence.alone and known.owner_alive is False and not known.kept, Look.FENCE,
-        "the end of the owner closes the fence, and a search follows before anything is overwritten",
+        lambda known: known.no_holder and known.fence.alone and known.owner_alive is False and not known.kept,
+        Look.FENCE, "the end of the owner closes the fence, and a search follows before anything is overwritten",
     ),
     Row(
         _BY_LIST, _ANY, lambda known: known.owner_alive is False, Look.SEARCH,
@@ -178,7 +178,7 @@ TABLE = (
         "somebody has opened it, and may have it still",
     ),
     Row(
-        _BY_LIST, _ANY, lambda known: known.listed is Listed.SOMEBODY, Look.LIST,
+        _BY_LIST, _ANY, lambda known: known.listed is Listed.HOLDER, Look.LIST,
         "a device with a holder is not handed out, and a scrub begins with another look",
     ),
     Row(
@@ -187,15 +187,15 @@ TABLE = (
         Look.LIST, "its owner lives, and is idle or hangs",
     ),
     Row(
-        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.nobody and known.fence.alone, Look.FENCE,
+        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.fence.alone, Look.FENCE,
         "nobody had it at the last search, and nobody has opened it since: a scrub may begin",
     ),
     Row(
-        _BY_LIST, {State.GRANTED}, lambda known: known.nobody and known.kept and known.searched_ago < LATELY,
+        _BY_LIST, {State.GRANTED}, lambda known: known.no_holder and known.kept and known.searched_ago < LATELY,
         Look.LIST, "whoever has acquired it may have it open, and uses no memory so far",
     ),
     Row(
-        _BY_LIST, _AT_REST, lambda known: known.nobody and not known.stuck and not known.kept, Look.LIST,
+        _BY_LIST, _AT_REST, lambda known: known.no_holder and not known.stuck and not known.kept, Look.LIST,
         "whoever comes before its next use is found by the look before that use",
     ),
 )  # fmt: skip

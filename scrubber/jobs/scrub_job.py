@@ -420,7 +420,7 @@ class ScrubJob:
         if plans.STEPS[step].driver is plans.Driver.ALONE:  # it takes its siblings down, too
             facts = await self._observer.before_reset(record, self._siblings(records))
         else:
-            facts = await (self._observer.listed if self._free else self._observer.full)(record)
+            facts = await (self._observer.for_step if self._free else self._observer.for_change)(record)
         self._free = facts.holders == ()
         if record.device.reset_domain is None:
             return facts
@@ -509,7 +509,7 @@ class ScrubJob:
 
     async def _still_alone(self, judged: verdict.Verdict, unexpected_holder: Veto | None) -> verdict.Verdict:
         """Observe the device once more, after the last step and before the device is called clean."""
-        facts = await self._observer.full(self._ledger.records[self.device])
+        facts = await self._observer.for_change(self._ledger.records[self.device])
         veto = unexpected_holder or self._veto(Step.HEALTH, facts)
         if veto is None:
             return judged

@@ -52,7 +52,7 @@ class ByList:
             return None
 
     async def all(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """``Observer.quick_all``, without the times of the facts."""
+        """``Observer.all_for_round``, without the times of the facts."""
         incarnation = cache(self._driver.read_incarnation)  # the same for all devices
         asked = {it.device.uuid: it for it in records if not self._health.is_late(it.device.uuid)}
         questions = {uuid: partial(self._question, record, incarnation) for uuid, record in asked.items()}
@@ -101,11 +101,11 @@ class ByList:
         fence = self._observed_since.fence_tells(uuid, self._driver.witness(uuid))
         if listed is None and said.held and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
-        known = Known(record, _told(said, listed), fence, alive, self._observed_since.searched_ago(uuid))
+        known = Known(record, _answer(said, listed), fence, alive, self._observed_since.searched_ago(uuid))
         return None if enough(purpose, known) is Look.SEARCH else Facts(said.incarnation, listed, owner_alive=alive)
 
 
-def _told(said: DriverList, listed: tuple[Holder, ...] | None) -> Listed:
+def _answer(said: DriverList, listed: tuple[Holder, ...] | None) -> Listed:
     if listed is None:
         return Listed.NOTHING
-    return Listed.SOMEBODY if listed else Listed.UNSURE if said.held is None else Listed.NOBODY
+    return Listed.HOLDER if listed else Listed.UNSURE if said.held is None else Listed.NO_HOLDER

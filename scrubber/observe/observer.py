@@ -62,7 +62,7 @@ class Observer:
         self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
         self._last: dict[str, tuple[Record, Facts]] = {}  # by device: what was seen of it last
 
-    async def quick(self, record: Record) -> Facts:
+    async def for_round(self, record: Record) -> Facts:
         """Facts for a round of the monitor."""
         return await self._by_list(record, Purpose.ROUND)
 
@@ -98,10 +98,10 @@ class Observer:
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             unknown = said is None or said.held is None
             vitals = await self.health.vitals(uuid, record.device.parent) if unknown else None
-        again = self.listed if beyond_list(record) is Purpose.STEP else self.full
+        again = self.for_step if beyond_list(record) is Purpose.STEP else self.for_change
         return replace(await again(record), vitals=vitals)
 
-    async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
+    async def all_for_round(self, records: Sequence[Record]) -> dict[str, Facts]:
         """Health and holders of the devices for which the driver's list is enough. One thread asks about all of them.
 
         A device that is missing from the answer needs its own observation. If a device hangs, it and all devices after
@@ -115,14 +115,14 @@ class Observer:
         """Facts for the start of a container."""
         return await self._all_holders(record, Purpose.START, starting_pod)
 
-    async def full(self, record: Record) -> Facts:
+    async def for_change(self, record: Record) -> Facts:
         """Facts that a change may rest on: all holders of the device."""
         return await self._all_holders(record, Purpose.CHANGE)
 
-    async def listed(self, record: Record) -> Facts:
+    async def for_step(self, record: Record) -> Facts:
         """Facts for a step of a scrub. Ask after an observation of this scrub that found no holder."""
         found = await self._none_listed(record)
-        known = Known(record, Listed.NOBODY, NOT_ASKED, owner_alive=None)
+        known = Known(record, Listed.NO_HOLDER, NOT_ASKED, owner_alive=None)
         if found is None or enough(Purpose.STEP, known) is Look.SEARCH:
             return await self.searched(record)
         facts, said = found
@@ -137,7 +137,7 @@ class Observer:
     ) -> Facts:
         """Facts by the fence where it is enough, else by a search."""
         uuid, since = record.device.uuid, self._observed_since
-        hoped = Known(record, Listed.NOBODY, since.fence_tells(uuid), owner_alive=False)
+        hoped = Known(record, Listed.NO_HOLDER, since.fence_tells(uuid), owner_alive=False)
         if enough(purpose, hoped) is not Look.SEARCH:  # else no answer of the driver would be enough
             found = await self._none_listed(record, starting_pod)
             if found is not None:

@@ -110,7 +110,7 @@ class ServiceContext:
     async def observe(self, device: str, op: str) -> tuple[Record, Facts]:
         """Observe a device under its lock, and record what ends the trust in it before anything is answered."""
         record = self.record(device)
-        facts = await self.observer.full(record)
+        facts = await self.observer.for_change(record)
         ended = proof.ended(record, facts)
         if ended is not None:
             await self.ledger.append(op, (device, ended))

@@ -17,14 +17,14 @@ from tests.core.lives import live, rows
 
 ROUND, RESERVE, GRANT, START, CHANGE, STEP, RESET = Purpose
 LAST, LIST, FENCE, SEARCH = Look
-NOTHING, UNSURE, NOBODY, SOMEBODY = Listed
+NOTHING, UNSURE, NO_HOLDER, HOLDER = Listed
 CLAIMED = live(lives.OF_CLAIM, ev.LetIn((lives.A,)))
 STUCK = live(lives.DIRTY, ev.Quarantined(lives.quarantine(Ailment(AilmentKind.STUCK_PROCESS, "it does not end"))))
 
 
 def known(
     record: Record,
-    listed: Listed = NOBODY,
+    listed: Listed = NO_HOLDER,
     *,
     alone: bool = False,
     opened: bool = False,
@@ -56,7 +56,7 @@ def known(
             [
                 (known(lives.SCRUBBING), LIST),
                 (known(lives.SCRUBBING, UNSURE), SEARCH),
-                (known(lives.SCRUBBING, SOMEBODY), SEARCH),
+                (known(lives.SCRUBBING, HOLDER), SEARCH),
                 (known(lives.DIRTY), SEARCH),
             ],
         ),
@@ -66,7 +66,7 @@ def known(
                 (known(lives.GRANTED, alone=True), FENCE),
                 (known(lives.GRANTED), SEARCH),
                 (known(lives.GRANTED, UNSURE, alone=True), SEARCH),
-                (known(lives.GRANTED, SOMEBODY, alone=True), SEARCH),
+                (known(lives.GRANTED, HOLDER, alone=True), SEARCH),
                 (known(lives.UNANNOUNCED, alone=True), SEARCH),
                 (known(CLAIMED, alone=True), SEARCH),
                 (known(lives.IN_USE, alone=True, alive=False), SEARCH),
@@ -76,13 +76,13 @@ def known(
             "a change", CHANGE,
             [
                 (known(lives.SCRUBBING, alone=True), FENCE),
-                (known(lives.SCRUBBING, SOMEBODY, alone=True), SEARCH),
+                (known(lives.SCRUBBING, HOLDER, alone=True), SEARCH),
                 (known(lives.UNANNOUNCED, alone=True), SEARCH),
                 (known(lives.IN_USE, alone=True, alive=False), FENCE),
                 (known(lives.IN_USE, alone=True, alive=True), SEARCH),
                 (known(lives.IN_USE, alone=True), SEARCH),
                 (known(lives.IN_USE, alive=False), SEARCH),
-                (known(lives.IN_USE, SOMEBODY, alone=True, alive=False), SEARCH),
+                (known(lives.IN_USE, HOLDER, alone=True, alive=False), SEARCH),
                 (known(lives.VISITED_KEPT, alone=True, alive=False), SEARCH),
             ],
         ),
@@ -92,8 +92,8 @@ def known(
                 (known(lives.CLEAN, alone=True), LIST),
                 (known(lives.CLEAN, NOTHING, alone=True, free_ago=0.0), SEARCH),
                 (known(lives.SCRUBBING), SEARCH),
-                (known(lives.CLEAN, SOMEBODY), SEARCH),
-                (known(lives.IN_USE, SOMEBODY, alone=True), LIST),
+                (known(lives.CLEAN, HOLDER), SEARCH),
+                (known(lives.IN_USE, HOLDER, alone=True), LIST),
                 (known(lives.UNANNOUNCED, alone=True), SEARCH),
                 (known(CLAIMED, alone=True, searched_ago=0.0), SEARCH),
                 (known(lives.USED_BY_HOST, alone=True, searched_ago=0.0), SEARCH),
@@ -110,11 +110,11 @@ def known(
         (
             "a round, while it is in use", ROUND,
             [
-                (known(lives.IN_USE, SOMEBODY), LIST),
-                (known(lives.IN_USE, SOMEBODY, alive=False), SEARCH),
-                (known(lives.IN_USE, SOMEBODY, opened=True, searched_ago=9.9), LIST),
-                (known(lives.IN_USE, SOMEBODY, opened=True, searched_ago=10.0), SEARCH),
-                (known(lives.USED_BY_HOST, SOMEBODY, opened=True), LIST),
+                (known(lives.IN_USE, HOLDER), LIST),
+                (known(lives.IN_USE, HOLDER, alive=False), SEARCH),
+                (known(lives.IN_USE, HOLDER, opened=True, searched_ago=9.9), LIST),
+                (known(lives.IN_USE, HOLDER, opened=True, searched_ago=10.0), SEARCH),
+                (known(lives.USED_BY_HOST, HOLDER, opened=True), LIST),
                 (known(lives.IN_USE, UNSURE, alive=True, searched_ago=59.9), LIST),
                 (known(lives.IN_USE, NOTHING, alive=True, searched_ago=0.0), SEARCH),
                 (known(lives.IN_USE, alive=True, searched_ago=60.0), SEARCH),
@@ -128,7 +128,7 @@ def known(
                 (known(it, listed, alone=alone), look)
                 for it in (lives.DIRTY, lives.UNKNOWN)
                 for listed, alone, look in (
-                    (SOMEBODY, False, LIST), (NOBODY, True, FENCE), (NOBODY, False, SEARCH), (UNSURE, True, SEARCH),
+                    (HOLDER, False, LIST), (NO_HOLDER, True, FENCE), (NO_HOLDER, False, SEARCH), (UNSURE, True, SEARCH),
                 )
             ],
         ),
@@ -138,19 +138,19 @@ def known(
                 (known(it, listed, opened=opened), look)
                 for it in (lives.CLEAN, lives.GRANTED, lives.QUARANTINED)
                 for listed, opened, look in (
-                    (NOBODY, False, LIST), (SOMEBODY, False, LIST), (UNSURE, False, SEARCH),
-                    (NOBODY, True, SEARCH), (SOMEBODY, True, SEARCH),
+                    (NO_HOLDER, False, LIST), (HOLDER, False, LIST), (UNSURE, False, SEARCH),
+                    (NO_HOLDER, True, SEARCH), (HOLDER, True, SEARCH),
                 )
             ],
         ),
         (
             "a round, with everybody let in", ROUND,
-            [(known(lives.UNANNOUNCED, opened=True), LIST), (known(CLAIMED, SOMEBODY, opened=True), SEARCH)],
+            [(known(lives.UNANNOUNCED, opened=True), LIST), (known(CLAIMED, HOLDER, opened=True), SEARCH)],
         ),
         (
             "a round, until a release", ROUND,
             [
-                (known(lives.KEPT, SOMEBODY), LIST),
+                (known(lives.KEPT, HOLDER), LIST),
                 (known(lives.KEPT, searched_ago=59.9), LIST),
                 (known(lives.KEPT, searched_ago=60.0), SEARCH),
                 (known(lives.KEPT, UNSURE, searched_ago=0.0), SEARCH),
@@ -158,7 +158,7 @@ def known(
         ),
         (
             "a round, while a process does not end", ROUND,
-            [(known(STUCK, SOMEBODY, opened=True), LIST), (known(STUCK, alone=True), SEARCH)],
+            [(known(STUCK, HOLDER, opened=True), LIST), (known(STUCK, alone=True), SEARCH)],
         ),
     ),
 )  # fmt: skip
@@ -171,7 +171,7 @@ def test_where_nothing_is_known_everything_is_searched(purpose: Purpose) -> None
     for record in lives.LIVES.values():
         assert enough(purpose, Known(record, NOTHING, NOT_ASKED, owner_alive=None)) is SEARCH
         if record.state is not State.SCRUBBING:
-            assert enough(purpose, Known(record, NOBODY, NOT_ASKED, owner_alive=None)) is SEARCH
+            assert enough(purpose, Known(record, NO_HOLDER, NOT_ASKED, owner_alive=None)) is SEARCH
 
 
 @pytest.mark.parametrize("purpose", [GRANT, START, CHANGE, RESET])
@@ -184,6 +184,6 @@ def test_no_list_alone_is_enough_before_a_use(purpose: Purpose) -> None:
             assert enough(purpose, alone) is SEARCH, "who is let in is not counted"
 
 
-def test_beyond_its_list_a_scrub_goes_on_and_all_else_may_change() -> None:
+def test_beyond_its_list_a_scrub_goes_on_all_else_changes() -> None:
     expected = {state: STEP if state is State.SCRUBBING else CHANGE for state in State}
     assert {record.state: beyond_list(record) for record in lives.LIVES.values()} == expected

@@ -160,7 +160,7 @@ PLANTED = [
     Mutant(OBSERVATION, "{Purpose.RESERVE}, _ANY - _TAKEN", "{Purpose.RESERVE}, _ANY", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "{Purpose.STEP}, {State.SCRUBBING}", "{Purpose.STEP}, _ANY", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, " and known.fence.open_to is OpenTo.SERVICE, Look", ", Look", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, " and not known.kept, Look.FENCE", ", Look.FENCE", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "is False and not known.kept", "is False", tests=IN_OBSERVATION),
     Mutant(
         OBSERVATION, "lambda known: known.owner_alive is False, Look.S", "lambda _: False, Look.S", tests=IN_OBSERVATION
     ),
@@ -172,11 +172,11 @@ PLANTED = [
     ),
     Mutant(OBSERVATION, "known.opened and known.searched_ago >= A_WHILE", "False", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "known.opened and not known.stuck", "False", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "known.listed is Listed.SOMEBODY", "known.listed is not Listed.NOTHING", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.listed is Listed.HOLDER", "known.listed is not Listed.NOTHING", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "known.idle_owner and known.searched_ago < LATELY", "known.idle_owner", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "known.nobody and known.fence.alone, Look", "known.nobody, Look", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.no_holder and known.fence.alone, Look", "known.no_holder, Look", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "known.kept and known.searched_ago < LATELY", "known.kept", tests=IN_OBSERVATION),
-    Mutant(OBSERVATION, "known.nobody and not known.stuck and not", "known.nobody and not", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.no_holder and not known.stuck and not", "known.no_holder and not", tests=IN_OBSERVATION),
     Mutant(OBSERVATION, "    return Look.SEARCH", "    return Look.LIST", tests=IN_OBSERVATION),
     Mutant(FENCE, "self._members.remove(key + _TIME.pack(group))", "pass", tests=IN_FENCE),
     Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),

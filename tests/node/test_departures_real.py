@@ -48,7 +48,7 @@ class Watched:
 
     async def look(self) -> TendAnswer:
         """What is to be done now."""
-        facts = await self.observer.full(self.record)
+        facts = await self.observer.for_change(self.record)
         here = replace(self.record, incarnation=facts.incarnation)
         return next_action.tend(here, facts, Policy(), lives.later(1e6), 0.0)
 

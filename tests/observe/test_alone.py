@@ -135,10 +135,10 @@ async def test_an_idle_device_takes_no_search_behind_the_fence(
     await proven(fenced)
     idle, searches = fenced.of(lives.CLEAN), fenced.searches
     assert (await fenced.observer.before_grant(idle, ForPod(announced=announced))).holders == ()
-    [alone] = (await fenced.observer.quick_all([idle])).values()
+    [alone] = (await fenced.observer.all_for_round([idle])).values()
     assert (alone.holders, fenced.searches) == ((), searches)
     run(foreign, OPENS)
-    assert await fenced.observer.quick_all([idle]) == {}, "it needs an observation of its own"
+    assert await fenced.observer.all_for_round([idle]) == {}, "it needs an observation of its own"
     used = await fenced.observer.before_grant(idle, ForPod(announced=announced))
     assert (used.holders, fenced.searches) == ((), searches + 1)
     assert used.used_at > 0
@@ -177,7 +177,7 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
 ) -> None:
     await proven(fenced)
     record, asked, backend = fenced.of(record), list[str](), fenced.observer.driver.backend
-    [seen] = (await fenced.observer.quick_all([record])).values()
+    [seen] = (await fenced.observer.all_for_round([record])).values()
     ask = backend.has_holders
 
     def has_holders(uuid: str) -> bool | None:
@@ -195,7 +195,7 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
 async def test_a_reservation_waits_for_no_other_thread(fenced: Fenced) -> None:
     await proven(fenced)
     idle, begun, goes_on = fenced.of(lives.CLEAN), threading.Event(), threading.Event()
-    await fenced.observer.quick_all([idle])
+    await fenced.observer.all_for_round([idle])
 
     def pause() -> None:
         begun.set()
@@ -215,7 +215,7 @@ async def test_a_device_that_somebody_had_is_looked_at_again(bank, fenced: Fence
     await proven(fenced)
     idle = fenced.of(lives.CLEAN)
     with bank.place(bank.first).memory.open():
-        assert (await fenced.observer.full(idle)).holders is None, "a process that cannot be found"
+        assert (await fenced.observer.for_change(idle)).holders is None, "a process that cannot be found"
     assert (await fenced.observer.before_grant(idle, ForPod(announced=True))).holders == ()
 
 
@@ -231,7 +231,7 @@ async def searches(fenced: Fenced, record: Record) -> int:
     """How many searches a full observation of this record takes."""
     before = fenced.searches
     fenced.becomes(record)
-    assert (await fenced.observer.full(fenced.of(record))).holders == ()
+    assert (await fenced.observer.for_change(fenced.of(record))).holders == ()
     return fenced.searches - before
 
 
@@ -241,7 +241,9 @@ async def test_a_scrub_takes_one_search_behind_the_fence(fenced: Fenced, foreign
     assert [await searches(fenced, it) for it in (lives.DIRTY, lives.SCRUBBING, lives.SCRUBBING)] == [1, 0, 0]
     run(foreign, OPENS)
     assert [await searches(fenced, it) for it in (lives.SCRUBBING, lives.CLEAN)] == [1, 0]
-    assert (await fenced.observer.full(fenced.of(lives.CLEAN))).siblings_busy is None, "no sibling was asked about"
+    assert (await fenced.observer.for_change(fenced.of(lives.CLEAN))).siblings_busy is None, (
+        "no sibling was asked about"
+    )
 
 
 async def test_an_owners_end_is_searched_for_behind_the_fence(fenced: Fenced, launch) -> None:
@@ -279,7 +281,7 @@ async def test_a_change_of_the_bystanders_takes_a_search(fenced: Fenced) -> None
 @pytest.mark.parametrize(
     "look",
     [
-        lambda observer, record: observer.full(record),
+        lambda observer, record: observer.for_change(record),
         lambda observer, record: observer.before_start(record, lives.A),
         lambda observer, record: observer.before_grant(record, ForPod()),
         lambda observer, record: observer.before_grant(record, ForPod(announced=True)),
@@ -341,10 +343,10 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     """A process that came between the search and the clear may stay. The driver does not list it."""
     scrubbed = fenced.of(lives.SCRUBBING)
     for _ in range(2):  # the first search is older than the first answer of the fence
-        await fenced.observer.full(scrubbed)
+        await fenced.observer.for_change(scrubbed)
     if opened:
         run(foreign, OPENS)
-    await fenced.observer.listed(scrubbed)
+    await fenced.observer.for_step(scrubbed)
     receipt = lives.CLEAN.scrubs.receipt
     assert receipt is not None
     receipt = replace(receipt, witness=Witness.FENCE.value, finished=clock.now())
@@ -404,7 +406,7 @@ async def test_only_what_was_searched_is_kept_as_a_proof(fenced: Fenced) -> None
     """A later run of the service believes it without a search."""
     receipt = replace(lives.proof(lives.CLEAN), witness=Witness.FENCE.value)
     clean = replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt))
-    await fenced.observer.full(fenced.of(clean))
+    await fenced.observer.for_change(fenced.of(clean))
     fenced.becomes(clean)
     assert fenced.stored(receipt.id) is None, "no search has ended behind the fence yet"
     await proven(fenced)

@@ -77,7 +77,7 @@ async def place(tmp_path):
 @pytest.mark.parametrize("container", ["", OTHER], ids=["a process of nobody", "another pod's container"])
 async def test_the_end_of_a_holder_is_reported(place, container):
     pid = place.occupy(container)
-    await place.observation.full(place.record(None))
+    await place.observation.for_change(place.record(None))
     place.end(pid)
     assert await place.left() == {place.uuid}
 
@@ -90,7 +90,7 @@ async def test_a_starting_pod_is_followed(place):
 
 
 async def test_a_free_device_follows_no_process(place):
-    await place.observation.full(place.record(None))
+    await place.observation.for_change(place.record(None))
     assert place.ends._followed == {}
 
 
