@@ -422,9 +422,7 @@ class ScrubJob:
         else:
             facts = await (self._observer.for_step if self._free else self._observer.for_change)(record)
         self._free = facts.holders == ()
-        if record.device.reset_domain is None:
-            return facts
-        return replace(facts, domain_resetting=reset_domains.resetting(record, self._ledger.records.values()))
+        return facts
 
     def _domain(self) -> tuple[str, ...]:
         """The devices that a reset takes down."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from scrubber.core import presence
-from scrubber.core.model import Facts, Holder, Incarnation, State
+from scrubber.core.model import Holder, Incarnation, Sighting, State
 from scrubber.core.observation import Known, Listed, Look, Purpose, enough
 from scrubber.core.record import Record
 from scrubber.devices.base import DeviceError
@@ -43,34 +43,34 @@ class ByList:
         question = partial(self._ask, uuid, driver.read_incarnation, driver.backend.has_holders)
         return await driver.caller.ask(uuid, question, driver.patience)
 
-    async def facts(self, record: Record, said: DriverList | None, purpose: Purpose) -> Facts | None:
-        """Facts by the list; None if it is not enough, or if it takes too long: no fault of the device."""
-        question = partial(self._facts, record, said, purpose)
+    async def sighting(self, record: Record, said: DriverList | None, purpose: Purpose) -> Sighting | None:
+        """What the list shows; None if it is not enough, or if it takes too long: no fault of the device."""
+        question = partial(self._sighting, record, said, purpose)
         try:
             return await self._driver.caller.ask(f"list {record.device.uuid}", question, self._driver.patience)
         except DeviceError:
             return None
 
-    async def all(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """``Observer.all_for_round``, without the times of the facts."""
+    async def all(self, records: Sequence[Record]) -> dict[str, Sighting]:
+        """``Observer.all_for_round``, before the facts are made of it."""
         incarnation = cache(self._driver.read_incarnation)  # the same for all devices
         asked = {it.device.uuid: it for it in records if not self._health.is_late(it.device.uuid)}
         questions = {uuid: partial(self._question, record, incarnation) for uuid, record in asked.items()}
         answers = await in_turn(self._driver.caller, "quick observation", questions, self._driver.patience)
-        return {uuid: facts for uuid, facts in answers.items() if facts is not None}
+        return {uuid: seen for uuid, seen in answers.items() if seen is not None}
 
     # -- in a thread
 
-    def _question(self, record: Record, read_incarnation: Callable[[], Incarnation]) -> Facts | None:
+    def _question(self, record: Record, read_incarnation: Callable[[], Incarnation]) -> Sighting | None:
         uuid = record.device.uuid
         if self._driver.in_orphaned_reset(uuid):
             return None
         reported, held = self._driver.backend.quick_observation(uuid)
         vitals = self._health.in_layout(reported, record.device.parent)
         if vitals.lost and presence.taken_away(record):  # it has no holder, and no pod waits for it
-            return Facts(read_incarnation(), None, vitals=vitals)
-        facts = self._facts(record, self._ask(uuid, read_incarnation, lambda _uuid: held), Purpose.ROUND)
-        return facts and replace(facts, vitals=vitals)
+            return Sighting(read_incarnation(), None, vitals=vitals)
+        seen = self._sighting(record, self._ask(uuid, read_incarnation, lambda _uuid: held), Purpose.ROUND)
+        return seen and replace(seen, vitals=vitals)
 
     def _ask(
         self, uuid: str, read_incarnation: Callable[[], Incarnation], has_holders: Callable[[str], bool | None]
@@ -88,8 +88,8 @@ class ByList:
                     raise
         return DriverList(at, incarnation, held, pids)
 
-    def _facts(self, record: Record, said: DriverList | None, purpose: Purpose) -> Facts | None:
-        """Facts by the driver's list, or None if it is not enough."""
+    def _sighting(self, record: Record, said: DriverList | None, purpose: Purpose) -> Sighting | None:
+        """What the driver's list shows, or None if it is not enough."""
         if said is None:
             return None
         uuid, container = record.device.uuid, record.tenancy.container
@@ -102,7 +102,7 @@ class ByList:
         if listed is None and said.held and record.state is not State.SCRUBBING:
             self._observed_since.used(uuid, said.at)  # by a process that has left, perhaps
         known = Known(record, _answer(said, listed), fence, alive, self._observed_since.searched_ago(uuid))
-        return None if enough(purpose, known) is Look.SEARCH else Facts(said.incarnation, listed, owner_alive=alive)
+        return None if enough(purpose, known) is Look.SEARCH else Sighting(said.incarnation, listed, owner_alive=alive)
 
 
 def _answer(said: DriverList, listed: tuple[Holder, ...] | None) -> Listed:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.core.fencing import Container, MayOpen, OpenTo, Pods
-from scrubber.core.model import Facts, Holder, Moment
+from scrubber.core.model import Facts, Holder, Moment, Sighting
 from scrubber.core.observation import NOT_ASKED, FenceTells
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.node import clock
@@ -119,10 +119,16 @@ class ObservedSince:
         if at >= self._used_at.get(device, (at, ""))[0]:
             self._used_at[device] = at, unsure
 
-    def stamped(
-        self, device: str, facts: Facts, said: Testimony | None = None, *, at: Moment | None = None
-    ) -> Facts:  # fmt: skip
-        """The facts with their times. An observation that could not tell the holders does not count.
+    def facts(
+        self,
+        device: str,
+        seen: Sighting,
+        said: Testimony | None = None,
+        *,
+        domain_resetting: bool,
+        at: Moment | None = None,
+    ) -> Facts:
+        """The facts: what was seen, and since when. An observation that could not tell the holders does not count.
 
         ``said``: what the witness has answered in this observation, if that was not told before. ``at``: its moment.
 
@@ -135,24 +141,39 @@ class ObservedSince:
             self.testified(device, said)
         said, now = self._testimonies.get(device), at or self.now()
         if isinstance(said, Missed):
-            facts = replace(facts, holders=None, shortage=facts.shortage or said.why)
-        if facts.holders is not None:
+            seen = replace(seen, holders=None, shortage=seen.shortage or said.why)
+        if seen.holders is not None:
             last, fenced = self._last.get(device, (now.uptime, False))
             gap, fences = now.uptime - last, _counted(said) is not None
             if gap > self._unobserved and not (fenced and fences):
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
                 self._since[device] = now.uptime, why
             self._last[device] = now.uptime, fences
-        used_at, unsure = self._used_at.get(device, (facts.used_at, ""))
+        used_at, unsure = self._used_at.get(device, (-math.inf, ""))
         since, why = self._since.get(device, (self._began, ""))
-        return replace(
-            facts,
-            at=now,
+        return Facts(
+            incarnation=seen.incarnation,
+            holders=seen.holders,
+            owner_alive=seen.owner_alive,
+            starting_pod_alive=seen.starting_pod_alive,
+            siblings_busy=seen.siblings_busy,
+            vitals=seen.vitals,
+            shortage=seen.shortage,
+            held_up=seen.held_up,
+            domain_resetting=domain_resetting,
             observed_since=since,
             unobserved=why,
             used_at=used_at,
+            used_by="",
             use_unsure=unsure,
             witness=said,
+            owner_left=False,
+            successor=None,
+            withheld=False,
+            epoch="",
+            assigned_pods=None,
+            hung=None,
+            at=now,
         )
 
     # -- without another search

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scrubber.core import fencing, presence
 from scrubber.core.guarded import FenceReading
-from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names, place_words
+from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
 from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
 from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
@@ -36,18 +36,19 @@ BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 class Observer:
     """Observes the devices for the service, and brings together what its parts find."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         driver: DriverCalls,
         processes: Processes,
         kubelet_dir: Path,
         observed_since: ObservedSince,
+        resetting: Callable[[Record], bool],
         bystanders: Callable[[str], IsBystander] = lambda _uuid: no_bystander,
         *,
         ends: Ends | None = None,
         on_pass: Callable[[], None] = lambda: None,
     ) -> None:
-        """``bystanders``: for each device, which holders do not count.
+        """``resetting``: whether a sibling is being reset. ``bystanders``: for each device, which holders do not count.
 
         ``ends``: learns at every full observation whom to follow, so that its end calls for the next
         observation. ``on_pass``: called whenever all processes are searched for live containers.
@@ -60,7 +61,8 @@ class Observer:
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
-        self._last: dict[str, tuple[Record, Facts]] = {}  # by device: what was seen of it last
+        self._resetting = resetting
+        self._last: dict[str, tuple[Record, Sighting, Facts]] = {}  # by device: what was seen of it last
 
     async def for_round(self, record: Record) -> Facts:
         """Facts for a round of the monitor."""
@@ -75,13 +77,14 @@ class Observer:
     def _unchanged(self, record: Record, purpose: Purpose) -> Facts | None:
         """What was seen last, if that is enough. None where the fence does not say so at once."""
         uuid, guard = record.device.uuid, self.driver.guard
-        last, facts = self._last.get(uuid, (None, None))
-        if guard is None or facts is None or last is not record or facts.holders != ():
+        last = self._last.get(uuid)
+        if guard is None or last is None or last[0] is not record or last[2].holders != ():
             return None
+        _, seen, facts = last
         now = self._observed_since.now()
         ago = now.uptime - facts.at.uptime if guard.still_says(uuid, facts.witness) else math.inf
         look = enough(purpose, Known(record, Listed.NOTHING, NOT_ASKED, owner_alive=None, free_ago=ago))
-        return self._observed_since.stamped(uuid, facts, at=now) if look is Look.LAST else None
+        return self._facts(record, seen, at=now) if look is Look.LAST else None
 
     async def _by_list(self, record: Record, purpose: Purpose) -> Facts:
         """Facts by the driver's list, if that is enough."""
@@ -92,9 +95,9 @@ class Observer:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.
             vitals = self.health.unanswered(uuid, error)
         else:
-            facts = await self._list.facts(record, said, purpose)
-            if facts is not None:
-                return self._seen(record, facts)
+            seen = await self._list.sighting(record, said, purpose)
+            if seen is not None:
+                return self._seen(record, seen)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             unknown = said is None or said.held is None
             vitals = await self.health.vitals(uuid, record.device.parent) if unknown else None
@@ -108,8 +111,8 @@ class Observer:
         it are missing. As long as the thread hangs, further calls return nothing. After that, they skip the devices
         whose last health report was late.
         """
-        facts = await self._list.all(records)
-        return {it.device.uuid: self._seen(it, facts[it.device.uuid]) for it in records if it.device.uuid in facts}
+        seen = await self._list.all(records)
+        return {it.device.uuid: self._seen(it, seen[it.device.uuid]) for it in records if it.device.uuid in seen}
 
     async def before_start(self, record: Record, starting_pod: str) -> Facts:
         """Facts for the start of a container."""
@@ -125,8 +128,7 @@ class Observer:
         known = Known(record, Listed.NO_HOLDER, NOT_ASKED, owner_alive=None)
         if found is None or enough(Purpose.STEP, known) is Look.SEARCH:
             return await self.searched(record)
-        facts, said = found
-        return self._observed_since.stamped(record.device.uuid, facts, said)
+        return self._facts(record, *found)
 
     async def before_reset(self, record: Record, siblings: Sequence[Record]) -> Facts:
         """Facts for a reset of the device and its siblings."""
@@ -141,16 +143,16 @@ class Observer:
         if enough(purpose, hoped) is not Look.SEARCH:  # else no answer of the driver would be enough
             found = await self._none_listed(record, starting_pod)
             if found is not None:
-                facts, said = found
-                known = replace(hoped, fence=since.fence_tells(uuid, said), owner_alive=facts.owner_alive)
+                seen, said = found
+                known = replace(hoped, fence=since.fence_tells(uuid, said), owner_alive=seen.owner_alive)
                 if enough(purpose, known) is not Look.SEARCH:
-                    return self._seen(record, facts, starting_pod)
+                    return self._seen(record, seen, starting_pod)
         return await self.searched(record, siblings, starting_pod)
 
     async def _none_listed(
         self, record: Record, starting_pod: str | None = None
-    ) -> tuple[Facts, Testimony] | None:  # fmt: skip
-        """Facts without their times, and what the witness says, if the driver lists no holder; else None.
+    ) -> tuple[Sighting, Testimony] | None:  # fmt: skip
+        """What is seen, and what the witness says, if the driver lists no holder; else None.
 
         During a scrub, memory in use says nothing: a worker of the service uses it.
         """
@@ -167,7 +169,7 @@ class Observer:
         except (DeviceError, BlindError):
             return None
         incarnation, said = listed
-        return Facts(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive), said
+        return Sighting(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive), said
 
     async def searched(
         self,
@@ -190,8 +192,7 @@ class Observer:
         except (DeviceError, BlindError) as error:
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
-            blind = Facts(record.incarnation, None, shortage=lack, held_up=why)
-            return self._observed_since.stamped(record.device.uuid, blind)
+            return self._facts(record, Sighting(record.incarnation, None, shortage=lack, held_up=why))
         self._observed_since.searched(before, search.holders, search.testimonies, settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
@@ -206,7 +207,7 @@ class Observer:
             else:
                 continue
             self._observed_since.interrupt(uuid, why)  # it may leave before the next observation, with its bytes left
-        unstamped = Facts(
+        seen_now = Sighting(
             incarnation,
             holders,
             owner_alive=alive,
@@ -214,7 +215,7 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
         )
-        return self._seen(record, unstamped, starting_pod)
+        return self._seen(record, seen_now, starting_pod)
 
     async def _are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
         """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
@@ -224,18 +225,25 @@ class Observer:
             return alive, None
         return alive, alive if starting_pod == owner else await self._owners.has_started(starting_pod)
 
-    def _seen(self, record: Record, facts: Facts, starting_pod: str | None = None) -> Facts:
-        """The facts with their times. Whom they name is followed from now on."""
-        guard, owner = self.driver.guard, record.tenancy.owner
-        if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
-            facts = replace(facts, owner_left=guard.owner_left(record.device.uuid))
-        facts = self._observed_since.stamped(record.device.uuid, facts)
-        receipt = record.scrubs.receipt
-        if guard is not None and receipt is not None and receipt.finished.uptime < facts.used_at:
-            user = guard.askers.last_user(record.device.uuid, receipt.finished.wall)
-            facts = replace(facts, used_by=place_words(user))
+    def _seen(self, record: Record, seen: Sighting, starting_pod: str | None = None) -> Facts:
+        """The facts. Whom they name is followed from now on."""
+        facts = self._facts(record, seen)
         self._owners.follow(record, facts, starting_pod)
-        self._last[record.device.uuid] = record, facts
+        self._last[record.device.uuid] = record, seen, facts
+        return facts
+
+    def _facts(
+        self, record: Record, seen: Sighting, said: Testimony | None = None, *, at: Moment | None = None
+    ) -> Facts:  # fmt: skip
+        """The facts, also with what the fence says of the owner and of the last user."""
+        uuid, guard, owner, receipt = record.device.uuid, self.driver.guard, record.tenancy.owner, record.scrubs.receipt
+        resetting = record.device.reset_domain is not None and self._resetting(record)
+        facts = self._observed_since.facts(uuid, seen, said, domain_resetting=resetting, at=at)
+        if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
+            facts = replace(facts, owner_left=guard.owner_left(uuid))
+        if guard is not None and receipt is not None and receipt.finished.uptime < facts.used_at:
+            user = guard.askers.last_user(uuid, receipt.finished.wall)
+            facts = replace(facts, used_by=place_words(user))
         return facts
 
     def fence_reading(self, uuid: str) -> FenceReading:

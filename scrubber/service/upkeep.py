@@ -118,7 +118,7 @@ class Upkeep:
         if vitals is None or vitals != context.seen.vitals.get(device) or device in context.seen.blocked:
             return False
         device_policy = context.active_policy.device_policy(record.device)
-        facts = self._with_other_devices(record, context.with_node(record, facts))
+        facts = self._with_other_devices(record, facts)
         return next_action.tend(record, facts, device_policy.policy, facts.at, chance=0.0) == answers.Proceed()
 
     async def reconcile(self, device: str, op: str = "") -> Record | None:

@@ -62,7 +62,8 @@ Parts = tuple[Observer, Simulated, Counted]
 
 def observing(backend: Simulated, directory: Path) -> Parts:
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(DriverCalls(backend, "boot"), processes, directory, ObservedSince(0.0)), backend, processes
+    observer = Observer(DriverCalls(backend, "boot"), processes, directory, ObservedSince(0.0), lives.no_reset)
+    return observer, backend, processes
 
 
 @pytest.fixture
@@ -145,7 +146,9 @@ async def test_both_hooks_take_one_pass_over_all_processes(bank, tmp_path, meanw
         passes.append(hook.state)
 
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False, on_pass=count)
-    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), on_pass=count)
+    observer = Observer(
+        DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset, on_pass=count
+    )
     drills.occupy(bank.root, bank.second, b"", POD)  # its sandbox, which is not on this GPU
     assert (await observer.before_grant(clean, ForPod(announced=True))).holders == ()
     who = [drills.occupy(bank.root, bank.first, b"", f"other-{POD}")] if meanwhile else []
@@ -185,7 +188,8 @@ async def test_a_bystander_on_the_list_is_no_use(bank, tmp_path, known):
     monitor = drills.occupy(bank.root, bank.first, b"x", "")
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     clock, driver = ObservedSince(0.0), DriverCalls(backend, "boot")
-    observer = Observer(driver, processes, tmp_path, clock, lambda _: lambda holder: known and holder.pid == monitor)
+    is_monitor = lambda holder: known and holder.pid == monitor  # noqa: E731 - its name says it
+    observer = Observer(driver, processes, tmp_path, clock, lives.no_reset, lambda _: is_monitor)
     record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     backend.named = frozenset({monitor})
     seen = await observer.for_round(record)

@@ -41,7 +41,9 @@ class Place:
         self.uuid = backend.inventory()[0].uuid
         self.ends = Ends()
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-        self.observation = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
+        self.observation = Observer(
+            DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), lives.no_reset, ends=self.ends
+        )
         self.pids: list[int] = []
 
     def record(self, owner: str | None) -> Record:

@@ -110,7 +110,7 @@ async def test_forks_with_many_files_hold_up_each_device(bank, launch, tmp_path)
     heavy = launch(MANY_FILES_FIVE_TIMES, bank.place(bank.first).memory, **{MARK: POD})
     seen = only(tmp_path / "proc", heavy.pid)  # other processes of this machine may have many files as well
     processes = Processes(seen, bank.backend.container_of, whole_node=False, each_within=0.0)
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     for uuid in (bank.first, bank.second):
         held = await observer.for_change(record(bank, uuid))
         assert held.holders is None
@@ -120,7 +120,11 @@ async def test_forks_with_many_files_hold_up_each_device(bank, launch, tmp_path)
 async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "slowest", lambda: (3.0, 4711))
     observer = Observer(
-        DriverCalls(bank.backend, "boot", caller=Late("processes")), processes, tmp_path, ObservedSince(0.0)
+        DriverCalls(bank.backend, "boot", caller=Late("processes")),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
     )
     drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
@@ -135,7 +139,7 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
     NodeProc(seen).add_unreadable(7)
     namespace = (seen / "self/ns/pid").stat().st_ino
     processes = Processes(seen, lambda _: None, whole_node=True, namespace=namespace)
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
         held, again = [await observer.for_change(record(bank, bank.first)) for _ in range(2)]
@@ -145,7 +149,7 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
 
 async def test_a_reset_found_during_a_search_hides_the_holders(bank, processes, tmp_path, monkeypatch):
     """Its worker has died meanwhile, and the tool goes on: the witness, asked last, must not be asked then."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device = record(bank, bank.first)
     assert (await observer.for_change(device)).holders == ()
     processes.searching.clear()
@@ -160,11 +164,19 @@ async def test_a_reset_found_during_a_search_hides_the_holders(bank, processes, 
 async def test_a_driver_that_names_no_holder_says_why(bank, processes, tmp_path):
     """For a person whose release is refused: somebody has the GPU open, and nobody knows who."""
     observer = Observer(
-        DriverCalls(bank.backend, "boot", caller=Late(bank.first)), processes, tmp_path, ObservedSince(0.0)
+        DriverCalls(bank.backend, "boot", caller=Late(bank.first)),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
     )
     assert (await observer.for_change(record(bank, bank.first))).held_up == "too late"
     observer = Observer(
-        DriverCalls(bank.backend, "boot", caller=Late("driver")), processes, tmp_path, ObservedSince(0.0)
+        DriverCalls(bank.backend, "boot", caller=Late("driver")),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
     )
     assert (await observer.for_change(record(bank, bank.first))).held_up == "too late"
 
@@ -179,7 +191,7 @@ def lacking(bank) -> str:
 
 async def test_a_file_that_is_not_here_is_named(bank, lacking, tmp_path):
     processes = Processes(only(tmp_path / "proc", os.getpid()), bank.backend.container_of, whole_node=False)
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     seen = await observer.for_change(record(bank, bank.first))
     assert (seen.holders, seen.held_up.startswith(f"{lacking} is not here; ")) == (None, True)
 
@@ -193,7 +205,7 @@ def no_uses(bank, monkeypatch) -> None:
 async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes, tmp_path):
     """A busy machine delays answers. The device is not free either, as long as it does not answer."""
     driver = DriverCalls(bank.backend, "boot", patience=0.05, caller=Late(bank.first))
-    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device = record(bank, bank.first)
     seen = await observer.before_grant(device, ForPod())
     assert (seen.vitals, seen.holders) == (None, None)
@@ -204,7 +216,7 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
 
 async def test_a_service_that_cannot_run_calls_no_device_sick(bank, processes, tmp_path):
     driver = DriverCalls(bank.backend, "boot", patience=0.5, caller=Late(bank.first))
-    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     late = [await observer.for_round(record(bank, bank.first)) for _ in range(2)]
     await asyncio.sleep(driver.patience)
     driver.caller._lost.seconds += driver.patience
@@ -217,7 +229,13 @@ async def test_a_service_that_cannot_run_calls_no_device_sick(bank, processes, t
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
     caller = Late("processes")
-    observer = Observer(DriverCalls(bank.backend, "boot", caller=caller), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(
+        DriverCalls(bank.backend, "boot", caller=caller),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
+    )
     device, other = record(bank, bank.first), record(bank, bank.second)
     drills.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
@@ -236,7 +254,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
 
 @pytest.mark.usefixtures("no_uses")
 async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, launch, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, listed = record(bank, bank.first), bank.backend.listed_holders
 
     def leaving(uuid: str) -> frozenset[int]:
@@ -258,7 +276,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
 
 @pytest.mark.usefixtures("no_uses")
 async def test_a_worker_that_ends_during_a_search_interrupts_nothing(bank, processes, launch, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, listed = record(bank, bank.first), bank.backend.listed_holders
     worker = launch(WRITE_AND_WAIT, bank.place(bank.first).memory)
     observer.holders.own(worker.pid)
@@ -278,7 +296,7 @@ async def test_a_worker_that_ends_during_a_search_interrupts_nothing(bank, proce
 @pytest.mark.usefixtures("no_uses")
 @pytest.mark.parametrize("ask", ["for_round", "all_for_round"])
 async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch, ask):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, asked = record(bank, bank.first), "has_holders" if ask == "for_round" else "quick_observation"
     answer = getattr(bank.backend, asked)
     await observer.for_change(device)
@@ -303,7 +321,7 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
 
 @pytest.mark.usefixtures("no_uses")
 async def test_a_worker_that_begins_during_a_search_is_no_holder(bank, processes, launch, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, search = record(bank, bank.first), processes.holders
     worker = launch(WRITE_AND_WAIT, bank.place(bank.first).memory)
 
@@ -319,7 +337,7 @@ async def test_a_worker_that_begins_during_a_search_is_no_holder(bank, processes
 async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path, monkeypatch, launch, listed):
     """A driver that does not answer, or that is released, proves nothing."""
     driver = DriverCalls(bank.backend, "boot")
-    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, memory = scrubbed(record(bank, bank.first)), bank.place(bank.first).memory
     if listed == "a worker":
         observer.holders.own(launch(WRITE_AND_WAIT, memory).pid)
@@ -340,7 +358,7 @@ def _no_answer(_uuid: str) -> frozenset[int]:
 
 async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp_path, launch, monkeypatch):
     """The next container of a pod: a search can take seconds, and the owner is asked about beside it."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     asked, living = threading.Event(), bank.backend.living
 
@@ -360,7 +378,7 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
 
 
 async def test_where_the_kernel_tells_an_end_no_process_is_read(bank, processes, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     monkeypatch.setattr(bank.backend, "has_ended", lambda container: container == POD)
     monkeypatch.setattr(bank.backend, "living", lambda: pytest.fail("went through all processes"))
@@ -368,7 +386,7 @@ async def test_where_the_kernel_tells_an_end_no_process_is_read(bank, processes,
 
 
 async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(scrubbed(record(bank, bank.first)), owner=Owner(POD, Moment(0.0, 0.0)))
     witness = bank.backend.witness
 
@@ -384,7 +402,7 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
 
 async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch, monkeypatch):
     """For a person whose release is refused, although no process has the GPU open."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     assert await observer.process_of_owner(owned) == ()
     process = launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
@@ -421,7 +439,7 @@ READ = "import os, sys; os.read(os.open(sys.argv[1], os.O_RDONLY), 16)"
 )
 async def test_a_use_between_two_observations_is_noticed(bank, processes, tmp_path, ask, file, program, counts):
     """Whoever can only read leaves nothing behind."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, other = record(bank, bank.first), record(bank, bank.second)
     for it in (device, other):
         await observer.for_change(it)
@@ -443,7 +461,7 @@ MOST_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
 async def test_too_many_uses_count_for_their_device_only(bank, processes, tmp_path):
     """The kernel drops what does not fit into its queue: an owner of one device must not soil the free ones."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, other = record(bank, bank.first), record(bank, bank.second)
     queues = _inotify_instances()
     for it in (device, other):

@@ -63,7 +63,7 @@ class Run:
         self.guard = Guard(Fence(group), identity(own), sources)
         self.guard.start()
         driver = DriverCalls(backend, "boot", guard=self.guard)
-        self.observer = Observer(driver, processes, folder, ObservedSince(clock.now().uptime))
+        self.observer = Observer(driver, processes, folder, ObservedSince(clock.now().uptime), lives.no_reset)
         self._incarnation = Incarnation("boot", backend.driver())
 
     async def proven(self, uuid: str) -> Record:

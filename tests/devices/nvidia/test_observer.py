@@ -43,7 +43,9 @@ NewObserver = Callable[..., Observer]
 def over(backend: Nvidia, folder: Path, patience: float) -> Observer:
     """The observer of a service that has this backend."""
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(DriverCalls(backend, "boot", patience=patience), processes, folder, ObservedSince(0.0))
+    return Observer(
+        DriverCalls(backend, "boot", patience=patience), processes, folder, ObservedSince(0.0), lives.no_reset
+    )
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ class UsedMeanwhile(Processes):
 
 async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path, monkeypatch) -> None:
     processes = UsedMeanwhile(Path("/proc"), backend.container_of, whole_node=False)
-    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     uses = [1]
     monkeypatch.setattr(backend, "witness", lambda _: Counted(Witness.FENCE, sum(uses)))
     here = record(backend, gpu.uuid)
