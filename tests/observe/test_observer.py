@@ -352,6 +352,18 @@ async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path,
     assert found == {"a holder": [POD], "no answer": None}.get(listed, [])
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_each_look_tells_whether_a_sibling_is_being_reset(bank, processes, tmp_path, is_reset):
+    observer = Observer(
+        DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lambda _record: is_reset
+    )
+    alone = record(bank, bank.first)
+    device = scrubbed(replace(alone, device=replace(alone.device, reset_domain="switch")))
+    looks = observer.for_round, observer.for_change, observer.for_step
+    assert [(await look(device)).domain_resetting for look in looks] == [is_reset] * 3
+    assert not (await observer.for_change(alone)).domain_resetting, "it has no sibling"
+
+
 def _no_answer(_uuid: str) -> frozenset[int]:
     raise DriverClosedError("the driver is closed")
 
