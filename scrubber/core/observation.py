@@ -102,7 +102,7 @@ class Known:
         return self.owner_alive is True and (owner is None or not owner.unannounced)
 
 
-class Row(NamedTuple):
+class LookRow(NamedTuple):
     """For one of these purposes, and in one of these states, the look is enough if the condition holds."""
 
     purposes: AbstractSet[Purpose]
@@ -127,74 +127,74 @@ _TO_GIVE = {Purpose.RESERVE, Purpose.GRANT}
 
 # The first row that holds says which look is enough. Where none holds, everything is searched.
 TABLE = (
-    Row(
+    LookRow(
         {Purpose.RESET}, _ANY, _always, Look.SEARCH,
         "it cannot be undone, and it takes the siblings down, too",
     ),
-    Row(
+    LookRow(
         {Purpose.RESERVE}, _ANY - _TAKEN, lambda known: known.free_ago < A_MOMENT, Look.LAST,
         "nobody had it a moment ago, and nobody has opened it since",
     ),
-    Row(
+    LookRow(
         {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.no_holder, Look.LIST,
         "nobody had it when the scrub began, and whoever has come since and uses the memory is on the list",
     ),
-    Row(
+    LookRow(
         {Purpose.START, Purpose.CHANGE}, _ANY,
         lambda known: known.no_holder and known.fence.alone and known.fence.open_to is OpenTo.SERVICE, Look.FENCE,
         "nobody had it at the last search, nobody was let in since, and nobody has opened it since",
     ),
-    Row(
+    LookRow(
         {Purpose.CHANGE}, {State.IN_USE},
         lambda known: known.no_holder and known.fence.alone and known.owner_alive is False and not known.kept,
         Look.FENCE, "the end of the owner closes the fence, and a search follows before anything is overwritten",
     ),
-    Row(
+    LookRow(
         _BY_LIST, _ANY, lambda known: known.owner_alive is False, Look.SEARCH,
         "an owner that has ended may have sent the open device to another process",
     ),
-    Row(
+    LookRow(
         {Purpose.GRANT}, _ANY, lambda known: not known.fence.alone, Look.SEARCH,
         "a process that only has it open is on no list",
     ),
-    Row(
+    LookRow(
         {Purpose.RESERVE}, _TAKEN, lambda known: not known.fence.alone, Look.SEARCH,
         "to take it from its last owner is a decision, too, and a process that only has it open is on no list",
     ),
-    Row(
+    LookRow(
         _TO_GIVE, {State.GRANTED}, lambda known: known.fence.open_to is not OpenTo.SERVICE, Look.SEARCH,
         "whoever is let in is not counted, and may have it open without using memory",
     ),
-    Row(
+    LookRow(
         _BY_LIST, {State.SCRUBBING}, lambda known: known.listed is not Listed.NOTHING, Look.LIST,
         "its job looks for itself",
     ),
-    Row(
+    LookRow(
         _BY_LIST, {State.IN_USE}, lambda known: known.opened and known.searched_ago >= A_WHILE, Look.SEARCH,
         "somebody may have it beside its owner. Whoever opens it again and again must not cause a search each time",
     ),
-    Row(
+    LookRow(
         _BY_LIST, _AT_REST, lambda known: known.opened and not known.stuck, Look.SEARCH,
         "somebody has opened it, and may have it still",
     ),
-    Row(
+    LookRow(
         _BY_LIST, _ANY, lambda known: known.listed is Listed.HOLDER, Look.LIST,
         "a device with a holder is not handed out, and a scrub begins with another look",
     ),
-    Row(
+    LookRow(
         _BY_LIST, {State.IN_USE},
         lambda known: known.listed is not Listed.NOTHING and known.idle_owner and known.searched_ago < LATELY,
         Look.LIST, "its owner lives, and is idle or hangs",
     ),
-    Row(
+    LookRow(
         _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.fence.alone, Look.FENCE,
         "nobody had it at the last search, and nobody has opened it since: a scrub may begin",
     ),
-    Row(
+    LookRow(
         _BY_LIST, {State.GRANTED}, lambda known: known.no_holder and known.kept and known.searched_ago < LATELY,
         Look.LIST, "whoever has acquired it may have it open, and uses no memory so far",
     ),
-    Row(
+    LookRow(
         _BY_LIST, _AT_REST, lambda known: known.no_holder and not known.stuck and not known.kept, Look.LIST,
         "whoever comes before its next use is found by the look before that use",
     ),
