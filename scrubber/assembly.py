@@ -21,9 +21,10 @@ from policies.policy_model import Evict, Policy
 from scrub_api import views
 from scrubber import assembly_fence
 from scrubber.config import BackendChoice, ScrubberConfig, SightMode
-from scrubber.core import presence, states
+from scrubber.core import presence, reset_domains, states
 from scrubber.core.events import IllegalEventError
 from scrubber.core.model import DeviceInfo, Holder
+from scrubber.core.record import Record
 from scrubber.devices.base import Address, Backend, DeviceHandling
 from scrubber.devices.blocking_calls import Caller
 from scrubber.devices.simulated import layout
@@ -316,7 +317,13 @@ def build(
         pool.on_started, pool.on_ended = guard.admit_process, guard.dismiss_process
     driver = DriverCalls(backend, boot.boot_id(), guard=guard)
     seen_since = ObservedSince(clock.now().uptime, bystanders=ignored)
-    observer = Observer(driver, processes, config.kubelet_dir, seen_since, ignored, ends=ends, on_pass=on_pass)
+
+    def resetting(record: Record) -> bool:
+        return reset_domains.resetting(record, ledger.records.values())
+
+    observer = Observer(
+        driver, processes, config.kubelet_dir, seen_since, resetting, ignored, ends=ends, on_pass=on_pass
+    )
     for record in ledger.records.values():
         observer.recorded(record)
     ledger.follow, ledger.read_fence = observer.recorded, observer.fence_reading

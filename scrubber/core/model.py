@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -471,29 +470,47 @@ class KubeletAssignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What was observed just now, fresh for one decision. Never stored."""
+class Sighting:
+    """What the driver and /proc show of a device at one moment."""
 
     incarnation: Incarnation
     holders: tuple[Holder, ...] | None  # None when they could not be determined
-    observed_since: float = 0.0  # uptime: since then the service would have noticed any holder
     owner_alive: bool | None = None  # None when there is no owner, or when that could not be determined
     starting_pod_alive: bool | None = None  # the same for the pod that is about to start
     siblings_busy: bool | None = None  # whether another device of the reset domain has a holder or an owner
     vitals: Vitals | None = None
-    domain_resetting: bool = False  # a sibling is being reset, which takes this device down as well
-    successor: str | None = None  # the GPU that is now at the PCI address of this device
-    owner_left: bool = False  # the control group to which the fence was opened for the owner was removed
-    withheld: bool = False  # a request for the device was refused: the kubelet believes that the device is free
-    epoch: str = ""  # the run of the kubelet, read for a decision about a device that is granted
-    assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
-    hung: Stuck | None = None  # all holders hang in the kernel, and since when at every observation that saw them
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
     held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
-    used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
-    used_by: str = ""  # who has used it then, as the fence saw it; empty: that is not known
-    use_unsure: str = ""  # for operators: why it is not known whether one had it open then; empty: one had
-    witness: Testimony | None = None  # of short uses, by its last answer; None: not asked yet
-    unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was observed just now, fresh for one decision. Never stored.
+
+    No field has a default: what nobody has asked about must not read as an answer. ``observe.observed_since`` makes
+    them all, and whoever asks about more adds the answer.
+    """
+
+    incarnation: Incarnation
+    holders: tuple[Holder, ...] | None  # this and what follows, up to ``held_up``, as in ``Sighting``
+    owner_alive: bool | None
+    starting_pod_alive: bool | None
+    siblings_busy: bool | None
+    vitals: Vitals | None
+    shortage: str
+    held_up: str
+    domain_resetting: bool  # a sibling is being reset, which takes this device down as well
+    observed_since: float  # uptime: since then the service would have noticed any holder
+    unobserved: str  # for operators: what happened at ``observed_since``, unless the service began to observe then
+    used_at: float  # uptime: a process last had it open, and may have left before it could be recorded; -inf: none
+    used_by: str  # who has used it then, as the fence saw it; empty: that is not known
+    use_unsure: str  # for operators: why it is not known whether one had it open then; empty: one had
+    witness: Testimony | None  # of short uses, by its last answer; None: not asked yet
+    owner_left: bool  # the control group to which the fence was opened for the owner was removed
+    successor: str | None  # the GPU that is now at the PCI address of this device
+    withheld: bool  # a request for the device was refused: the kubelet believes that the device is free
+    epoch: str  # the run of the kubelet, read for a decision about a device that is granted
+    assigned_pods: frozenset[str] | None  # the pods in the kubelet's checkpoint; None: not known
+    hung: Stuck | None  # all holders hang in the kernel, and since when at every observation that saw them
     # When they were observed: the moment of the decision that rests on them. Observations are compared without it.
-    at: Moment = field(default=Moment(wall=0.0, uptime=0.0), compare=False)
+    at: Moment = field(compare=False)

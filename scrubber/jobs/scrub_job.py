@@ -414,20 +414,15 @@ class ScrubJob:
         return verdict.veto(self._ledger.records[self.device], self.id, step, facts, self._clear_began)
 
     async def _observe(self, step: Step) -> Facts:
-        """A full observation, until one has found no holder; then by the driver's list. Around a reset a search.
-
-        A search of all processes takes a second on a node where a hundred large ones run.
-        """
+        """Look who has the device. The first look that finds no holder is what the later ones rest on."""
         records = self._ledger.records
         record = records[self.device]
         if plans.STEPS[step].driver is plans.Driver.ALONE:  # it takes its siblings down, too
-            facts = await self._observer.searched(record, self._siblings(records))
+            facts = await self._observer.before_reset(record, self._siblings(records))
         else:
-            facts = await (self._observer.listed if self._free else self._observer.full)(record)
+            facts = await (self._observer.for_step if self._free else self._observer.for_change)(record)
         self._free = facts.holders == ()
-        if record.device.reset_domain is None:
-            return facts
-        return replace(facts, domain_resetting=reset_domains.resetting(record, self._ledger.records.values()))
+        return facts
 
     def _domain(self) -> tuple[str, ...]:
         """The devices that a reset takes down."""
@@ -512,7 +507,7 @@ class ScrubJob:
 
     async def _still_alone(self, judged: verdict.Verdict, unexpected_holder: Veto | None) -> verdict.Verdict:
         """Observe the device once more, after the last step and before the device is called clean."""
-        facts = await self._observer.full(self._ledger.records[self.device])
+        facts = await self._observer.for_change(self._ledger.records[self.device])
         veto = unexpected_holder or self._veto(Step.HEALTH, facts)
         if veto is None:
             return judged

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.core.fencing import Container, MayOpen, OpenTo, Pods
-from scrubber.core.model import Facts, Holder, Moment
+from scrubber.core.model import Facts, Holder, Moment, Sighting
+from scrubber.core.observation import NOT_ASKED, FenceTells
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.node import clock
 
@@ -72,7 +73,7 @@ class ObservedSince:
         self._testimonies: dict[str, Testimony] = {}  # the last answer of the witness of short uses
         self._turn = threading.Lock()  # of what a witness has said, and the uses that follow from it
         self._searches: dict[str, LastSearch] = {}
-        self._let_in: dict[str, MayOpen | None] = {}  # whom the fence lets in, by the last row
+        self._open_to: dict[str, MayOpen] = {}  # to whom the fence is open, by the last row
         self._changes = Counter[str]()  # by device: as ``Before`` counts them
 
     # -- without a gap
@@ -118,47 +119,72 @@ class ObservedSince:
         if at >= self._used_at.get(device, (at, ""))[0]:
             self._used_at[device] = at, unsure
 
-    def stamped(self, device: str, facts: Facts) -> Facts:
-        """The facts with their times. An observation that could not tell the holders does not count.
+    def facts(
+        self,
+        device: str,
+        seen: Sighting,
+        said: Testimony | None = None,
+        *,
+        domain_resetting: bool,
+        at: Moment | None = None,
+    ) -> Facts:
+        """The facts: what was seen, and since when. An observation that could not tell the holders does not count.
+
+        ``said``: what the witness has answered in this observation, if that was not told before. ``at``: its moment.
 
         Between two answers of the fence there is no gap: the kernel has counted meanwhile.
 
         While the witness of short uses cannot answer, nothing can be proven of the device, so its holders count as
         unknown, too.
         """
-        said = self._testimonies.get(device)
+        if said is not None:
+            self.testified(device, said)
+        said, now = self._testimonies.get(device), at or self.now()
         if isinstance(said, Missed):
-            facts = replace(facts, holders=None, shortage=facts.shortage or said.why)
-        now = self.now()
-        if facts.holders is not None:
+            seen = replace(seen, holders=None, shortage=seen.shortage or said.why)
+        if seen.holders is not None:
             last, fenced = self._last.get(device, (now.uptime, False))
             gap, fences = now.uptime - last, _counted(said) is not None
             if gap > self._unobserved and not (fenced and fences):
                 why = f"it was not observed for {gap:.1f} s; at most {self._unobserved:g} s may pass"
                 self._since[device] = now.uptime, why
             self._last[device] = now.uptime, fences
-        used_at, unsure = self._used_at.get(device, (facts.used_at, ""))
+        used_at, unsure = self._used_at.get(device, (-math.inf, ""))
         since, why = self._since.get(device, (self._began, ""))
-        return replace(
-            facts,
-            at=now,
+        return Facts(
+            incarnation=seen.incarnation,
+            holders=seen.holders,
+            owner_alive=seen.owner_alive,
+            starting_pod_alive=seen.starting_pod_alive,
+            siblings_busy=seen.siblings_busy,
+            vitals=seen.vitals,
+            shortage=seen.shortage,
+            held_up=seen.held_up,
+            domain_resetting=domain_resetting,
             observed_since=since,
             unobserved=why,
             used_at=used_at,
+            used_by="",
             use_unsure=unsure,
             witness=said,
+            owner_left=False,
+            successor=None,
+            withheld=False,
+            epoch="",
+            assigned_pods=None,
+            hung=None,
+            at=now,
         )
 
     # -- without another search
 
     def changed(self, device: str, open_to: MayOpen) -> None:
         """A row about the device is in the ledger, and the fence is open to whom it is open now."""
-        let_in, before = open_to if open_to is not OpenTo.SERVICE else None, self._let_in.get(device)
-        if let_in == before:
+        before, self._open_to[device] = self._open_to.get(device, OpenTo.SERVICE), open_to
+        if open_to == before:
             return
-        if before is not None:
+        if before is not OpenTo.SERVICE:
             self.doubt(device)
-        self._let_in[device] = let_in
         self._changes[device] += 1
 
     def doubt(self, device: str) -> None:
@@ -170,10 +196,6 @@ class ObservedSince:
         """``doubt`` each device."""
         for device in tuple(self._searches):
             self.doubt(device)
-
-    def is_sealed(self, device: str) -> bool:
-        """Whether the fence is open to the service alone."""
-        return self._let_in.get(device) is None
 
     def before_search(self, devices: Iterable[str]) -> dict[str, Before]:
         """What is known of these devices when a search for their holders begins."""
@@ -198,8 +220,8 @@ class ObservedSince:
             self.testified(device, said)
         at = self.now().uptime
         for device, begun in before.items():
-            let_in, uses, found = self._let_in.get(device), _counted(begun.said), holders[device]
-            names = let_in.names if isinstance(let_in, Container | Pods) else ()
+            open_to, uses, found = self._open_to.get(device), _counted(begun.said), holders[device]
+            names = open_to.names if isinstance(open_to, Container | Pods) else ()
             alone = found is not None and all(it.container in names for it in found)
             alone = alone and begun.changes == self._changes[device]
             alone = alone and (settled or self._is_alone(device, begun.said))
@@ -215,18 +237,18 @@ class ObservedSince:
             self._testimonies[device] = said
         self._searches[device] = LastSearch(uses=said.uses, alone=True, bystanders=self._bystanders(device))
 
-    def searched_within(self, device: str, seconds: float) -> bool:
-        """Whether the last search has ended in these last seconds."""
-        return self.now().uptime - self._last_search(device).at < seconds
+    def searched_ago(self, device: str) -> float:
+        """Seconds since the end of the last search."""
+        return self.now().uptime - self._last_search(device).at
 
-    def has_news(self, device: str) -> bool:
-        """Whether others have opened the device since the last search: they may have it still."""
-        uses = _counted(self._testimonies.get(device))
-        return uses is not None and self._last_search(device).uses != uses
-
-    def is_alone(self, device: str) -> bool:
-        """Whether nobody has the device but its owner, as of the last answer of the witness."""
-        return self._is_alone(device, self._testimonies.get(device))
+    def fence_tells(self, device: str, said: Testimony | None = None) -> FenceTells:
+        """What the fence has counted since the last search, and whom it lets in. ``said``: its newest answer."""
+        if said is not None:
+            self.testified(device, said)
+        said, open_to = self._testimonies.get(device), self._open_to.get(device, NOT_ASKED.open_to)
+        uses = _counted(said)
+        opened = uses is not None and self._last_search(device).uses != uses
+        return FenceTells(self._is_alone(device, said), opened, open_to)
 
     def _is_alone(self, device: str, said: Testimony | None) -> bool:
         uses, last = _counted(said), self._last_search(device)

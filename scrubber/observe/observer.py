@@ -1,25 +1,20 @@
-"""Observes devices and returns facts: holders, siblings, owners, pods, witness. Decides nothing.
+"""Observes devices and returns facts: holders, siblings, owners, pods, witness.
 
-Which look is enough for which decision is said here and in ``by_list``, and nowhere else:
-
-* A round asks the driver alone (``quick``).
-* A grant whose start is announced takes what was seen last, where the fence has counted nobody since. Otherwise it asks
-  the driver alone, too. The start looks again.
-* Any other grant, each start, and what a record rests on know all holders (``before_grant``, ``before_start``,
-  ``full``). They search all processes of the node once, unless the fence proves that a search would find no holder.
-* Between the first and the last observation of a scrub, the driver's list is enough (``listed``).
+Decides nothing: ``core.observation`` says which look is enough for the purpose of a caller.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core import fencing, presence
 from scrubber.core.guarded import FenceReading
-from scrubber.core.model import Facts, Holder, KubeletAssignment, State, holder_names, place_words
+from scrubber.core.model import Facts, Holder, KubeletAssignment, Moment, Sighting, State, holder_names, place_words
+from scrubber.core.observation import NOT_ASKED, Known, Listed, Look, Purpose, beyond_list, enough
 from scrubber.core.recipients import ForPod, Recipient
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Testimony, Witness
@@ -32,7 +27,7 @@ from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
 from scrubber.observe.holder_search import Holders, HolderSearch, IsBystander
-from scrubber.observe.observed_since import OBSERVED_WITHIN, ObservedSince
+from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.owner_containers import OwnerContainers
 
 BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
@@ -41,18 +36,19 @@ BUSY_STATES = frozenset({State.GRANTED, State.IN_USE, State.SCRUBBING})
 class Observer:
     """Observes the devices for the service, and brings together what its parts find."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         driver: DriverCalls,
         processes: Processes,
         kubelet_dir: Path,
         observed_since: ObservedSince,
+        resetting: Callable[[Record], bool],
         bystanders: Callable[[str], IsBystander] = lambda _uuid: no_bystander,
         *,
         ends: Ends | None = None,
         on_pass: Callable[[], None] = lambda: None,
     ) -> None:
-        """``bystanders``: for each device, which holders do not count.
+        """``resetting``: whether a sibling is being reset. ``bystanders``: for each device, which holders do not count.
 
         ``ends``: learns at every full observation whom to follow, so that its end calls for the next
         observation. ``on_pass``: called whenever all processes are searched for live containers.
@@ -65,39 +61,33 @@ class Observer:
         self._kubelet_dir = kubelet_dir
         self._observed_since = observed_since
         self._list = ByList(driver, self.health, self.holders, self._owners, observed_since)
-        self._last: dict[str, tuple[Record, Facts]] = {}  # by device: what was seen of it last
+        self._resetting = resetting
+        self._last: dict[str, tuple[Record, Sighting, Facts]] = {}  # by device: what was seen of it last
 
-    async def quick(self, record: Record) -> Facts:
-        """Facts for a round: by the driver's list where it is enough; else a full observation."""
-        return await self._by_list(record, is_enough=True)
+    async def for_round(self, record: Record) -> Facts:
+        """Facts for a round of the monitor."""
+        return await self._by_list(record, Purpose.ROUND)
 
     async def before_grant(self, record: Record, recipient: Recipient) -> Facts:
-        """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use.
+        """Facts for a grant. If its start is announced, ``before_start`` is the last look before a use."""
+        announced = isinstance(recipient, ForPod) and recipient.announced
+        purpose = Purpose.RESERVE if announced else Purpose.GRANT
+        return self._unchanged(record, purpose) or await self._by_list(record, purpose)
 
-        To take a device from its last owner is a decision, too.
-        """
-        taken = record.state in (State.GRANTED, State.IN_USE)
-        may_reserve = isinstance(recipient, ForPod) and recipient.announced and not taken
-        facts = self._unchanged(record) if may_reserve else None
-        return facts if facts is not None else await self._by_list(record, is_enough=may_reserve)
-
-    def _unchanged(self, record: Record) -> Facts | None:
-        """What was seen last, if that was nobody, a moment ago, with the same record, and nobody has opened it since.
-
-        None where the fence does not say that at once.
-        """
+    def _unchanged(self, record: Record, purpose: Purpose) -> Facts | None:
+        """What was seen last, if that is enough. None where the fence does not say so at once."""
         uuid, guard = record.device.uuid, self.driver.guard
-        last, facts = self._last.get(uuid, (None, None))
-        if guard is None or facts is None or last is not record or facts.holders != ():
+        last = self._last.get(uuid)
+        if guard is None or last is None or last[0] is not record or last[2].holders != ():
             return None
-        is_new = self._observed_since.now().uptime - facts.at.uptime < OBSERVED_WITHIN
-        return self._observed_since.stamped(uuid, facts) if is_new and guard.still_says(uuid, facts.witness) else None
+        _, seen, facts = last
+        now = self._observed_since.now()
+        ago = now.uptime - facts.at.uptime if guard.still_says(uuid, facts.witness) else math.inf
+        look = enough(purpose, Known(record, Listed.NOTHING, NOT_ASKED, owner_alive=None, free_ago=ago))
+        return self._facts(record, seen, at=now) if look is Look.LAST else None
 
-    async def _by_list(self, record: Record, *, is_enough: bool) -> Facts:
-        """Facts by the driver's list, if ``is_enough`` or the fence proves that nobody else has the device.
-
-        A process that only has the device open is not on the list.
-        """
+    async def _by_list(self, record: Record, purpose: Purpose) -> Facts:
+        """Facts by the driver's list, if that is enough."""
         uuid, vitals = record.device.uuid, None
         try:
             said = await self._list.ask(uuid)
@@ -105,73 +95,73 @@ class Observer:
             # The caller must hear of a device that does not answer. The holders can be seen all the same.
             vitals = self.health.unanswered(uuid, error)
         else:
-            facts = await self._list.facts(record, said)
-            if facts is not None and (is_enough or self._observed_since.is_alone(uuid)):
-                return self._seen(record, facts)
+            seen = await self._list.sighting(record, said, purpose)
+            if seen is not None:
+                return self._seen(record, seen)
             # Without an answer: perhaps because of leaked memory, which has no holder that can be seen.
             unknown = said is None or said.held is None
             vitals = await self.health.vitals(uuid, record.device.parent) if unknown else None
-        if record.state is State.SCRUBBING:  # the holder is usually a worker of the service
-            return replace(await self.listed(record), vitals=vitals)
-        return replace(await self.full(record), vitals=vitals)
+        again = self.for_step if beyond_list(record) is Purpose.STEP else self.for_change
+        return replace(await again(record), vitals=vitals)
 
-    async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
+    async def all_for_round(self, records: Sequence[Record]) -> dict[str, Facts]:
         """Health and holders of the devices for which the driver's list is enough. One thread asks about all of them.
 
         A device that is missing from the answer needs its own observation. If a device hangs, it and all devices after
         it are missing. As long as the thread hangs, further calls return nothing. After that, they skip the devices
         whose last health report was late.
         """
-        facts = await self._list.all(records)
-        return {it.device.uuid: self._seen(it, facts[it.device.uuid]) for it in records if it.device.uuid in facts}
+        seen = await self._list.all(records)
+        return {it.device.uuid: self._seen(it, seen[it.device.uuid]) for it in records if it.device.uuid in seen}
 
     async def before_start(self, record: Record, starting_pod: str) -> Facts:
         """Facts for the start of a container."""
-        of_owner = record.state is State.GRANTED
-        facts = await self._without_search(record, starting_pod, of_owner=of_owner)
-        return facts if facts is not None else await self.searched(record, starting_pod=starting_pod)
+        return await self._all_holders(record, Purpose.START, starting_pod)
 
-    async def full(self, record: Record) -> Facts:
+    async def for_change(self, record: Record) -> Facts:
         """Facts that a change may rest on: all holders of the device."""
-        facts = await self._without_search(record)
-        return facts if facts is not None else await self.searched(record)
+        return await self._all_holders(record, Purpose.CHANGE)
 
-    async def listed(self, record: Record) -> Facts:
-        """Facts by the driver's list, if it names no holder; else by a search.
+    async def for_step(self, record: Record) -> Facts:
+        """Facts for a step of a scrub. Ask after an observation of this scrub that found no holder."""
+        found = await self._none_listed(record)
+        known = Known(record, Listed.NO_HOLDER, NOT_ASKED, owner_alive=None)
+        if found is None or enough(Purpose.STEP, known) is Look.SEARCH:
+            return await self.searched(record)
+        return self._facts(record, *found)
 
-        Ask after a full observation that found no holder. A process that has come since and uses the memory is on the
-        list, but not one that only has the device open.
+    async def before_reset(self, record: Record, siblings: Sequence[Record]) -> Facts:
+        """Facts for a reset of the device and its siblings."""
+        return await self._all_holders(record, Purpose.RESET, siblings=siblings)
+
+    async def _all_holders(
+        self, record: Record, purpose: Purpose, starting_pod: str | None = None, siblings: Sequence[Record] = ()
+    ) -> Facts:
+        """Facts by the fence where it is enough, else by a search."""
+        uuid, since = record.device.uuid, self._observed_since
+        hoped = Known(record, Listed.NO_HOLDER, since.fence_tells(uuid), owner_alive=False)
+        if enough(purpose, hoped) is not Look.SEARCH:  # else no answer of the driver would be enough
+            found = await self._none_listed(record, starting_pod)
+            if found is not None:
+                seen, said = found
+                known = replace(hoped, fence=since.fence_tells(uuid, said), owner_alive=seen.owner_alive)
+                if enough(purpose, known) is not Look.SEARCH:
+                    return self._seen(record, seen, starting_pod)
+        return await self.searched(record, siblings, starting_pod)
+
+    async def _none_listed(
+        self, record: Record, starting_pod: str | None = None
+    ) -> tuple[Sighting, Testimony] | None:  # fmt: skip
+        """What is seen, and what the witness says, if the driver lists no holder; else None.
+
+        During a scrub, memory in use says nothing: a worker of the service uses it.
         """
-        facts = await self._by_driver(record, idle=False)
-        return await self.searched(record) if facts is None else self._observed_since.stamped(record.device.uuid, facts)
-
-    async def _without_search(
-        self, record: Record, starting_pod: str | None = None, *, of_owner: bool = False
-    ) -> Facts | None:  # fmt: skip
-        """Facts where the fence proves that a search would find no holder but the owner; else None.
-
-        ``of_owner``: the caller knows that only the owner may have come since the search.
-        """
-        uuid = record.device.uuid
-        alone = of_owner or self._observed_since.is_sealed(uuid)
-        # An owner that has ended may have sent the open device to another process. The record of its end closes the
-        # fence, and a search follows before anything is overwritten.
-        may_have_ended = starting_pod is None and record.state is State.IN_USE and not record.tenancy.until_release
-        if not (alone or may_have_ended) or not self._observed_since.is_alone(uuid):
-            return None
-        facts = await self._by_driver(record, starting_pod, idle=record.state is not State.SCRUBBING)
-        if facts is None or not (alone or facts.owner_alive is False):
-            return None
-        return self._seen(record, facts, starting_pod) if self._observed_since.is_alone(uuid) else None
-
-    async def _by_driver(self, record: Record, starting_pod: str | None = None, *, idle: bool) -> Facts | None:
-        """Facts without their times, if the driver lists no holder; else None. ``idle``: as in ``none_listed``."""
-        uuid = record.device.uuid
         try:
             alive = starting_pod_alive = None
             if starting_pod is not None:  # first, so that the driver also tells of a use during this question
                 alive, starting_pod_alive = await self._are_alive(record, starting_pod)
-            listed = await self.holders.none_listed(uuid, idle=idle)
+            idle = record.state is not State.SCRUBBING
+            listed = await self.holders.none_listed(record.device.uuid, idle=idle)
             if listed is None:
                 return None
             if starting_pod is None:  # last: a container of the owner may have started during the question
@@ -179,8 +169,7 @@ class Observer:
         except (DeviceError, BlindError):
             return None
         incarnation, said = listed
-        self._observed_since.testified(uuid, said)
-        return Facts(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive)
+        return Sighting(incarnation, (), owner_alive=alive, starting_pod_alive=starting_pod_alive), said
 
     async def searched(
         self,
@@ -203,8 +192,7 @@ class Observer:
         except (DeviceError, BlindError) as error:
             lack = str(error) if isinstance(error, ShortageError) else ""
             why = "" if lack else str(error)
-            blind = Facts(record.incarnation, None, shortage=lack, held_up=why)
-            return self._observed_since.stamped(record.device.uuid, blind)
+            return self._facts(record, Sighting(record.incarnation, None, shortage=lack, held_up=why))
         self._observed_since.searched(before, search.holders, search.testimonies, settled=search.settled)
         holders = search.holders[record.device.uuid]
         for seen in (record, *siblings):
@@ -219,7 +207,7 @@ class Observer:
             else:
                 continue
             self._observed_since.interrupt(uuid, why)  # it may leave before the next observation, with its bytes left
-        unstamped = Facts(
+        seen_now = Sighting(
             incarnation,
             holders,
             owner_alive=alive,
@@ -227,7 +215,7 @@ class Observer:
             siblings_busy=_siblings_busy(siblings, search.holders),
             held_up=search.missing.get(record.device.uuid, search.held_up) if holders is None else "",
         )
-        return self._seen(record, unstamped, starting_pod)
+        return self._seen(record, seen_now, starting_pod)
 
     async def _are_alive(self, record: Record, starting_pod: str | None) -> tuple[bool | None, bool | None]:
         """Whether the owner of a device lives, and the pod that asks to start on it, which may be the same."""
@@ -237,18 +225,25 @@ class Observer:
             return alive, None
         return alive, alive if starting_pod == owner else await self._owners.has_started(starting_pod)
 
-    def _seen(self, record: Record, facts: Facts, starting_pod: str | None = None) -> Facts:
-        """The facts with their times. Whom they name is followed from now on."""
-        guard, owner = self.driver.guard, record.tenancy.owner
-        if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
-            facts = replace(facts, owner_left=guard.owner_left(record.device.uuid))
-        facts = self._observed_since.stamped(record.device.uuid, facts)
-        receipt = record.scrubs.receipt
-        if guard is not None and receipt is not None and receipt.finished.uptime < facts.used_at:
-            user = guard.askers.last_user(record.device.uuid, receipt.finished.wall)
-            facts = replace(facts, used_by=place_words(user))
+    def _seen(self, record: Record, seen: Sighting, starting_pod: str | None = None) -> Facts:
+        """The facts. Whom they name is followed from now on."""
+        facts = self._facts(record, seen)
         self._owners.follow(record, facts, starting_pod)
-        self._last[record.device.uuid] = record, facts
+        self._last[record.device.uuid] = record, seen, facts
+        return facts
+
+    def _facts(
+        self, record: Record, seen: Sighting, said: Testimony | None = None, *, at: Moment | None = None
+    ) -> Facts:  # fmt: skip
+        """The facts, also with what the fence says of the owner and of the last user."""
+        uuid, guard, owner, receipt = record.device.uuid, self.driver.guard, record.tenancy.owner, record.scrubs.receipt
+        resetting = record.device.reset_domain is not None and self._resetting(record)
+        facts = self._observed_since.facts(uuid, seen, said, domain_resetting=resetting, at=at)
+        if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
+            facts = replace(facts, owner_left=guard.owner_left(uuid))
+        if guard is not None and receipt is not None and receipt.finished.uptime < facts.used_at:
+            user = guard.askers.last_user(uuid, receipt.finished.wall)
+            facts = replace(facts, used_by=place_words(user))
         return facts
 
     def fence_reading(self, uuid: str) -> FenceReading:
@@ -267,7 +262,7 @@ class Observer:
         if record.state is State.CLEAN and receipt is not None and receipt.witness == Witness.FENCE.value:
             said = self._observed_since.uses_since(record.device.uuid, receipt.finished.uptime)
             # Who opened it between the search of the scrub and its clear may have it open, without a use since.
-            if said is not None and self._observed_since.is_alone(record.device.uuid):
+            if said is not None and self._observed_since.fence_tells(record.device.uuid).alone:
                 guard.proven(record.device.uuid, receipt.id, said.uses)
 
     def resume(self, records: Iterable[Record]) -> None:

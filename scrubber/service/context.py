@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ground.aio import Changed
 from ground.errors import InvalidRequest, NotReady, Reason
 from policies.policy_model import Policy, Receipts
-from scrubber.core import next_action, ownership, proof, reset_domains
+from scrubber.core import next_action, ownership, proof
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import DeviceInfo, Facts, Holder, Moment, State, Vitals
 from scrubber.core.offering import OfferFacts
@@ -91,12 +91,6 @@ class ServiceContext:
         guard = self.observer.driver.guard
         return guard is not None and guard.keeps_out(device)
 
-    def with_node(self, record: Record, facts: Facts) -> Facts:
-        """The facts, whether a reset of a sibling is under way."""
-        if record.device.reset_domain is not None and reset_domains.resetting(record, self.ledger.records.values()):
-            facts = replace(facts, domain_resetting=True)
-        return facts
-
     def receipts(self, record: Record, policy: Policy, *, granted: bool = False) -> str:
         """The node's directory with the receipt for the containers of a pod; empty: the policy gives them none.
 
@@ -111,7 +105,7 @@ class ServiceContext:
     async def observe(self, device: str, op: str) -> tuple[Record, Facts]:
         """Observe a device under its lock, and record what ends the trust in it before anything is answered."""
         record = self.record(device)
-        facts = await self.observer.full(record)
+        facts = await self.observer.for_change(record)
         ended = proof.ended(record, facts)
         if ended is not None:
             await self.ledger.append(op, (device, ended))
@@ -120,10 +114,10 @@ class ServiceContext:
     async def complete(self, record: Record, facts: Facts, *, to_take_back: bool = False) -> Facts:
         """What was seen of a device, and what a decision needs beside it.
 
-        That is what ``with_node`` adds, for a device that is granted the run of the kubelet and, for some decisions
-        about the owner, the pods in the kubelet's checkpoint.
+        That is, for a device that is granted, the run of the kubelet and, for some decisions about the owner, the pods
+        in the kubelet's checkpoint.
         """
-        facts, owner = self.with_node(record, facts), record.tenancy.owner
+        owner = record.tenancy.owner
         if record.tenancy.grant is not None:
             facts = replace(facts, epoch=self.observer.epoch())
         of_owner = (

@@ -145,7 +145,7 @@ class StatusReporter:
             with suppress(TimeoutError):  # a driver that hangs: the explanation is needed all the more
                 async with asyncio.timeout(LOOK):
                     observer = self._context.observer
-                    facts = await observer.full(record)
+                    facts = await observer.for_change(record)
                     holders = facts.holders or await observer.process_of_owner(record)
                     if not holders and record.state is not State.QUARANTINED:
                         as_root = os.geteuid() == 0

@@ -118,7 +118,7 @@ class Upkeep:
         if vitals is None or vitals != context.seen.vitals.get(device) or device in context.seen.blocked:
             return False
         device_policy = context.active_policy.device_policy(record.device)
-        facts = self._with_other_devices(record, context.with_node(record, facts))
+        facts = self._with_other_devices(record, facts)
         return next_action.tend(record, facts, device_policy.policy, facts.at, chance=0.0) == answers.Proceed()
 
     async def reconcile(self, device: str, op: str = "") -> Record | None:
@@ -135,7 +135,7 @@ class Upkeep:
                 return None
             for _ in range(MAX_ROUNDS):
                 record = context.record(device)
-                seen = await context.complete(record, await context.observer.quick(record))
+                seen = await context.complete(record, await context.observer.for_round(record))
                 context.seen.holders[device] = seen.holders or ()
                 seen = replace(seen, vitals=vitals, hung=self._follow_hanging(device, seen))
                 device_policy = context.active_policy.device_policy(record.device)

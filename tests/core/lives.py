@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -213,6 +214,11 @@ SICK_DIRTY = live(SICK_IN_USE, ev.Released("its pod is gone"))
 LIVES = {name: value for name, value in list(globals().items()) if isinstance(value, Record)}
 
 
+def no_reset(_record: Record) -> bool:
+    """No sibling is being reset."""
+    return False
+
+
 def facts(  # noqa: PLR0913 - what may be seen
     holders: tuple[Holder, ...] | None = (),
     *,
@@ -226,7 +232,30 @@ def facts(  # noqa: PLR0913 - what may be seen
 ) -> Facts:
     """What is seen of a device that is well and that nobody uses, but for what is said."""
     given = None if assigned_pods is None else frozenset(assigned_pods)
-    return Facts(incarnation, holders, since, alive, None, siblings, vitals, epoch=epoch, assigned_pods=given)
+    return Facts(
+        incarnation=incarnation,
+        holders=holders,
+        owner_alive=alive,
+        starting_pod_alive=None,
+        siblings_busy=siblings,
+        vitals=vitals,
+        shortage="",
+        held_up="",
+        domain_resetting=False,
+        observed_since=since,
+        unobserved="",
+        used_at=-math.inf,
+        used_by="",
+        use_unsure="",
+        witness=None,
+        owner_left=False,
+        successor=None,
+        withheld=False,
+        epoch=epoch,
+        assigned_pods=given,
+        hung=None,
+        at=NOW,
+    )
 
 
 def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:

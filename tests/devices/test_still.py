@@ -62,7 +62,8 @@ Parts = tuple[Observer, Simulated, Counted]
 
 def observing(backend: Simulated, directory: Path) -> Parts:
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(DriverCalls(backend, "boot"), processes, directory, ObservedSince(0.0)), backend, processes
+    observer = Observer(DriverCalls(backend, "boot"), processes, directory, ObservedSince(0.0), lives.no_reset)
+    return observer, backend, processes
 
 
 @pytest.fixture
@@ -78,14 +79,14 @@ async def test_a_running_owner_saves_the_search_of_processes(bank, parts, place)
     pid = drills.occupy(bank.root, getattr(bank, place), b"x", POD)
     backend.named = frozenset({pid} if place == "first" else ())
     record = in_use(backend, bank.first, POD)
-    await observer.full(record)  # at its start
-    seen = [await observer.quick(record) for _ in range(3)]
+    await observer.for_change(record)  # at its start
+    seen = [await observer.for_round(record) for _ in range(3)]
     holders = 1 if place == "first" else 0
     assert [(it.owner_alive, len(it.holders or ())) for it in seen] == [(True, holders)] * 3
     assert processes.walks == 1
     end(pid)
     backend.named = frozenset()
-    left = await observer.quick(record)
+    left = await observer.for_round(record)
     assert (processes.walks, left.owner_alive, left.holders) == (2, False, ())
 
 
@@ -93,14 +94,14 @@ async def test_an_owner_unreadable_without_free_files_is_searched_for(bank, part
     observer, backend, processes = parts
     backend.named = frozenset({drills.occupy(bank.root, bank.first, b"x", POD)})
     record = in_use(backend, bank.first, POD)
-    await observer.full(record)
+    await observer.for_change(record)
 
     def unreadable(_pid: int) -> tuple[Holder, ...]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as short:
         short.setattr(processes, "process", unreadable)
-        seen = await observer.quick(record)
+        seen = await observer.for_round(record)
     assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (2, True, 1)
 
 
@@ -108,9 +109,9 @@ async def test_a_former_owner_does_not_keep_a_released_device(bank, parts):
     observer, backend, _ = parts
     drills.occupy(bank.root, bank.second, b"x", POD)
     record = in_use(backend, bank.first, POD)
-    await observer.quick(record)
+    await observer.for_round(record)
     released = lives.but(record, state=State.DIRTY, owner=None)
-    assert (await observer.quick(released)).owner_alive is None
+    assert (await observer.for_round(released)).owner_alive is None
 
 
 class Forgetful(Listing):
@@ -129,7 +130,7 @@ async def test_who_only_has_it_open_is_found_before_a_use(bank, forgetful):
     observer, backend, processes = forgetful
     record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     drills.occupy(bank.root, bank.first, b"x", POD)
-    assert ((await observer.quick(record)).holders, processes.walks) == ((), 0)
+    assert ((await observer.for_round(record)).holders, processes.walks) == ((), 0)
     assert len((await observer.before_grant(record, ForPod())).holders or ()) == 1
 
 
@@ -145,7 +146,9 @@ async def test_both_hooks_take_one_pass_over_all_processes(bank, tmp_path, meanw
         passes.append(hook.state)
 
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False, on_pass=count)
-    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), on_pass=count)
+    observer = Observer(
+        DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset, on_pass=count
+    )
     drills.occupy(bank.root, bank.second, b"", POD)  # its sandbox, which is not on this GPU
     assert (await observer.before_grant(clean, ForPod(announced=True))).holders == ()
     who = [drills.occupy(bank.root, bank.first, b"", f"other-{POD}")] if meanwhile else []
@@ -164,7 +167,7 @@ async def test_who_only_has_it_open_keeps_his_device(bank, forgetful, owner):
     observer, backend, processes = forgetful
     record = lives.but(in_use(backend, bank.first, POD), owner=owner)
     drills.occupy(bank.root, bank.first, b"x", POD)
-    seen = await observer.quick(record)
+    seen = await observer.for_round(record)
     assert (len(seen.holders or ()), processes.walks) == (1, 1)
 
 
@@ -172,9 +175,9 @@ async def test_a_newly_listed_process_is_named_without_a_search(bank, parts):
     observer, backend, processes = parts
     mine, foreign = (drills.occupy(bank.root, bank.first, b"x", pod) for pod in (POD, "pod-b"))
     record = in_use(backend, bank.first, POD)
-    await observer.full(record)
+    await observer.for_change(record)
     backend.named = frozenset({mine, foreign})
-    seen = await observer.quick(record)
+    seen = await observer.for_round(record)
     assert {holder.container for holder in seen.holders or ()} == {POD, "pod-b"}
     assert processes.walks == 1
 
@@ -185,10 +188,11 @@ async def test_a_bystander_on_the_list_is_no_use(bank, tmp_path, known):
     monitor = drills.occupy(bank.root, bank.first, b"x", "")
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     clock, driver = ObservedSince(0.0), DriverCalls(backend, "boot")
-    observer = Observer(driver, processes, tmp_path, clock, lambda _: lambda holder: known and holder.pid == monitor)
+    is_monitor = lambda holder: known and holder.pid == monitor  # noqa: E731 - its name says it
+    observer = Observer(driver, processes, tmp_path, clock, lives.no_reset, lambda _: is_monitor)
     record = lives.but(in_use(backend, bank.first, POD), state=State.CLEAN, owner=None)
     backend.named = frozenset({monitor})
-    seen = await observer.quick(record)
+    seen = await observer.for_round(record)
     assert (len(seen.holders or ()), processes.walks) == (0 if known else 1, 0)
     assert seen.used_at == lives.facts().used_at
     backend.close()

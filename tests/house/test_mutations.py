@@ -28,7 +28,7 @@ import pytest
 from ground import errors
 from policies import policy_model as policy_words
 from scrubber.core import model as words
-from scrubber.core import owners
+from scrubber.core import observation, owners
 from tests.cli.on_machine import ENTERS
 from tests.fakes.cuda import emulation
 from tests.fakes.cuda.fixtures import FORM
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "changes", "record", "owners", "acquire", "start", "ownership", "proof", "pauses", "presence",
     "device_names", "reset_domains", "leftover", "stuck", "next_action", "offering", "ailment_traits", "ailments",
-    "answers", "step_results", "verdict",
+    "answers", "observation", "step_results", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
@@ -73,7 +73,7 @@ NEGATED = {
 }
 ENUMS = {
     kind.__name__: list(kind)
-    for module in (words, policy_words, errors, owners)
+    for module in (words, policy_words, errors, owners, observation)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Enum) and list(kind)
 }
@@ -146,6 +146,7 @@ PROGRAM = "scrubber/fence/program.py"
 GUARD, EXCUSES = "scrubber/observe/guard.py", "scrubber/observe/excuses.py"
 IN_FENCED = "tests/service/test_fenced.py"
 CONTEXT = "scrubber/service/context.py"
+OBSERVATION, IN_OBSERVATION = "scrubber/core/observation.py", "tests/core/test_observation.py"
 CHIP = "tests/cuda/test_images.py::test_the_memory_on_each_shipped_chip_is_known"
 PLANTED = [
     Mutant(
@@ -153,6 +154,30 @@ PLANTED = [
     ),
     Mutant(FENCING, "State.DIRTY | State.SCRUBBING", "State.SCRUBBING", tests=IN_FENCING),
     Mutant(FENCING, "_tenant(record) if record.tenancy.until_release else", "", tests=IN_FENCING),
+    # Of the table of looks, in the order of its rows. Each makes a weaker look enough.
+    Mutant(OBSERVATION, "_always, Look.SEARCH", "_always, Look.FENCE", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.free_ago < A_MOMENT", "known.free_ago < A_WHILE", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "{Purpose.RESERVE}, _ANY - _TAKEN", "{Purpose.RESERVE}, _ANY", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "{Purpose.STEP}, {State.SCRUBBING}", "{Purpose.STEP}, _ANY", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, " and known.fence.open_to is OpenTo.SERVICE, Look", ", Look", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "is False and not known.kept", "is False", tests=IN_OBSERVATION),
+    Mutant(
+        OBSERVATION, "lambda known: known.owner_alive is False, Look.S", "lambda _: False, Look.S", tests=IN_OBSERVATION
+    ),
+    Mutant(OBSERVATION, "lambda known: not known.fence.alone", "lambda _: False", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "lambda known: not known.fence.alone", "lambda _: False", nth=1, tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "open_to is not OpenTo.SERVICE, Look", "open_to is OpenTo.ALL, Look", tests=IN_OBSERVATION),
+    Mutant(
+        OBSERVATION, "lambda known: known.listed is not Listed.NOTHING, L", "lambda _: True, L", tests=IN_OBSERVATION
+    ),
+    Mutant(OBSERVATION, "known.opened and known.searched_ago >= A_WHILE", "False", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.opened and not known.stuck", "False", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.listed is Listed.HOLDER", "known.listed is not Listed.NOTHING", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.idle_owner and known.searched_ago < LATELY", "known.idle_owner", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.no_holder and known.fence.alone, Look", "known.no_holder, Look", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.kept and known.searched_ago < LATELY", "known.kept", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "known.no_holder and not known.stuck and not", "known.no_holder and not", tests=IN_OBSERVATION),
+    Mutant(OBSERVATION, "    return Look.SEARCH", "    return Look.LIST", tests=IN_OBSERVATION),
     Mutant(FENCE, "self._members.remove(key + _TIME.pack(group))", "pass", tests=IN_FENCE),
     Mutant(FENCE, "if self._counters.get(key) is None:", "if True:", tests=IN_FENCE),
     Mutant(FENCE, "kernel.bind(loaded, self._descriptors[unused])", "pass", tests=IN_GUARD),
@@ -297,6 +322,7 @@ CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
 
 # Mutants that behave as the original, each with the reason. Where a test could, write the test instead.
 EQUIVALENT: dict[str, str] = {
+    "observation _always: True => False": "its row says what holds without it, and why",
     "offering _by_record: State.QUARANTINED => State.IN_USE": "its quarantine is answered above it",
 }
 

@@ -59,6 +59,17 @@ def test_a_package_has_a_docstring_and_no_code():
     assert busy == []
 
 
+def test_facts_are_made_in_one_place():
+    """Elsewhere, somebody would have to invent the answers that were not asked for."""
+    calls = [
+        place(path)
+        for path, tree in modules(*HOUSES)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "Facts"
+    ]
+    assert calls == ["scrubber/observe/observed_since.py"]
+
+
 def test_no_module_is_called_utils():
     drawers = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
     assert [place(path) for path in WRITTEN if {path.stem, *path.parent.relative_to(ROOT).parts} & drawers] == []

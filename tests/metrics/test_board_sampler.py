@@ -17,6 +17,7 @@ from scrubber.node.processes import Processes
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.observed_since import ObservedSince
 from scrubber.observe.observer import Observer
+from tests.core import lives
 from tests.patience import WITHIN
 
 PATIENCE = 0.1
@@ -33,7 +34,11 @@ class Node:
         self.uuids = tuple(info.uuid for info in self.backend.inventory())
         processes = Processes(Path("/proc"), self.backend.container_of, whole_node=False)
         self.observer = Observer(
-            DriverCalls(self.backend, "boot", patience=PATIENCE), processes, folder, ObservedSince(0.0)
+            DriverCalls(self.backend, "boot", patience=PATIENCE),
+            processes,
+            folder,
+            ObservedSince(0.0),
+            resetting=lives.no_reset,
         )
         self.board_sampler = BoardSampler(self.observer, every=0.001)
 

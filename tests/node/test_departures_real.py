@@ -42,13 +42,15 @@ class Watched:
         self.memory = layout.find(root, device.uuid).memory
         self.ends = Ends(roots().get("second"))
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-        self.observer = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
+        self.observer = Observer(
+            DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), lives.no_reset, ends=self.ends
+        )
         owned = lives.live(lives.GRANTED, ev.PutInUse(Owner(UID, lives.NOW, seen=True)))
         self.record: Record = replace(owned, device=device)
 
     async def look(self) -> TendAnswer:
         """What is to be done now."""
-        facts = await self.observer.full(self.record)
+        facts = await self.observer.for_change(self.record)
         here = replace(self.record, incarnation=facts.incarnation)
         return next_action.tend(here, facts, Policy(), lives.later(1e6), 0.0)
 

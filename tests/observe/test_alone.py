@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scrubber.core.events import LetIn
 from scrubber.core.fencing import open_to
-from scrubber.core.model import Holder, Moment
+from scrubber.core.model import Facts, Holder, Moment
 from scrubber.core.recipients import ForPod
 from scrubber.core.record import Record
 from scrubber.core.witness import Counted, Witness
@@ -104,7 +105,7 @@ def fenced(bank, standing: Fence, group: Path, owner: Path, tmp_path: Path) -> I
     search = Processes(only, lambda _pid: None, whole_node=False, on_pass=made.search)
     driver = DriverCalls(bank.backend, "boot", guard=guard, patience=WITHIN)  # a late answer takes a search, too
     since = ObservedSince(0.0, made.now, bystanders=lambda _uuid: made.bystanders)
-    made.observer = Observer(driver, search, tmp_path, since)
+    made.observer = Observer(driver, search, tmp_path, since, lives.no_reset)
     guard.learn({bank.first: frozenset({FULL})})
     made.becomes(lives.CLEAN)
     yield made
@@ -134,10 +135,10 @@ async def test_an_idle_device_takes_no_search_behind_the_fence(
     await proven(fenced)
     idle, searches = fenced.of(lives.CLEAN), fenced.searches
     assert (await fenced.observer.before_grant(idle, ForPod(announced=announced))).holders == ()
-    [alone] = (await fenced.observer.quick_all([idle])).values()
+    [alone] = (await fenced.observer.all_for_round([idle])).values()
     assert (alone.holders, fenced.searches) == ((), searches)
     run(foreign, OPENS)
-    assert await fenced.observer.quick_all([idle]) == {}, "it needs an observation of its own"
+    assert await fenced.observer.all_for_round([idle]) == {}, "it needs an observation of its own"
     used = await fenced.observer.before_grant(idle, ForPod(announced=announced))
     assert (used.holders, fenced.searches) == ((), searches + 1)
     assert used.used_at > 0
@@ -176,7 +177,7 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
 ) -> None:
     await proven(fenced)
     record, asked, backend = fenced.of(record), list[str](), fenced.observer.driver.backend
-    [seen] = (await fenced.observer.quick_all([record])).values()
+    [seen] = (await fenced.observer.all_for_round([record])).values()
     ask = backend.has_holders
 
     def has_holders(uuid: str) -> bool | None:
@@ -194,7 +195,7 @@ async def test_a_reservation_rests_on_what_was_seen_a_moment_ago(
 async def test_a_reservation_waits_for_no_other_thread(fenced: Fenced) -> None:
     await proven(fenced)
     idle, begun, goes_on = fenced.of(lives.CLEAN), threading.Event(), threading.Event()
-    await fenced.observer.quick_all([idle])
+    await fenced.observer.all_for_round([idle])
 
     def pause() -> None:
         begun.set()
@@ -214,7 +215,7 @@ async def test_a_device_that_somebody_had_is_looked_at_again(bank, fenced: Fence
     await proven(fenced)
     idle = fenced.of(lives.CLEAN)
     with bank.place(bank.first).memory.open():
-        assert (await fenced.observer.full(idle)).holders is None, "a process that cannot be found"
+        assert (await fenced.observer.for_change(idle)).holders is None, "a process that cannot be found"
     assert (await fenced.observer.before_grant(idle, ForPod(announced=True))).holders == ()
 
 
@@ -230,7 +231,7 @@ async def searches(fenced: Fenced, record: Record) -> int:
     """How many searches a full observation of this record takes."""
     before = fenced.searches
     fenced.becomes(record)
-    assert (await fenced.observer.full(fenced.of(record))).holders == ()
+    assert (await fenced.observer.for_change(fenced.of(record))).holders == ()
     return fenced.searches - before
 
 
@@ -240,7 +241,9 @@ async def test_a_scrub_takes_one_search_behind_the_fence(fenced: Fenced, foreign
     assert [await searches(fenced, it) for it in (lives.DIRTY, lives.SCRUBBING, lives.SCRUBBING)] == [1, 0, 0]
     run(foreign, OPENS)
     assert [await searches(fenced, it) for it in (lives.SCRUBBING, lives.CLEAN)] == [1, 0]
-    assert (await fenced.observer.full(fenced.of(lives.CLEAN))).siblings_busy is None, "no sibling was asked about"
+    assert (await fenced.observer.for_change(fenced.of(lives.CLEAN))).siblings_busy is None, (
+        "no sibling was asked about"
+    )
 
 
 async def test_an_owners_end_is_searched_for_behind_the_fence(fenced: Fenced, launch) -> None:
@@ -275,14 +278,29 @@ async def test_a_change_of_the_bystanders_takes_a_search(fenced: Fenced) -> None
     assert [await searches(fenced, lives.SCRUBBING) for _ in range(2)] == [1, 0]
 
 
-async def test_who_could_open_it_with_all_others_is_searched_for(fenced: Fenced, owner: Path) -> None:
-    """Groups that could open it before are not counted while everybody may."""
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda observer, record: observer.for_change(record),
+        lambda observer, record: observer.before_start(record, lives.A),
+        lambda observer, record: observer.before_grant(record, ForPod()),
+        lambda observer, record: observer.before_grant(record, ForPod(announced=True)),
+    ],
+    ids=["a change", "a start", "a grant", "a reservation"],
+)
+@pytest.mark.parametrize("granted", [lives.UNANNOUNCED, lives.live(lives.OF_CLAIM, LetIn((lives.A,)))])
+async def test_who_is_let_in_and_not_counted_is_searched_for(
+    fenced: Fenced, owner: Path, look: Callable[[Observer, Record], Awaitable[Facts]], granted: Record
+) -> None:
+    """A pod of a claim; or, while everybody may open the device, whoever could open it before."""
     await proven(fenced)
     fenced.becomes(lives.IN_USE)
-    unannounced = lives.but(lives.GRANTED, grant=replace(lives.grant(lives.CLEAN), announced=False))
-    await searches(fenced, unannounced)
+    for _ in range(2):  # the first search is older than the first answer of the fence
+        await searches(fenced, granted)
     run(owner, OPENS)
-    assert await searches(fenced, unannounced) == 1
+    before = fenced.searches
+    assert (await look(fenced.observer, fenced.of(granted))).holders == ()
+    assert fenced.searches == before + 1
 
 
 async def test_memory_in_use_that_no_list_explains_is_searched_for(
@@ -325,10 +343,10 @@ async def test_only_what_no_other_has_opened_since_its_search_survives(
     """A process that came between the search and the clear may stay. The driver does not list it."""
     scrubbed = fenced.of(lives.SCRUBBING)
     for _ in range(2):  # the first search is older than the first answer of the fence
-        await fenced.observer.full(scrubbed)
+        await fenced.observer.for_change(scrubbed)
     if opened:
         run(foreign, OPENS)
-    await fenced.observer.listed(scrubbed)
+    await fenced.observer.for_step(scrubbed)
     receipt = lives.CLEAN.scrubs.receipt
     assert receipt is not None
     receipt = replace(receipt, witness=Witness.FENCE.value, finished=clock.now())
@@ -345,7 +363,7 @@ def test_a_search_must_find_the_owner_alone(record: Record, holders: tuple[Holde
     since.testified(device, Counted(Witness.FENCE, 3))
     since.changed(device, open_to(record))
     since.searched(since.before_search([device]), {device: holders}, {})
-    assert since.is_alone(device) is proven
+    assert since.fence_tells(device).alone is proven
 
 
 def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
@@ -361,7 +379,7 @@ def test_a_search_that_is_not_settled_proves_nothing_new() -> None:
     ):
         since.testified(device, now)
         since.searched(since.before_search([device]), {device: holders}, {}, settled=settled)
-        assert since.is_alone(device) is proven
+        assert since.fence_tells(device).alone is proven
 
 
 def test_a_doubt_during_a_search_outlives_it() -> None:
@@ -371,7 +389,7 @@ def test_a_doubt_during_a_search_outlives_it() -> None:
     before = since.before_search([device])
     since.doubt(device)
     since.searched(before, {device: ()}, {})
-    assert not since.is_alone(device)
+    assert not since.fence_tells(device).alone
 
 
 async def test_restless_processes_take_a_search_for_each_start(fenced: Fenced, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +406,7 @@ async def test_only_what_was_searched_is_kept_as_a_proof(fenced: Fenced) -> None
     """A later run of the service believes it without a search."""
     receipt = replace(lives.proof(lives.CLEAN), witness=Witness.FENCE.value)
     clean = replace(lives.CLEAN, scrubs=replace(lives.CLEAN.scrubs, receipt=receipt))
-    await fenced.observer.full(fenced.of(clean))
+    await fenced.observer.for_change(fenced.of(clean))
     fenced.becomes(clean)
     assert fenced.stored(receipt.id) is None, "no search has ended behind the fence yet"
     await proven(fenced)

@@ -41,7 +41,9 @@ class Place:
         self.uuid = backend.inventory()[0].uuid
         self.ends = Ends()
         processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-        self.observation = Observer(DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), ends=self.ends)
+        self.observation = Observer(
+            DriverCalls(backend, "boot"), processes, root, ObservedSince(0.0), lives.no_reset, ends=self.ends
+        )
         self.pids: list[int] = []
 
     def record(self, owner: str | None) -> Record:
@@ -77,7 +79,7 @@ async def place(tmp_path):
 @pytest.mark.parametrize("container", ["", OTHER], ids=["a process of nobody", "another pod's container"])
 async def test_the_end_of_a_holder_is_reported(place, container):
     pid = place.occupy(container)
-    await place.observation.full(place.record(None))
+    await place.observation.for_change(place.record(None))
     place.end(pid)
     assert await place.left() == {place.uuid}
 
@@ -90,7 +92,7 @@ async def test_a_starting_pod_is_followed(place):
 
 
 async def test_a_free_device_follows_no_process(place):
-    await place.observation.full(place.record(None))
+    await place.observation.for_change(place.record(None))
     assert place.ends._followed == {}
 
 

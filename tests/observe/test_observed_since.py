@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, fields
 
 import pytest
 
-from scrubber.core.model import Moment
+from scrubber.core.model import Facts, Moment, Sighting
 from scrubber.core.witness import Counted, Missed, NoWitness, Testimony, Witness
 from scrubber.observe.observed_since import UNOBSERVED, ObservedSince, Use, compared
-from tests.core.lives import facts
+from tests.core.lives import HERE
 
-NO_HOLDER = replace(facts(), owner_alive=None)
+NO_HOLDER = Sighting(HERE, ())
 ONE, TWO, OTHER = Counted(Witness.FENCE, 1), Counted(Witness.FENCE, 2), Counted(Witness.FILES, 1)
 NONE, LOST = NoWitness("switched off"), Missed("raise its limit")
 
@@ -32,10 +32,15 @@ def test_a_time_without_observations_is_a_gap_without_a_fence(
     moments = [Moment(1.0, 1.0)]
     since = ObservedSince(0.0, lambda: moments[-1])
     since.testified("GPU-1", before)
-    since.stamped("GPU-1", NO_HOLDER)
+    since.facts("GPU-1", NO_HOLDER, domain_resetting=False)
     moments.append(Moment(2.0 + UNOBSERVED, 2.0 + UNOBSERVED))
     since.testified("GPU-1", after)
-    assert (since.stamped("GPU-1", NO_HOLDER).observed_since > 0) is is_gap
+    assert (since.facts("GPU-1", NO_HOLDER, domain_resetting=False).observed_since > 0) is is_gap
+
+
+def test_facts_have_no_blanks() -> None:
+    """What was not asked about must not read as an answer."""
+    assert [it.name for it in fields(Facts) if it.default is not MISSING or it.default_factory is not MISSING] == []
 
 
 @pytest.mark.parametrize(("began", "counts"), [(0.0, True), (2.0, False)])

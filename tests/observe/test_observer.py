@@ -79,6 +79,10 @@ def record(bank, uuid: str) -> Record:
     return apply(None, ev.LedgerEntry(0, uuid, Moment(0.0, 0.0), "op", found))
 
 
+def scrubbed(device: Record) -> Record:
+    return lives.but(device, state=State.SCRUBBING)
+
+
 MANY_FILES_FIVE_TIMES = """
 import ctypes, os, signal, sys, time
 handle = os.open(sys.argv[1], os.O_RDWR)
@@ -106,9 +110,9 @@ async def test_forks_with_many_files_hold_up_each_device(bank, launch, tmp_path)
     heavy = launch(MANY_FILES_FIVE_TIMES, bank.place(bank.first).memory, **{MARK: POD})
     seen = only(tmp_path / "proc", heavy.pid)  # other processes of this machine may have many files as well
     processes = Processes(seen, bank.backend.container_of, whole_node=False, each_within=0.0)
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     for uuid in (bank.first, bank.second):
-        held = await observer.full(record(bank, uuid))
+        held = await observer.for_change(record(bank, uuid))
         assert held.holders is None
         assert re.fullmatch(rf'"python.*" [(]pid \d+, {POD}[)] took .* s to read', held.held_up)
 
@@ -116,11 +120,15 @@ async def test_forks_with_many_files_hold_up_each_device(bank, launch, tmp_path)
 async def test_a_slow_search_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "slowest", lambda: (3.0, 4711))
     observer = Observer(
-        DriverCalls(bank.backend, "boot", caller=Late("processes")), processes, tmp_path, ObservedSince(0.0)
+        DriverCalls(bank.backend, "boot", caller=Late("processes")),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
     )
     drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
-        assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
+        assert [(await observer.for_change(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
 
 
@@ -131,22 +139,22 @@ async def test_a_process_that_cannot_be_read_is_named(bank, tmp_path):
     NodeProc(seen).add_unreadable(7)
     namespace = (seen / "self/ns/pid").stat().st_ino
     processes = Processes(seen, lambda _: None, whole_node=True, namespace=namespace)
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     drills.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
-        held, again = [await observer.full(record(bank, bank.first)) for _ in range(2)]
+        held, again = [await observer.for_change(record(bank, bank.first)) for _ in range(2)]
     assert (held.holders, held.held_up, again.held_up) == (None, UNREADABLE, UNREADABLE)
     assert [it["error"] for it in logs if it["event"] == "a process cannot be read"] == [UNREADABLE]
 
 
 async def test_a_reset_found_during_a_search_hides_the_holders(bank, processes, tmp_path, monkeypatch):
     """Its worker has died meanwhile, and the tool goes on: the witness, asked last, must not be asked then."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device = record(bank, bank.first)
-    assert (await observer.full(device)).holders == ()
+    assert (await observer.for_change(device)).holders == ()
     processes.searching.clear()
     processes.go_on.clear()
-    searched = asyncio.create_task(observer.full(device))
+    searched = asyncio.create_task(observer.for_change(device))
     assert await asyncio.to_thread(processes.searching.wait, WITHIN)
     monkeypatch.setattr(bank.backend, "in_reset", lambda _uuid: True)
     processes.go_on.set()
@@ -156,13 +164,21 @@ async def test_a_reset_found_during_a_search_hides_the_holders(bank, processes, 
 async def test_a_driver_that_names_no_holder_says_why(bank, processes, tmp_path):
     """For a person whose release is refused: somebody has the GPU open, and nobody knows who."""
     observer = Observer(
-        DriverCalls(bank.backend, "boot", caller=Late(bank.first)), processes, tmp_path, ObservedSince(0.0)
+        DriverCalls(bank.backend, "boot", caller=Late(bank.first)),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
     )
-    assert (await observer.full(record(bank, bank.first))).held_up == "too late"
+    assert (await observer.for_change(record(bank, bank.first))).held_up == "too late"
     observer = Observer(
-        DriverCalls(bank.backend, "boot", caller=Late("driver")), processes, tmp_path, ObservedSince(0.0)
+        DriverCalls(bank.backend, "boot", caller=Late("driver")),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
     )
-    assert (await observer.full(record(bank, bank.first))).held_up == "too late"
+    assert (await observer.for_change(record(bank, bank.first))).held_up == "too late"
 
 
 @pytest.fixture
@@ -175,8 +191,8 @@ def lacking(bank) -> str:
 
 async def test_a_file_that_is_not_here_is_named(bank, lacking, tmp_path):
     processes = Processes(only(tmp_path / "proc", os.getpid()), bank.backend.container_of, whole_node=False)
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    seen = await observer.full(record(bank, bank.first))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
+    seen = await observer.for_change(record(bank, bank.first))
     assert (seen.holders, seen.held_up.startswith(f"{lacking} is not here; ")) == (None, True)
 
 
@@ -189,7 +205,7 @@ def no_uses(bank, monkeypatch) -> None:
 async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes, tmp_path):
     """A busy machine delays answers. The device is not free either, as long as it does not answer."""
     driver = DriverCalls(bank.backend, "boot", patience=0.05, caller=Late(bank.first))
-    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device = record(bank, bank.first)
     seen = await observer.before_grant(device, ForPod())
     assert (seen.vitals, seen.holders) == (None, None)
@@ -200,11 +216,11 @@ async def test_one_late_answer_before_a_use_calls_no_device_sick(bank, processes
 
 async def test_a_service_that_cannot_run_calls_no_device_sick(bank, processes, tmp_path):
     driver = DriverCalls(bank.backend, "boot", patience=0.5, caller=Late(bank.first))
-    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
-    late = [await observer.quick(record(bank, bank.first)) for _ in range(2)]
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
+    late = [await observer.for_round(record(bank, bank.first)) for _ in range(2)]
     await asyncio.sleep(driver.patience)
     driver.caller._lost.seconds += driver.patience
-    late.append(await observer.quick(record(bank, bank.first)))
+    late.append(await observer.for_round(record(bank, bank.first)))
     assert [seen.vitals for seen in late] == [None, None, None]
 
 
@@ -213,18 +229,24 @@ async def test_a_service_that_cannot_run_calls_no_device_sick(bank, processes, t
 async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path, asked):
     """It may write and leave before the next observation."""
     caller = Late("processes")
-    observer = Observer(DriverCalls(bank.backend, "boot", caller=caller), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(
+        DriverCalls(bank.backend, "boot", caller=caller),
+        processes,
+        tmp_path,
+        ObservedSince(0.0),
+        resetting=lives.no_reset,
+    )
     device, other = record(bank, bank.first), record(bank, bank.second)
     drills.occupy(bank.root, bank.first, b"x", POD)
     before = clock.now().uptime
     if asked == "the device":
-        assert (await observer.full(device)).holders is None
+        assert (await observer.for_change(device)).holders is None
     else:
         seen = await observer.searched(other, [device])
         assert (seen.holders, seen.used_at < before) == (None, True)
     drills.release(bank.root, bank.first)
     caller.late = ()
-    left = await observer.full(device)
+    left = await observer.for_change(device)
     assert left.holders == ()
     assert left.used_at >= before
     assert left.unobserved == "a process had it open that the service did not find: pid 0 took 0.0 s to read"
@@ -232,7 +254,7 @@ async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, proces
 
 @pytest.mark.usefixtures("no_uses")
 async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, processes, launch, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, listed = record(bank, bank.first), bank.backend.listed_holders
 
     def leaving(uuid: str) -> frozenset[int]:
@@ -245,7 +267,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
     before = clock.now().uptime
     with monkeypatch.context() as patch:
         patch.setattr(bank.backend, "listed_holders", leaving)
-        left = await observer.full(device)
+        left = await observer.for_change(device)
     assert left.holders == ()
     assert left.used_at >= before
     assert left.observed_since >= before, "a scrub under way is not valid either"
@@ -254,7 +276,7 @@ async def test_a_holder_that_left_before_the_search_ends_earlier_proofs(bank, pr
 
 @pytest.mark.usefixtures("no_uses")
 async def test_a_worker_that_ends_during_a_search_interrupts_nothing(bank, processes, launch, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, listed = record(bank, bank.first), bank.backend.listed_holders
     worker = launch(WRITE_AND_WAIT, bank.place(bank.first).memory)
     observer.holders.own(worker.pid)
@@ -267,17 +289,17 @@ async def test_a_worker_that_ends_during_a_search_interrupts_nothing(bank, proce
         return found
 
     monkeypatch.setattr(bank.backend, "listed_holders", ending)
-    seen = await observer.full(device)
+    seen = await observer.for_change(device)
     assert (seen.holders, seen.unobserved, seen.used_at) == ((), "", -math.inf)
 
 
 @pytest.mark.usefixtures("no_uses")
-@pytest.mark.parametrize("ask", ["quick", "quick_all"])
+@pytest.mark.parametrize("ask", ["for_round", "all_for_round"])
 async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, processes, tmp_path, monkeypatch, ask):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    device, asked = record(bank, bank.first), "has_holders" if ask == "quick" else "quick_observation"
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
+    device, asked = record(bank, bank.first), "has_holders" if ask == "for_round" else "quick_observation"
     answer = getattr(bank.backend, asked)
-    await observer.full(device)
+    await observer.for_change(device)
 
     def leaving(uuid: str) -> object:
         found = answer(uuid)
@@ -288,18 +310,18 @@ async def test_a_holder_of_a_quick_observation_ends_earlier_proofs(bank, process
     before = clock.now().uptime
     with monkeypatch.context() as patch:
         patch.setattr(bank.backend, asked, leaving)
-        if ask == "quick":
-            left = await observer.quick(device)
+        if ask == "for_round":
+            left = await observer.for_round(device)
         else:
-            await observer.quick_all([device])
-            left = await observer.quick(device)
+            await observer.all_for_round([device])
+            left = await observer.for_round(device)
     assert left.holders == ()
     assert left.used_at >= before
 
 
 @pytest.mark.usefixtures("no_uses")
 async def test_a_worker_that_begins_during_a_search_is_no_holder(bank, processes, launch, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, search = record(bank, bank.first), processes.holders
     worker = launch(WRITE_AND_WAIT, bank.place(bank.first).memory)
 
@@ -308,15 +330,15 @@ async def test_a_worker_that_begins_during_a_search_is_no_holder(bank, processes
         return search(*asked, **more)
 
     monkeypatch.setattr(processes, "holders", beginning)
-    assert (await observer.full(device)).holders == ()
+    assert (await observer.for_change(device)).holders == ()
 
 
 @pytest.mark.parametrize("listed", ["nobody", "a worker", "a holder", "no answer", "released"])
 async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path, monkeypatch, launch, listed):
     """A driver that does not answer, or that is released, proves nothing."""
     driver = DriverCalls(bank.backend, "boot")
-    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0))
-    device, memory = record(bank, bank.first), bank.place(bank.first).memory
+    observer = Observer(driver, processes, tmp_path, ObservedSince(0.0), lives.no_reset)
+    device, memory = scrubbed(record(bank, bank.first)), bank.place(bank.first).memory
     if listed == "a worker":
         observer.holders.own(launch(WRITE_AND_WAIT, memory).pid)
     elif listed == "a holder":
@@ -324,10 +346,22 @@ async def test_the_list_is_enough_only_without_a_name(bank, processes, tmp_path,
     elif listed != "nobody":
         driver.releases = listed == "released"
         monkeypatch.setattr(bank.backend, "listed_holders", _no_answer)
-    facts = await observer.listed(device)
+    facts = await observer.for_step(device)
     assert processes.searching.is_set() is (listed in ("a holder", "released"))
     found = None if facts.holders is None else [it.container for it in facts.holders]
     assert found == {"a holder": [POD], "no answer": None}.get(listed, [])
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_each_look_tells_whether_a_sibling_is_being_reset(bank, processes, tmp_path, is_reset):
+    observer = Observer(
+        DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lambda _record: is_reset
+    )
+    alone = record(bank, bank.first)
+    device = scrubbed(replace(alone, device=replace(alone.device, reset_domain="switch")))
+    looks = observer.for_round, observer.for_change, observer.for_step
+    assert [(await look(device)).domain_resetting for look in looks] == [is_reset] * 3
+    assert not (await observer.for_change(alone)).domain_resetting, "it has no sibling"
 
 
 def _no_answer(_uuid: str) -> frozenset[int]:
@@ -336,7 +370,7 @@ def _no_answer(_uuid: str) -> frozenset[int]:
 
 async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp_path, launch, monkeypatch):
     """The next container of a pod: a search can take seconds, and the owner is asked about beside it."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     asked, living = threading.Event(), bank.backend.living
 
@@ -347,7 +381,7 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
 
     monkeypatch.setattr(bank.backend, "living", none_so_far)
     processes.go_on.clear()
-    observing = asyncio.create_task(observer.full(owned))
+    observing = asyncio.create_task(observer.for_change(owned))
     assert await asyncio.to_thread(asked.wait, WITHIN)
     launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
     processes.go_on.set()
@@ -356,16 +390,16 @@ async def test_an_owner_that_starts_during_the_search_lives(bank, processes, tmp
 
 
 async def test_where_the_kernel_tells_an_end_no_process_is_read(bank, processes, tmp_path, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     monkeypatch.setattr(bank.backend, "has_ended", lambda container: container == POD)
     monkeypatch.setattr(bank.backend, "living", lambda: pytest.fail("went through all processes"))
-    assert (await observer.full(owned)).owner_alive is False
+    assert (await observer.for_change(owned)).owner_alive is False
 
 
 async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_path, launch, monkeypatch):
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
-    owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
+    owned = lives.but(scrubbed(record(bank, bank.first)), owner=Owner(POD, Moment(0.0, 0.0)))
     witness = bank.backend.witness
 
     def starts_meanwhile(uuid: str) -> Testimony:
@@ -374,13 +408,13 @@ async def test_an_owner_that_starts_during_the_list_lives(bank, processes, tmp_p
         return said
 
     monkeypatch.setattr(bank.backend, "witness", starts_meanwhile)
-    facts = await observer.listed(owned)
+    facts = await observer.for_step(owned)
     assert (facts.holders, facts.owner_alive) == ((), True)
 
 
 async def test_a_live_process_of_the_owner_is_named(bank, processes, tmp_path, launch, monkeypatch):
     """For a person whose release is refused, although no process has the GPU open."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     owned = lives.but(record(bank, bank.first), owner=Owner(POD, Moment(0.0, 0.0)))
     assert await observer.process_of_owner(owned) == ()
     process = launch("import time; print(flush=True); time.sleep(60)", **{MARK: POD})
@@ -406,26 +440,26 @@ READ = "import os, sys; os.read(os.open(sys.argv[1], os.O_RDONLY), 16)"
 @pytest.mark.parametrize(
     ("ask", "file", "program", "counts"),
     [
-        ("quick", "memory", WRITE, True),
-        ("quick_all", "memory", WRITE, True),
-        ("full", "memory", WRITE, True),
-        ("quick", "chip", WRITE, True),
-        ("quick", "memory", MAP, True),
-        ("quick", "memory", SEND, True),
-        ("quick", "memory", READ, False),
+        ("for_round", "memory", WRITE, True),
+        ("all_for_round", "memory", WRITE, True),
+        ("for_change", "memory", WRITE, True),
+        ("for_round", "chip", WRITE, True),
+        ("for_round", "memory", MAP, True),
+        ("for_round", "memory", SEND, True),
+        ("for_round", "memory", READ, False),
     ],
 )
 async def test_a_use_between_two_observations_is_noticed(bank, processes, tmp_path, ask, file, program, counts):
     """Whoever can only read leaves nothing behind."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, other = record(bank, bank.first), record(bank, bank.second)
     for it in (device, other):
-        await observer.full(it)
+        await observer.for_change(it)
     before = clock.now().uptime
     user = await asyncio.create_subprocess_exec(sys.executable, "-c", program, getattr(bank.place(bank.first), file))
     assert await user.wait() == 0
-    if ask == "quick_all":
-        seen = await observer.quick_all([lives.but(it, state=State.CLEAN) for it in (device, other)])
+    if ask == "all_for_round":
+        seen = await observer.all_for_round([lives.but(it, state=State.CLEAN) for it in (device, other)])
         left, elsewhere = seen[bank.first], seen[bank.second]
     else:
         left, elsewhere = [await getattr(observer, ask)(it) for it in (device, other)]
@@ -439,21 +473,21 @@ MOST_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
 async def test_too_many_uses_count_for_their_device_only(bank, processes, tmp_path):
     """The kernel drops what does not fit into its queue: an owner of one device must not soil the free ones."""
-    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(bank.backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     device, other = record(bank, bank.first), record(bank, bank.second)
     queues = _inotify_instances()
     for it in (device, other):
-        await observer.full(it)
+        await observer.for_change(it)
     assert _inotify_instances() == queues + 2, "all programs of a user share few instances"
     before, place = clock.now().uptime, bank.place(bank.first)
     for number in range(MOST_EVENTS + 1):  # in turns: the kernel joins equal events
         os.close(os.open(place.memory if number % 2 else place.chip, os.O_RDWR))
-    assert (await observer.quick(other)).used_at < before
-    used = (await observer.quick(device)).used_at
+    assert (await observer.for_round(other)).used_at < before
+    used = (await observer.for_round(device)).used_at
     assert used >= before
-    assert (await observer.quick(device)).used_at == used, "the next reports fit again"
+    assert (await observer.for_round(device)).used_at == used, "the next reports fit again"
     os.close(os.open(place.memory, os.O_RDWR))
-    assert (await observer.quick(device)).used_at > used
+    assert (await observer.for_round(device)).used_at > used
 
 
 def _inotify_instances() -> int:

@@ -144,6 +144,8 @@ class Passing(Processes):
 
 
 async def test_who_receives_it_behind_the_search_is_named(nodes, sent, receiver, tmp_path) -> None:
-    observer = Observer(DriverCalls(nodes.backend, "boot"), Passing(receiver), tmp_path, ObservedSince(0.0))
+    observer = Observer(
+        DriverCalls(nodes.backend, "boot"), Passing(receiver), tmp_path, ObservedSince(0.0), lives.no_reset
+    )
     facts = await observer.searched(replace(lives.CLEAN, device=sent))
     assert [holder.pid for holder in facts.holders or ()] == [receiver.process.pid]

@@ -106,8 +106,8 @@ async def test_our_own_reset_is_not_a_foreign_one(world):
     device = world.uuids[0]
     async with world.life.jobs.slots.driver_release.during_reset(device):
         world.node.reset_by_tools.add(device)
-        assert (await world.life.observer.full(world.record(device))).holders == ()
-    assert (await world.life.observer.full(world.record(device))).holders is None
+        assert (await world.life.observer.for_change(world.record(device))).holders == ()
+    assert (await world.life.observer.for_change(world.record(device))).holders is None
     world.node.reset_by_tools.clear()
 
 

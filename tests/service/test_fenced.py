@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ground.errors import NotReady
+from scrubber.core.fencing import Pods
 from scrubber.core.model import ScrubPath, State, Step
-from scrubber.core.recipients import ForJob
+from scrubber.core.recipients import ForClaim, ForJob
 from scrubber.devices.base import Progress
 from scrubber.steps.orders import Order, Report
 from tests.service.asking import at_step, healthy, scrubs, written_down
@@ -154,6 +155,18 @@ async def test_while_all_may_open_a_device_allocate_waits(fenced):
     await asyncio.sleep(3.0)  # it was seen
     with pytest.raises(NotReady):
         await world.acquire("second", device, announced=True)
+
+
+async def test_a_claim_keeps_what_its_pod_only_has_open(fenced):
+    """The kubelet gives it away once more. The fence lets the pod in, so it is not counted, and no list shows it."""
+    world = await fenced(policy=PRESTART)
+    device = world.uuids[0]
+    world.node.kernel.group("pod")
+    await world.tenant_requests.acquire([device], ForClaim("claim", Pods(frozenset({"pod"}))))
+    idle = world.node.enter(device, Kind.FOREIGN_PROCESS, "a process", "pod", writes=False)
+    idle.secret = True
+    assert await world.acquire("second", device, announced=True) == []
+    assert (world.record(device).tenancy.acquired_by, idle.refused) == ("claim", False)
 
 
 @pytest.mark.parametrize("away", [False, True])

@@ -76,7 +76,7 @@ async def test_a_fault_that_a_test_has_found_outlives_its_cancellation(world):
 async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(world, monkeypatch, ask):
     device = await begun(world)
     await at_step(world, device, Step.EVICT)
-    method = "quick" if ask == "acquire" else "before_start"
+    method = "for_round" if ask == "acquire" else "before_start"
     look = getattr(world.life.observer, method)
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on

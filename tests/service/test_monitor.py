@@ -124,7 +124,7 @@ async def test_quiet_devices_take_no_search_of_the_processes(begin, monkeypatch)
 
 async def test_a_fault_in_a_search_ends_no_rounds(begin, monkeypatch):
     world = await settled(begin, 2)
-    full, (first, second) = world.life.observer.full, world.uuids
+    full, (first, second) = world.life.observer.for_change, world.uuids
     has_holders = world.node.has_holders
 
     async def broken(record: Record) -> Facts:
@@ -137,7 +137,7 @@ async def test_a_fault_in_a_search_ends_no_rounds(begin, monkeypatch):
         return None if uuid == first else has_holders(uuid)
 
     monkeypatch.setattr(world.node, "has_holders", unknown)
-    monkeypatch.setattr(world.life.observer, "full", broken)
+    monkeypatch.setattr(world.life.observer, "for_change", broken)
     with capture_logs() as lines:
         await asyncio.sleep(OBSERVED_WITHIN)
     assert any("a fault of ours" in str(line.get("exc_info")) for line in lines)

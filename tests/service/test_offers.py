@@ -62,7 +62,7 @@ async def test_x31_an_abandoned_withheld_grant_is_offered_again(world):
     """One look that saw nothing must not take a device out until the next restart of the service."""
     device, observer = world.uuids[0], world.life.observer
     await world.acquire("gone", device, announced=True)
-    full, look = observer.full, observer.before_grant
+    full, look = observer.for_change, observer.before_grant
 
     async def blind(record, *_args, **_kwargs) -> Facts:
         seen: Facts = await full(record)
@@ -104,17 +104,17 @@ async def test_a_disk_that_is_freed_in_time_fails_none(world):
 
 async def test_a_request_behind_a_hanging_observation_is_answered_in_time(world):
     device, observer = world.uuids[0], world.life.observer
-    quick = observer.quick
+    quick = observer.for_round
 
     async def slow(record) -> Facts:
         await asyncio.sleep(14)
         seen: Facts = await quick(record)
         return seen
 
-    observer.quick = slow
+    observer.for_round = slow
     tending = world.spawn(world.upkeep.reconcile(device))
     await asyncio.sleep(0.5)
-    observer.quick = quick
+    observer.for_round = quick
     async with asyncio.timeout(6):  # as long as the plugin waits
         with pytest.raises(NotReady) as refused:
             await world.tenant_requests.acquire([device], ForPod(announced=True))

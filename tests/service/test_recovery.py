@@ -291,7 +291,7 @@ async def test_a_scrub_that_ends_meanwhile_causes_no_refusal(world, monkeypatch,
     device = world.uuids[0]
     await world.operator_requests.scrub(device, ScrubPath.FAST)
     await at_step(world, device, Step.EVICT)
-    method = "quick" if ask == "acquire" else "full"
+    method = "for_round" if ask == "acquire" else "for_change"
     look = getattr(world.life.observer, method)
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on

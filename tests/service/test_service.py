@@ -352,13 +352,13 @@ async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
 
 def hang_from(world, monkeypatch, moment: float) -> None:
     """Full observations that begin after this moment do not end."""
-    full = world.context.observer.full
+    full = world.context.observer.for_change
 
     async def slower(*args: object, **more: object) -> object:
         await asyncio.sleep(10**6 if world.loop.time() > moment else 0)
         return await full(*args, **more)
 
-    monkeypatch.setattr(world.context.observer, "full", slower)
+    monkeypatch.setattr(world.context.observer, "for_change", slower)
 
 
 async def test_a_late_answer_says_what_the_request_waited_for(world, monkeypatch):

@@ -165,7 +165,7 @@ async def test_a_witness_lost_during_a_scrub_leaves_no_receipt(begin, switch, wh
     job = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await at_step(world, device, Step.VERIFY)
     setattr(world.node, switch, not now)
-    await world.life.observer.full(world.record(device))
+    await world.life.observer.for_change(world.record(device))
     setattr(world.node, switch, now)
     await job.finished.wait()
     assert job.receipt is None

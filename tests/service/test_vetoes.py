@@ -290,7 +290,7 @@ async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monk
 async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypatch):
     """A search hangs after the memory was read back, and every round waits for it as well."""
     device, observer, go = world.uuids[0], world.life.observer, asyncio.Event()
-    listed, rounds = observer.listed, world.life.monitor.round
+    listed, rounds = observer.for_step, world.life.monitor.round
 
     async def hang(*about) -> Facts:
         if running.step is Step.SCRATCH and not go.is_set():
@@ -303,7 +303,7 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
         await go.wait()
         await rounds(pace)
 
-    monkeypatch.setattr(observer, "listed", hang)
+    monkeypatch.setattr(observer, "for_step", hang)
     monkeypatch.setattr(world.life.monitor, "round", later)
     await asyncio.sleep(A_WHILE)
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
@@ -321,7 +321,7 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
 async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkeypatch, step, passes):
     """The observation before the clear is recorded as a part of its step. The clear overwrites what it found."""
     device, observer = world.uuids[0], world.life.observer
-    listed, left = observer.listed, list[Step]()
+    listed, left = observer.for_step, list[Step]()
 
     async def leaving(record, *siblings, **options) -> Facts:
         job = world.life.jobs.of(device)
@@ -332,7 +332,7 @@ async def test_only_a_process_that_leaves_after_the_clear_voids_it(world, monkey
         facts: Facts = await listed(record, *siblings, **options)
         return facts
 
-    monkeypatch.setattr(observer, "listed", leaving)
+    monkeypatch.setattr(observer, "for_step", leaving)
     running = await world.operator_requests.scrub(device, ScrubPath.FAST)
     await running.finished.wait()
     assert (len(left), running.receipt is not None) == (1, passes)

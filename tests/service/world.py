@@ -21,6 +21,7 @@ from ground.errors import AutoclaveError, LedgerUnavailable
 from policies.policy_model import FenceMode, Policy
 from scrub_api import views
 from scrub_api.device_messages import GrantedDevice
+from scrubber.core import reset_domains
 from scrubber.core.model import State
 from scrubber.core.offering import WAITED_FOR
 from scrubber.core.recipients import ForPod
@@ -385,7 +386,11 @@ class World:
         driver = DriverCalls(self.node, self.node.boot_id, guard=self._guard(), caller=caller)
         unobserved = max(UNOBSERVED, 3 * self._interval)
         since = ObservedSince(self.node.now().uptime, self.node.now, unobserved)
-        observer = Observer(driver, cast("Processes", self.node), Path(self._run_dir.name), since)
+
+        def resetting(record: Record) -> bool:
+            return reset_domains.resetting(record, ledger.records.values())
+
+        observer = Observer(driver, cast("Processes", self.node), Path(self._run_dir.name), since, resetting)
         for record in ledger.records.values():
             observer.recorded(record)
         ledger.follow = observer.recorded

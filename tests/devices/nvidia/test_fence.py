@@ -63,15 +63,15 @@ class Run:
         self.guard = Guard(Fence(group), identity(own), sources)
         self.guard.start()
         driver = DriverCalls(backend, "boot", guard=self.guard)
-        self.observer = Observer(driver, processes, folder, ObservedSince(clock.now().uptime))
+        self.observer = Observer(driver, processes, folder, ObservedSince(clock.now().uptime), lives.no_reset)
         self._incarnation = Incarnation("boot", backend.driver())
 
     async def proven(self, uuid: str) -> Record:
         """A GPU that was proven clean just now."""
         device = next(it for it in await self.observer.driver.inventory() if it.uuid == uuid)
         scrubbing = replace(lives.SCRUBBING, device=device, incarnation=self._incarnation)
-        await self.observer.full(scrubbing)  # a scrub begins with one, too
-        facts = await self.observer.full(scrubbing)
+        await self.observer.for_change(scrubbing)  # a scrub begins with one, too
+        facts = await self.observer.for_change(scrubbing)
         assert isinstance(facts.witness, Counted)
         assert facts.witness.by is Witness.FENCE
         receipt = replace(lives.proof(lives.CLEAN), device=uuid, finished=facts.at, witness=Witness.FENCE.value)
@@ -85,7 +85,7 @@ class Run:
         await self.observer.driver.inventory()
         self.observer.recorded(record)
         self.observer.resume([record])
-        return await self.observer.full(record)
+        return await self.observer.for_change(record)
 
     def stop(self) -> None:
         self.guard.close()
@@ -109,10 +109,10 @@ async def test_each_short_use_of_a_clean_gpu_ends_its_proof(start, gpu, foreign:
     service = start()
     for _ in range(3):
         record = await service.proven(gpu.uuid)
-        unused = await service.observer.full(record)
+        unused = await service.observer.for_change(record)
         assert proof.ended(record, unused) is None
         run(foreign, USES, str(tmp_path / "node"), str(record.device.minor))
-        ended = proof.ended(record, await service.observer.quick(record))
+        ended = proof.ended(record, await service.observer.for_round(record))
         assert isinstance(ended, ev.Soiled)
 
 
@@ -133,7 +133,7 @@ async def test_a_use_after_the_proof_is_known_after_a_restart(start, gpu, foreig
     service = start()
     record = await service.proven(gpu.uuid)
     run(foreign, USES, str(tmp_path / "node"), str(record.device.minor))
-    await service.observer.full(record)
+    await service.observer.for_change(record)
     service.observer.recorded(record)
     asked = await start().resumed(record)
     assert isinstance(proof.ended(record, asked), ev.Soiled)

@@ -43,7 +43,9 @@ NewObserver = Callable[..., Observer]
 def over(backend: Nvidia, folder: Path, patience: float) -> Observer:
     """The observer of a service that has this backend."""
     processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(DriverCalls(backend, "boot", patience=patience), processes, folder, ObservedSince(0.0))
+    return Observer(
+        DriverCalls(backend, "boot", patience=patience), processes, folder, ObservedSince(0.0), lives.no_reset
+    )
 
 
 @pytest.fixture
@@ -87,14 +89,14 @@ class UsedMeanwhile(Processes):
 
 async def test_a_use_during_the_search_is_noticed(gpu, backend, tmp_path, monkeypatch) -> None:
     processes = UsedMeanwhile(Path("/proc"), backend.container_of, whole_node=False)
-    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0))
+    observer = Observer(DriverCalls(backend, "boot"), processes, tmp_path, ObservedSince(0.0), lives.no_reset)
     uses = [1]
     monkeypatch.setattr(backend, "witness", lambda _: Counted(Witness.FENCE, sum(uses)))
     here = record(backend, gpu.uuid)
-    await observer.full(here)
+    await observer.for_change(here)
     before = clock.now().uptime
     processes.use = lambda: uses.append(1)
-    seen = await observer.full(here)
+    seen = await observer.for_change(here)
     assert seen.holders == ()
     assert seen.used_at >= before
 
@@ -104,7 +106,7 @@ async def test_no_holders_are_known_without_an_answer_of_the_witness(gpu, backen
         raise DeviceError("the driver does not answer")
 
     monkeypatch.setattr(backend, "witness", fails)
-    assert (await new_observer().full(record(backend, gpu.uuid))).holders is None
+    assert (await new_observer().for_change(record(backend, gpu.uuid))).holders is None
 
 
 async def test_a_slice_absent_during_its_reset_is_not_free(rig, cut, backend, new_observer) -> None:
@@ -114,9 +116,9 @@ async def test_a_slice_absent_during_its_reset_is_not_free(rig, cut, backend, ne
     observer = new_observer()
     release = DriverRelease(observer.driver)
     async with release.during_reset(*cut):
-        assert (await observer.full(here)).holders == ()
+        assert (await observer.for_change(here)).holders == ()
         rig.cut(0)
-        assert (await observer.full(here)).holders is None
+        assert (await observer.for_change(here)).holders is None
 
 
 async def test_a_device_is_not_asked_while_a_tool_resets_it(rig, gpu, backend, new_observer) -> None:
@@ -126,8 +128,8 @@ async def test_a_device_is_not_asked_while_a_tool_resets_it(rig, gpu, backend, n
         gpu.set(lost=True)
         before = questions(rig)
         assert await observer.health.vitals(gpu.uuid) is None
-        assert (await observer.full(here)).holders is None
-        assert (await observer.quick(here)).holders is None
+        assert (await observer.for_change(here)).holders is None
+        assert (await observer.for_round(here)).holders is None
         assert questions(rig) == before
     vitals = await observer.health.vitals(gpu.uuid)
     assert vitals is not None
@@ -307,6 +309,6 @@ async def test_only_a_lost_slice_needs_an_observation(rig, cut, backend, new_obs
     observer = new_observer()
     for kind, found in ((AilmentKind.RELAID, AWAY), (AilmentKind.LOST, None)):
         out = Quarantine(Ailment(kind, "x"), gone.since, "autoclave", next_probe=1.0)
-        seen = await observer.quick_all([lives.but(gone, state=State.QUARANTINED, quarantine=out)])
+        seen = await observer.all_for_round([lives.but(gone, state=State.QUARANTINED, quarantine=out)])
         facts = seen.get(cut[0])
         assert (facts.vitals if facts is not None else None) == found

@@ -1,0 +1,215 @@
+"""Which look at a device is enough for the purpose of the look. One table says it, and the observer obeys.
+
+A search of all processes takes a second on a node where a hundred large ones run. But a look that is too weak hands
+out a device in use. So a weaker look needs a row whose condition is known to hold. In all other cases, all processes of
+the node are searched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from scrubber.core.ailment_traits import AILMENTS, Lasts
+from scrubber.core.fencing import MayOpen, OpenTo, Pods
+from scrubber.core.model import State
+from scrubber.core.record import Record
+
+
+class Purpose(Enum):
+    """For what somebody looks at a device."""
+
+    ROUND = "the monitor asks whether there is anything to do"
+    RESERVE = "a pod is to get it, and the start of the pod looks again"
+    GRANT = "somebody is to get it, and nobody looks again before the first use"
+    START = "a container is about to start on it"
+    CHANGE = "a row is to rest on it, such as the end of a tenancy, or a scrub begins or ends"
+    STEP = "a scrub goes on, in which a look has found no holder"
+    RESET = "it is to be reset"
+
+
+class Look(Enum):
+    """How to look at a device."""
+
+    LAST = "what was seen last: only the fence is asked"
+    LIST = "the driver's list of holders"
+    FENCE = "the driver's list, and the fence proves that a search would find nobody else"
+    SEARCH = "a search of all processes of the node"
+
+
+class Listed(Enum):
+    """What the driver's list says."""
+
+    NOTHING = "the driver was not asked, does not answer, or names a process that was not found"
+    UNSURE = "no holder is on the list, and the driver does not say whether memory is in use"
+    NO_HOLDER = "no holder is on the list, and no memory is in use but that of a scrub"
+    HOLDER = "a holder is on the list"
+
+
+@dataclass(frozen=True, slots=True)
+class FenceTells:
+    """What the fence has counted of a device, and whom it lets in."""
+
+    alone: bool  # the last search found nobody but the owner, and the fence has counted nobody since
+    opened: bool  # others have opened the device since the last search; also False where no fence counts
+    open_to: MayOpen
+
+
+NOT_ASKED = FenceTells(alone=False, opened=True, open_to=Pods(frozenset()))
+"""Nothing is known of the fence. Somebody may be let in, and may have opened the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a device before the look is chosen."""
+
+    record: Record
+    listed: Listed
+    fence: FenceTells
+    owner_alive: bool | None  # False also where only a search can tell; None: no container is known to own the device
+    searched_ago: float = math.inf  # seconds since the end of the last search
+    free_ago: float = math.inf  # seconds since a look found it free; the record and the count are still the same
+
+    @property
+    def no_holder(self) -> bool:
+        """Whether the list names no holder, and explains all memory in use."""
+        return self.listed is Listed.NO_HOLDER
+
+    @property
+    def opened(self) -> bool:
+        """Whether somebody else has opened the device since the last search. Where all may open it, that is no sign."""
+        return self.fence.opened and self.fence.open_to is not OpenTo.ALL
+
+    @property
+    def kept(self) -> bool:
+        """Whether the device was acquired until its release: any container may use it meanwhile."""
+        return self.record.tenancy.until_release
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the device waits for the end of a process, which the driver may no longer list."""
+        quarantine = self.record.health.quarantine
+        return quarantine is not None and AILMENTS[quarantine.ailment.kind].lasts is Lasts.HELD
+
+    @property
+    def idle_owner(self) -> bool:
+        """Whether the owner lives, and was admitted by a start or named by the kubelet, or is not known by name."""
+        owner = self.record.tenancy.owner
+        return self.owner_alive is True and (owner is None or not owner.unannounced)
+
+
+class LookRow(NamedTuple):
+    """For one of these purposes, and in one of these states, the look is enough if the condition holds."""
+
+    purposes: AbstractSet[Purpose]
+    states: AbstractSet[State]
+    holds: Callable[[Known], bool]
+    look: Look
+    why: str
+
+
+A_MOMENT, A_WHILE, LATELY = 5.0, 10.0, 60.0  # seconds since a look, or since the end of a search
+
+
+def _always(_known: Known) -> bool:
+    return True
+
+
+_ANY = frozenset(State)
+_TAKEN = {State.GRANTED, State.IN_USE}
+_AT_REST = {State.CLEAN, State.GRANTED, State.QUARANTINED}
+_BY_LIST = {Purpose.ROUND, Purpose.RESERVE, Purpose.GRANT}
+_TO_GIVE = {Purpose.RESERVE, Purpose.GRANT}
+
+# The first row that holds says which look is enough. Where none holds, everything is searched.
+TABLE = (
+    LookRow(
+        {Purpose.RESET}, _ANY, _always, Look.SEARCH,
+        "it cannot be undone, and it takes the siblings down, too",
+    ),
+    LookRow(
+        {Purpose.RESERVE}, _ANY - _TAKEN, lambda known: known.free_ago < A_MOMENT, Look.LAST,
+        "nobody had it a moment ago, and nobody has opened it since",
+    ),
+    LookRow(
+        {Purpose.STEP}, {State.SCRUBBING}, lambda known: known.no_holder, Look.LIST,
+        "nobody had it when the scrub began, and whoever has come since and uses the memory is on the list",
+    ),
+    LookRow(
+        {Purpose.START, Purpose.CHANGE}, _ANY,
+        lambda known: known.no_holder and known.fence.alone and known.fence.open_to is OpenTo.SERVICE, Look.FENCE,
+        "nobody had it at the last search, nobody was let in since, and nobody has opened it since",
+    ),
+    LookRow(
+        {Purpose.CHANGE}, {State.IN_USE},
+        lambda known: known.no_holder and known.fence.alone and known.owner_alive is False and not known.kept,
+        Look.FENCE, "the end of the owner closes the fence, and a search follows before anything is overwritten",
+    ),
+    LookRow(
+        _BY_LIST, _ANY, lambda known: known.owner_alive is False, Look.SEARCH,
+        "an owner that has ended may have sent the open device to another process",
+    ),
+    LookRow(
+        {Purpose.GRANT}, _ANY, lambda known: not known.fence.alone, Look.SEARCH,
+        "a process that only has it open is on no list",
+    ),
+    LookRow(
+        {Purpose.RESERVE}, _TAKEN, lambda known: not known.fence.alone, Look.SEARCH,
+        "to take it from its last owner is a decision, too, and a process that only has it open is on no list",
+    ),
+    LookRow(
+        _TO_GIVE, {State.GRANTED}, lambda known: known.fence.open_to is not OpenTo.SERVICE, Look.SEARCH,
+        "whoever is let in is not counted, and may have it open without using memory",
+    ),
+    LookRow(
+        _BY_LIST, {State.SCRUBBING}, lambda known: known.listed is not Listed.NOTHING, Look.LIST,
+        "its job looks for itself",
+    ),
+    LookRow(
+        _BY_LIST, {State.IN_USE}, lambda known: known.opened and known.searched_ago >= A_WHILE, Look.SEARCH,
+        "somebody may have it beside its owner. Whoever opens it again and again must not cause a search each time",
+    ),
+    LookRow(
+        _BY_LIST, _AT_REST, lambda known: known.opened and not known.stuck, Look.SEARCH,
+        "somebody has opened it, and may have it still",
+    ),
+    LookRow(
+        _BY_LIST, _ANY, lambda known: known.listed is Listed.HOLDER, Look.LIST,
+        "a device with a holder is not handed out, and a scrub begins with another look",
+    ),
+    LookRow(
+        _BY_LIST, {State.IN_USE},
+        lambda known: known.listed is not Listed.NOTHING and known.idle_owner and known.searched_ago < LATELY,
+        Look.LIST, "its owner lives, and is idle or hangs",
+    ),
+    LookRow(
+        _BY_LIST, {State.DIRTY, State.UNKNOWN}, lambda known: known.no_holder and known.fence.alone, Look.FENCE,
+        "nobody had it at the last search, and nobody has opened it since: a scrub may begin",
+    ),
+    LookRow(
+        _BY_LIST, {State.GRANTED}, lambda known: known.no_holder and known.kept and known.searched_ago < LATELY,
+        Look.LIST, "whoever has acquired it may have it open, and uses no memory so far",
+    ),
+    LookRow(
+        _BY_LIST, _AT_REST, lambda known: known.no_holder and not known.stuck and not known.kept, Look.LIST,
+        "whoever comes before its next use is found by the look before that use",
+    ),
+)  # fmt: skip
+
+
+def enough(purpose: Purpose, known: Known) -> Look:
+    """Which look is enough for this purpose."""
+    state = known.record.state
+    for row in TABLE:
+        if purpose in row.purposes and state in row.states and row.holds(known):
+            return row.look
+    return Look.SEARCH
+
+
+def beyond_list(record: Record) -> Purpose:
+    """For what a round or a grant looks again where the list is not enough: both may lead to a change."""
+    return Purpose.STEP if record.state is State.SCRUBBING else Purpose.CHANGE
