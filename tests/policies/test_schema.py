@@ -23,7 +23,7 @@ def test_the_committed_schema_is_the_rendered_one():
 def test_the_schema_forbids_null_and_unknown_keys():
     assert "null" not in schema.render()
     mappings = [SCHEMA, *(model for model in SCHEMA["$defs"].values() if model.get("type") == "object")]
-    assert len(mappings) == 20
+    assert len(mappings) == 17
     assert all(model["additionalProperties"] is False for model in mappings)
 
 
