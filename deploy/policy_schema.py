@@ -1,7 +1,7 @@
-"""The shape of a policy file: ``schema.json`` for editors, and the tables of ``docs/policies.md``.
+"""The shape of a policy file: ``schema.json`` for editors, and ``docs/policy-fields.md`` for people.
 
 Both are generated from the model: ``python -m deploy.policy_schema > policies/schema.json``, and
-``python -m deploy.policy_schema docs/policies.md`` writes the tables of that page.
+``python -m deploy.policy_schema page > docs/policy-fields.md``.
 """
 
 from __future__ import annotations
@@ -9,20 +9,60 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from ground.documents.units import DURATION, format_duration
-from policies.policy_model import PolicySet
+from policies.policy_model import KNOWN_UNITS, OPERATOR_PROGRAMS, STEP_SECONDS, PolicySet
 
 HEADER = "| field | accepts | default | what it does |"
+PAGE = """\
+# Fields of a policy
+
+Generated from `policies/policy_model.py`: run `make docs`. What the fields mean together is on [policies](policies.md).
+
+All of these belong under `defaults`, or under the `policy` of a rule. Every field is optional.
+
+{fields}
+
+Three combinations are impossible: `evict.grace` or `selftest.time` not shorter than the deadline of its step, and
+`reset.when: never` with a path `reset` under `paths`.
+
+## Deadlines
+
+The deadline of each step is multiplied by `timeouts`.
+
+| step | deadline |
+|---|---|
+{deadlines}
+
+## `match`
+
+In the `match` of a rule, all given conditions must hold.
+
+{match}
+
+Write a UUID with its prefix `GPU-` or `MIG-`. Do not put an index in quotes.
+
+## Always exempt
+
+The [fence](policies.md#who-may-open-a-gpu) lets these units and control groups open a GPU without being named: NVIDIA's
+daemons, container runtimes, and the groups of Talos for both.
+
+{units}
+
+## NVIDIA's programs in pods
+
+In each of `evict.operator_namespaces`, these programs are
+[bystanders](processes.md#which-programs-may-have-a-device-open):
+
+{programs}
+"""
 LONG = 5  # items of a list; a longer one stands in the shipped file only
 
 # Who may change each field, and when. Not each has been asked for: some of these are our own judgement.
@@ -119,10 +159,19 @@ def table(name: str) -> str:
     return "\n".join((HEADER, "|---|---|---|---|", *rows))
 
 
-def with_tables(page: str) -> str:
-    """The page with its two tables as the model has them now."""
-    made = iter([table("Match"), table("Policy")])
-    return re.sub(rf"^{re.escape(HEADER)}.*\n(?:\|.*\n)+", lambda _: f"{next(made)}\n", page, flags=re.MULTILINE)
+def page() -> str:
+    """``docs/policy-fields.md``."""
+    return PAGE.format(
+        fields=table("Policy"),
+        match=table("Match"),
+        deadlines="\n".join(f"| `{step}` | {seconds:g} s |" for step, seconds in STEP_SECONDS.items()),
+        units=_list(KNOWN_UNITS),
+        programs=_list(OPERATOR_PROGRAMS),
+    )
+
+
+def _list(names: Iterable[str]) -> str:
+    return "\n".join(f"* `{name}`" for name in names)
 
 
 def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
@@ -163,8 +212,4 @@ def _accepts(field: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        page = Path(sys.argv[1])
-        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        sys.stdout.write(render())
+    sys.stdout.write(page() if sys.argv[1:] == ["page"] else render())

@@ -2,7 +2,7 @@
 
 They are values, checked when they are built. Every default is the one in ``default.yaml``. The model has no field that
 the code does not read. Operators read the text under a field: in their editor, through ``schema.json``, and in
-``docs/policies.md``.
+``docs/policy-fields.md``.
 """
 
 from __future__ import annotations

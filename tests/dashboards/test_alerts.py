@@ -151,7 +151,7 @@ def test_commands_in_pages_and_alerts_exist():
 
 
 def test_policy_fields_and_findings_in_pages_exist():
-    fields = set(FIELDS.findall((ROOT / "docs" / "policies.md").read_text()))
+    fields = set(FIELDS.findall((ROOT / "docs" / "policy-fields.md").read_text()))
     fields |= {field.rpartition(".")[0] for field in fields}
     named = {
         (name, field)

@@ -48,15 +48,13 @@ def test_the_pages_list_the_steps_of_each_path():
     assert f"Path fast: {listed['fast']}." in DEFAULT
 
 
-def test_the_pages_name_the_deadline_of_each_step():
+def test_the_default_policy_names_the_deadline_of_each_step():
     """Steps with the same one stand together: reset, clear and verify 60 s each."""
     groups = [(seconds, list(steps)) for seconds, steps in groupby(STEP_SECONDS, STEP_SECONDS.__getitem__)]
     names = [" and ".join(filter(None, (", ".join(steps[:-1]), steps[-1]))) for _, steps in groups]
     each = [" each" if len(steps) > 1 else "" for _, steps in groups]
-    policies = " ".join((ROOT / "docs" / "policies.md").read_text().split())
-    for page, begins, unit in ((policies, "times `timeouts`", " s"), (DEFAULT, "With 1", "s")):
-        said = [f"{name} {seconds:g}{unit}{end}" for name, (seconds, _), end in zip(names, groups, each, strict=True)]
-        assert f"{begins}: {', '.join(said)}." in page
+    said = [f"{name} {seconds:g}s{end}" for name, (seconds, _), end in zip(names, groups, each, strict=True)]
+    assert f"With 1: {', '.join(said)}." in DEFAULT
 
 
 def test_every_state_and_every_event_has_its_sentence():
