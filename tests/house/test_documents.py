@@ -3,7 +3,7 @@
 import re
 import tomllib
 import typing
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from policies import load
 from policies.policy_model import STEP_SECONDS
 from scrubber.core import events, plans, states
-from scrubber.core.model import State
+from scrubber.core.model import ScrubPath, State, Step
 from scrubber.ledger import database, older
 from tests.house.sources import FENCED, FILES, HOUSES, place
 
@@ -42,10 +42,18 @@ def test_the_state_diagram_shows_the_transition_table():
     assert moves == {(state.value, kind.__name__, to.value) for state, kind, to in table}
 
 
+def added(steps, before):
+    """The steps that a shorter path has not, each with the step that it follows."""
+    pairs = pairwise(step.value for step in steps)
+    return ", ".join(f"{step} after {last}" for last, step in pairs if Step(step) not in before)
+
+
 def test_the_pages_list_the_steps_of_each_path():
     listed = dict(re.findall(r"^\| (\w+) \| (\w+, [a-z, ]+) \|$", STATES, re.MULTILINE))
     assert listed == {path.value: ", ".join(step.value for step in plan) for path, plan in plans.PLANS.items()}
-    assert f"Path fast: {listed['fast']}." in DEFAULT
+    fast, slow, reset = (plans.PLANS[path] for path in ScrubPath)
+    paths = f"Path fast: {listed['fast']}. Path slow: the same, with {added(slow, fast)}."
+    assert f"{paths} Path reset: the slow path, with {added(reset, slow)}." in DEFAULT
 
 
 def test_the_default_policy_names_the_deadline_of_each_step():
