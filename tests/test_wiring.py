@@ -42,11 +42,11 @@ def policy(root: Path, words: str = "") -> Path:
 
 
 class Scripted(Service):
-    """A service that this script starts."""
+    """A service with one GPU that this script starts."""
 
-    def __init__(self, script: str, *about: object) -> None:
+    def __init__(self, script: str, root: Path, *flags: object) -> None:
         self.script = script
-        super().__init__(*about)
+        super().__init__(root, 1, *flags)
 
     def start(self, until: str = "serving") -> None:
         self.command[1:3] = ["-c", self.script]
@@ -56,7 +56,7 @@ class Scripted(Service):
 @pytest.fixture
 def roundless(short_tmp: Path) -> Iterator[Service]:
     """One clean GPU, observed only after an event."""
-    it = Scripted(ROUNDLESS, short_tmp, 1, "--policy", policy(short_tmp))
+    it = Scripted(ROUNDLESS, short_tmp, "--policy", policy(short_tmp))
     yield it
     it.stop()
 
@@ -149,7 +149,7 @@ def service(short_tmp: Path) -> Iterator[Service]:
     logs = short_tmp / "elsewhere"
     (logs / f"tools_exporter-x_{POD}").mkdir(parents=True)
     flags = ("--pod-logs-dir", logs, "--operator-namespace", "tools")
-    it = Scripted(OF_NVIDIA, short_tmp, 1, "--policy", policy(short_tmp), *flags)
+    it = Scripted(OF_NVIDIA, short_tmp, "--policy", policy(short_tmp), *flags)
     it.settled(0, "clean")
     yield it
     if it.process.poll() is None:

@@ -197,7 +197,7 @@ def test_the_page_of_an_impaired_gpu_advises_on_each_sign():
 POLICIES = (ROOT / "docs" / "policies.md").read_text()
 
 
-def test_the_pages_name_each_ailment_that_puts_no_result_in_doubt():
+def test_the_pages_name_each_ailment_without_a_doubt():
     harmless = {kind.value for kind, traits in AILMENTS.items() if not traits.doubtful}
     sentence = POLICIES.partition("That is every fault except")[2].partition(".")[0]
     means = PAGES["AutoclaveGpuSickInUse"].partition("## What it means\n")[2].partition("\n## ")[0]

@@ -176,7 +176,7 @@ def test_a_wrong_value_is_reported_at_its_place(written, fault):
 
 
 # Each field that a policy had before: the values with which a file still loads, and those with which it is refused.
-REMOVED = {
+REMOVED: dict[str, tuple[list[object], list[object]]] = {
     "gate": (["create", "prestart", "another"], []),
     "restart_on_sick": (["refuse", "allow"], []),
     "budgets.start": (["10s", "29s"], []),

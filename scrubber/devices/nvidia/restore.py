@@ -7,9 +7,9 @@ observation.
 ECC and MIG mode change only at a reset. They are set before the reset, so that it does not put the choice of a pod into
 force. A device fails if another ECC mode is in force than the one that is to be restored.
 
-Locked clocks cannot be read, so the drift is unknown: each time they are unlocked, with no report. The MIG mode in force
-and the slice layout are never changed here, because that replaces devices, which is for operators. Only a change of MIG
-mode that waits for a reset is reverted. Everything else is reported and left.
+Locked clocks cannot be read, so the drift is unknown: each time they are unlocked, with no report. The MIG mode in
+force and the slice layout are never changed here, because that replaces devices, which is for operators. Only a change
+of MIG mode that waits for a reset is reverted. Everything else is reported and left.
 
 A setting that the policy leaves (``settings.leave``) is neither changed nor judged.
 

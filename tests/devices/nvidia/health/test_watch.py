@@ -96,7 +96,7 @@ CASES: dict[str, tuple[AilmentKind, dict[str, object], str]] = {
 }  # fmt: skip
 
 
-def test_each_sign_that_is_watched_has_its_case_and_its_call() -> None:
+def test_each_watched_sign_has_its_case_and_its_call() -> None:
     elsewhere = {AilmentKind.SWITCH, AilmentKind.REBOOT_REQUIRED}
     assert {kind for kind, *_ in CASES.values()} | elsewhere == set(LASTS)
     assert {CASES[name][0] for name in CALLS.values()} | elsewhere == set(LASTS)
