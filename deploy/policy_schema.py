@@ -180,7 +180,8 @@ def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
         if "properties" in models.get(inner, {}) and "description" not in field:
             yield from _rows(models, inner, f"{prefix}{key}.")
         else:
-            accepts = _accepts({**models.get(inner, {}), **field})
+            items = models.get(field.get("items", {}).get("$ref", "").rpartition("/")[2], {})
+            accepts = f"list of {_accepts(items)}" if "enum" in items else _accepts({**models.get(inner, {}), **field})
             yield f"| `{prefix}{key}` | {accepts} | {_written(field)} | {field['description']} |"
 
 

@@ -84,6 +84,6 @@ class QuarantinePolicy(Model):
         DeviceSign.SWITCH,
         DeviceSign.REBOOT_REQUIRED,
     )
-    """Which signs quarantine a device: sram, links, fabric, switch, reboot-required, pcie, heat, ghost-load."""
+    """Which signs quarantine a device for as long as it reports them."""
 
     probation: Probation = Probation()

@@ -61,8 +61,8 @@ REMOVED = {
     ),
     "evict.give_up": RemovedField("a device is quarantined after 10m of scrubs that a process held up"),
     "evict.operator_programs": RemovedField(
-        "NVIDIA's programs are bystanders in each of evict.operator_namespaces. Take a namespace out where they must not "
-        "be, and add other programs to evict.bystanders, as NAMESPACE:PATH",
+        "NVIDIA's programs are bystanders in each of evict.operator_namespaces. Take a namespace out where they must "
+        "not be, and add other programs to evict.bystanders, as NAMESPACE:PATH",
         _lists_all(OPERATOR_PROGRAMS),  # a shorter list has kept a program out
     ),
     "settings.accounting": RemovedField("the fence counts who opens a device; the accounting mode stays as it is"),

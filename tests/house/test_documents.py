@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from policies import load
+from policies.hardware import DeviceSign
 from policies.policy_model import STEP_SECONDS
 from scrubber.core import events, plans, states
 from scrubber.core.model import ScrubPath, State, Step
@@ -54,6 +55,13 @@ def test_the_pages_list_the_steps_of_each_path():
     fast, slow, reset = (plans.PLANS[path] for path in ScrubPath)
     paths = f"Path fast: {listed['fast']}. Path slow: the same, with {added(slow, fast)}."
     assert f"{paths} Path reset: the slow path, with {added(reset, slow)}." in DEFAULT
+
+
+def test_the_pages_explain_each_sign():
+    signs = [sign.value for sign in DeviceSign]
+    nvidia = (ROOT / "docs" / "nvidia.md").read_text()
+    comment = DEFAULT.partition("Signs that quarantine")[2].partition(" signs: [")[0]
+    assert [sign for sign in signs if f"\n| `{sign}` |" not in nvidia or f" {sign}: " not in comment] == []
 
 
 def test_the_default_policy_names_the_deadline_of_each_step():
