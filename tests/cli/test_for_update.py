@@ -157,7 +157,7 @@ def test_values_as_helm_prints_them_are_read(state, examine, tmp_path, text):
     assert (code, texts(found, "values", "broken")) == (0, [])
 
 
-OLD_FIELDS = "# /etc/p.yaml\nname: mine\ndefaults: {periodic: {every: 1d}, restart_on_sick: allow}\n"
+OLD_FIELDS = "# /etc/p.yaml\nname: mine\ndefaults: {periodic: {every: 1d}, budgets: {start: 20s}}\n"
 
 
 def test_the_last_policy_of_the_node_is_judged(state, examine):

@@ -194,12 +194,10 @@ def test_the_page_of_an_impaired_gpu_advises_on_each_sign():
     assert reasons(to_do("AutoclaveGpuImpaired")) == left
 
 
-POLICIES = (ROOT / "docs" / "policies.md").read_text()
-
-
 def test_the_pages_name_each_ailment_without_a_doubt():
     harmless = {kind.value for kind, traits in AILMENTS.items() if not traits.doubtful}
-    sentence = POLICIES.partition("That is every fault except")[2].partition(".")[0]
+    policies = (ROOT / "docs" / "policies.md").read_text()
+    sentence = policies.partition("That is every fault except")[2].partition(".")[0]
     means = PAGES["AutoclaveGpuSickInUse"].partition("## What it means\n")[2].partition("\n## ")[0]
     assert reasons(means) == reasons(sentence) == harmless
 
@@ -211,8 +209,9 @@ def course(tried):
     return Course.RESET if re.search(r"(^|then )the path `reset`", tried) else Course.WAIT
 
 
-def test_the_page_of_policies_says_what_ends_each_quarantine():
-    [table] = re.findall(r"^\| reason \| what is tried \|\n\|[-|]+\n((?:\|.*\n)+)", POLICIES, re.MULTILINE)
+def test_the_page_of_quarantine_says_what_ends_each():
+    page = (ROOT / "docs" / "quarantine.md").read_text()
+    [table] = re.findall(r"^\| reason \| what is tried \|\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
     rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
     said = {name: course(tried) for names, tried in rows for name in re.findall(r"`([a-z-]+)`", names)}
     assert said == {kind.value: traits.course for kind, traits in AILMENTS.items()}
