@@ -69,7 +69,7 @@ def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu
 def test_an_invalid_address_opens_no_gpu(rig) -> None:
     whole = json.loads(place(rig, 0))
     changes: tuple[dict[str, object], ...]
-    changes = {"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"first_seen": None}
+    changes = {"fan": 3}, {"left": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"first_seen": None}
     for text in ("", "[]", json.dumps({"uuid": "GPU-1"}), *(json.dumps(whole | change) for change in changes)):
         with pytest.raises(ValueError, match=r".+"):
             NvidiaGpu(text, no_holders)
