@@ -121,7 +121,7 @@ docs: $(READY) ## write the generated pages anew: commands (build/autoclave.1, t
 	@$(BIN)/python -m dashboards.reference docs/alerts.md
 	@$(BIN)/python -m deploy.code_map > docs/map.md
 	@$(BIN)/python -m deploy.policy_schema > policies/schema.json
-	@$(BIN)/python -m deploy.policy_schema docs/policies.md
+	@$(BIN)/python -m deploy.policy_schema page > docs/policy-fields.md
 	@$(BIN)/python -m benchmarks.on_gpus > docs/measurements/gpus.md
 	@$(BIN)/python -m benchmarks.service_page > docs/measurements/service.md
 	@$(BIN)/python -m benchmarks.readme README.md

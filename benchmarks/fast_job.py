@@ -101,7 +101,7 @@ def run(place: str, policy: Policy, counts: Counts | None) -> Cost:
     order = scrub_job.order(policy, path, secrets.token_hex(16), None)
     on_memory = _bench(NvidiaGpu(place, lambda: None, open_card=opened, memory=counts))
     beside = _bench(NvidiaGpu(place, lambda: None))
-    for step in plans.plan(path, policy):
+    for step in plans.PLANS[path]:
         match _done(step, order, on_memory if plans.STEPS[step].driver is plans.Driver.FOR_MEMORY else beside):
             case Cleared() as clear:
                 cost.searched = clear.searched_bytes or 0

@@ -73,7 +73,6 @@ By the tests in `tests/remnant`, with two processes and a stand-in for the drive
 * A container that starts again in its pod finds its own data: a pod keeps its GPU, and nothing is wiped
   (`tests/cluster/test_handover.py`).
 * Under the policy `observe`, nothing is cleared.
-* With `on_chip: slow-path`, as in the policy `fast`, shared memory and registers are not overwritten between two pods.
 """
 
 

@@ -1,7 +1,7 @@
-"""The shape of a policy file: ``schema.json`` for editors, and the tables of ``docs/policies.md``.
+"""The shape of a policy file: ``schema.json`` for editors, and ``docs/policy-fields.md`` for people.
 
 Both are generated from the model: ``python -m deploy.policy_schema > policies/schema.json``, and
-``python -m deploy.policy_schema docs/policies.md`` writes the tables of that page.
+``python -m deploy.policy_schema page > docs/policy-fields.md``.
 """
 
 from __future__ import annotations
@@ -9,20 +9,60 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from ground.documents.units import DURATION, format_duration
-from policies.policy_model import PolicySet
+from policies.policy_model import KNOWN_UNITS, OPERATOR_PROGRAMS, STEP_SECONDS, PolicySet
 
 HEADER = "| field | accepts | default | what it does |"
+PAGE = """\
+# Fields of a policy
+
+Generated from `policies/policy_model.py`: run `make docs`. What the fields mean together is on [policies](policies.md).
+
+All of these belong under `defaults`, or under the `policy` of a rule. Every field is optional.
+
+{fields}
+
+Three combinations are impossible: `evict.grace` or `selftest.time` not shorter than the deadline of its step, and
+`reset.when: never` with a path `reset` under `paths`.
+
+## Deadlines
+
+The deadline of each step is multiplied by `timeouts`.
+
+| step | deadline |
+|---|---|
+{deadlines}
+
+## `match`
+
+In the `match` of a rule, all given conditions must hold.
+
+{match}
+
+Write a UUID with its prefix `GPU-` or `MIG-`. Do not put an index in quotes.
+
+## Always exempt
+
+The [fence](policies.md#who-may-open-a-gpu) lets these units and control groups open a GPU without being named: NVIDIA's
+daemons, container runtimes, and the groups of Talos for both.
+
+{units}
+
+## NVIDIA's programs in pods
+
+In each of `evict.operator_namespaces`, these programs are
+[bystanders](processes.md#which-programs-may-have-a-device-open):
+
+{programs}
+"""
 LONG = 5  # items of a list; a longer one stands in the shipped file only
 
 # Who may change each field, and when. Not each has been asked for: some of these are our own judgement.
@@ -32,44 +72,29 @@ USERS = {
     "receipts": "tenant: evidence in the container",
     "serial_in_receipts": "auditor: an inventory of hardware",
     "budgets.allocate": "SRE: other pods of the node wait as long",
-    "budgets.start": "SRE: the events of a pod show the reason sooner",
-    "budgets.owner_wait": "SRE: containers that end slowly, or a refusal at once",
-    "budgets.silence": "SRE: nodes on which the service restarts slowly",
     "paths.first_look": "security: a reset at first; trusted tenants: no test",
     "paths.new_tenant": "security: a test or a reset for each tenant",
     "timeouts": "SRE: large or busy GPUs, whose steps take longer",
     "evict.leftovers": "SRE: a trial that ends no process",
     "evict.foreign": "CI farm: every program of the node may be ended",
     "evict.grace": "Slurm, CI farm: jobs that save their work at TERM",
-    "evict.give_up": "SRE: network storage that stalls, or an alarm sooner",
     "evict.bystanders": "SRE: monitors of your own",
-    "evict.operator_programs": "platform: a new program of NVIDIA",
     "evict.operator_namespaces": "platform: another namespace of the operator; security: fewer",
     "fence.mode": "security: who has no GPU opens none",
     "fence.exempt.units": "SRE: monitors on the host",
     "fence.lease": "security: longer; SRE: a node is free sooner",
     "reset.when": "platform: EC2 and vGPU, where a reset always fails",
-    "settings.persistence": "platform: nodes without `nvidia-persistenced`",
-    "settings.ecc": "platform: ECC the same on all nodes",
-    "settings.compute_mode": "platform: one program for each GPU",
-    "settings.power_limit": "platform: a limit for the rack",
-    "settings.application_clocks": "platform: the same speed on all nodes",
-    "settings.locked_clocks": "platform: results that can be compared",
-    "settings.leave": "platform: nodes with tuning of their own",
+    "settings.leave": "platform: power limits, clocks or modes of your own",
     "clear.passes": "auditor: three writes; trusted tenants: one",
     "clear.min_coverage": "security: more; platform: GPUs with a large context",
-    "clear.on_chip": "trusted tenants: a shorter scrub",
     "selftest.time": "SRE: rare defects, or GPUs back sooner",
     "proof.max_age": "security: no tenant relies on an old test",
-    "proof.survives_restart": "trusted tenants: no scrub after an update",
     "quarantine.xids.preset": "SRE: the same verdict as NVIDIA's or GKE's plugin",
     "quarantine.xids.unknown": "SRE: a new driver with harmless codes",
     "quarantine.xids.codes": "SRE: a code that is harmless here, or is not",
     "quarantine.signs": "SRE: also heat, a slow slot, a ghost load",
     "quarantine.probation.first": "security: a fault has time to show",
-    "quarantine.probation.longest": "security: a sick GPU is tried rarely",
     "quarantine.probation.flap_limit": "security: no second chance; SRE: fewer calls",
-    "quarantine.probation.flap_window": "security: a week",
 }
 
 _KINDS = {
@@ -134,10 +159,19 @@ def table(name: str) -> str:
     return "\n".join((HEADER, "|---|---|---|---|", *rows))
 
 
-def with_tables(page: str) -> str:
-    """The page with its two tables as the model has them now."""
-    made = iter([table("Match"), table("Policy")])
-    return re.sub(rf"^{re.escape(HEADER)}.*\n(?:\|.*\n)+", lambda _: f"{next(made)}\n", page, flags=re.MULTILINE)
+def page() -> str:
+    """``docs/policy-fields.md``."""
+    return PAGE.format(
+        fields=table("Policy"),
+        match=table("Match"),
+        deadlines="\n".join(f"| `{step}` | {seconds:g} s |" for step, seconds in STEP_SECONDS.items()),
+        units=_list(KNOWN_UNITS),
+        programs=_list(OPERATOR_PROGRAMS),
+    )
+
+
+def _list(names: Iterable[str]) -> str:
+    return "\n".join(f"* `{name}`" for name in names)
 
 
 def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
@@ -146,7 +180,8 @@ def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
         if "properties" in models.get(inner, {}) and "description" not in field:
             yield from _rows(models, inner, f"{prefix}{key}.")
         else:
-            accepts = _accepts({**models.get(inner, {}), **field})
+            items = models.get(field.get("items", {}).get("$ref", "").rpartition("/")[2], {})
+            accepts = f"list of {_accepts(items)}" if "enum" in items else _accepts({**models.get(inner, {}), **field})
             yield f"| `{prefix}{key}` | {accepts} | {_written(field)} | {field['description']} |"
 
 
@@ -178,8 +213,4 @@ def _accepts(field: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        page = Path(sys.argv[1])
-        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        sys.stdout.write(render())
+    sys.stdout.write(page() if sys.argv[1:] == ["page"] else render())

@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ground.documents import validation, yaml_tree
+from ground.documents import units, validation, yaml_tree
 from ground.documents.faults import DocumentError, DocumentFault, Loc, quote
 from policies import match
-from policies.policy_model import MOST_RULES, Match, Policy, PolicySet
+from policies.hardware import FLAP_WINDOW
+from policies.policy_model import MOST_RULES, OPERATOR_PROGRAMS, Match, Policy, PolicySet
 
-ANY = object()
 OLDER = "a field of an older version"
 LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 
@@ -28,24 +28,59 @@ LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 class RemovedField:
     """A field that a policy had before."""
 
-    default: object  # as a file writes it: what happens now, whatever a file says; ANY: no value is refused
-    instead: str  # what to do instead: the end of "expected none: ..."
-
-    def may_stay(self, value: object) -> bool:
-        """Whether the file asks for what happens anyway. A node must not fall out of service for that at an update."""
-        return self.default is ANY or (type(value) is type(self.default) and value == self.default)  # True is not 1
+    instead: str  # what holds now, or what to do instead: the end of "expected none: ..."
+    # Whether a file may keep this value, with a warning: it demands nothing that no longer holds. Otherwise the file is
+    # refused, because an update weakens no policy by itself.
+    may_keep: Callable[[object], bool] = lambda _: True
 
 
+def _lasts_at_most(seconds: float) -> Callable[[object], bool]:
+    def lasts(value: object) -> bool:
+        try:
+            return units.parse_duration(value) <= seconds
+        except ValueError:
+            return False
+
+    return lasts
+
+
+def _lists_all(items: Collection[str]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(item in value for item in items)
+
+
+_SET_IT = "set it on the node, and name it in settings.leave: each scrub restores"
 REMOVED = {
-    "gate": RemovedField(
-        ANY, "pods wait in PreStartContainer where the fence holds others off the GPU, and in Allocate elsewhere"
-    ),
-    "restart_on_sick": RemovedField(ANY, "no container restarts on a device whose results are in doubt"),
+    "gate": RemovedField("pods wait in PreStartContainer where the fence holds others off the GPU, else in Allocate"),
+    "restart_on_sick": RemovedField("no container restarts on a device whose results are in doubt"),
+    "budgets.start": RemovedField("PreStartContainer waits for 25s; the kubelet gives up after 30s, and asks again"),
+    "budgets.owner_wait": RemovedField("Allocate waits for the previous owner for all but 500ms of budgets.allocate"),
+    "budgets.silence": RemovedField("the plugin keeps the last list for 5s if the service does not answer"),
     "paths.escalate": RemovedField(
-        default=True, instead="a failed path is followed by the path reset; `reset: {when: never}` forbids it"
+        "a failed path is followed by the path reset; `reset: {when: never}` forbids it",
+        lambda value: value is True,  # and not 1
     ),
-    "settings.accounting": RemovedField(ANY, "the fence counts who opens a device; the accounting mode stays as it is"),
-    "periodic": RemovedField(ANY, "to test idle devices, run `autoclave scrub GPU --path slow` from a timer"),
+    "evict.give_up": RemovedField("a device is quarantined after 10m of scrubs that a process held up"),
+    "evict.operator_programs": RemovedField(
+        "NVIDIA's programs are bystanders in each of evict.operator_namespaces. Take a namespace out where they must "
+        "not be, and add other programs to evict.bystanders, as NAMESPACE:PATH",
+        _lists_all(OPERATOR_PROGRAMS),  # a shorter list has kept a program out
+    ),
+    "settings.accounting": RemovedField("the fence counts who opens a device; the accounting mode stays as it is"),
+    "settings.persistence": RemovedField(f"{_SET_IT} the value that was first seen"),
+    "settings.ecc": RemovedField(f"{_SET_IT} the mode that was first seen", lambda value: value is False),
+    "settings.compute_mode": RemovedField(f"{_SET_IT} default", lambda value: value == "default"),
+    "settings.power_limit": RemovedField(f"{_SET_IT} the driver's default", lambda _: False),
+    "settings.application_clocks": RemovedField(f"{_SET_IT} the driver's default", lambda _: False),
+    "settings.locked_clocks": RemovedField(f"{_SET_IT} clocks without locks", lambda value: value == {}),
+    "clear.on_chip": RemovedField("each scrub overwrites registers and shared memory"),
+    "proof.survives_restart": RemovedField(
+        "a proof survives a restart of the service behind the fence, and only there"
+    ),
+    "quarantine.probation.longest": RemovedField("pauses grow up to 60 times quarantine.probation.first"),
+    "quarantine.probation.flap_window": RemovedField(
+        "flap_limit counts the returns of a week; lower it for a longer memory", _lasts_at_most(FLAP_WINDOW)
+    ),
+    "periodic": RemovedField("to test idle devices, run `autoclave scrub GPU --path slow` from a timer"),
 }
 
 
@@ -181,7 +216,7 @@ def _without(policy: object, way: list[str], last: str, field: RemovedField) -> 
         return policy
     if way:
         return {key: _without(value, way[1:], last, field) if key == way[0] else value for key, value in policy.items()}
-    return {key: value for key, value in policy.items() if key != last or not field.may_stay(value)}
+    return {key: value for key, value in policy.items() if key != last or not field.may_keep(value)}
 
 
 def _stands_in(root: yaml_tree.YamlNode, problem: validation.Problem) -> bool:

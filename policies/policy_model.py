@@ -2,7 +2,7 @@
 
 They are values, checked when they are built. Every default is the one in ``default.yaml``. The model has no field that
 the code does not read. Operators read the text under a field: in their editor, through ``schema.json``, and in
-``docs/policies.md``.
+``docs/policy-fields.md``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ UNIT = re.compile(
 )
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
+
+FOR_THE_SCRUB = 0.5  # seconds of the budget of Allocate that are left when the previous owner has ended
 
 # The seconds in which each step of a scrub must be done; the policy multiplies them by ``timeouts``.
 STEP_SECONDS = {
@@ -100,13 +102,6 @@ class FenceMode(Word):
     OFF = "off"
 
 
-class OnChip(Word):
-    """Which scrubs overwrite the memory on the chip."""
-
-    EVERY_PATH = "every-path"
-    SLOW_PATH = "slow-path"
-
-
 def check_gpu(entry: object) -> object:
     """An index, or the beginning of a UUID. Rejects ``"0"`` in quotes, and ``GPU-``, which matches every device."""
     match entry:
@@ -131,7 +126,6 @@ def _plain(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
 # A name needs no quotes in a metric label, a file name or a log line.
 check_name = _plain(NAME, "a name of lower-case letters, digits and dashes, such as h100-nodes")
 check_namespace = _plain(NAMESPACE, "a namespace of Kubernetes, such as gpu-operator")
-_check_path = _plain(PATH, "an absolute path, such as /usr/bin/dcgm-exporter")
 check_unit = _plain(
     UNIT,
     "a unit of systemd, such as telegraf.service or user.slice; a service or scope with * for any letters, such as "
@@ -148,7 +142,6 @@ def _word(pattern: re.Pattern[str]) -> WithJsonSchema:
 
 
 Bystander = Annotated[str, AfterValidator(_check_bystander), _word(BYSTANDER)]
-ProgramPath = Annotated[str, AfterValidator(_check_path), _word(PATH)]
 Unit = Annotated[str, AfterValidator(check_unit), _word(UNIT)]
 Namespace = Annotated[str, AfterValidator(check_namespace), _word(NAMESPACE)]
 Name = Annotated[str, AfterValidator(check_name), _word(NAME)]
@@ -166,26 +159,14 @@ class Budgets(Model):
     allocate: Annotated[Duration, Field(gt=0, le=4)] = 4.0
     """How long Allocate may wait for a clean device; at most 4s, so that with a refusal it takes 5s at most."""
 
-    start: Annotated[Duration, Field(gt=0, lt=30)] = 25.0
-    """How long PreStartContainer may wait. Less than 30s, because the kubelet gives up then."""
+    @property
+    def owner_wait(self) -> float:
+        """How much of it may be spent waiting for the previous owner to end: all but the time for a scrub.
 
-    owner_wait: Annotated[Duration, Field(ge=0)] = 3.5
-    """How much of the allocate budget may be spent waiting for the previous owner to end."""
-
-    silence: Annotated[Duration, Field(ge=0, le=300)] = 5.0
-    """How long the plugin keeps the last list if the service does not answer; then all devices are unhealthy."""
-
-    @model_validator(mode="after")
-    def owner_wait_fits(self) -> Self:
-        """The wait for the last pod is part of the allocate budget."""
-        if self.owner_wait > self.allocate:
-            raise ImpossibleError(
-                f"owner_wait {format_duration(self.owner_wait)} with allocate {format_duration(self.allocate)}",
-                "owner_wait to be at most allocate, of which it is a part",
-                "owner_wait",
-                "allocate",
-            )
-        return self
+        The next pod often comes milliseconds before that end was noticed, and after a force delete the kubelet gives
+        the old container 2 s more.
+        """
+        return max(0.0, self.allocate - FOR_THE_SCRUB)
 
 
 class Paths(Model):
@@ -206,7 +187,8 @@ _TOOLS = (
     *(f"/usr/bin/{name}" for name in ("nvidia-smi", "nvidia-modprobe", *_TOOLKIT, "nvidia-container-cli.real")),
     *(f"/usr/local/nvidia/toolkit/{name}.real" for name in _TOOLKIT),  # where the operator installs the toolkit
 )
-_IN_PODS = (
+# NVIDIA's programs in pods. A new one, or one of your own, is named by its path in ``evict.bystanders``.
+OPERATOR_PROGRAMS = (
     *_DAEMONS,
     "/usr/bin/dcgm-exporter",
     "/usr/bin/nvidia-device-plugin",
@@ -243,21 +225,15 @@ class Evict(Model):
     grace: Annotated[Duration, Field(ge=0)] = 2.0
     """The time between TERM and KILL."""
 
-    give_up: Annotated[Duration, Field(ge=0)] = 600.0
-    """How long a scrub may fail because a process does not end; then the device is quarantined until it has ended."""
-
     bystanders: tuple[Bystander, ...] = (*_DAEMONS, *_TOOLS)
     """Programs, as [NAMESPACE:]PATH, that do not count as holders; no device is reset while one has it open."""
 
-    operator_programs: tuple[ProgramPath, ...] = _IN_PODS
-    """Programs of NVIDIA that are bystanders in the pods of every operator namespace."""
-
     operator_namespaces: tuple[Namespace, ...] = _NAMESPACES
-    """Namespaces of NVIDIA's operator and drivers, in which tenants cannot create pods."""
+    """Namespaces in which tenants cannot create pods, and NVIDIA's programs are bystanders."""
 
     def all_bystanders(self, namespaces: Collection[str] = ()) -> tuple[str, ...]:
         """Every bystander as [NAMESPACE:]PATH. ``namespaces``: operator namespaces beside those of the policy."""
-        pods = product(dict.fromkeys((*self.operator_namespaces, *namespaces)), self.operator_programs)
+        pods = product(dict.fromkeys((*self.operator_namespaces, *namespaces)), OPERATOR_PROGRAMS)
         return (*self.bystanders, *map(":".join, pods))
 
 
@@ -310,9 +286,6 @@ class Clear(Model):
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 0.995
     """The share of the allocatable memory that must be overwritten and read back, from 0 to 1."""
 
-    on_chip: OnChip = OnChip.EVERY_PATH
-    """Which scrubs overwrite registers and shared memory: every scrub, or only those of the slow path."""
-
 
 class Selftest(Model):
     """How thoroughly a device is tested on the paths slow and reset."""
@@ -326,9 +299,6 @@ class Proof(Model):
 
     max_age: Annotated[Duration, Field(gt=0)] = 86400.0
     """How old a proof may become before an idle device is scrubbed again."""
-
-    survives_restart: bool = False
-    """Whether a proof stays valid after a restart of the service where no fence has counted meanwhile."""
 
 
 class Policy(Model):
@@ -419,7 +389,9 @@ class Policy(Model):
 
 
 def _settings(clear: Clear, new_tenant: ScrubPath) -> str:
-    return json.dumps({"clear": clear.model_dump(mode="json"), "paths": {"new_tenant": new_tenant.value}})
+    # Every scrub overwrites the memory on the chip. Receipts say so since a policy could choose it.
+    worth = {**clear.model_dump(mode="json"), "on_chip": "every-path"}
+    return json.dumps({"clear": worth, "paths": {"new_tenant": new_tenant.value}})
 
 
 @cache
@@ -447,11 +419,6 @@ def concessions(policy: Policy) -> tuple[str, ...]:
         ),
         "clear.passes random: a tenant may find the pattern of the scrub in memory instead of zeros, and a scrub may"
         " not tell that pattern from what the last tenant left": policy.clear.passes is Passes.RANDOM,
-        "clear.on_chip slow-path: registers and shared memory keep what the last tenant left there, unless the slow"
-        " path or the path reset runs": policy.clear.on_chip is OnChip.SLOW_PATH,
-        "proof.survives_restart: use of a device while the service was down is not noticed": (
-            policy.proof.survives_restart
-        ),
     }
     return tuple(sentence for sentence, is_given_up in given_up.items() if is_given_up)
 

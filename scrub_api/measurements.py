@@ -37,7 +37,7 @@ class Measurements:
     units_left: tuple[str, ...] = ()  # memory of the units that the scrub does not overwrite; empty: not said
     tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
     searched_bytes: int | None = None  # searched for residue; None: all that was covered; 0: see ``UNSEARCHED``
-    unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
+    unsupported: tuple[str, ...] = ()  # of a scrub by an older version: settings of its policy without support
     witness: str = ""  # of short uses, from the clear on: ``Testimony.words``; empty: not recorded
 
     @property

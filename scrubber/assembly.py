@@ -141,8 +141,8 @@ def _write_cdi(directory: Path, simulated_dir: Path) -> None:
 
 def _handling(policy: Policy) -> DeviceHandling:
     """What the policy says about the handling of a device, as backends read it."""
-    settings = policy.settings.model_dump(exclude_none=True, mode="json")
-    return DeviceHandling(settings, policy.deadline("reset"))
+    left = tuple(setting.value for setting in policy.settings.leave or ())
+    return DeviceHandling(left, policy.deadline("reset"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,19 +25,18 @@ NAME, CLUSTER = "gpu-node-1", "trial"  # the labels that scraping adds
 WITHIN = 300.0  # seconds to wait for a condition: long, for slow machines
 UNTIDY = "untidy"  # pods with this prefix leave data behind
 
-# The default policy with shorter timeouts, so that a day fits into minutes. Returns are forgotten at once: otherwise,
-# in a loop, a GPU would soon wait for an operator. MODE and FENCE are replaced. The fence only watches, but in an
-# act: so Allocate waits, and may refuse, whoever plays the day.
+# The default policy with shorter timeouts, so that a day fits into minutes. MODE and FENCE are replaced. The fence only
+# watches, but in an act: so Allocate waits, and may refuse, whoever plays the day.
 POLICY = """\
 name: trial
 description: The default with less patience, for trials
 defaults:
   mode: MODE
   fence: {mode: FENCE}
-  budgets: {owner_wait: 0s, silence: 1s}
+  budgets: {allocate: 1s}
   evict: {grace: 250ms}
   selftest: {time: 250ms}
-  quarantine: {probation: {first: 1s, longest: 1s, flap_limit: 10, flap_window: 1s}}
+  quarantine: {probation: {first: 1s, flap_limit: 10}}
 """
 
 

@@ -94,7 +94,7 @@ class Restored:
     """Which settings were restored."""
 
     drift: tuple[str, ...] = ()  # those that had another value
-    unsupported: tuple[str, ...] = ()  # settings of the policy that the device does not support
+    unsupported: tuple[str, ...] = ()  # of a scrub by an older version: settings of its policy without support
 
 
 def joined(first: Mismatch | None, second: Mismatch | None) -> Mismatch | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ground.quantities import quantity
 from policies import xids
+from policies.hardware import FLAP_WINDOW
 from policies.policy_model import Mode, Policy
 from scrubber.core import ailments, answers, ownership, pauses, proof, stuck, verdict
 from scrubber.core import events as ev
@@ -95,7 +96,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
         case State.GRANTED | State.IN_USE:
-            return _tend_tenancy(record, facts, policy, now)
+            return _tend_tenancy(record, facts, now)
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             return _tend_free(record, facts, policy, now, chance)
 
@@ -127,20 +128,20 @@ def quarantine(
 ) -> ev.Quarantined:
     """The quarantine of a device with this ailment, and when its probation is due: never, where a person decides."""
     rules = policy.quarantine.probation
-    recent = [wall for wall in record.health.returns if 0 <= now.wall - wall <= rules.flap_window]
+    recent = [wall for wall in record.health.returns if 0 <= now.wall - wall <= FLAP_WINDOW]
     # A device that is lost while in quarantine has not returned, so it does not flap.
     lost = record.health.quarantine is not None and AILMENTS[ailment.kind].gone
     person = _needs_person(ailment)  # an ailment that needs a person is worse than flapping
     excused = lost or AILMENTS[ailment.kind].blameless
     if len(recent) >= rules.flap_limit and not person and not excused:
         returned = quantity(len(recent), "time")
-        detail = f"{ailment.detail}; it returned from quarantine {returned} within the flap window"
+        detail = f"{ailment.detail}; it returned from quarantine {returned} within a week"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
     before, probes = record.health.quarantine, _probations(record)
     newest = ailment
     if before is not None and _keeps_reason(before, ailment):
         ailment = before.ailment
-    pause = pauses.until_probation(rules, probes, chance)
+    pause = pauses.until_probation(rules.first, probes, chance)
     # A device that waits for a person goes on waiting: a failed reinstatement must not start a probation.
     sticky = _needs_person(ailment) or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
@@ -237,7 +238,7 @@ def earlier_errors(baseline: Baseline, vitals: Vitals | None, policy: Policy) ->
     return replace(noted, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, new) is not None)
 
 
-def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
+def _tend_tenancy(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
         if not _owner_is_gone(record, facts):
             return answers.Proceed()
@@ -251,15 +252,10 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     if unannounced is not None:
         return answers.RecordFirst(unannounced)
     if _hangs_after_its_end(record, facts):
-        return _tend_hung(record, facts, policy, now)
+        return _tend_hung(record, facts, now)
     owner, container = record.tenancy.owner, ownership.live_container(facts.holders)
     kept = record.tenancy.until_release  # the monitor waits for a release
-    if (
-        owner is None
-        and not kept
-        and (record.health.ailment is not None or facts.withheld)
-        and _abandoned(record, policy, now)
-    ):
+    if owner is None and not kept and (record.health.ailment is not None or facts.withheld) and _abandoned(record, now):
         # The device is not offered, so no request for it would ever show that the grant was abandoned.
         why = "it became sick" if record.health.ailment is not None else "a request for it was refused"
         return answers.RecordFirst(ev.Released(f"{why} before a container started on it"))
@@ -320,10 +316,10 @@ def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
     return facts.withheld or (facts.assigned_pods is not None and owner.container not in facts.assigned_pods)
 
 
-def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
-    """Say which processes hang. No signal can end them; after ``give_up`` they count as an ailment."""
+def _tend_hung(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
+    """Say which processes hang. No signal can end them; after a while they count as an ailment."""
     why = f"its processes hang in the kernel (state D): {holder_names(facts.holders or ())}"
-    if stuck.held_for(facts.hung, now) >= policy.evict.give_up and record.health.ailment is None:
+    if stuck.held_for(facts.hung, now) >= stuck.GIVEN_UP_AFTER and record.health.ailment is None:
         return answers.RecordFirst(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
     return answers.Proceed() if record.health.ailment is not None else answers.Blocked(why)
 
@@ -390,10 +386,10 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
     return facts.holders == () and gone and not ownership.about_to_start(owner, now)
 
 
-def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether a grant without a start can be ended: an announced one at once, any other after the start budget.
+def _abandoned(record: Record, now: Moment) -> bool:
+    """Whether a grant without a start can be ended: an announced one at once, any other after the time of a start.
 
     Before a container of an announced grant uses the device, ``start`` decides about the device again.
     """
     grant = record.tenancy.grant
-    return grant is not None and (grant.announced or now.uptime - grant.at.uptime > policy.budgets.start)
+    return grant is not None and (grant.announced or now.uptime - grant.at.uptime > pauses.START_WITHIN)

@@ -30,6 +30,7 @@ class OfferFacts:
 
 
 NOTHING = OfferFacts()
+LIST_LASTS = 5.0  # seconds without the service for which the plugin keeps its list: a restart takes less
 WAITED_FOR = 60.0  # seconds for which pods may wait for a device: a slow path takes about that long
 
 

@@ -1,14 +1,15 @@
-"""How long to wait: for a scrub, and for the next probation."""
+"""How long to wait: in PreStartContainer, for a scrub, and for the next probation."""
 
 from __future__ import annotations
 
-from policies.hardware import Probation
 from scrubber.core.model import Quarantine, Setback
 
+START_WITHIN = 25.0  # seconds for which PreStartContainer may wait: the kubelet gives up after 30, and asks again later
 RETRY_FIRST = 1.0  # seconds until a failed scrub is tried again ...
 RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, and each try reads all of /proc
 INTERRUPTED_FIRST = 60.0  # seconds until a probation that a crash or a reboot interrupted is tried again ...
 INTERRUPTED_LONGEST = 3600.0  # ... doubling up to this: the probation itself may be what brings the node down
+PROBATION_GROWS = 60.0  # times: up to an hour by default; a sick device is tried rarely, and comes back the same day
 
 
 def growing(first: float, longest: float, times: int) -> float:
@@ -19,9 +20,9 @@ def growing(first: float, longest: float, times: int) -> float:
     return pause
 
 
-def until_probation(rules: Probation, probations: int, chance: float) -> float:
+def until_probation(first: float, probations: int, chance: float) -> float:
     """How long a quarantined device rests. ``chance`` in [0, 1) spreads the probations of several devices."""
-    return growing(rules.first, rules.longest, probations) * (0.8 + 0.2 * chance)
+    return growing(first, first * PROBATION_GROWS, probations) * (0.8 + 0.2 * chance)
 
 
 def after_interruption(quarantine: Quarantine) -> float:

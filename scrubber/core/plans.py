@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from types import NoneType
 
-from policies.policy_model import OnChip, Policy
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
 from scrubber.core.model import Evicted, HealthRead, ScrubPath, Step, StepResult
 
@@ -45,12 +44,6 @@ STEPS = {  # in the order in which they run
 }
 PLANS = {path: tuple(step for step, traits in STEPS.items() if path not in traits.not_on) for path in ScrubPath}
 FIRST_ON_MEMORY = next(step for step, traits in STEPS.items() if traits.driver is Driver.FOR_MEMORY)
-
-
-def plan(path: ScrubPath, policy: Policy) -> tuple[Step, ...]:
-    """The steps of a path, without those that the policy leaves out in writing."""
-    leaves_chip = path is ScrubPath.FAST and policy.clear.on_chip is OnChip.SLOW_PATH
-    return tuple(step for step in PLANS[path] if not (step is Step.SCRATCH and leaves_chip))
 
 
 def is_reported(result: StepResult) -> bool:

@@ -21,9 +21,7 @@ def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment)
     if receipt.patterns != policy.clear.passes.patterns:
         return False
     # A proof also says that no process used the device since. A gap in the observations ends that certainty.
-    if receipt.finished.uptime < facts.observed_since and not policy.proof.survives_restart:
-        return False
-    if receipt.finished.uptime < facts.used_at:  # not a gap: the policy cannot excuse it
+    if receipt.finished.uptime < max(facts.observed_since, facts.used_at):
         return False
     return now.uptime - receipt.finished.uptime <= policy.proof.max_age
 

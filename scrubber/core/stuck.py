@@ -9,6 +9,8 @@ import math
 
 from scrubber.core.model import Evicted, Holder, Moment, Outcome, StepResult, Stuck
 
+GIVEN_UP_AFTER = 600.0  # seconds; a stall of network storage or of the driver often passes before, without an alarm
+
 Answer = tuple[Holder, ...] | None
 """The processes that do not end; None: nobody could say."""
 

@@ -152,7 +152,7 @@ def veto(
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     """Whether a job's present path proves the device clean and healthy. Hardware faults of earlier paths count too."""
     ran = tuple(result for result in job.results if result.path is job.path)
-    plan = plans.plan(job.path, policy)
+    plan = plans.PLANS[job.path]
     fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, plan) or _not_reported(ran)
     if fault is not None:
         return fault
@@ -481,6 +481,6 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names) or "nothing"
 
 
-def given_up(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether processes that do not end have held this device for the policy's ``give_up`` time."""
-    return stuck.held_for(record.scrubs.stuck, now) >= policy.evict.give_up
+def given_up(record: Record, now: Moment) -> bool:
+    """Whether processes that do not end have held this device for too long."""
+    return stuck.held_for(record.scrubs.stuck, now) >= stuck.GIVEN_UP_AFTER

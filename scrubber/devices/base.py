@@ -9,7 +9,7 @@ be killed. It changes one device that is proven to have no holder.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from scrubber.core.measured import Cleared, Restored, Scratched, Tested, Verified
@@ -74,7 +74,7 @@ class DeviceNode:
 class DeviceHandling:
     """The parts of the policy that a backend needs, as plain values."""
 
-    settings: Mapping[str, object] = field(default_factory=dict)  # what the policy says of settings
+    left: tuple[str, ...] = ()  # settings that are neither restored nor judged
     reset_seconds: float = 60.0  # the time limit of the reset step
 
 

@@ -214,7 +214,7 @@ class ScrubJob:
     async def _run_path(self, order: Order) -> None:
         """Run the steps of the path, up to the first one that does not pass."""
         self._clear_began, self._free = math.inf, False
-        plan = plans.plan(self.path, self._policy)
+        plan = plans.PLANS[self.path]
         rest = tuple(step for step in plan if plans.STEPS[step].driver is plans.Driver.BRIEFLY)
         *first, last = plan[: -len(rest)]
         async with AsyncExitStack() as until_it_ends, own_worker(self._observer, self._spawn) as worker:
@@ -526,7 +526,7 @@ class ScrubJob:
             return ev.ScrubPassed(job.id, receipt, reading)
         escalate = not proof.forbids(self._policy, ScrubPath.RESET)
         quarantined = record.health.quarantine is not None
-        given_up = verdict.given_up(record, self._policy, now)
+        given_up = verdict.given_up(record, now)
         match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
             case verdict.Consequence.ESCALATE:
                 return ev.Escalated(job.id, judged.detail, ScrubPath.RESET)

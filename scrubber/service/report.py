@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ground.errors import joined
-from policies.policy_model import FenceMode, Policy, concessions
+from policies.policy_model import OPERATOR_PROGRAMS, FenceMode, Policy, concessions
 from scrub_api import views
 from scrub_api.device_messages import ReportedDevice, ReportedDevices
 from scrubber.core import answers, device_names, offering, proof, repeated_uses
@@ -97,12 +97,9 @@ class StatusReporter:
     def reported(self) -> ReportedDevices:
         """What the kubelet learns of every device."""
         now = self._context.now()
-        policies = [(record, self._policy(record)) for _, record in sorted(self._context.ledger.records.items())]
-        devices = tuple(self._reported(record, policy, now) for record, policy in policies)
-        silences = (
-            max(policy.budgets.silence, offering.WAITED_FOR if device.waits else 0.0)
-            for device, (_, policy) in zip(devices, policies, strict=True)
-        )
+        records = [record for _, record in sorted(self._context.ledger.records.items())]
+        devices = tuple(self._reported(record, self._policy(record), now) for record in records)
+        silences = (offering.WAITED_FOR if device.waits else offering.LIST_LASTS for device in devices)
         notary = self._context.ledger.notary
         return ReportedDevices(devices, min(silences, default=0.0), notary.newest if notary is not None else "")
 
@@ -262,7 +259,7 @@ class StatusReporter:
             for it, seen in dict(self._elsewhere).items()
             if it.namespace is not None
             and seen >= since
-            and it.exe in evict.operator_programs
+            and it.exe in OPERATOR_PROGRAMS
             and it.namespace not in evict.operator_namespaces
         )
 

@@ -22,7 +22,7 @@ from ground import aio, log
 from ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from policies.policy_model import Policy
 from scrub_api.device_messages import GrantedDevice, GrantProof
-from scrubber.core import acquire, answers, recipients, start
+from scrubber.core import acquire, answers, pauses, recipients, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Action
 from scrubber.core.fencing import Pods
@@ -256,7 +256,8 @@ class TenantRequests:
         policies = {device: context.device_policy(device) for device in devices}
         budgets = [each.policy.budgets for each in policies.values()]
         now, limit = asyncio.get_running_loop().time(), math.inf if within is None else within - OVERRUN - ON_THE_WAY
-        deadline = now + min(limit, *(each.start if action is Action.START_ON else each.allocate for each in budgets))
+        budget = pauses.START_WITHIN if action is Action.START_ON else min(each.allocate for each in budgets)
+        deadline = now + min(limit, budget)
         waits = action is Action.HAND_OUT
         owner_deadline = now + min(limit, *(each.owner_wait for each in budgets)) if waits else deadline
         op, epoch = op or context.token(4), context.observer.epoch()

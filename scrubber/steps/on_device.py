@@ -44,10 +44,9 @@ def selftest(order: Order, context: StepContext) -> Report:
 def settings(_order: Order, context: StepContext) -> Report:
     """Restore clocks, limits and modes, so that no tenant finds the settings of another tenant.
 
-    Passes when the restored values are in force. A named setting that the device does not support is only reported.
+    Passes when the restored values are in force.
     """
-    restored = context.gpu.restore_settings()
-    return Report(Outcome.PASSED, "; ".join(restored.unsupported), findings=restored)
+    return Report(Outcome.PASSED, findings=context.gpu.restore_settings())
 
 
 def health(_order: Order, context: StepContext) -> Report:

@@ -31,7 +31,7 @@ defaults:
   evict: {foreign: terminate, grace: 100ms}
   clear: {min_coverage: 0.7}
   selftest: {time: 1s}
-  quarantine: {probation: {first: 1h, longest: 1h}}
+  quarantine: {probation: {first: 1h}}
 """
 HOLD = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
 

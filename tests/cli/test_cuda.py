@@ -37,7 +37,7 @@ name: patient
 defaults:
   clear: {min_coverage: 0.7}
   selftest: {time: 1s}
-  quarantine: {probation: {first: 1h, longest: 1h}}
+  quarantine: {probation: {first: 1h}}
 """
 SLOW = ["evict", "clear", "verify", "scratch", "selftest", "settings", "health"]
 

@@ -351,7 +351,7 @@ def test_a_service_that_listens_and_never_answers_is_broken(node, monkeypatch):
 
 def test_faults_of_an_answering_service_are_found(autoclave, node, start):
     file = node.root / "site.yaml"
-    file.write_text("name: site\ndefaults:\n  clear: {on_chip: slow-path}\n  proof: {survives_restart: true}\n")
+    file.write_text("name: site\ndefaults:\n  clear: {passes: random}\n  paths: {first_look: fast}\n")
     service = start("--policy", file)
     uuid = service.settled(0, "clean").device
     autoclave("quarantine", "0", "--reason", "smells", AUTOCLAVE_RUN_DIR=str(service.run_dir))
@@ -359,7 +359,7 @@ def test_faults_of_an_answering_service_are_found(autoclave, node, start):
     assert code == 0  # warnings only
     assert f"GPU 0 ({uuid}) " in only(found, "device", "warning")
     assert [it["level"] for it in found["concession"]] == ["warning", "warning"]
-    assert "clear.on_chip slow-path: registers" in found["concession"][0]["text"]
+    assert "clear.passes random: a tenant" in found["concession"][1]["text"]
     file.write_text("name: [")
     service.hear("policy not loaded")
     (service.run_dir / "scrubber.sock").unlink()

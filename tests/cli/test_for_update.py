@@ -88,15 +88,10 @@ def test_the_file_of_a_ledger_will_do(state, examine):
         ("default", "the proof ends with the old service", "ok"),
         ("strict", "the policy demands another proof", "warning"),
         ("observe", None, None),
-        ("name: a\ndefaults: {proof: {survives_restart: true}}\n", None, None),
     ],
 )
-def test_a_scrub_of_a_clean_gpu_has_its_reason(state, examine, tmp_path, policy, why, level):
-    place = state(NEWEST)
-    if ":" in policy:
-        (tmp_path / "p.yaml").write_text(policy)
-        policy = tmp_path / "p.yaml"
-    _, found = examine(place, "--policy", policy)
+def test_a_scrub_of_a_clean_gpu_has_its_reason(state, examine, policy, why, level):
+    _, found = examine(state(NEWEST), "--policy", policy)
     clean = [(text, how) for how, name, text, _ in found if name == "scrub" and text.startswith("GPU 3, 5:")]
     assert [(why in text, how) for text, how in clean] == ([(True, level)] if why else [])
 
@@ -162,7 +157,7 @@ def test_values_as_helm_prints_them_are_read(state, examine, tmp_path, text):
     assert (code, texts(found, "values", "broken")) == (0, [])
 
 
-OLD_FIELDS = "# /etc/p.yaml\nname: mine\ndefaults: {periodic: {every: 1d}, restart_on_sick: allow}\n"
+OLD_FIELDS = "# /etc/p.yaml\nname: mine\ndefaults: {periodic: {every: 1d}, budgets: {start: 20s}}\n"
 
 
 def test_the_last_policy_of_the_node_is_judged(state, examine):

@@ -63,7 +63,6 @@ FAST = Scrub(ScrubPath.FAST, Trigger.ACQUIRE)
 SLOW = Scrub(ScrubPath.SLOW, Trigger.ACQUIRE)
 EXPIRED = Scrub(ScrubPath.FAST, Trigger.PROOF_EXPIRED)
 OTHER_PROOF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
-SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
 BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=ScrubPath.FAST)})
 DAY = Proof().max_age
 UNSEEN_A = lives.but(lives.IN_USE, owner=Owner(A, NOW, seen=False))
@@ -138,7 +137,6 @@ ACQUIRE = rows(
      RecordFirst(ev.Soiled("it was used without a grant", (OF_B,)))),
     ("a proof under another clearing policy is none", lives.CLEAN, facts(), OTHER_PROOF, EXPIRED),
     ("S8 a proof from before the service was away is none", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
-    ("a proof outlives the service where policy says so", lives.CLEAN, facts(since=AWAY), SURVIVES, HandOut()),
     ("S6 a proof of another boot is distrusted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
      RecordFirst(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("an init and an app container share a grant in one admission", lives.GRANTED, facts(), ENFORCE, HandOut()),
@@ -292,7 +290,6 @@ VALID = rows(
     ("a receipt of random, where random is ordered", OF_RANDOM, facts(), RANDOM, NOW, True),
     ("a receipt of zeros, where random is ordered", RECEIPT, facts(), RANDOM, NOW, False),
     ("a use that could not be recorded", RECEIPT, UNRECORDED, ENFORCE, later(1), False),
-    ("the same, under a policy that accepts gaps", RECEIPT, UNRECORDED, SURVIVES, later(1), False),
 )
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.policy_model import Evict, Policy
 from scrubber.core import events as ev
-from scrubber.core import next_action, verdict
+from scrubber.core import next_action, stuck, verdict
 from scrubber.core.answers import Blocked, Proceed, RecordFirst, StartProbation
 from scrubber.core.model import (
     Ailment,
@@ -29,12 +28,8 @@ from tests.core import lives
 from tests.core.lives import ENDS_ALL, ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, facts, later, live, rows
 
 STUCK, OTHER = replace(LEFTOVER, state="D"), replace(LEFTOVER, pid=99, state="D")
-GIVE_UP = ENFORCE.evict.give_up
+GIVE_UP = stuck.GIVEN_UP_AFTER
 SICK = Ailment(AilmentKind.STUCK_PROCESS, "evict failed: still on the device: pid 43 (orphan)")
-
-
-def patient(time: str) -> Policy:
-    return Policy(evict=Evict.model_validate({"give_up": time}))
 
 
 def trial(*stuck: Holder, before: Record = lives.DIRTY, at: Moment = NOW) -> Record:
@@ -62,17 +57,15 @@ def test_the_wait_begins_anew_when_other_processes_are_stuck(stuck, since):
 
 TWICE = trial(STUCK, before=failed(trial(STUCK), NOW))
 GIVEN_UP = rows(
-    ("just before the time of the default policy", TWICE, ENFORCE, GIVE_UP - 0.001, False),
-    ("at the time of the default policy", TWICE, ENFORCE, GIVE_UP, True),
-    ("at the time of another policy", TWICE, patient("30s"), 30, True),
-    ("at the first scrub without patience", trial(STUCK), patient("0s"), 0, True),
-    ("nobody was told to end", trial(), patient("0s"), 1e6, False),
+    ("just before the time", TWICE, GIVE_UP - 0.001, False),
+    ("at the time", TWICE, GIVE_UP, True),
+    ("nobody was told to end", trial(), 1e6, False),
 )
 
 
-@pytest.mark.parametrize(("record", "policy", "seconds", "given_up"), GIVEN_UP)
-def test_a_stuck_process_is_given_up_after_the_policys_time(record, policy, seconds, given_up):
-    assert verdict.given_up(record, policy, later(seconds)) is given_up
+@pytest.mark.parametrize(("record", "seconds", "given_up"), GIVEN_UP)
+def test_a_stuck_process_is_given_up_after_ten_minutes(record, seconds, given_up):
+    assert verdict.given_up(record, later(seconds)) is given_up
 
 
 def test_the_ailment_repeats_what_evict_says_about_the_process():

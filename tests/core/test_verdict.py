@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.hardware import DeviceSign, QuarantinePolicy
-from policies.policy_model import STEP_SECONDS, Clear, OnChip, Policy
+from policies.policy_model import STEP_SECONDS, Clear, Policy
 from policies.xids import PROGRAM_FAULTS, Treatment, Xids
 from scrub_api.measurements import Measurements, Uncovered
 from scrubber.core import ailments, plans, step_results, verdict
@@ -66,15 +66,6 @@ def test_each_path_has_its_steps_in_the_right_order():
     assert reset == (Step.EVICT, Step.RESET, *slow[1:])
     assert slow.index(Step.SCRATCH) < slow.index(Step.SELFTEST)
     assert slow.index(Step.SELFTEST) < slow.index(Step.HEALTH), "what the tests brought out is seen by the last look"
-
-
-def test_only_the_fast_path_may_leave_out_the_chip():
-    leaves = Policy(clear=Clear(on_chip=OnChip.SLOW_PATH))
-    planned = {path: plans.plan(path, leaves) for path in ScrubPath}
-    assert planned[ScrubPath.SLOW] == plans.plan(ScrubPath.SLOW, ENFORCE) == plans.PLANS[ScrubPath.SLOW]
-    left_out = [step for step in plans.plan(ScrubPath.FAST, ENFORCE) if step not in planned[ScrubPath.FAST]]
-    assert left_out == [Step.SCRATCH]
-    assert leaves.proof_digest != ENFORCE.proof_digest
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.PASSED])

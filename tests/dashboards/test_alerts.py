@@ -8,6 +8,9 @@ import pytest
 
 from dashboards import reference
 from deploy import manual
+from policies.hardware import DeviceSign, QuarantinePolicy
+from scrubber.core.ailment_traits import AILMENTS, Course
+from scrubber.core.model import AilmentKind
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, ROOT, RUNBOOKS, UNIT_TESTS
 
@@ -151,7 +154,7 @@ def test_commands_in_pages_and_alerts_exist():
 
 
 def test_policy_fields_and_findings_in_pages_exist():
-    fields = set(FIELDS.findall((ROOT / "docs" / "policies.md").read_text()))
+    fields = set(FIELDS.findall((ROOT / "docs" / "policy-fields.md").read_text()))
     fields |= {field.rpartition(".")[0] for field in fields}
     named = {
         (name, field)
@@ -166,6 +169,52 @@ def test_policy_fields_and_findings_in_pages_exist():
     pointed = {finding for listed in lists for finding in re.findall(r"`([a-z-]+)`", listed)}
     assert pointed
     assert pointed <= findings
+
+
+def reasons(page):
+    """The ailments that a page names."""
+    return set(re.findall(r"`([a-z-]+)`", page)) & {kind.value for kind in AilmentKind}
+
+
+def to_do(name):
+    return PAGES[name].partition("## What to do\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_of_a_long_quarantine_advises_on_each_reason():
+    """On each for which its alert fires: where a person decides, there is no next probation."""
+    [alert] = [alert["expr"] for alert in ALERTS if alert["alert"] == "AutoclaveGpuNotRecovering"]
+    [others] = re.findall(r'reason!~"([a-z|-]+)"', alert)
+    tested = {kind.value for kind, traits in AILMENTS.items() if traits.course is not Course.PERSON}
+    assert reasons(to_do("AutoclaveGpuNotRecovering")) == tested - set(others.split("|"))
+
+
+def test_the_page_of_an_impaired_gpu_advises_on_each_sign():
+    """On each that does not quarantine by default."""
+    left = {sign.value for sign in DeviceSign} - {sign.value for sign in QuarantinePolicy().signs}
+    assert reasons(to_do("AutoclaveGpuImpaired")) == left
+
+
+def test_the_pages_name_each_ailment_without_a_doubt():
+    harmless = {kind.value for kind, traits in AILMENTS.items() if not traits.doubtful}
+    policies = (ROOT / "docs" / "policies.md").read_text()
+    sentence = policies.partition("That is every fault except")[2].partition(".")[0]
+    means = PAGES["AutoclaveGpuSickInUse"].partition("## What it means\n")[2].partition("\n## ")[0]
+    assert reasons(means) == reasons(sentence) == harmless
+
+
+def course(tried):
+    """What may end a quarantine, by what the page says is tried."""
+    if "an operator decides" in tried:
+        return Course.PERSON
+    return Course.RESET if re.search(r"(^|then )the path `reset`", tried) else Course.WAIT
+
+
+def test_the_page_of_quarantine_says_what_ends_each():
+    page = (ROOT / "docs" / "quarantine.md").read_text()
+    [table] = re.findall(r"^\| reason \| what is tried \|\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+    said = {name: course(tried) for names, tried in rows for name in re.findall(r"`([a-z-]+)`", names)}
+    assert said == {kind.value: traits.course for kind, traits in AILMENTS.items()}
 
 
 def test_log_events_in_pages_exist():

@@ -16,7 +16,7 @@ defaults:
   paths: {first_look: fast}
   clear: {passes: zero}
   evict: {grace: 10ms}
-  budgets: {allocate: 1s, owner_wait: 0s}
+  budgets: {allocate: 500ms}
 """
 
 

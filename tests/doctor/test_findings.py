@@ -160,7 +160,6 @@ SERVICES = [
         WARNING,
         "covers 99.40% of its memory, less than 99",
     ),
-    ("device", gpu(receipt=replace(RECEIPT, unsupported=("no lock",))), WARNING, "no lock; its scrubs leave it out"),
     ("device", gpu(state="scrubbing", healthy=False, quarantine=OUT), WARNING, "is quarantined: gremlins: they bite"),
     *(
         row

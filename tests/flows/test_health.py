@@ -5,7 +5,7 @@ from __future__ import annotations
 from scrubber.devices.simulated import drills
 from tests.flows.node import brisk
 
-SOON = brisk("quarantine: {probation: {first: 1s, longest: 1s, flap_limit: 2}}", "budgets: {silence: 0s}")
+SOON = brisk("quarantine: {probation: {first: 1s, flap_limit: 2}}")
 
 
 async def test_an_idle_gpu_returns_after_xid_79_with_a_proof(build):

@@ -69,7 +69,7 @@ async def hang_up(node):
 
 
 async def test_no_restart_and_no_signal_makes_an_unhealthy_gpu_healthy(build):
-    node = await build(2, brisk("budgets: {silence: 0s}"))
+    node = await build(2)
     bad, good = node.stage.uuids
     await fall_sick(node, bad)
     words: set[str | None] = set()

@@ -148,7 +148,7 @@ async def test_x21_s6_after_a_reboot_pods_start_on_scrubbed_gpus(build):
 
 
 async def test_x32_over_the_budget_unhealthy_is_sent_before_the_refusal(build):
-    node = await build(1, brisk("budgets: {allocate: 1s, owner_wait: 0s}", WATCHES))
+    node = await build(1, brisk("budgets: {allocate: 1s}", WATCHES))
     uuid = await node.leave(await node.run("first"))
     refused = asyncio.create_task(node.kubelet.admit(node.pod("second")))
     call = await node.within("Allocate")

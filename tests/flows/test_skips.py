@@ -25,7 +25,6 @@ from tests.node.open_programs import IN_TRANSIT
 
 ONE = {RESOURCE: 1}
 OPENS_AGAIN = 'while read -r _; do exec 8<>"$1" 9<>"$0"; read -r _; exec 8>&- 9>&-; done'
-SILENT = brisk("budgets: {silence: 0s}")  # a service that is away is noticed at once
 
 
 async def test_s1_s2_s3_s5_the_same_name_is_no_restart(node):
@@ -134,7 +133,7 @@ async def test_s7_an_old_grant_belongs_to_the_pod_that_starts(build):
 
 
 async def test_s8_a_service_killed_after_prestart_still_knows_the_owner(build):
-    node = await build(1, SILENT)
+    node = await build(1, UNHELD)  # with a list that outlives the service for seconds, not for a minute
     pod = node.pod("train")
     await node.kubelet.admit(pod)
     uuid = node.gpu(pod)
@@ -180,7 +179,7 @@ async def test_s14_no_pod_starts_after_a_scrub_that_failed(node):
 
 async def test_s20_a_gpu_held_by_a_hidden_process_goes_nowhere(build):
     """The last tenant may have left it open in a socket: the driver lists a user, a search of /proc finds nobody."""
-    node = await build(1, brisk("budgets: {owner_wait: 0s}", "proof: {survives_restart: true}"))
+    node = await build(1, brisk("budgets: {allocate: 500ms}"))
     [uuid] = node.stage.uuids
     chip = layout.find(node.stage.simulated, uuid).chip
     hidden = await node.program(sys.executable, "-c", IN_TRANSIT, chip)

@@ -28,9 +28,8 @@ from scrubber.node import assignments
 from tests.flows.node import WATCHES, brisk
 
 ONE = {RESOURCE: 1}
-AT_ONCE = brisk("budgets: {owner_wait: 0s}")  # a tenant is not given time to leave
-REFUSES = brisk("budgets: {owner_wait: 0s}", WATCHES)  # the same, and Allocate refuses
-SOON = "budgets: {owner_wait: 0s, start: 2s}"  # a start that has to wait is refused soon, and asked for again
+AT_ONCE = brisk("budgets: {allocate: 500ms}")  # a tenant is not given time to leave
+REFUSES = brisk("budgets: {allocate: 500ms}", WATCHES)  # the same, and Allocate refuses
 
 
 async def test_w1_r8_of_two_pods_on_one_gpu_neither_starts(build):
@@ -149,7 +148,7 @@ async def test_w17_the_plugins_socket_gives_away_no_gpu_in_use(build):
 
 
 async def test_w18_a_restart_waits_for_a_live_container_beside_it(build):
-    node = await build(1, brisk("model: per-container", SOON))
+    node = await build(1, brisk("model: per-container"), soon=True)
     pod = await node.run("pair")
     uuid = node.gpu(pod)
     async with node.foreign_process(uuid, pod.uid, f"<{pod.uid}>".encode()):
@@ -162,7 +161,7 @@ async def test_w18_a_restart_waits_for_a_live_container_beside_it(build):
 
 
 async def test_w21_a_container_that_starts_during_a_scrub_ends_it(build):
-    node = await build(1, brisk("model: per-container", SOON, WATCHES))
+    node = await build(1, brisk("model: per-container", WATCHES), soon=True)
     pod = await node.run("train")
     uuid = node.gpu(pod)
     node.stall(uuid)

@@ -3,15 +3,16 @@
 import re
 import tomllib
 import typing
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
 
 from policies import load
+from policies.hardware import DeviceSign
 from policies.policy_model import STEP_SECONDS
 from scrubber.core import events, plans, states
-from scrubber.core.model import State
+from scrubber.core.model import ScrubPath, State, Step
 from scrubber.ledger import database, older
 from tests.house.sources import FENCED, FILES, HOUSES, place
 
@@ -42,21 +43,34 @@ def test_the_state_diagram_shows_the_transition_table():
     assert moves == {(state.value, kind.__name__, to.value) for state, kind, to in table}
 
 
+def added(steps, before):
+    """The steps that a shorter path has not, each with the step that it follows."""
+    pairs = pairwise(step.value for step in steps)
+    return ", ".join(f"{step} after {last}" for last, step in pairs if Step(step) not in before)
+
+
 def test_the_pages_list_the_steps_of_each_path():
     listed = dict(re.findall(r"^\| (\w+) \| (\w+, [a-z, ]+) \|$", STATES, re.MULTILINE))
     assert listed == {path.value: ", ".join(step.value for step in plan) for path, plan in plans.PLANS.items()}
-    assert f"Path fast: {listed['fast']}." in DEFAULT
+    fast, slow, reset = (plans.PLANS[path] for path in ScrubPath)
+    paths = f"Path fast: {listed['fast']}. Path slow: the same, with {added(slow, fast)}."
+    assert f"{paths} Path reset: the slow path, with {added(reset, slow)}." in DEFAULT
 
 
-def test_the_pages_name_the_deadline_of_each_step():
+def test_the_pages_explain_each_sign():
+    signs = [sign.value for sign in DeviceSign]
+    nvidia = (ROOT / "docs" / "nvidia.md").read_text()
+    comment = DEFAULT.partition("Signs that quarantine")[2].partition(" signs: [")[0]
+    assert [sign for sign in signs if f"\n| `{sign}` |" not in nvidia or f" {sign}: " not in comment] == []
+
+
+def test_the_default_policy_names_the_deadline_of_each_step():
     """Steps with the same one stand together: reset, clear and verify 60 s each."""
     groups = [(seconds, list(steps)) for seconds, steps in groupby(STEP_SECONDS, STEP_SECONDS.__getitem__)]
     names = [" and ".join(filter(None, (", ".join(steps[:-1]), steps[-1]))) for _, steps in groups]
     each = [" each" if len(steps) > 1 else "" for _, steps in groups]
-    policies = " ".join((ROOT / "docs" / "policies.md").read_text().split())
-    for page, begins, unit in ((policies, "times `timeouts`", " s"), (DEFAULT, "With 1", "s")):
-        said = [f"{name} {seconds:g}{unit}{end}" for name, (seconds, _), end in zip(names, groups, each, strict=True)]
-        assert f"{begins}: {', '.join(said)}." in page
+    said = [f"{name} {seconds:g}s{end}" for name, (seconds, _), end in zip(names, groups, each, strict=True)]
+    assert f"With 1: {', '.join(said)}." in DEFAULT
 
 
 def test_every_state_and_every_event_has_its_sentence():

@@ -230,7 +230,6 @@ PLANTED = [
     Mutant(
         PLANS, "Traits(Driver.FOR_MEMORY, Tested, counts=True, not_on=frozenset({_FAST}))", ON_NO_PATH, tests=COVERAGE
     ),
-    Mutant(PLANS, "path is ScrubPath.FAST and policy", "policy", tests=IN_VERDICT),
     Mutant("scrubber/cuda/clearing.py", "number < len(chosen) - 1", "False", tests=WRITTEN),
     Mutant(
         "scrubber/cuda/clearing.py", "memory.compare(pattern, c", "memory.compare(patterns.ZERO, c", tests=READ_BACK
@@ -267,7 +266,10 @@ PLANTED = [
     Mutant(OWNERSHIP, "named.written < min(", "False and min(", tests=IN_START),
     Mutant(RECORD, "self.grant is not None and self.grant.until", "self.grant and self.grant.at", tests=IN_OWNERSHIP),
     Mutant("scrubber/core/proof.py", "not in (None, record.incarnation.boot_id)", "is None", tests=IN_ACQUIRE),
-    Mutant("scrubber/core/proof.py", "if receipt.finished.uptime < facts.used_at", "if False", tests=IN_ACQUIRE),
+    Mutant(
+        "scrubber/core/proof.py", "max(facts.observed_since, facts.used_at)", "facts.observed_since", tests=IN_ACQUIRE
+    ),
+    Mutant("scrubber/core/proof.py", "max(facts.observed_since, facts.used_at)", "facts.used_at", tests=IN_ACQUIRE),
     Mutant(
         "scrubber/core/proof.py",
         "receipt is not None and receipt.finished.uptime < facts.used_at",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from policies.policy_model import Evict
+from policies.policy_model import OPERATOR_PROGRAMS, Evict
 from scrubber.core.model import Holder
 from scrubber.node import proc
 from scrubber.node.bystanders import Bystander, Bystanders
@@ -215,7 +215,7 @@ def test_the_default_policy_knows_the_hosts_tools_in_no_pod(tool: str) -> None:
 
 def test_a_further_namespace_is_added_to_those_of_the_policy() -> None:
     extra = set(Evict().all_bystanders(["mine"])) - set(Evict().all_bystanders())
-    assert extra == {f"mine:{program}" for program in Evict().operator_programs}
+    assert extra == {f"mine:{program}" for program in OPERATOR_PROGRAMS}
 
 
 def test_a_daemon_runs_only_where_it_is_the_nodes_own(node) -> None:

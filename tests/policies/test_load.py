@@ -3,7 +3,6 @@
 import copy
 import io
 import json
-import re
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from ruamel.yaml import YAML
 from ground.documents.faults import DocumentError, quote
 from policies import load
 from policies.hardware import WhenReset
-from policies.policy_model import Mode, PolicySet
+from policies.policy_model import OPERATOR_PROGRAMS, Eviction, Mode, Paths, Policy, PolicySet
 from policies.values import ScrubPath
 
 
@@ -35,7 +34,7 @@ defaults:
     alocate: 3s
     allocate: 10
     start: 31s
-    start: 20s
+    allocate: 3s
   evict: {grace: 20s}
   timeouts: 0.01
   clear: {min_coverage: "0.5"}
@@ -50,7 +49,7 @@ defaults:
 rules:
   - name: a
     match: {model: "NVIDIA*"}
-    policy: {budgets: {owner_wait: 6s}}
+    policy: {budgets: {allocate: 3s}}
   - name: a
     match: {model: "", gpu: [0, "1", -1]}
     policy: {}
@@ -64,12 +63,10 @@ extra: 1
 EVERY_FAULT = """\
 p.yaml:1:7: name: found text "Bad Name", expected a name of lower-case letters, digits and dashes, such as h100-nodes
 p.yaml:3:9: defaults.mode: found text "obsreve", expected enforce or observe (did you mean observe?)
-p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allocate, start, owner_wait, silence \
-(did you mean allocate?)
+p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allocate (did you mean allocate?)
 p.yaml:6:15: defaults.budgets.allocate: found the number 10, expected a duration such as 10s or 5m \
 (units: ms, s, m, h, d)
-p.yaml:7:12: defaults.budgets.start: found text "31s", expected less than 30s
-p.yaml:8:5: defaults.budgets.start: found a duplicate key (first on line 7), expected each key once
+p.yaml:8:5: defaults.budgets.allocate: found a duplicate key (first on line 6), expected each key once
 p.yaml:10:13: defaults.timeouts: found the number 0.01, expected at least 0.1
 p.yaml:11:25: defaults.clear.min_coverage: found text "0.5", expected a number
 p.yaml:12:3: defaults.proof: found nothing, expected a value; leave the key out to keep the default
@@ -115,9 +112,6 @@ AT_ONE = "timeouts 1, where the step selftest ends after"
 SHORTER_TIME = "expected the time to be shorter: otherwise the step ends before its cleanup"
 # What stands under ``defaults``, and how the first fault goes on.
 WRONG_VALUES = (
-    ("budgets: {owner_wait: 6s}", "budgets.owner_wait: found owner_wait 6s with allocate 4s, expected owner_wait to"),
-    ("budgets: {allocate: 1s}", "budgets.allocate: found owner_wait 3500ms with allocate 1s"),
-    ("budgets: {allocate: 1s, owner_wait: 1.5s}", "budgets.owner_wait: found owner_wait 1500ms with allocate 1s"),
     ("selftest: {time: 90s}", f"selftest.time: found selftest.time 90s with {AT_ONE} 90s, {SHORTER_TIME}"),
     ("timeouts: 0.5", "timeouts: found selftest.time 1m with timeouts 0.5, where the step selftest ends after 45s"),
     ("timeouts: 10.5", "timeouts: found the number 10.5, expected at most 10.0"),
@@ -128,7 +122,6 @@ WRONG_VALUES = (
     ("reset: {when: never}, paths: {new_tenant: reset}", "paths.new_tenant: found reset.when never with paths"),
     ("budgets: {allocate: 4.1s}", 'budgets.allocate: found text "4.1s", expected at most 4s'),
     ("budgets: {allocate: 0s}", 'budgets.allocate: found text "0s", expected more than 0s'),
-    ("budgets: {start: 30s}", 'budgets.start: found text "30s", expected less than 30s'),
     ("clear: {min_coverage: 1.01}", "clear.min_coverage: found the number 1.01, expected at most 1.0"),
     ("clear: {min_coverage: 0}", "clear.min_coverage: found the number 0, expected more than 0.0"),
     ("quarantine: {xids: 5}", "quarantine.xids: found the number 5, expected a mapping of keys and values"),
@@ -143,18 +136,6 @@ WRONG_VALUES = (
      "quarantine "
      "(did you mean paths.new_tenant?)")),
     ("settings: {mig: true}", "settings.mig: found an unknown key"),
-    ("paths: {escalate: false}", "paths.escalate: found a field of an older version, expected none: a failed path"),
-    ("paths: {escalate: 1}", "paths.escalate: found a field of an older version"),
-    ("settings: {power_limit: 500 W}", "settings.power_limit: "),
-    ("settings: {power_limit: true}", "settings.power_limit: "),
-    ("settings: {power_limit: 0}", "settings.power_limit: "),
-    ("settings: {persistence: 1}", "settings.persistence: "),
-    ("settings: {application_clocks: [3201, 1500]}", "settings.application_clocks: "),
-    ("settings: {application_clocks: {memory: 3201, graphics: x}}", "settings.application_clocks.graphics: "),
-    ("settings: {application_clocks: {memory: 1}}", "settings.application_clocks.graphics: found nothing, expected"),
-    ("settings: {locked_clocks: {graphics: {min: 2, max: 1}}}", "settings.locked_clocks.graphics.min: "),
-    ("settings: {locked_clocks: {graphics: {min: 1, max: 2}}, leave: [locked_clocks]}", "settings.locked_clocks: "),
-    ("settings: {power_limit: 300, leave: [power_limit]}", "settings.power_limit: "),
     ("settings: {leave: [fan]}", "settings.leave"),
     *((f"evict: {{bystanders: ['{wrong}']}}", f'evict.bystanders[0]: found text "{wrong}", {NOT_A_PATH}') for wrong in (
       "usr/bin/x", "/usr/bin/../x", "/usr/bin/x ", "Gpu:/usr/bin/x", "/usr/bin/", "gpu operator:/usr/bin/x")),
@@ -162,7 +143,6 @@ WRONG_VALUES = (
        f'fence.exempt.units[0]: found text "{wrong}", expected a unit of systemd') for wrong in (
       "telegraf", "*.service", "a*.service", "user-*.slice", "crio-conmon-*", "/", "podruntime/runtime", "/a/../b",
       "/system/*", "/a/", "x y.service")),
-    ("evict: {operator_programs: [gpu-operator:/usr/bin/x]}", "evict.operator_programs[0]: "),
     ("evict: {operator_namespaces: [gpu-*]}", "evict.operator_namespaces[0]: "),
 )  # fmt: skip
 
@@ -195,27 +175,65 @@ def test_a_wrong_value_is_reported_at_its_place(written, fault):
     assert f": rules[0].policy.{fault}" in found
 
 
-@pytest.mark.parametrize(
-    ("written", "field"),
-    [
-        ("restart_on_sick: refuse", "restart_on_sick"),
-        ("restart_on_sick: allow", "restart_on_sick"),
-        ("paths: {escalate: true, new_tenant: slow}", "paths.escalate"),
-        ("periodic: {every: 1d, keep_free: 1}", "periodic"),
-        ("settings: {accounting: true}", "settings.accounting"),
-        ("gate: create, paths: {new_tenant: slow}", "gate"),
-        ("gate: prestart", "gate"),
-        ("gate: another", "gate"),
-    ],
-)
-def test_a_removed_field_that_changes_nothing_only_warns(written, field):
+# Each field that a policy had before: the values with which a file still loads, and those with which it is refused.
+REMOVED: dict[str, tuple[list[object], list[object]]] = {
+    "gate": (["create", "prestart", "another"], []),
+    "restart_on_sick": (["refuse", "allow"], []),
+    "budgets.start": (["10s", "29s"], []),
+    "budgets.owner_wait": (["0s", "4s"], []),
+    "budgets.silence": (["0s", "5m"], []),
+    "paths.escalate": ([True], [False, 1]),
+    "evict.give_up": (["0s", "1d"], []),
+    "evict.operator_programs": ([[*OPERATOR_PROGRAMS, "/opt/x"]], [[], [*OPERATOR_PROGRAMS[1:]], "/opt/x"]),
+    "settings.accounting": ([True, False], []),
+    "settings.persistence": ([True, False], []),
+    "settings.ecc": ([False], [True]),
+    "settings.compute_mode": (["default"], ["exclusive-process", "prohibited"]),
+    "settings.power_limit": ([], [300]),
+    "settings.application_clocks": ([], [{"memory": 1593, "graphics": 1410}]),
+    "settings.locked_clocks": ([{}], [{"graphics": {"min": 210, "max": 1410}}]),
+    "clear.on_chip": (["every-path", "slow-path"], []),
+    "proof.survives_restart": ([True, False], []),
+    "quarantine.probation.longest": (["1s", "6h"], []),
+    "quarantine.probation.flap_window": (["24h", "7d"], ["7.1d", 7]),
+    "periodic": ([{"every": "1d", "keep_free": 1}], []),
+}
+KEEP, REFUSE = ([(name, value) for name, both in REMOVED.items() for value in both[which]] for which in (0, 1))
+
+
+def with_field(name, value):
+    """A file with this field in its defaults and in a rule, and what it says beside."""
+    *sections, last = name.split(".")
+    written = f"{last}: {json.dumps(value)}"
+    for section in reversed(sections):
+        beside = "new_tenant: slow, " if section == "paths" else ""
+        written = f"{section}: {{{beside}{written}}}"
+    policy = written if name.startswith("paths.") else f"{written}, paths: {{new_tenant: slow}}"
+    return f"name: a\ndefaults: {{{policy}}}\nrules:\n- {{name: b, match: {{}}, policy: {{{policy}}}}}\n"
+
+
+def test_every_removed_field_is_tried_here():
+    assert set(REMOVED) == set(load.REMOVED)
+
+
+@pytest.mark.parametrize(("name", "value"), KEEP)
+def test_a_removed_field_that_changes_nothing_only_warns(name, value):
     """An update stops no node because of a file that `policy show default` of an older version has printed."""
-    text = f"name: a\ndefaults: {{{written}}}\nrules:\n- {{name: b, match: {{}}, policy: {{{written}}}}}\n"
-    assert [policy.paths.new_tenant.value for policy in read(text).policies] == [
-        "slow" if "slow" in text else "fast"
-    ] * 2
-    warned = [(fault.line, fault.path) for fault in load.outdated(text.encode(), "p.yaml")]
-    assert warned == [(2, f"defaults.{field}"), (4, f"rules[0].policy.{field}")]
+    text = with_field(name, value)
+    as_new = Policy(paths=Paths(new_tenant=ScrubPath.SLOW))
+    assert [*read(text).policies] == [as_new, as_new]
+    warned = load.outdated(text.encode(), "p.yaml")
+    assert [(fault.line, fault.path) for fault in warned] == [(2, f"defaults.{name}"), (4, f"rules[0].policy.{name}")]
+    assert {(fault.found, fault.expected) for fault in warned} == {
+        ("a field of an older version that changes nothing", f"none: {load.REMOVED[name].instead}")
+    }
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSE)
+def test_a_removed_field_that_demanded_more_is_refused(name, value):
+    why = f"{name}: found a field of an older version, expected none: {load.REMOVED[name].instead}"
+    found = [fault.partition(": ")[2] for fault in faults(with_field(name, value))]
+    assert found == [f"defaults.{why}", f"rules[0].policy.{why}"]
 
 
 def test_a_rule_that_changes_a_removed_field_is_refused():
@@ -232,10 +250,10 @@ def test_the_longest_self_test_ends_before_its_step():
 
 def test_contradictions_are_found_beside_other_faults():
     found = faults(
-        "name: a\ndefaults:\n  budgets: {owner_wait: 6s}\n  evict: {grace: 20s}\n"
-        "  proof: {max_age: 5}\n  quarantine: {xids: {codes: {0: count}}, probation: {first: 2h}}\n"
+        "name: a\ndefaults:\n  evict: {grace: 20s}\n"
+        "  proof: {max_age: 5}\n  quarantine: {xids: {codes: {0: count}}, probation: {first: 2}}\n"
     )
-    assert [fault.split(":")[1] for fault in found] == ["3", "4", "5", "6", "6"]
+    assert [fault.split(":")[1] for fault in found] == ["3", "4", "5", "5"]
 
 
 def test_a_contradiction_beside_a_fault_is_not_reported():
@@ -248,13 +266,13 @@ def test_a_contradiction_beside_a_fault_is_not_reported():
 def test_a_rule_says_only_what_differs_from_the_defaults():
     text = """
 name: a
-defaults: {budgets: {allocate: 4s}, paths: {first_look: fast}}
-rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset: {when: never}}}]
+defaults: {evict: {grace: 4s}, paths: {first_look: fast}}
+rules: [{name: b, match: {}, policy: {mode: observe, evict: {foreign: wait}, reset: {when: never}}}]
 """
     policy = read(text).rules[0].policy
     assert (policy.mode, policy.reset.when) == (Mode.OBSERVE, WhenReset.NEVER)
     assert policy.paths.first_look is ScrubPath.FAST
-    assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 3.5)
+    assert (policy.evict.grace, policy.evict.foreign, policy.evict.leftovers) == (4, Eviction.WAIT, Eviction.TERMINATE)
 
 
 def test_a_contradiction_from_the_merge_is_reported_at_the_rule():
@@ -352,7 +370,7 @@ def test_invalid_utf8_is_reported_with_its_position(tmp_path):
 
 DOCUMENT = YAML(typ="safe", pure=True).load(load.read_shipped("default"))
 DOCUMENT["rules"] = [
-    {"name": "h100", "match": {"model": "NVIDIA H100*", "mig": False}, "policy": {"budgets": {"start": "9s"}}},
+    {"name": "h100", "match": {"model": "NVIDIA H100*", "mig": False}, "policy": {"budgets": {"allocate": "3s"}}},
     {"name": "two", "match": {"gpu": [0, "GPU-8f2c"]}, "policy": {"evict": {"grace": "1s"}, "mode": "observe"}},
 ]
 JUNK = st.sampled_from(
@@ -425,6 +443,6 @@ def test_text_of_a_file_is_printed_on_one_line(text):
 
 
 def test_a_rule_may_add_keys_to_a_default_mapping():
-    rule = "- name: r\n  match: {}\n  policy: {settings: {application_clocks: {memory: 1}}}\n"
-    (fault,) = faults(f"name: x\ndefaults: {{settings: {{application_clocks: {{graphics: 1}}}}}}\nrules:\n{rule}")
-    assert re.fullmatch(r"p\.yaml:2:.*the key memory.*", fault)
+    rule = "- name: r\n  match: {}\n  policy: {quarantine: {xids: {codes: {94: quarantine}}}}\n"
+    written = read(f"name: x\ndefaults: {{quarantine: {{xids: {{codes: {{163: count}}}}}}}}\nrules:\n{rule}")
+    assert set(written.rules[0].policy.quarantine.xids.codes) == {94, 163}

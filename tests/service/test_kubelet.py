@@ -8,7 +8,7 @@ import pytest
 
 from ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.core import events as ev
-from scrubber.core import ownership
+from scrubber.core import ownership, pauses
 from scrubber.core.model import Facts, State
 from scrubber.core.recipients import ForJob
 from scrubber.service.context import ServiceContext
@@ -135,7 +135,7 @@ async def test_where_the_fence_holds_nothing_starts_beside_the_last_owner(world)
     with pytest.raises(NotReady) as refused:
         await world.tenant_requests.start([device], None)
     assert refused.value.reason is Reason.IN_USE
-    assert world.loop.time() - began >= world.truth.policy(device).budgets.start
+    assert world.loop.time() - began >= pauses.START_WITHIN
 
 
 @pytest.mark.usefixtures("gated")

@@ -152,7 +152,7 @@ async def hand_over(world, device, before, after):
 
 @pytest.mark.parametrize(
     ("policy", "received"),
-    [("default", [True]), ("defaults: {budgets: {allocate: 1s, owner_wait: 1s}}", [True, False, True])],
+    [("default", [True]), ("defaults: {budgets: {allocate: 1s}}", [True, False, True])],
     ids=["within the budget of Allocate", "known to take longer"],
 )
 async def test_only_a_slow_handover_changes_the_offer(begin, policy, received):

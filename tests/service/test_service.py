@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ground.errors import InvalidRequest, NotReady, Reason, Refused
-from scrubber.core import answers
+from scrubber.core import answers, pauses
 from scrubber.core import events as ev
 from scrubber.core.fencing import Pods
 from scrubber.core.model import AilmentKind, Facts, ScrubPath, State
@@ -343,7 +343,7 @@ async def test_a_late_start_without_a_scrub_names_no_scrub(world, monkeypatch):
 
     async def slow(*args) -> None:
         await append(*args)
-        await asyncio.sleep(world.truth.policy(device).budgets.start)
+        await asyncio.sleep(pauses.START_WITHIN)
 
     monkeypatch.setattr(world.life.ledger, "append", slow)
     with pytest.raises(NotReady, match="cannot say in time whether the devices are free"):

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from ground.errors import NotReady
+from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, State
-from tests.service.asking import healthy, let_on, written_down
+from tests.service.asking import healthy, let_on, rows, written_down
 
-GIVE_UP = 600.0  # of the default policy
+GIVE_UP = 600.0
 LONG = 1000.0
 INTERVAL = 3.0  # of the monitor: the tests mostly wait for what must not happen
 
@@ -19,6 +20,22 @@ INTERVAL = 3.0  # of the monitor: the tests mostly wait for what must not happen
 async def world(begin):
     """Two clean devices under policy ``default``."""
     return await begin(interval=INTERVAL)
+
+
+async def test_an_unkillable_leftover_quarantines_its_device_until_it_ends(world):
+    device, process = await killed_and_hanging(world)
+    world.node.end_container("pod", leaving=True)
+    await asyncio.sleep(GIVE_UP - 20)
+    assert (world.state(device), world.record(device).health.quarantine) == (State.DIRTY, None)
+    await world.reach(device, State.QUARANTINED)
+    out = world.record(device).health.quarantine
+    assert (out.ailment.kind, out.next_probe is None) == (AilmentKind.STUCK_PROCESS, False)
+    assert not healthy(world, device)
+    await asyncio.sleep(LONG)
+    assert rows(world, ev.ProbationStarted, device) == [], "it could only fail"
+    world.node.leave(process)
+    await world.clean(device)
+    assert len(rows(world, ev.ProbationStarted, device)) == 1
 
 
 # -- in its pod's control group still, so that the pod counts as alive
@@ -50,10 +67,10 @@ async def test_a_killed_pod_that_hangs_makes_its_device_sick(world, asked_for):
     assert f"(pid {process.pid}, pod)" in world.record(device).health.ailment.detail
     assert not healthy(world, device)
     assert device not in world.context.seen.blocked
-    rows = len(world.truth.entries)
+    before = len(world.truth.entries)
     await asyncio.sleep(LONG)
     assert process.alive
-    assert [it for it in world.truth.entries[rows:] if it.device == device] == []
+    assert [it for it in world.truth.entries[before:] if it.device == device] == []
     world.node.end_container("pod")
     await world.reach(device, State.QUARANTINED)
     await world.clean(device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from policies.policy_model import Eviction, Mode, OnChip, Policy
+from policies.policy_model import Eviction, Mode, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.model import Grant, ScrubPath, State, Step
@@ -49,7 +49,6 @@ class Truth:
         self.granted: dict[str, float] = {}  # when a device last went out
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
         self.users_since_proof: dict[str, set[str]] = {}  # containers that were on it since it was last proven
-        self.began_under: dict[str, Policy] = {}  # what was in force for a device when its last scrub began
         self.first_write: dict[str, float] = {}  # uptime of the first write of a device's last clear
         self.released: dict[str, float] = {}  # uptime of the last release
         self.claims: dict[str, str] = {}  # device -> the claim that has it, and has not begun to give it back
@@ -122,8 +121,6 @@ class Truth:
         self.records[entry.device] = states.apply(before, entry)
         self.changed[entry.device] = self.node.loop.time()
         match entry.event:
-            case ev.ScrubStarted() | ev.ProbationStarted():
-                self.began_under[entry.device] = self.policy(entry.device)
             case ev.StepsRecorded(begins=Step.CLEAR):
                 self.first_write.pop(entry.device, None)
             case ev.Granted(grant):
@@ -190,11 +187,10 @@ class Truth:
     def _believed_clean(self, uuid: str, before: Record | None, path: ScrubPath) -> None:
         gpu = self.node.gpus[uuid]
         self._no_bytes_but(uuid, None, "called clean")
-        spares_chip = path is ScrubPath.FAST and self.began_under[uuid].clear.on_chip is OnChip.SLOW_PATH
-        due = [step for step in STEPS[path] if not (spares_chip and step is Step.SCRATCH)]
-        if gpu.deeds != due or before is None or before.scrubs.job is None or before.scrubs.job.path is not path:
+        job = before.scrubs.job if before is not None else None
+        if gpu.deeds != STEPS[path] or job is None or job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
-        if not spares_chip and gpu.chip is not None and not self._excused(gpu.chip):
+        if gpu.chip is not None and not self._excused(gpu.chip):
             self.accuse(f"leak: {uuid} was called clean with bytes of {gpu.chip.name} on its chip")
         if gpu.lost or gpu.cut or gpu.away or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
             self.accuse(f"{uuid} was called clean although it is not well")
@@ -220,8 +216,7 @@ class Truth:
         if self.node.kernel is not None:  # it has counted, also while no service was up
             return False
         unseen = writer.kind is Kind.FOREIGN_PROCESS and not writer.seen and not writer.alive
-        unseen = unseen and (writer.unwatched or not self.node.keeps_uses)
-        return unseen and (not writer.unwatched or self.policy(writer.gpu).proof.survives_restart)
+        return unseen and not writer.unwatched and not self.node.keeps_uses
 
     def _known_long(self, since: float, look: float = A_LOOK) -> bool:
         """Whether a look that is good enough had the time to show it."""

@@ -52,11 +52,10 @@ from tests.soak.moves import ASKS, WIPES, Moves, answer
 from tests.soak.pods import Pods, within
 from tests.trace import MOVE, NODE, ROW, Event, Trace
 
-BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}"
-SURVIVES = "proof: {survives_restart: true}"
+BRISK = "paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {allocate: 1s}"
 DEFAULT = "selftest: {time: 200ms}"  # everything else is what is in force without a policy file
 FENCES = ("off", "watch", "refuse")  # by the seed, for a user who can make one
-POLICIES = (BRISK, BRISK, f"{BRISK}, {SURVIVES}", f"{BRISK}, model: per-container", DEFAULT)
+POLICIES = (BRISK, BRISK, f"{BRISK}, model: per-container", DEFAULT)
 MEMORY, MEMORY_BYTES = "512KiB", 2**19
 ROUNDS, TROUBLE, CALM = (2, 3), (20, 40), (4, 6)  # rounds of a history; moves of a round
 ABOUT = {"wipes": WIPES, "asks": ASKS}
@@ -113,7 +112,7 @@ class History:
         self.node = Node(self.stage)
         self.pods = Pods(self.node, self.runtime)
         self.judge = Judge(self.runtime, self.kubelet, refuses=self.fence == "refuse")
-        self._moves = Moves(self.node, self.pods, self.judge, root / "copy", survives=SURVIVES in self.policy)
+        self._moves = Moves(self.node, self.pods, self.judge, root / "copy")
         self.runtime.say = partial(self.trace.say, NODE)
         named_by = "control groups" if self.runtime.tenants.grouped else "environments"
         self.trace.say(NODE, f"{gpus} GPUs, {named_by}, fence: {self.fence}, gate: {self.gate}, {self.policy}")

@@ -57,10 +57,10 @@ ASKS = {"pod": 10, "asks": 8, "asks_early": 4, "asks_while_away": 2, "flood": 2}
 class Moves:
     """All moves of one history."""
 
-    def __init__(self, node: Node, pods: Pods, judge: Judge, copy: Path, *, survives: bool) -> None:
-        """``copy``: a directory for copies. ``survives``: whether proofs outlive a restart of the service."""
+    def __init__(self, node: Node, pods: Pods, judge: Judge, copy: Path) -> None:
+        """``copy``: a directory for copies."""
         self.written: set[str] = set()  # GPUs that an attacker may have written to while they were scrubbed
-        self._node, self._pods, self._judge, self._copy, self._survives = node, pods, judge, copy, survives
+        self._node, self._pods, self._judge, self._copy = node, pods, judge, copy
         self._stage, self._kubelet, self._runtime = node.stage, node.kubelet, judge.runtime
         self._taken: set[str] = set()  # GPUs that a process of the host has open
         self._busy = {name: asyncio.Lock() for name in ("service", "plugin", "kubelet")}
@@ -562,7 +562,6 @@ class Moves:
     async def _down(self, name: str, number: signal.Signals) -> AsyncIterator[None]:
         program = self._program(name)
         async with self._busy[name]:
-            began = uptime()
             await program.end(number)
             try:
                 yield
@@ -570,8 +569,6 @@ class Moves:
                 await program.start()
             if name == "service":
                 await answer(self._node)
-                if self._survives:
-                    self._judge.unobserved.append((began, uptime()))
 
     async def _service_stop(self, dice: random.Random) -> str:
         return await self._stop_program("service", dice)

@@ -19,7 +19,7 @@ from tests.soak.guests import Guests
 
 pytestmark = pytest.mark.night
 
-BRISK = "{paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {owner_wait: 500ms}}"
+BRISK = "{paths: {first_look: fast}, clear: {passes: zero}, evict: {grace: 200ms}, budgets: {allocate: 1s}}"
 GPUS, WARM_UP, FEW, MANY = 4, 30, 80, 1000
 AT_ONCE = 2  # pods beside the newest: one GPU may always be out
 STARTS = 5  # one pod in so many really starts a container

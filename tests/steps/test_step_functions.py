@@ -168,12 +168,6 @@ def test_settings_tell_what_had_drifted(bank) -> None:
     assert perform(Step.SETTINGS, bank).findings == Restored(("power_limit_watts: 500 -> 350",))
 
 
-def test_settings_pass_and_name_what_the_device_does_not_support() -> None:
-    found = Restored(unsupported=("one lock", "another"))
-    report = step_functions.perform(Step.SETTINGS, ORDER, bench(saying(restore_settings=found)))
-    assert report == Report(Outcome.PASSED, "one lock; another", findings=found)
-
-
 def test_health_tells_what_it_saw_and_does_not_judge(bank) -> None:
     drills.ecc(bank.root, bank.first, 9)
     assert perform(Step.HEALTH, bank) == Report(Outcome.PASSED, findings=HealthRead(Vitals(ecc_uncorrectable=9)))

@@ -236,8 +236,6 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[Finding]:
     if device.state == State.GRANTED.value and device.receipt is None:
         yield warning(f"{gpu} was handed out without a proof", see)
     yield from _coverage(device, gpu)
-    for setting in device.receipt.unsupported if device.receipt else ():
-        yield warning(f"{gpu}: {setting}; its scrubs leave it out", "take it out of the policy's rule for this GPU")
 
 
 def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[Finding]:

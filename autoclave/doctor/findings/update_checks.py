@@ -167,8 +167,6 @@ def _scrubbed(record: Record, policy: Policy, boot_id: str) -> str | None:
             return None
         case State.CLEAN if receipt is None or receipt.policy_digest != policy.proof_digest:
             return ANOTHER_PROOF
-        case State.CLEAN if policy.proof.survives_restart:
-            return None
         case State.CLEAN if receipt.witness == Witness.FENCE.value:
             return "unless the fence stays, and nobody opens the GPU meanwhile"
         case State.CLEAN:

@@ -9,9 +9,7 @@ from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.pending_restore import PendingRestoreFiles
-from scrubber.devices.nvidia.settings import PolicySettings
 
-UNNAMED = PolicySettings()
 SECONDS = 60.0  # for a reset without a time limit of its step
 
 
@@ -27,7 +25,7 @@ class WorkerTarget:
     first_seen: str  # the file with the settings that the whole GPU was first seen with
     resets: str  # the folder of reset locks
     idle_bytes: int = IDLE_AT_MOST  # in use without a holder
-    settings: PolicySettings = UNNAMED
+    left: tuple[str, ...] = ()  # settings that stay as they are
     locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
     restore_only: bool = False  # only apply the pending restores
     pid_namespace: int | None = None  # shows every process of the node; None: the initial namespace

@@ -24,7 +24,6 @@ from scrubber.devices.nvidia.holders import Idle, Usage
 from scrubber.devices.nvidia.host import MAJOR, NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Handle, Library, Session
-from scrubber.devices.nvidia.settings import of_policy
 from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
 
@@ -210,7 +209,7 @@ class Nvidia:
             uuid=uuid,
             parent=info.parent,
             virtual=seen.virtual,
-            settings=of_policy(handling.settings),
+            left=handling.left,
             reset_seconds=handling.reset_seconds,
             locks=tuple(sorted(self._inventory.neighbours.down_with(gpu))),
             links=tuple(sorted(self._watch.links(gpu))),

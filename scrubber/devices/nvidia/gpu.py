@@ -211,4 +211,4 @@ class NvidiaGpu:
         return settings.first_seen(Path(self._place.first_seen), session, self._place.gpu)
 
     def _restorer(self, session: Session, first: StoredSettings) -> Restorer:
-        return Restorer(session, self._place.gpu, first, self._place.settings)
+        return Restorer(session, self._place.gpu, first, self._place.left)

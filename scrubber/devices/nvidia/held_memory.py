@@ -149,7 +149,7 @@ class HeldMemory:
                     f" set it on the node: nvidia-smi -i {gpu} -c DEFAULT"
                 )
             with self._library.session() as session:
-                return restore.allow_cuda(session, gpu, self._place.settings)
+                return restore.allow_cuda(session, gpu, self._place.left)
         finally:
             with suppress(DeviceError):  # the error before is the better one
                 self._library.close()

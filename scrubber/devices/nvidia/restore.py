@@ -1,25 +1,24 @@
 """Restores the settings of a device, so that a pod never gets settings that an earlier pod changed.
 
-A setting is restored to the value in the policy; without one, to the driver's default. Persistence, ECC and MIG have no
-default, only a choice of the operator: they are restored to the values that the device was first seen with. A pod may
-have changed those before the first observation, so a policy that names a value always wins.
+A setting is restored to the driver's default. Persistence, ECC and MIG have no default, only a choice of the operator:
+they are restored to the values that the device was first seen with. A pod may have changed those before the first
+observation.
 
 ECC and MIG mode change only at a reset. They are set before the reset, so that it does not put the choice of a pod into
 force. A device fails if another ECC mode is in force than the one that is to be restored.
 
-Locked clocks cannot be read, so the drift is unknown: each time they are locked as the policy says, or unlocked, with
-no report. The MIG mode in force and the slice layout are never changed here, because that replaces devices, which is
-for operators. Only a change of MIG mode that waits for a reset is reverted. Everything else is reported and left.
+Locked clocks cannot be read, so the drift is unknown: each time they are unlocked, with no report. The MIG mode in
+force and the slice layout are never changed here, because that replaces devices, which is for operators. Only a change
+of MIG mode that waits for a reset is reverted. Everything else is reported and left.
 
 A setting that the policy leaves (``settings.leave``) is neither changed nor judged.
 
-A setting that the device does not support cannot have drifted. A policy that names it is not a fault of the device: the
-setting is reported and left out. A setting that is refused for another reason is an error.
+A setting that the device does not support cannot have drifted. One that is refused for another reason is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -36,9 +35,7 @@ from scrubber.devices.nvidia.settings import (
     LOCKS,
     MIG,
     PROHIBITED,
-    Clocks,
     Knob,
-    PolicySettings,
     StoredSettings,
     on_or_off,
 )
@@ -51,16 +48,16 @@ def forbids_cuda(session: Session, uuid: str) -> bool:
     return bool(COMPUTE_MODE.read(session, session.handle(uuid)) == PROHIBITED)
 
 
-def allow_cuda(session: Session, uuid: str, policy: PolicySettings) -> tuple[str, ...]:
+def allow_cuda(session: Session, uuid: str, left: Collection[str]) -> tuple[str, ...]:
     """Change a prohibited compute mode to default, and return the change. DeviceError if the mode stays.
 
-    ``Restorer`` runs after the steps on memory, and sets the mode that the policy names.
+    ``left``: the settings that the policy leaves as they are.
     """
     refused, remedy = f"cannot open {uuid}: its compute mode is prohibited", f"nvidia-smi -i {uuid} -c DEFAULT"
-    if COMPUTE_MODE.name in policy.left:
+    if COMPUTE_MODE.name in left:
         raise NotNowError(f"{refused}, and the policy leaves it (settings.leave); change it on the node: {remedy}")
     try:
-        Restorer(session, uuid, StoredSettings(), policy).write(COMPUTE_MODE, DEFAULT_MODE)
+        Restorer(session, uuid, StoredSettings(), left).write(COMPUTE_MODE, DEFAULT_MODE)
     except (DeviceLostError, ShortageError):
         raise
     except DeviceError as error:
@@ -72,13 +69,13 @@ def allow_cuda(session: Session, uuid: str, policy: PolicySettings) -> tuple[str
 class Restorer:
     """Restores the settings of one whole GPU, within one session."""
 
-    def __init__(self, session: Session, uuid: str, first: StoredSettings, policy: PolicySettings) -> None:
-        """``first``: the settings that the GPU was first seen with."""
+    def __init__(self, session: Session, uuid: str, first: StoredSettings, left: Collection[str]) -> None:
+        """``first``: the settings that the GPU was first seen with. ``left``: those that stay as they are."""
         self._session = session
         self._uuid = uuid
         self._device = session.handle(uuid)
         self._first = first
-        self._policy = policy
+        self._left = left
 
     def before_reset(self) -> None:
         """Set what the reset puts into force. A device that answers nothing until its reset is left."""
@@ -95,29 +92,25 @@ class Restorer:
             return
 
     def restore(self) -> Restored:
-        """Restore what has drifted. Return the changes, and what the policy names and the device does not support.
+        """Restore what has drifted. Return the changes.
 
         DeviceError if a setting stays; NotNowError if only rights are missing, which is not a fault of the device.
         """
         changes: list[str] = []
-        unsupported: list[str] = []
         faults: list[str] = []
         forbidden = 0
-        for name, named, act in self._acts():
+        for name, act in self._acts():
             try:
                 changes += act()
             except (DeviceLostError, ShortageError):
                 raise
             except DeviceError as error:
-                if named and isinstance(error, NotSupportedError):
-                    unsupported.append(f"settings.{name} of the policy is not supported by this GPU")
-                    continue
                 faults.append(f"{name}: {_why(error)}")
                 forbidden += isinstance(error, NoPermissionError)
         if faults:
             kind = NotNowError if forbidden == len(faults) else DeviceError
             raise kind(f"cannot restore settings: {'; '.join(faults)}")
-        return Restored(tuple(changes), tuple(unsupported))
+        return Restored(tuple(changes))
 
     def shared(self) -> tuple[str, ...]:
         """Report the drift of a slice's GPU. Other slices of it may be in use, so nothing is restored.
@@ -146,30 +139,26 @@ class Restorer:
             reads = "cannot be read any more" if after is None else f"reads {knob.word(after)}"
             raise DeviceError(f"it was set to {knob.word(value)} and {reads}")
 
-    def _acts(self) -> Iterable[tuple[str, bool, Act]]:
-        """Each setting: its name, whether the policy names it, and how to restore it."""
+    def _acts(self) -> Iterable[tuple[str, Act]]:
+        """Each setting: its name, and how to restore it."""
         for knob in KNOBS:
-            yield knob.name, getattr(self._policy, knob.name) is not None, partial(self._restore, knob)
-        for name, lock, unlock in LOCKS if LOCKED_CLOCKS not in self._policy.left else ():
-            locked: Clocks | None = getattr(self._policy.locks, name)
-            yield f"{LOCKED_CLOCKS}.{name}", locked is not None, partial(self._lock, locked, lock, unlock)
-        yield MIG.name, False, self._check_mig
+            yield knob.name, partial(self._restore, knob)
+        for name, unlock in LOCKS if LOCKED_CLOCKS not in self._left else ():
+            yield f"{LOCKED_CLOCKS}.{name}", partial(self._unlock, unlock)
+        yield MIG.name, self._check_mig
 
     def _read(self, knob: Knob) -> Any:  # noqa: ANN401 - a knob's
         return knob.read(self._session, self._device)
 
     def _wanted(self, knob: Knob) -> Any:  # noqa: ANN401 - a knob's
-        """The value to restore: of the policy, else the driver's default, else the first seen. None: it is left."""
-        if knob.name in self._policy.left:
+        """The value to restore: the driver's default, else the first seen. None: it is left."""
+        if knob.name in self._left:
             return None
         default = knob.default(self._session, self._device)
-        candidates = (getattr(self._policy, knob.name), default, getattr(self._first, knob.name))
-        return next((value for value in candidates if value is not None), None)
+        return getattr(self._first, knob.name) if default is None else default
 
     def _restore(self, knob: Knob) -> Iterable[str]:
         value, now = self._wanted(knob), self._read(knob)
-        if now is None and getattr(self._policy, knob.name) is not None:
-            raise NotSupportedError(f"the device has no {knob.name}")
         if now is None or value is None:
             return ()
         if now != value:
@@ -177,12 +166,9 @@ class Restorer:
         self._demand_in_force(knob, value)
         return () if value == now else (f"{knob.name}: {knob.word(now)} -> {knob.word(value)}",)
 
-    def _lock(self, locked: Clocks | None, lock: Callable[..., Any], unlock: Callable[..., Any]) -> Iterable[str]:
-        """Lock or unlock clocks, whatever they are. A device that does not support locks has none to remove."""
-        if locked is None:
-            self._session.ask_optional(unlock, self._device)
-        else:
-            self._session.ask(lock, self._device, *locked)
+    def _unlock(self, unlock: Callable[..., Any]) -> Iterable[str]:
+        """Unlock clocks, whatever they are. A device that does not support locks has none to remove."""
+        self._session.ask_optional(unlock, self._device)
         return ()
 
     def _in_force(self, knob: Knob) -> Any | None:  # noqa: ANN401 - a knob's

@@ -1,13 +1,13 @@
 """The settings of a device: how to read, write and print each one, and those that the device was first seen with.
 
-The first worker of a device stores them in a file; ``restore`` uses them where neither the policy nor the driver gives
-a value. To change such a setting on purpose, an operator names it in the policy, or changes the device and removes the
-file, which is then written again.
+The first worker of a device stores them in a file; ``restore`` uses them where the driver gives no value. To change
+such a setting on purpose, an operator changes the device and removes the file, which is then written again, or names
+the setting in ``settings.leave`` of the policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,21 +104,11 @@ def _set_compute_mode(session: Session, device: Handle, word: str) -> None:
     session.ask(pynvml.nvmlDeviceSetComputeMode, device, modes[0])
 
 
-@dataclass(frozen=True, slots=True)
-class ClockLocks:
-    """The lowest and highest clock that each domain is locked to, in MHz; None unlocks it."""
-
-    graphics: Clocks | None = None
-    memory: Clocks | None = None
-
-
-NO_LOCKS = ClockLocks()
-
 LOCKED_CLOCKS = "locked_clocks"
-# For each domain of clocks: its name in ``ClockLocks``, how to lock it, how to unlock it.
+# For each domain of clocks: its name, and how to unlock it.
 LOCKS = (
-    ("graphics", pynvml.nvmlDeviceSetGpuLockedClocks, pynvml.nvmlDeviceResetGpuLockedClocks),
-    ("memory", pynvml.nvmlDeviceSetMemoryLockedClocks, pynvml.nvmlDeviceResetMemoryLockedClocks),
+    ("graphics", pynvml.nvmlDeviceResetGpuLockedClocks),
+    ("memory", pynvml.nvmlDeviceResetMemoryLockedClocks),
 )
 MIG = Knob(
     "mig",
@@ -156,7 +146,7 @@ KNOBS = (
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
-    """The settings of a device. None: not supported, or not named by the policy."""
+    """The settings of a device. None: not supported."""
 
     persistence: bool | None = None
     ecc: bool | None = None  # after the next reset
@@ -165,14 +155,6 @@ class StoredSettings:
     application_clocks: Clocks | None = None
     mig: bool | None = None  # after the next reset
     layout: tuple[str, ...] | None = None  # of the slices
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySettings(StoredSettings):
-    """The settings that a policy names, and those that it leaves as they are."""
-
-    locks: ClockLocks = NO_LOCKS
-    left: tuple[str, ...] = ()
 
 
 def capture(session: Session, uuid: str) -> StoredSettings:
@@ -194,20 +176,6 @@ def first_seen(path: Path, session: Session, uuid: str) -> StoredSettings:
         raise DeviceError(
             f"cannot read the settings that {uuid} was first seen with: {error}; set it right and remove {path}"
         ) from error
-
-
-def of_policy(values: Mapping[str, Any]) -> PolicySettings:
-    """The settings that a policy names, which are valid, converted from its units."""
-    values = dict(values)
-    left = tuple(values.pop("leave", ()))
-    ranges = values.pop(LOCKED_CLOCKS, {})  # not among the stored settings, because they cannot be read
-    if "power_limit" in values:
-        values["power_limit"] = round(1000 * values["power_limit"])
-    if "application_clocks" in values:
-        clocks = values["application_clocks"]
-        values["application_clocks"] = clocks["memory"], clocks["graphics"]
-    locks = ClockLocks(**{name: (it["min"], it["max"]) for name, it in ranges.items()})
-    return PolicySettings(**values, locks=locks, left=left)
 
 
 def _keep(path: Path, text: bytes) -> None:

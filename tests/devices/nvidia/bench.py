@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from scrubber.devices.nvidia import locks, preconditions, reset, settings
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.preconditions import Patience, ResetTarget
-from scrubber.devices.nvidia.settings import StoredSettings, of_policy
+from scrubber.devices.nvidia.settings import StoredSettings
 from tests.fakes.nvml.machine import Slice
 
 SHORT = Patience(leaving=0.2, tool=30.0, coming_back=0.3)
@@ -65,8 +64,8 @@ def one_holder(pid: int = 4711, command: str = "train") -> tuple[Holder, ...]:
     return (Holder(pid, 1.0, command, None),)
 
 
-def place(rig, number: int, settings: Mapping[str, object] = MappingProxyType({}), **more: object) -> str:
-    """The address of a GPU, as the service passes it to a worker. ``settings``: as the policy names them."""
+def place(rig, number: int, **more: object) -> str:
+    """The address of a GPU, as the service passes it to a worker."""
     gpu = rig.gpu(number)
     target = WorkerTarget(
         gpu.uuid,
@@ -76,7 +75,6 @@ def place(rig, number: int, settings: Mapping[str, object] = MappingProxyType({}
         parent=None,
         first_seen=str(rig.settings / f"{gpu.uuid}.json"),
         resets=str(rig.settings.parent / "resets"),
-        settings=of_policy(settings),
         locks=(gpu.uuid,),
     )
     return json.dumps(json.loads(strict_json.encode(target)) | more)

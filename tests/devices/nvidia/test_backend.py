@@ -9,15 +9,13 @@ import sys
 import pynvml
 import pytest
 
-from ground.documents import strict_json
 from scrubber.cuda import cupy_loading
 from scrubber.devices.base import DeviceHandling
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.holders import IDLE_AT_MOST
-from scrubber.devices.nvidia.settings import PolicySettings
 from tests.fakes.nvml.machine import Slice
 
-HANDLING = DeviceHandling({"compute_mode": "default"})
+HANDLING = DeviceHandling(("compute_mode",))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,7 @@ def test_an_assignment_has_all_that_a_worker_needs(rig) -> None:
         "first_seen": str(rig.settings / f"{gpu.uuid}.json"),
         "pid_namespace": 4026531836,
         "reset_seconds": 60.0,
-        "settings": json.loads(strict_json.encode(PolicySettings(compute_mode="default"))),
+        "left": ["compute_mode"],
         "restore_only": False,
         "resets": str(rig.settings.parent / "resets"),
         "locks": [gpu.uuid],

@@ -12,12 +12,13 @@ import pynvml
 import pytest
 
 from ground.documents import strict_json
-from policies.hardware import Setting, SettingsPolicy
+from policies.hardware import Setting
 from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError, DeviceHandling, DeviceLostError, Gpu
 from scrubber.devices.nvidia import preconditions, reset
 from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.gpu import NvidiaGpu
+from scrubber.devices.nvidia.settings import KNOBS, LOCKED_CLOCKS
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import (
     Skipping,
@@ -68,7 +69,7 @@ def test_health_reads_again_what_leaked_when_the_settings_were_restored(rig, gpu
 def test_an_invalid_address_opens_no_gpu(rig) -> None:
     whole = json.loads(place(rig, 0))
     changes: tuple[dict[str, object], ...]
-    changes = {"fan": 3}, {"settings": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"first_seen": None}
+    changes = {"fan": 3}, {"left": 3}, {"locks": 3}, {"reset_seconds": "60"}, {"resets": None}, {"first_seen": None}
     for text in ("", "[]", json.dumps({"uuid": "GPU-1"}), *(json.dumps(whole | change) for change in changes)):
         with pytest.raises(ValueError, match=r".+"):
             NvidiaGpu(text, no_holders)
@@ -129,8 +130,9 @@ def test_a_reset_does_not_apply_pending_settings_of_a_tenant(rig, gpu, first_see
 
 @pytest.mark.usefixtures("root")
 def test_an_unsupported_ecc_setting_does_not_prevent_a_reset(rig, gpu, first_seen) -> None:
+    gpu.set({"ecc.pending": 0})
     gpu.fail("nvmlDeviceSetEccMode", pynvml.NVML_ERROR_NOT_SUPPORTED)
-    touch(rig, 0, first_seen=first_seen, settings={"ecc": False}).reset()
+    touch(rig, 0, first_seen=first_seen).reset()
     assert by_tool(rig)
 
 
@@ -153,8 +155,8 @@ def test_a_silent_gpu_is_reset_without_reading_its_settings(rig, gpu) -> None:
 def test_a_reset_for_a_slice_restores_its_gpus_settings(rig, cut, first_seen) -> None:
     gpu = rig.gpu(0)
     gpu.set({"compute_mode": 3, "power.limit": 450000})
-    slice_of(rig, cut[0], first_seen=first_seen, settings={"power_limit": 500, "persistence": True}).reset()
-    assert (gpu["compute_mode"], gpu["power.limit"], gpu["persistence_mode"]) == ("0", "500000", "1")
+    slice_of(rig, cut[0], first_seen=first_seen).reset()
+    assert (gpu["compute_mode"], gpu["power.limit"], gpu["persistence_mode"]) == ("0", "700000", "0")
 
 
 # --- the library ---
@@ -205,13 +207,17 @@ def test_slices_of_a_silent_gpu_are_missed_after_its_reset(rig, cut) -> None:
 @pytest.mark.usefixtures("root")
 def test_the_backends_address_opens_the_device(rig, cut) -> None:
     backend = rig.seen()
-    handling = DeviceHandling({"power_limit": 500})
+    handling = DeviceHandling(("power_limit",))
+    for number in (0, 1):
+        rig.gpu(number).set({"power.limit": 500000, "compute_mode": 3})
     for uuid in (cut[0], rig.gpu(1).uuid):
         said = strict_json.decode(WorkerTarget, backend.address(uuid, handling).place)
         assert said.uuid == uuid
         NvidiaGpu(backend.address(uuid, handling).place, no_holders, rig.library).restore_settings()
-    assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
+    limits = [rig.gpu(number)["power.limit"] for number in (0, 1)]
+    modes = [rig.gpu(number)["compute_mode"] for number in (0, 1)]
+    assert (limits, modes) == (["500000", "500000"], ["3", "0"]), "of a whole GPU alone, and not what is left"
 
 
-def test_every_setting_and_word_of_the_policy_is_known() -> None:
-    assert {it.value for it in Setting} == {*SettingsPolicy.model_fields} - {"leave"}
+def test_every_setting_of_the_policy_is_known() -> None:
+    assert {it.value for it in Setting} == {*(knob.name for knob in KNOBS), LOCKED_CLOCKS}

@@ -25,7 +25,6 @@ from scrubber.devices.base import DeviceError, DeviceHandling, NodeOrDeviceError
 from scrubber.devices.nvidia import held_memory as nvidia_memory
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.held_memory import FREED_WITHIN
-from scrubber.devices.nvidia.settings import of_policy
 from scrubber.steps import step_functions
 from scrubber.steps.orders import Order, StepContext
 from tests.devices.nvidia.bench import Skipping, no_holders, place, touch, touch_for
@@ -337,15 +336,12 @@ def test_without_the_drivers_memory_module_no_device_is_at_fault(one, cuda, rig,
 def prohibited(rig, cells) -> NvidiaGpu:  # noqa: ARG001 - it is dirty
     """A GPU whose compute mode is prohibited: the driver gives nobody a context."""
     rig.gpu(0).set({"compute_mode": 2})
-    address = place(rig, 0, settings={"compute_mode": "prohibited"})
-    return NvidiaGpu(address, no_holders, rig.library, clock=Skipping().clock)
+    return NvidiaGpu(place(rig, 0), no_holders, rig.library, clock=Skipping().clock)
 
 
 def test_a_gpu_in_the_compute_mode_prohibited_is_cleared(rig, prohibited):
     assert prohibited.clear(KEY, PASSES, nothing).drift == ("compute_mode: prohibited -> default",)
     assert rig.machine.clients() == ()
-    prohibited.restore_settings()
-    assert rig.gpu(0)["compute_mode"] == "2"  # as the policy says
 
 
 CANNOT = "its compute mode is prohibited and cannot be changed: .*"
@@ -358,7 +354,7 @@ CANNOT = "its compute mode is prohibited and cannot be changed: .*"
         pytest.param(pynvml.NVML_ERROR_UNKNOWN, lambda _rig: {}, DeviceError, CANNOT, id="fails"),
         pytest.param(
             None,
-            lambda _rig: {"settings": of_policy({"leave": ["compute_mode"]})},
+            lambda _rig: {"left": ("compute_mode",)},
             NotNowError,
             r"prohibited, and the policy leaves it \(settings.leave\); change it on the node",
             id="left by the policy",

@@ -8,8 +8,7 @@ import pynvml
 import pytest
 
 from ground.documents import strict_json
-from policies.hardware import Setting, SettingsPolicy
-from policies.load import load_text
+from policies.hardware import Setting
 from scrubber.core.measured import Restored
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia import settings
@@ -36,7 +35,6 @@ class Change:
         return before
 
 
-HALF_WATT = "name: x\ndefaults: {settings: {power_limit: 452.5}}\n"
 CLOCKS = "memory 3201 MHz, graphics"
 CHANGES = (
     Change("persistence", "persistence_mode", 0, "off -> on",
@@ -49,13 +47,6 @@ CHANGES = (
     Change("application_clocks", "clock.app.0", 1200, f"{CLOCKS} 1200 MHz -> {CLOCKS} 1980 MHz",
            "nvmlDeviceGetApplicationsClock", "nvmlDeviceResetApplicationsClocks"),
 )  # fmt: skip
-POLICY = {
-    "persistence": False,
-    "power_limit": 500,
-    "application_clocks": {"memory": 3201, "graphics": 1500},
-    "compute_mode": "exclusive-process",
-    "ecc": False,
-}
 each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
 
 
@@ -129,32 +120,10 @@ def test_an_unsupported_setting_cannot_drift(rig, gpu, change: Change) -> None:
     assert gpu.restore_settings().drift == ()
 
 
-@each_change
-@pytest.mark.parametrize("lacks", ["getter", "setter"])
-def test_an_unsupported_setting_of_the_policy_is_only_reported(rig, change: Change, lacks: str) -> None:
-    wanted = {change.name: POLICY[change.name]}
-    calls = [getattr(change, lacks)]
-    if calls == ["nvmlDeviceResetApplicationsClocks"]:
-        calls.append("nvmlDeviceSetApplicationsClocks")
-    for call in calls:
-        rig.gpu(0).fail(call, UNTOLD)
-    found = touch(rig, 0, settings=wanted).restore_settings()
-    assert found == Restored(unsupported=(f"settings.{change.name} of the policy is not supported by this GPU",))
-
-
 def test_locked_clocks_are_unlocked_without_a_report(rig, gpu) -> None:
     rig.gpu(0).set({"clock.locked.gpu": "210 300", "clock.locked.memory": "405 405"})
     assert gpu.restore_settings().drift == ()
     assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("none", "none")
-
-
-def test_clocks_that_the_policy_locks_are_locked_every_time(rig) -> None:
-    locked = {"locked_clocks": {"graphics": {"min": 210, "max": 1410}}}
-    rig.gpu(0).set({"clock.locked.memory": "405 405"})
-    for _ in range(2):
-        assert touch(rig, 0, settings=locked).restore_settings().drift == ()
-        assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("210 1410", "none")
-        rig.gpu(0).set({"clock.locked.gpu": "210 300"})
 
 
 def test_a_setting_that_the_policy_leaves_is_not_touched(rig) -> None:
@@ -165,35 +134,15 @@ def test_a_setting_that_the_policy_leaves_is_not_touched(rig) -> None:
     touch(rig, 0).restore_settings()  # the first look
     rig.gpu(0).set(tuned)
     begun = len(rig.machine.calls())
-    leave = {"leave": [it.value for it in Setting]}
-    assert touch(rig, 0, settings=leave).restore_settings() == Restored()
+    leave = [it.value for it in Setting]
+    assert touch(rig, 0, left=leave).restore_settings() == Restored()
     assert {key: rig.gpu(0)[key] for key in tuned} == tuned
     assert [call for _, call, _ in rig.machine.calls()[begun:] if "Set" in call or "Reset" in call] == []
     rig.gpu(0).set({"ecc.current": 0})
-    assert touch(rig, 0, settings=leave).restore_settings() == Restored()  # another ECC mode is in force
-    leave["leave"].remove("locked_clocks")
-    touch(rig, 0, settings=leave).restore_settings()
+    assert touch(rig, 0, left=leave).restore_settings() == Restored()  # another ECC mode is in force
+    leave.remove("locked_clocks")
+    touch(rig, 0, left=leave).restore_settings()
     assert rig.gpu(0)["clock.locked.gpu"] == "none"
-
-
-def test_a_power_limit_of_no_whole_watt_is_kept(rig) -> None:
-    rig.gpu(0).set({"power.limit": 452_500, "power.default": 452_300})
-    for policy, limit in ((load_text(HALF_WATT, "x").defaults.settings, "452500"), (SettingsPolicy(), "452300")):
-        handled = policy.model_dump(exclude_none=True, mode="json")
-        touch(rig, 0, settings=handled).restore_settings()
-        assert rig.gpu(0)["power.limit"] == limit
-
-
-def test_an_unsupported_clock_lock_is_only_reported(rig) -> None:
-    locked = {"locked_clocks": {"graphics": {"min": 210, "max": 1410}, "memory": {"min": 405, "max": 405}}}
-    rig.gpu(0).fail("nvmlDeviceSetGpuLockedClocks", UNTOLD)
-    found = touch(rig, 0, settings=locked).restore_settings()
-    said = "settings.locked_clocks.graphics of the policy is not supported by this GPU"
-    assert found == Restored(unsupported=(said,))
-    assert rig.gpu(0)["clock.locked.memory"] == "405 405"
-    rig.gpu(0).fail("nvmlDeviceSetGpuLockedClocks", UNKNOWN)
-    with pytest.raises(DeviceError, match=r"cannot restore settings: locked_clocks\.graphics: nvmlDeviceSet"):
-        touch(rig, 0, settings=locked).restore_settings()
 
 
 def test_missing_rights_are_no_fault_of_the_device(rig, gpu) -> None:
@@ -239,19 +188,6 @@ def test_empty_settings_first_seen_restore_only_defaults(rig, tmp_path) -> None:
         change.make(rig.gpu(0))
     drift = touch(rig, 0, first_seen=str(tmp_path / "settings.json")).restore_settings().drift
     assert drift == tuple(f"{change.name}: {change.drift}" for change in CHANGES[2:])
-
-
-def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
-    rig.gpu(0).set({"ecc.current": 0})
-    gpu = touch(rig, 0, first_seen=str(kept(tmp_path)), settings=POLICY)
-    assert gpu.restore_settings().drift == (
-        "persistence: on -> off",
-        "ecc: on -> off",
-        "compute_mode: default -> exclusive-process",
-        "power_limit: 700 W -> 500 W",
-        f"application_clocks: {CLOCKS} 1980 MHz -> {CLOCKS} 1500 MHz",
-    )
-    assert captured(rig).application_clocks == (3201, 1500)
 
 
 ONLY_A_RESET = "cannot restore settings: ecc.* is off in force and must be on: only a reset changes it"

@@ -84,24 +84,6 @@ static int unlock(const At *at, const char *key)
     return refused ? refused : change(at, key, "none");
 }
 
-static int lock(const At *at, const char *key, const char *most, u32 low, u32 high)
-{
-    int refused = allowed(at, key, low <= high && high <= number(at, most));
-    return refused ? refused : change(at, key, "%u %u", low, high);
-}
-
-API int nvmlDeviceSetGpuLockedClocks(const Handle *device, u32 low, u32 high)
-{
-    ABOUT_GPU(device);
-    return lock(&at, "clock.locked.gpu", "clock.max.0", low, high);
-}
-
-API int nvmlDeviceSetMemoryLockedClocks(const Handle *device, u32 low, u32 high)
-{
-    ABOUT_GPU(device);
-    return lock(&at, "clock.locked.memory", "clock.max.2", low, high);
-}
-
 API int nvmlDeviceResetGpuLockedClocks(const Handle *device)
 {
     ABOUT_GPU(device);

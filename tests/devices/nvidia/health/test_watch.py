@@ -96,9 +96,10 @@ CASES: dict[str, tuple[AilmentKind, dict[str, object], str]] = {
 }  # fmt: skip
 
 
-def test_each_sign_that_is_watched_has_its_case() -> None:
+def test_each_watched_sign_has_its_case_and_its_call() -> None:
     elsewhere = {AilmentKind.SWITCH, AilmentKind.REBOOT_REQUIRED}
     assert {kind for kind, *_ in CASES.values()} | elsewhere == set(LASTS)
+    assert {CASES[name][0] for name in CALLS.values()} | elsewhere == set(LASTS)
 
 
 @pytest.mark.parametrize(("kind", "state", "words"), CASES.values(), ids=CASES)
@@ -123,7 +124,7 @@ HEALTHY: dict[str, dict[str, object]] = {
     "less than all": {"load": 99},
     "a load of memory that is in use": {"load": 100, "memory.used": holders.IDLE_AT_MOST + 1},
     "nothing is supported": dict.fromkeys(
-        ("clock.reasons", "load", "pcie.width", "pcie.replays", "fabric.state", "sram.exceeded")
+        ["pcie.replays", *(key for _, state, _ in CASES.values() for key in state if not key.startswith("nvlink."))]
     ),
 }
 
