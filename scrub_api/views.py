@@ -219,6 +219,7 @@ class ServiceStatus:
     steps_since: float = 0.0
     fence_lacks: str = ""  # why the kernel is asked about no device, though the policy wants it
     ledger_remedies: tuple[str, ...] = ()  # for ledger_fault
+    fence_below: str = ""  # the control group outside of which the fence counts nobody, for trials
     pods_share_groups: bool = False  # pods are in control groups of version 1, so the fence can keep nobody off
 
 

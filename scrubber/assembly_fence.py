@@ -97,7 +97,18 @@ def guard(
                 exempt.read()
             terms.cache_clear()
 
-        sources = Sources(process, groups_of, bystanders, terms, read, exempt.place, tree.runs, tree.is_gone, _is_ours)
+        sources = Sources(
+            process,
+            groups_of,
+            bystanders,
+            terms,
+            read,
+            exempt.place,
+            tree.runs,
+            tree.is_gone,
+            _is_ours,
+            _below(config.cgroup_root),
+        )
         own, standing = own_group(config.cgroup_root), Fence(root)
         standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)
         new_groups = NewGroups(root, config.host_root)
@@ -110,6 +121,15 @@ def guard(
     found.admit_process(os.getpid())
     found.start()
     return found
+
+
+def _below(cgroup_root: Path | None) -> str:
+    """The name of the control group, if the fence stands below one."""
+    if cgroup_root is None:
+        return ""
+    with suppress(FenceError, ValueError):  # ValueError: it is not below the root
+        return f"/{cgroup_root.relative_to(fence.root())}"
+    return str(cgroup_root)
 
 
 def _has_pods(root: Path) -> bool:

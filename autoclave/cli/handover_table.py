@@ -27,12 +27,15 @@ KINDS = tuple(ledger_rows.KINDS[event] for event in tenancies.EVENTS)
 FIELDS = (
     "node", "began", "ended", "device", "index", "slice", "model", "simulated", "tenant", "pod", "uid", "owner",
     "actor", "result", "note", "receipt", "signature", "wipe", "wiped", "wiped_bytes", "allocatable_bytes",
-    "residue_bytes", "wipe_signature", "fence", "others_let_through", "others_refused", "closing_signature",
+    "residue_bytes", "wipe_signature", "fence", "others_let_through", "others_refused", "others_until_wiped",
+    "closing_signature",
 )  # fmt: skip
 TABLE = (
     "BEGAN", "ENDED", "GPU", "TENANT", "ACTOR", "RESULT", "RECEIPT", "SIGNATURE",
     "WIPED", "WIPE", "COVERAGE", "RESIDUE", "BY", "OTHERS",
 )  # fmt: skip
+
+OTHERS = ("others_let_through", "others_refused", "others_until_wiped")
 
 Rows = Sequence[tuple[TenancyRow, views.HistoryEntry, str]]  # each with an event of its device, and the device's model
 History = Callable[..., Awaitable[Sequence[views.HistoryEntry]]]
@@ -124,13 +127,14 @@ def _cells(row: TenancyRow, gpu: str) -> list[str]:
 def _fence(row: TenancyRow) -> dict[str, object]:
     """What the closing receipt says of others; nothing where it is not known."""
     if row.closed is None:
-        return {"fence": "", "others_let_through": None, "others_refused": None, "closing_signature": ""}
+        return {"fence": "", **dict.fromkeys(OTHERS), "closing_signature": ""}
     said, signer = row.closed.ended.guarded, signer_of(row.closed.envelope) or "unsigned"
-    known = said.mode is not FenceMode.OFF
+    known, later = said.mode is not FenceMode.OFF, row.closed.until_wiped
     return {
-        "fence": f"{said.mode.value}{'' if said.saw_all else ', with gaps'}" if known else f"not known: {said.why}",
+        "fence": ", ".join([said.mode.value, *said.flaws]) if known else f"not known: {said.why}",
         "others_let_through": said.let_through if known else None,
         "others_refused": said.refused if known else None,
+        "others_until_wiped": later.let_through if later.mode is not FenceMode.OFF else None,
         "closing_signature": signer,
     }
 
@@ -141,8 +145,10 @@ def _others(row: TenancyRow) -> str:
     said = row.closed.ended.guarded
     if said.mode is FenceMode.OFF:
         return "not known"
-    seen = "" if said.saw_all else ", with gaps"
-    return f"{quantity(said.let_through, 'question')} let through, {said.refused} refused{seen}"
+    later = row.closed.until_wiped.let_through
+    wiped = [f"{later} let through until it was wiped"] if later else []
+    asked = f"{quantity(said.let_through, 'question')} let through, {said.refused} refused"
+    return ", ".join([asked, *wiped, *said.flaws])
 
 
 def _result(row: TenancyRow) -> str:

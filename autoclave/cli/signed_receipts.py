@@ -239,7 +239,7 @@ def _closing_words(predicate: dict[str, Any]) -> Iterator[str]:
     """What a closing receipt says."""
     device, tenant, wiped = predicate["device"], predicate["tenant"], predicate["wiped"]
     names = [tenant[name] for name in ("pod", "owner", "uid") if name in tenant]
-    yield f"model       {device['model']}{', SIMULATED' if 'simulated' in device else ''}"
+    yield f"device      {device['model']} {device['uuid']}{', SIMULATED' if 'simulated' in device else ''}"
     yield f"tenant      {' / '.join(names) or 'not known'}"
     yield f"had it      from {predicate.get('began', 'an unknown time')} to {predicate['ended']}"
     yield f"others      {_others(predicate['fence'])}"
@@ -253,6 +253,7 @@ def _closing_words(predicate: dict[str, Any]) -> Iterator[str]:
 def _others(fence: dict[str, Any]) -> str:
     """What the fence says of others, over a time."""
     exempt = f"; exempt: {fence['exempt']}" if "exempt" in fence else "; nobody is exempt"
+    exempt += f", at first {fence['exemptBefore']}" if "exemptBefore" in fence else ""
     return event_text.guarded(guarded_in(fence)) + ("" if fence["mode"] == "none" else exempt)
 
 

@@ -131,6 +131,13 @@ class OpenAttempted:
 
 
 @dataclass(frozen=True, slots=True)
+class FenceMissed:
+    """For a while up to now, the fence has not counted somebody, or may not have. Changes nothing."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PastGate:
     """A row of an older version, which had a create gate: a container started without asking it. Changes nothing."""
 
@@ -306,6 +313,7 @@ Event = (
     | Released
     | Soiled
     | OpenAttempted
+    | FenceMissed
     | PastGate
     | ScrubStarted
     | ProbationStarted
@@ -341,7 +349,7 @@ READS_FENCE = (Distrusted, Granted, GrantedUnproven, Released)
 
 WARNINGS = (
     Distrusted, GrantedUnproven, Soiled, PastGate, Escalated, ScrubFailed, AilmentFound, Quarantined, Reinstated,
-    PutInUse, ServiceStarted, StoodStill, WritesFailed, ClockMoved, OpenAttempted,
+    PutInUse, ServiceStarted, StoodStill, WritesFailed, ClockMoved, OpenAttempted, FenceMissed,
 )  # fmt: skip
 """The events that may be warnings."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from policies.policy_model import FenceMode
 from scrubber.core.model import Moment
 
-ANEW = "the counts of the fence began anew meanwhile, as after a reboot"
+ANEW = "the fence was built again meanwhile, as after a reboot"
 UNREAD = "the fence was not read at both ends of this time"
 
 
@@ -27,6 +27,7 @@ class FenceReading:
     refused: int = 0
     gaps: int = 0
     exempt: str = ""  # the digest of who may open it at any time; empty: nobody may
+    below: str = ""  # the control group outside of which nobody is counted, for trials; empty: all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,14 @@ class Guarded:
     refused: int = 0
     gaps: int = 0
     open_to_all: bool = False  # at some time everybody could open the device: its owner is counted as well
+    below: str = ""  # ``FenceReading.below``
 
     @property
-    def saw_all(self) -> bool:
-        """Whether the fence has counted everybody, all the time."""
-        return self.mode is not FenceMode.OFF and not (self.gaps or self.open_to_all)
+    def flaws(self) -> tuple[str, ...]:
+        """In words, why others may not be counted, or who else is; none: exactly the others are."""
+        gaps = ("with gaps",) if self.gaps else ()
+        open_to_all = ("open to all for a time",) if self.open_to_all else ()
+        return *gaps, *open_to_all, *((f"below {self.below} only",) if self.below else ())
 
 
 UNKNOWN = Guarded(why=UNREAD)
@@ -97,4 +101,5 @@ def between(began: FenceReading | None, ended: FenceReading | None, *, open_to_a
     return Guarded(
         since=began.at, mode=ended.mode, mode_before=began.mode, exempt=ended.exempt, exempt_before=began.exempt,
         let_through=passed - ignored, ignored=ignored, refused=refused, gaps=gaps, open_to_all=open_to_all,
+        below=ended.below or began.below,
     )  # fmt: skip

@@ -36,11 +36,12 @@ def judged(result: StepResult, record: Record) -> StepResult:
 def _credited(result: StepResult, record: Record) -> StepResult:
     """The result, without old data that may be the pattern of an earlier clear: no owner is named for it."""
     clear = result.findings
-    ours = record.scrubs.half_cleared or record.scrubs.pattern_left
-    if not ours or not isinstance(clear, Cleared) or not clear.residue_bytes:
-        return result
-    note = f"{quantity(clear.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
-    detail = "; ".join(filter(None, (result.detail, f"{note} an earlier clear")))
+    scrubs = record.scrubs
+    if not isinstance(clear, Cleared) or not (scrubs.half_cleared or (scrubs.pattern_left and clear.residue_bytes)):
+        return result  # after a clear that did not prove anything, zeros may be ours, too
+    found = f"{quantity(clear.residue_bytes, 'byte was', 'bytes were')} not zero before, which may be the pattern of"
+    note = f"{found} an earlier clear" if clear.residue_bytes else ""
+    detail = "; ".join(filter(None, (result.detail, note)))
     left_out = replace(clear, residue_bytes=0, residue_at=(), searched_bytes=0)
     return replace(result, detail=detail, findings=left_out)
 

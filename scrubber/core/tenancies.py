@@ -25,7 +25,8 @@ EVENTS: tuple[type[ev.Event], ...] = (
     ev.TenancyClosed, ev.OpenAttempted,
 )  # fmt: skip
 """The events that tenancies are read from."""
-_TELL_NO_OWNER = (ev.PutInUse, ev.PastGate, ev.OpenAttempted)  # whether nobody had the device before them
+# Whether nobody had the device before them.
+_TELL_NO_OWNER = (ev.PutInUse, ev.PastGate, ev.OpenAttempted, ev.FenceMissed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,8 +163,10 @@ class Fence:
         held: Collection[int] = (),
         exempt: Collection[int] = (),
         service: int | None = None,
-    ) -> None:
+    ) -> bool:
         """Let these control groups open a device, and what is below them; None: everybody.
+
+        Returns whether nobody has counted for a while up to now, as after ``forget``. That is a gap.
 
         Others are counted, and refused if ``refuse`` or if they are ``held``. Those who are ``exempt`` are counted, and
         never refused, also below a group that is held. So is whoever is in the group of the ``service`` and is no
@@ -177,11 +179,12 @@ class Fence:
         if service is not None:
             wanted[service] = program.SERVICE
         if now == wanted and self._written.get(key) == rule:
-            return
+            return False
+        uncounted = self._counters.get(key) is not None and self._rules.get(key) is None
         if self._counters.get(key) is None:
             self._kept.remove(key)  # of a layout whose counts are not read: they are no later ones of its proof
             self._counters.put(key, program.COUNTS.pack(0, 0))
-        elif self._rules.get(key) is None:  # nobody has counted since it was forgotten, or removed by somebody else
+        elif uncounted:
             self.miss(number)
         for group in now.keys() - wanted.keys():
             self._members.remove(key + _TIME.pack(group))
@@ -193,6 +196,7 @@ class Fence:
         self._written.pop(key, None)  # until the kernel has taken this one
         self._rules.put(key, rule)
         self._written[key] = rule
+        return uncounted
 
     def numbers(self) -> frozenset[DeviceNumber]:
         """The devices that are fenced, also those of an earlier life of the service."""

@@ -34,7 +34,7 @@ WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 EARLIEST, LATEST = -(2**63), 2**63 - 1  # the numbers that a row may have, also a damaged one
 
-VERSION = 8  # of the schema and of the stored events
+VERSION = 9  # of the schema and of the stored events
 SCHEMA = (
     """
     CREATE TABLE entries (

@@ -48,6 +48,7 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "deferred": events.Deferred,
         "past-gate": events.PastGate,
         "open-attempted": events.OpenAttempted,
+        "fence-missed": events.FenceMissed,
         "scrub-started": events.ScrubStarted,
         "probation-started": events.ProbationStarted,
         "steps-recorded": events.StepsRecorded,

@@ -9,6 +9,7 @@ formats that can be read, and what differs in them:
 * 5: the findings of 3
 * 6: who had come past the create gate, in each record of a snapshot
 * 7: nothing of what the fence has counted
+* 8: no rows of what the fence may have missed, nor below which control group it stood
 """
 
 from __future__ import annotations

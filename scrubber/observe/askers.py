@@ -70,6 +70,7 @@ class Askers:
         self.questions = 0  # of all devices, so far
         self._of: dict[str, dict[tuple[str, str, bool], Asker]] = {}
         self._totals: dict[str, Asked] = {}
+        self._gaps: dict[tuple[str, str], None] = {}
         self._lines = deque[float](maxlen=_LINES)  # wall times of the last ones in the log
 
     def add(
@@ -103,6 +104,19 @@ class Askers:
             total = self._totals.get(device, Asked())
             self._totals[device] = Asked(total.times + 1, total.refused + refused)
         return asker if due else None
+
+    def missed(self, device: str, why: str) -> None:
+        """Somebody may not have been counted, for this reason."""
+        with self._turn:
+            self._gaps[device, why] = None
+
+    def take_gaps(self, most: int) -> list[tuple[str, str]]:
+        """Devices and reasons that were not taken before, at most so many."""
+        with self._turn:
+            taken = [*self._gaps][:most]
+            for gap in taken:
+                del self._gaps[gap]
+            return taken
 
     def remember(self, device: str, openers: Iterable[Opener]) -> None:
         """Add those whom earlier lives of the service have recorded, the latest last."""

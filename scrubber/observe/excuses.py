@@ -64,6 +64,7 @@ class Sources:
     runs: Callable[[int], bool]  # whether a process is in a control group, or may be
     is_gone: Callable[[int], bool] = lambda _group: False  # whether a control group was removed
     is_ours: Callable[[int], bool] = lambda _pid: False  # whether the service has started this process
+    below: str = ""  # the control group below which the fence stands; empty: the root of all
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,8 +211,8 @@ class Guard:
             for number in numbers:
                 if owners is not None and any(map(self._sources.runs, self._leaving(number, uncounted))):
                     self._fence.miss(number)
-                    logger.warning("a process that could open the device still runs", device=uuid)
-                self._fence.set(
+                    self._note_gap(uuid, "a process that could open it still runs, and may have it open")
+                had_no_rule = self._fence.set(
                     number,
                     None if owners is None else uncounted,
                     refuse=terms.refuse,
@@ -220,8 +220,11 @@ class Guard:
                     exempt=terms.exempt,
                     service=service,
                 )
-            if self._rule(uuid).failed:
+                if had_no_rule and not self._rule(uuid).failed:
+                    self._note_gap(uuid, "nothing counted who opens it, such as under another policy")
+            if why := self._rule(uuid).failed:
                 self._fence.miss(_first(numbers))
+                self._note_gap(uuid, why)
                 self.stands_since = _uptime()
         except OSError as error:
             why = f"the kernel does not take the rule of the fence: {error.strerror}"
@@ -296,6 +299,11 @@ class Guard:
         rule = self._rule(uuid)
         closed = bool(self._numbers.get(uuid)) and rule.holds_pods and not rule.failed and not rule.to_all
         return closed and self.lease_left > 0.0
+
+    @property
+    def below(self) -> str:
+        """The control group outside of which it sees nobody; empty: it sees all."""
+        return self._sources.below
 
     @property
     def pods_share_groups(self) -> bool:
@@ -385,7 +393,6 @@ class Guard:
         if all(map(self._fence.still_rules, self._numbers[uuid])):
             return ""
         why = "somebody else has changed the rule of the fence"
-        logger.warning("the rule of the fence is written again", device=uuid, why=why)
         self._rules[uuid] = replace(self._rule(uuid), failed=why)
         return why
 
@@ -424,6 +431,7 @@ class Guard:
             refused=refused,
             gaps=sum(it.gaps for it in kept),
             exempt=terms.exempt_digest,
+            below=self._sources.below,
         )
 
     def _counter(self, numbers: Iterable[DeviceNumber]) -> str:
@@ -433,8 +441,13 @@ class Guard:
     def _stand_again(self) -> None:
         self._fence.stand_again()
         self.stands_since = _uptime()
-        self._missed = dict.fromkeys(self._numbers, "somebody had taken the fence out of the kernel")
-        logger.warning("the fence was taken out of the kernel; it stands again")
+        for uuid in self._numbers:
+            self._missed[uuid] = "somebody had taken the fence out of the kernel"
+            self._note_gap(uuid, self._missed[uuid])
+
+    def _note_gap(self, uuid: str, why: str) -> None:
+        self.askers.missed(uuid, why)
+        logger.warning("the fence may have missed somebody", device=uuid, why=why)
 
     def _counted(self, uuid: str) -> int:
         return sum(map(self._fence.uses, self._numbers[uuid]))

@@ -115,6 +115,7 @@ def _fence(guarded: Guarded, words: Callable[[str], str]) -> dict[str, object]:
         refused=guarded.refused,
         gaps=guarded.gaps,
         openToAll=guarded.open_to_all or None,
+        below=words(guarded.below),
     )
 
 
@@ -131,6 +132,7 @@ def guarded_in(fence: Mapping[str, Any]) -> Guarded:
         refused=fence["refused"],
         gaps=fence["gaps"],
         open_to_all=fence.get("openToAll", False),
+        below=fence.get("below", ""),
     )
 
 

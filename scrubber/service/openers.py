@@ -8,12 +8,13 @@ The names in them outlive the service: the next one reads them, so that ``autocl
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from ground.errors import LedgerUnavailable
 from scrubber.core import fencing, open_attempts
-from scrubber.core.events import OpenAttempted
+from scrubber.core.events import FenceMissed, OpenAttempted
 from scrubber.core.fencing import OpenTo
 from scrubber.core.model import Opener
 from scrubber.core.open_attempts import AT_ONCE, WITHIN, Written
@@ -28,7 +29,7 @@ EVERY = 1.0  # seconds between two looks, and at once after each row: it may beg
 OF_OPENERS = Window(kinds=frozenset({ledger_rows.KINDS[OpenAttempted]}))
 READ = 5000  # rows that are read at a start
 
-_Row = tuple[str, OpenAttempted]  # with its device
+_Row = tuple[str, OpenAttempted | FenceMissed]  # with its device
 
 
 class Openers:
@@ -85,6 +86,9 @@ class Openers:
 
     def _look(self, periods: dict[str, Written], *, ends: bool) -> None:
         """Note which rows are due."""
+        for uuid, why in self._askers.take_gaps(max(self._room(), 0)):
+            self._unwritten.append((uuid, FenceMissed(why)))
+            self._first.append(self._context.now().uptime)
         before_this = self._asked
         self._asked = self._askers.questions, self._room()
         is_quiet = not ends and self._asked == before_this == (self._askers.questions, AT_ONCE)
@@ -123,8 +127,10 @@ class Openers:
             return rows
         for uuid in {uuid for uuid, _ in rows}:
             self._askers.name(uuid, names)
-        return [(uuid, replace(row, opener=_named(row.opener, names.get(row.opener.place)))) for uuid, row in rows]
+        return [(uuid, _named(row, names)) for uuid, row in rows]
 
 
-def _named(opener: Opener, pod: str | None) -> Opener:
-    return opener if pod is None else replace(opener, pod=pod)
+def _named(row: OpenAttempted | FenceMissed, names: Mapping[str, str]) -> OpenAttempted | FenceMissed:
+    if isinstance(row, FenceMissed) or row.opener.place not in names:
+        return row
+    return replace(row, opener=replace(row.opener, pod=names[row.opener.place]))

@@ -248,6 +248,7 @@ class StatusReporter:
             steps_since=ledger.kept.steps_since,
             policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
             unlisted=self._unlisted(),
+            fence_below=guard.below if guard is not None else "",
             pods_share_groups=guard is not None and guard.pods_share_groups,
         )
 

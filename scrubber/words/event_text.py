@@ -69,6 +69,8 @@ def tell(event: ev.Event) -> str:
             return f"no longer clean: {why}{user}{again}"
         case ev.OpenAttempted():
             return _attempts(event)
+        case ev.FenceMissed(why):
+            return f"the fence may have missed somebody: {why}"
         case ev.PastGate(pod, unproven):
             proven = f"NOT PROVEN CLEAN ({unproven})" if unproven else "proven clean"
             return f"a container of pod {pod} started past the create gate, on a GPU that was {proven}"
@@ -143,10 +145,10 @@ def _user(owner: Owner) -> str:
 def _attempts(event: ev.OpenAttempted) -> str:
     opener, who = event.opener, _opener(event.opener)
     meanwhile = "while somebody else had it" if event.held else "while nobody had it"
-    asked = f"asked the kernel {'at least ' if event.ended else ''}{_often(opener.times)}"
+    asked = f"asked the kernel at least {_often(opener.times)}"
     if opener.times == opener.refused:
         when = f", from {_time_of(opener.first)} to {_time_of(opener.last)}" if event.ended else ""
-        return f"not opened: {who} {asked} {meanwhile}, and was refused{' each time' if opener.times > 1 else ''}{when}"
+        return f"not opened: {who} {asked} {meanwhile}, and was refused each time{when}"
     refused = f", and was refused {_often(opener.refused)}" if opener.refused else ""
     unauthorised = ": unauthorised use" if opener.is_contained else ""  # of the node, the mode hold lets it through
     how = " which the policy exempts" if opener.exempt else f" {meanwhile}{unauthorised}"
@@ -271,7 +273,8 @@ def _closed(closed: ev.TenancyClosed) -> str:
     ended = closed.ended
     whose = ended.pod or ended.container or ended.acquired_by or "somebody unknown"
     began = _time(ended.began) if ended.began is not None else "an unknown time"
-    notes = [f"wiped after {whose}, who had it from {began} to {_time(ended.ended)} (its receipt is {closed.receipt})"]
+    whose += f", who had it from {began} to {_time(ended.ended)}"
+    notes = [f"wiped after {whose} (the receipt of the wipe is {closed.receipt})"]
     notes += [f"others: {guarded(ended.guarded)}", f"others until it was wiped: {guarded(closed.until_wiped)}"]
     return "; ".join(notes)
 
@@ -285,6 +288,7 @@ def guarded(said: Guarded) -> str:
     notes += [f"{quantity(said.ignored, 'question')} of programs that the policy ignores"] if said.ignored else []
     notes += [f"{quantity(said.gaps, 'moment')} at which the fence may have missed somebody"] if said.gaps else []
     notes += ["for a time open to all"] if said.open_to_all else []
+    notes += [f"of processes below {said.below} only"] if said.below else []
     return ", ".join(notes)
 
 

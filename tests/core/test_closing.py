@@ -30,6 +30,7 @@ def at(seconds: float, **counted: Any) -> FenceReading:  # noqa: ANN401 - by nam
         ("both modes are told", HOLD, at(9, mode=FenceMode.WATCH), {"mode": FenceMode.WATCH}),
         ("both digests of the exempt are told", HOLD, at(9, exempt=""), {"exempt": ""}),
         ("another counter counts from zero", HOLD, at(9, counter="d"), None),
+        ("below a control group is told", replace(HOLD, below="/trial"), at(9), {"below": "/trial"}),
         ("fewer uses than before are of another counter", HOLD, at(9, passed=9), None),
         ("fewer refusals than before, too", HOLD, at(9, refused=6), None),
         ("fewer gaps than before, too", HOLD, at(9, gaps=0), None),
@@ -39,9 +40,10 @@ def test_two_readings_tell_what_others_did(began, ended, differs):
     same = guarded.Guarded(NOW, FenceMode.HOLD, "", FenceMode.HOLD, "e", "e")
     expected = guarded.Guarded(NOW, why=ANEW) if differs is None else replace(same, **differs)
     assert between(began, ended) == expected
-    assert expected.saw_all is not bool(differs is None or differs.get("gaps"))
+    assert expected.flaws == tuple(FLAWS[name] for name in FLAWS if name in (differs or {}))
 
 
+FLAWS = {"gaps": "with gaps", "below": "below /trial only"}
 NO_FENCE = FenceReading(NOW, why="no fence")
 
 
@@ -117,7 +119,7 @@ def test_a_device_that_was_open_to_all_says_so():
     ended = live(later_on, ev.Released("given back", fence=at(60)), at=later(60)).fence.ended
     assert ended is not None
     assert ended.guarded.open_to_all
-    assert not ended.guarded.saw_all
+    assert ended.guarded.flaws == ("open to all for a time",)
     scrubbing = live(later_on, ev.Released("given back", fence=at(60)), ev.ScrubStarted(lives.job()), at=later(60))
     assert closing.since_proof(replace(scrubbing, fence=replace(scrubbing.fence, proof=HOLD)), at(70)).open_to_all
     assert LEFT.fence.ended is not None
@@ -128,7 +130,7 @@ def test_what_one_write_opens_and_closes_was_never_open():
     mine = live(lives.CLEAN, granted(announced=False, until_release=True, owner="claim 7"), ev.LetIn((lives.A,)))
     ended = live(mine, ev.Released("given back", fence=at(60)), at=later(60)).fence.ended
     assert ended is not None
-    assert ended.guarded.saw_all
+    assert ended.guarded.flaws == ()
 
 
 def test_a_reboot_ends_a_tenancy_of_which_nothing_is_known():

@@ -77,7 +77,12 @@ def test_old_data_counts_unless_it_may_be_our_own_pattern(before):
     judged = step_results.judged(OLD, before)
     assert judged.detail == "7 bytes were not zero before, which may be the pattern of an earlier clear"
     assert judged.findings == result(Step.CLEAR, searched_bytes=0).findings
-    zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
-    assert step_results.judged(zeros, before) == zeros
     failed = step_results.judged(replace(OLD, detail="it failed"), before)
     assert failed.detail == f"it failed; {judged.detail}"
+
+
+def test_zeros_after_a_clear_that_was_cut_off_may_be_ours():
+    """They tell nothing of the last owner. After a proof that left a pattern, they do."""
+    zeros = result(Step.CLEAR, residue_bytes=0, searched_bytes=60)
+    assert step_results.judged(zeros, LEFT) == zeros
+    assert step_results.judged(zeros, CUT_OFF) == result(Step.CLEAR, residue_bytes=0, searched_bytes=0)

@@ -66,6 +66,9 @@ def two_gpus(openers=(), **changes):
     return stands(openers={"GPU-1": openers, "GPU-2": openers}, answer=status)
 
 
+BELOW = stands(
+    answer=views.Status((replace(GPU, fence="watch"),), replace(SERVICE, fence_below="/sys/fs/cgroup/trial"))
+)
 SHARED = stands(
     answer=views.Status((replace(GPU, fence="watch"),), replace(SERVICE, pods_share_groups=True))
 )  # control groups of version 1
@@ -141,6 +144,7 @@ SERVICES = [
         WARNING,
         '"nvtop" (pid 9, /system.slice/telegraf.service) asked for GPU 3',
     ),
+    ("fence", BELOW, WARNING, "processes below /sys/fs/cgroup/trial only, and nobody else"),
     ("fence", SHARED, WARNING, "the kernel can only watch who opens a GPU, whatever the policy says"),
     ("fence", SHARED, WARNING, "So a pod waits for its GPU in Allocate there"),
     ("fence", gpu(fence="refuse", askers=(replace(ASKER, refused=4),)), WARNING, "and was refused; 4 questions"),

@@ -92,7 +92,7 @@ def test_it_says_how_often_others_came(service: Service, group: Path, mode: str)
     said = closed(service)
     twice = 6  # one open that is let through asks twice
     counts = {"refuse": {"letThrough": 0, "refused": 3}, "watch": {"letThrough": twice, "refused": 0}}[mode]
-    none = {"ignored": 0, "gaps": 0}
+    none = {"ignored": 0, "gaps": 0, "below": f"/{group.relative_to(fence.root())}"[:64]}
     assert said["tenant"] == {"owner": "job 7"}
     exempt = hashlib.sha256(EXEMPT.encode()).hexdigest()[:16]
     assert said["fence"] == {"mode": mode, "exempt": exempt, **counts, **none}
@@ -101,7 +101,8 @@ def test_it_says_how_often_others_came(service: Service, group: Path, mode: str)
     assert receipt["refused"] == (4 if mode == "refuse" else 0), "since the last proof"
     [listed] = json.loads(cli(service, "receipt", "list", 0, "-o", "json"))["items"]
     assert {listed["others_let_through"], listed["others_refused"]} == {*counts.values()}
-    assert (listed["fence"], len(listed["closing_signature"])) == (mode, 16)
+    assert listed["fence"] == f"{mode}, below /{group.relative_to(fence.root())} only"
+    assert len(listed["closing_signature"]) == 16
 
 
 def test_it_counts_on_while_the_service_is_away(service: Service, group: Path) -> None:
@@ -120,8 +121,10 @@ def test_a_fence_that_was_taken_away_leaves_a_gap(service: Service, group: Path)
     acquire(service, job)
     fence.take_down(group)
     opens(service, group / "foreign", 1)
-    service.hear("it stands again")
+    service.hear("the fence may have missed somebody")
     assert closed(service)["fence"]["gaps"] == 1
+    [missed] = json.loads(cli(service, "history", 0, "--kind", "fence-missed", "-o", "json"))["items"]
+    assert missed["text"] == "the fence may have missed somebody: somebody had taken the fence out of the kernel"
 
 
 def test_a_fence_that_begins_anew_knows_nothing_of_before(service: Service, group: Path) -> None:
@@ -132,7 +135,7 @@ def test_a_fence_that_begins_anew_knows_nothing_of_before(service: Service, grou
     opens(service, group / "foreign", 1)
     service.start()
     said = closed(service)["fence"]
-    assert said == {"mode": "none", "why": "the counts of the fence began anew meanwhile, as after a reboot"}
+    assert said == {"mode": "none", "why": "the fence was built again meanwhile, as after a reboot"}
 
 
 def test_a_gpu_without_a_named_group_was_open_to_all(service: Service) -> None:

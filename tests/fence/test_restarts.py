@@ -95,7 +95,7 @@ def test_a_job_has_its_gpu_alone_also_after_a_kill(service: Service, group: Path
         return process.returncode, said
 
     code, said = acquired(group)
-    assert (code, "holds the scrub service itself" in said) == (2, True), said
+    assert (code, "holds the scrub service" in said) == (2, True), said
     assert acquired(job)[0] == 0
     for _ in range(2):
         opened(service, job)

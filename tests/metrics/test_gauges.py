@@ -162,7 +162,8 @@ async def test_a_fence_that_does_not_stand_is_shown_with_why(node):
 
 def fence_all(node: Node, monkeypatch: pytest.MonkeyPatch, *, but: tuple[str, ...] = (), to_all: str = "") -> None:
     """A fence holds pods off all devices, but for these."""
-    guard = SimpleNamespace(kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
+    nothing = {"below": "", "pods_share_groups": False}
+    guard = SimpleNamespace(**nothing, kept_off=lambda uuid: None if uuid in but else KeptOff.PODS)
     guard.lacks = lambda uuid: "no device file" if uuid in but else ""
     guard.opens_to_all, guard.keeps_out = lambda uuid: uuid == to_all, lambda uuid: uuid not in but
     guard.askers, guard.lease_left, guard.stands_since = Askers(lambda: 0.0), 599.0, 1.0

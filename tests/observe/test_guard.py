@@ -810,4 +810,4 @@ def test_a_reading_has_bystanders_apart_from_others(asking: Asking, foreign: Pat
         opens()
         assert asking.uses() == 0
     said = between(before, asking.guard.reading(DEVICE))
-    assert (said.let_through, said.ignored > 0, said.saw_all) == (0, True, True)
+    assert (said.let_through, said.ignored > 0, said.mode, said.flaws) == (0, True, FenceMode.WATCH, ())

@@ -261,6 +261,7 @@ class Following:
     keeps_off: KeptOff | None
     lets_all_in: bool = False
     pods_share_groups: bool = False
+    below: str = ""
     askers: Askers = field(default_factory=lambda: Askers(lambda: 0.0))
 
     def kept_off(self, _uuid: str) -> KeptOff | None:

@@ -151,29 +151,31 @@ LIFE = [
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
     (ev.TenancyClosed(
         EndedTenancy(7, "boot-1", NOW, NOW, lives.A, "team/train", guarded=HELD), "r-1", UNREAD),
-     ("wiped after team/train, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (its receipt "
-      "is r-1); "
+     ("wiped after team/train, who had it from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:40 UTC (the "
+      "receipt of the wipe is r-1); "
      "others: 1 question let through, 3 refused (fence: watch, then hold), 2 questions of programs that the policy "
      "ignores, 1 moment at which the fence may have missed somebody, for a time open to all; "
      "others until it was wiped: not known: the fence was not read at both ends of this time")),
     (ev.TenancyClosed(EndedTenancy(7, "boot-1", NOW, acquired_by="job 7"), "r-1", UNREAD),
-     ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (its receipt is r-1); "
+     ("wiped after job 7, who had it from an unknown time to 2025-06-15 15:06:40 UTC (the receipt of the wipe is r-1); "
      "others: not known: the fence was not read at both ends of this time; "
      "others until it was wiped: not known: the fence was not read at both ends of this time")),
+    (ev.FenceMissed("somebody had taken it out of the kernel"),
+     "the fence may have missed somebody: somebody had taken it out of the kernel"),
     (ev.OpenAttempted(lives.OPENER, 7, held=True),
      ('opened by pod team/b (pod-b), last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
       'it asked the '
-      "kernel 3 times")),
+      "kernel at least 3 times")),
     (ev.OpenAttempted(replace(lives.OPENER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
      ('opened by /system.slice/x.service, last by "train-b" (pid 42), while nobody had it; it asked the '
-      "kernel 3 times, and was refused 2 times")),
+      "kernel at least 3 times, and was refused 2 times")),
     (ev.OpenAttempted(replace(lives.OPENER, pod="", refused=3), 7, held=True, ended=True),
      ('not opened: pod pod-b, last by "train-b" (pid 42), asked the kernel at least 3 times while somebody else '
       'had it, and '
       "was refused each time, from 2025-06-15 15:06:40 UTC to 2025-06-15 15:06:41 UTC")),
     (ev.OpenAttempted(replace(lives.OPENER, place="no container", pod="", times=1, refused=1), 7, held=True),
-     ('not opened: "train-b" (pid 42, no container) asked the kernel 1 time while somebody else had it, and was '
-      "refused")),
+     ('not opened: "train-b" (pid 42, no container) asked the kernel at least 1 time while somebody else had it, '
+      "and was refused each time")),
     (ev.OpenAttempted(replace(lives.OPENER, place="container:0123", pod="", exempt=True), 7, held=True, ended=True),
      ('opened by container 0123, last by "train-b" (pid 42), which the policy exempts; it asked the kernel at '
       'least 3 times, '

@@ -171,6 +171,9 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         yield warning(text, remedy)
         return
     guarded = [device for device in status.devices if device.fence]
+    if guarded and service.fence_below:
+        text = f"the fence counts and refuses processes below {service.fence_below} only, and nobody else"
+        yield warning(text, "start the service without --cgroup-root, which is for trials")
     for device in guarded:
         gpu = f"GPU {device.name} ({device.device})"
         for asker in device.askers:
@@ -185,7 +188,7 @@ def fence(node: Node, status: views.Status) -> Iterator[Finding]:
         yield warning(text, "boot the node with version 2 of control groups only; until then, nobody is kept off")
     elif not guarded:
         yield ok("the kernel does not keep watch over who opens a GPU: the policy does not ask for it")
-    elif not open_to_all and not any(device.askers for device in guarded):
+    elif not (open_to_all or service.fence_below) and not any(device.askers for device in guarded):
         modes = ", ".join(sorted({device.fence for device in guarded}))
         text = f"the kernel keeps watch over {quantity(len(guarded), 'GPU')} ({modes})"
         yield ok(f"{text}; no program asked for one that was not given to it since {since}")
