@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ground import process_names
+from ground import pod_groups, process_names
 from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
 from policies.values import Xid as Xid  # noqa: PLC0414 - the same
 from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - the same
@@ -199,6 +199,8 @@ def is_pod(name: str) -> bool:
 
 def place_words(place: str) -> str:
     """A place of an ``Opener``, as operators read it, such as ``pod UID``; empty if nothing is known of it."""
+    if pod_groups.holds_pods(place):
+        return pod_groups.GONE
     if place in NOWHERE or place.startswith("/"):
         return place
     return f"pod {place}" if is_pod(place) else f"container {place.removeprefix(CONTAINER)}"
@@ -253,7 +255,8 @@ class Opener:
     @property
     def is_contained(self) -> bool:
         """Whether he is in a pod or another container."""
-        return not self.place.startswith("/") and self.place not in NOWHERE
+        is_no_container = self.place.startswith("/") or self.place in NOWHERE
+        return not is_no_container or pod_groups.holds_pods(self.place)
 
 
 @dataclass(frozen=True, slots=True)
