@@ -409,7 +409,7 @@ PLAN = """\
 # Only a namespace or a unit can be exempt. Take the `# ` away in front of each that you exempt, and keep the others.
 # Then give this file to helm upgrade: -f FILE. It replaces your values of these two names: add what they have already.
 policy:
-  operatorNamespaces: [  # `hold` and `refuse` refuse the pods of all other namespaces; no tenant may create pods in these
+  operatorNamespaces: [  # pods of all others are refused, by `hold` too; no tenant may create pods in these
     # 'monitoring',  # dcgm exporter ], other, on 2 nodes
     'gpu-operator',  # nv-hostengine, on 1 node
   ]
