@@ -97,7 +97,10 @@ def guard(
                 exempt.read()
             terms.cache_clear()
 
-        sources = Sources(process, groups_of, bystanders, terms, read, exempt.place, tree.runs, tree.is_gone, _is_ours)
+        sources = Sources(
+            process, groups_of, bystanders, terms, read, exempt.place, tree.runs, tree.is_gone, _is_ours,
+            pod_name=lambda uid: exempt.names.get(uid, ""),
+        )  # fmt: skip
         own, standing = own_group(config.cgroup_root), Fence(root)
         standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)
         new_groups = NewGroups(root, config.host_root)

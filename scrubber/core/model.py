@@ -197,8 +197,13 @@ def is_pod(name: str) -> bool:
     return not name.startswith(CONTAINER)
 
 
-def place_words(place: str) -> str:
-    """A place of an ``Opener``, as operators read it, such as ``pod UID``; empty if nothing is known of it."""
+def place_words(place: str, pod: str = "") -> str:
+    """A place of an ``Opener``, as operators read it, such as ``pod UID``; empty if nothing is known of it.
+
+    ``pod``: NAMESPACE/POD, if it is known.
+    """
+    if pod:
+        return f"pod {pod} ({place})"
     if pod_groups.holds_pods(place):
         return pod_groups.GONE
     if place in NOWHERE or place.startswith("/"):
@@ -495,6 +500,7 @@ class Facts:
     held_up: str = ""  # which process or file cannot be read, or not in time, if the holders are unknown for that
     used_at: float = -math.inf  # uptime: a process last had it open, and may have left before it could be recorded
     used_by: str = ""  # who has used it then, as the fence saw it; empty: that is not known
+    users_exempt: bool = False  # the policy exempts all who have used it since its proof, also its holders
     use_unsure: str = ""  # for operators: why it is not known whether one had it open then; empty: one had
     witness: Testimony | None = None  # of short uses, by its last answer; None: not asked yet
     unobserved: str = ""  # for operators: what happened at ``observed_since``, unless the service began to observe then

@@ -28,6 +28,7 @@ from scrubber.node import assignments, clock
 from scrubber.node.ends import Ends
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
+from scrubber.observe.askers import Asker
 from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
@@ -244,9 +245,8 @@ class Observer:
             facts = replace(facts, owner_left=guard.owner_left(record.device.uuid))
         facts = self._observed_since.stamped(record.device.uuid, facts)
         receipt = record.scrubs.receipt
-        if guard is not None and receipt is not None and receipt.finished.uptime < facts.used_at:
-            user = guard.askers.last_user(record.device.uuid, receipt.finished.wall)
-            facts = replace(facts, used_by=place_words(user))
+        if guard is not None and receipt is not None and (facts.holders or receipt.finished.uptime < facts.used_at):
+            facts = _used(facts, guard.askers.users(record.device.uuid, receipt.finished.wall))
         self._owners.follow(record, facts, starting_pod)
         self._last[record.device.uuid] = record, facts
         return facts
@@ -331,6 +331,15 @@ class Observer:
         ask, patience = self.driver.caller.ask, self.driver.patience
         assigned = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
         return {uuid: assigned.get(uuid, KubeletAssignment()) for uuid in uuids}
+
+
+def _used(facts: Facts, users: Sequence[Asker]) -> Facts:
+    """The facts with who has used the device since its proof: the last one, first of those who are not exempt."""
+    if not users:
+        return facts
+    are_exempt = all(user.exempt for user in users)
+    are_exempt = are_exempt and all(any(user.has(holder) for user in users) for holder in facts.holders or ())
+    return replace(facts, used_by=place_words(users[-1].place, users[-1].pod), users_exempt=are_exempt)
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
