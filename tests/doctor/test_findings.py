@@ -348,7 +348,7 @@ def test_an_asker_is_named_with_what_lets_it_in(pod, would, where):
     ("place", "pod", "entry"),
     [("/system.slice/telegraf.service", "", "add PATH of"), ("0a-uid", "site/tel-x7", "add site:PATH of")],
 )
-def test_an_exempt_program_is_told_what_saves_its_scrubs(place, pod, entry):
+def test_doctor_says_how_an_exempt_program_costs_no_scrubs(place, pod, entry):
     """As the policy takes it: a name of a command is no path."""
     [found] = finding_of(gpu(fence="watch", askers=(replace(ASKER, place=place, pod=pod, exempt=True),)), "fence")
     assert (entry in found.remedy, "`readlink /proc/9/exe`" in found.remedy) == (True, True), found
