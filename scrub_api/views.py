@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ground import process_names
+from ground import pod_groups, process_names
 from ground.errors import Reason
 from scrub_api.device_messages import device_name
 from scrub_api.measurements import Measurements
@@ -132,13 +132,16 @@ class AskerView:
 
     @property
     def in_pod(self) -> bool:
-        """Whether its place is a pod, also one whose name is not known."""
+        """Whether its place is a pod, also one whose name is not known, or of which only the groups above are left."""
+        if pod_groups.holds_pods(self.place):
+            return True
         is_no_pod = self.place.startswith(("/", "container:")) or " " in self.place
         return bool(self.pod) or (bool(self.place) and not is_no_pod)
 
     def __str__(self) -> str:
         """As people read it."""
-        return process_names.describe(self.command, self.pid, self.pod or self.place or "it has ended")
+        place = pod_groups.GONE if pod_groups.holds_pods(self.place) else self.place
+        return process_names.describe(self.command, self.pid, self.pod or place or "it has ended")
 
 
 @dataclass(frozen=True, slots=True)

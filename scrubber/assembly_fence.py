@@ -98,17 +98,9 @@ def guard(
             terms.cache_clear()
 
         sources = Sources(
-            process,
-            groups_of,
-            bystanders,
-            terms,
-            read,
-            exempt.place,
-            tree.runs,
-            tree.is_gone,
-            _is_ours,
-            _below(config.cgroup_root),
-        )
+            process, groups_of, bystanders, terms, read, exempt.place, tree.runs, tree.is_gone, _is_ours,
+            _below(config.cgroup_root), lambda uid: exempt.names.get(uid, ""),
+        )  # fmt: skip
         own, standing = own_group(config.cgroup_root), Fence(root)
         standing.keep_alone(os.getpid(), _started(os.getpid()), runs=_runs)
         new_groups = NewGroups(root, config.host_root)

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ground import process_names
+from ground import pod_groups, process_names
 from policies.values import ScrubPath as ScrubPath  # noqa: PLC0414 - exported for packages that must not import policies
 from policies.values import Xid as Xid  # noqa: PLC0414 - the same
 from policies.values import most_thorough as most_thorough  # noqa: PLC0414 - the same
@@ -196,8 +196,15 @@ def is_pod(name: str) -> bool:
     return not name.startswith(CONTAINER)
 
 
-def place_words(place: str) -> str:
-    """A place of an ``Opener``, as operators read it, such as ``pod UID``; empty if nothing is known of it."""
+def place_words(place: str, pod: str = "") -> str:
+    """A place of an ``Opener``, as operators read it, such as ``pod UID``; empty if nothing is known of it.
+
+    ``pod``: NAMESPACE/POD, if it is known.
+    """
+    if pod:
+        return f"pod {pod} ({place})"
+    if pod_groups.holds_pods(place):
+        return pod_groups.GONE
     if place in NOWHERE or place.startswith("/"):
         return place
     return f"pod {place}" if is_pod(place) else f"container {place.removeprefix(CONTAINER)}"
@@ -252,7 +259,8 @@ class Opener:
     @property
     def is_contained(self) -> bool:
         """Whether he is in a pod or another container."""
-        return not self.place.startswith("/") and self.place not in NOWHERE
+        is_no_container = self.place.startswith("/") or self.place in NOWHERE
+        return not is_no_container or pod_groups.holds_pods(self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +512,7 @@ class Facts:
     unobserved: str  # for operators: what happened at ``observed_since``, unless the service began to observe then
     used_at: float  # uptime: a process last had it open, and may have left before it could be recorded; -inf: none
     used_by: str  # who has used it then, as the fence saw it; empty: that is not known
+    users_exempt: bool  # the policy exempts all who have used it since its proof, also its holders
     use_unsure: str  # for operators: why it is not known whether one had it open then; empty: one had
     witness: Testimony | None  # of short uses, by its last answer; None: not asked yet
     owner_left: bool  # the control group to which the fence was opened for the owner was removed

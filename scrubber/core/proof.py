@@ -8,9 +8,10 @@ from policies.policy_model import Eviction, Policy
 from scrubber.core import events as ev
 from scrubber.core import leftover
 from scrubber.core.ailment_traits import AILMENTS
-from scrubber.core.model import Facts, Holder, Moment, Receipt, ScrubPath, State, most_thorough
+from scrubber.core.model import Facts, Holder, Moment, Receipt, ScrubPath, State, holder_names, most_thorough
 from scrubber.core.record import Record
 
+EXEMPT = ", which the policy exempts"  # such a use is authorised: it ends the proof, and pages nobody
 RESET_FORBIDDEN = "it needs a reset, and the policy forbids resets (reset.when: never)"
 
 
@@ -44,11 +45,15 @@ def ended(record: Record, facts: Facts) -> ev.Distrusted | ev.Soiled | None:
     if record.state is not State.CLEAN:
         return None
     receipt, times = record.scrubs.receipt, record.scrubs.soiled + 1
+    if facts.holders and facts.users_exempt:
+        return ev.Soiled(f"it was used by {holder_names(facts.holders)}{EXEMPT}", times=times)
     if facts.holders:
         return ev.Soiled("it was used without a grant", facts.holders, times)
     if receipt is not None and receipt.finished.uptime < facts.used_at:
-        if facts.use_unsure and not facts.used_by:
+        if facts.use_unsure and (facts.users_exempt or not facts.used_by):
             return ev.Soiled(f"it is not known whether it was used: {facts.use_unsure}", times=times)
+        if facts.users_exempt:
+            return ev.Soiled(f"it was used by a process of {facts.used_by}{EXEMPT}", times=times)
         by = f"of {facts.used_by}" if facts.used_by else "that cannot be named"
         return ev.Soiled(f"it was used without a grant, by a process {by}", times=times, unnamed=True)
     leaked = leaked_bytes(facts)

@@ -35,7 +35,7 @@ POLICY_FAULT = Row(
 CONCESSIONS = Row(
     "autoclave_policy_concessions",
     Kind.GAUGE,
-    "Number of promises that the policy in force gives up; `autoclave status` lists them.",
+    "Number of promises that the policy in force gives up; `autoclave doctor` lists them.",
 )
 LEDGER_ROWS = Row("autoclave_ledger_rows", Kind.GAUGE, "Number of the newest row of the ledger.")
 LEDGER_FAULT = Row(
@@ -203,7 +203,8 @@ RETURNS = Row(
 XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reported, by XID code.", (*ONE, "xid"))
 UNAUTHORISED = Row(
     "autoclave_unauthorised_use_total", Kind.COUNTER,
-    "How often a process used a clean device without a grant, or a container one that another pod or job had.", ONE,
+    "How often a process that the policy does not exempt used a clean device without a grant, or a container one that"
+    " another pod or job had.", ONE,
 )  # fmt: skip
 FENCE_DEVICES = Row(
     "autoclave_fence_devices", Kind.GAUGE,

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from ground.pod_groups import PODS
 from scrubber.node import cgroups
 
 _SLICE = ".slice"
 _UNITS = (".service", ".scope", _SLICE)
 _SERVICE = ".service"
-_PODS = "kubepods"
 STARTED_UNITS = "run/systemd/units"  # below the node's root: here systemd makes a link for each unit that it starts
 _HANDLE = struct.Struct("<IiQ")  # struct file_handle: the bytes of the number, the kind, and the number
 _OF_KERNFS = 0xFE
@@ -72,7 +72,7 @@ class Tree:
                     pods |= _group_of_pods(entry)
                     continue
                 if entry.name.endswith(_SLICE):
-                    if _PODS in entry.name:
+                    if PODS in entry.name:
                         pods.add(entry.inode())
                         continue
                     slices.append(entry.path)
@@ -178,7 +178,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 def _group_of_pods(entry: os.DirEntry[str]) -> set[int]:
     """The number of the group in which a kubelet makes those of pods, by its driver cgroupfs: this one, or below it."""
     try:
-        return {entry.inode() if entry.name == _PODS else os.stat(f"{entry.path}/{_PODS}").st_ino}  # noqa: PTH116 -- of a path as text
+        return {entry.inode() if entry.name == PODS else os.stat(f"{entry.path}/{PODS}").st_ino}  # noqa: PTH116 -- of a path as text
     except OSError:
         return set()
 
@@ -187,7 +187,7 @@ def _holds_pods(unit: str) -> bool:
     """Whether a container runtime keeps pods below its own group: who is exempt must hold nobody else."""
     try:
         with os.scandir(unit) as entries:
-            return any(_PODS in entry.name for entry in entries)
+            return any(PODS in entry.name for entry in entries)
     except OSError:
         return True
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.core import open_attempts
-from scrubber.core.model import Opener
+from scrubber.core.model import Holder, Opener
 
 LOGGED_EVERY = 3600.0  # seconds between two lines about one entry
 KEPT_FOR = 7 * 86_400.0  # seconds
@@ -27,6 +27,7 @@ class Place:
 
     name: str  # the UID of its pod, container:ID, or the path of its control group; "no container"; empty: unknown
     holds_all: bool = False  # whether the name says nothing, because processes of all kinds are there
+    pod: str = ""  # NAMESPACE/POD, if it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,11 @@ class Asker:
     refused: int  # of them
     logged: float  # wall time of the last line in the log
     opened: float = -math.inf  # wall time at which it was last let through, in this life of the service
-    pod: str = ""  # NAMESPACE/POD, if a row of the ledger has named it
+    pod: str = ""  # NAMESPACE/POD, if it is known
+
+    def has(self, holder: Holder) -> bool:
+        """Whether this process is known to be of the asker, whose place may hold several."""
+        return self.place == holder.container if holder.container is not None else self.pid == holder.pid
 
     @property
     def opener(self) -> Opener:
@@ -91,6 +96,8 @@ class Askers:
         )
         times, refusals = before.times + 1, before.refused + refused
         asker = replace(before, command=command, pid=pid, exempt=exempt, last=now, times=times, refused=refusals)
+        if place.pod:
+            asker = replace(asker, pod=place.pod)
         if not refused:
             asker = replace(asker, opened=now)
         due = not ignored and now >= asker.logged + LOGGED_EVERY and self._has_line(now)
@@ -144,10 +151,10 @@ class Askers:
         since = self._wall() - KEPT_FOR
         return tuple(asker for asker in [*self._of.get(device, {}).values()] if asker.last >= since)
 
-    def last_user(self, device: str, since: float) -> str:
-        """The place of who was let through last, since this wall time; empty if nobody was."""
+    def users(self, device: str, since: float) -> list[Asker]:
+        """Who was let through since this wall time: those that the policy exempts, then others, the latest last."""
         users = [asker for asker in self.of(device) if not asker.ignored and asker.opened >= since]
-        return max(users, key=lambda asker: asker.opened).place if users else ""
+        return sorted(users, key=lambda asker: (not asker.exempt, asker.opened))
 
     def asked(self, device: str) -> Asked:
         """How often others have asked for the device."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from ground import log, process_names
@@ -65,6 +65,7 @@ class Sources:
     is_gone: Callable[[int], bool] = lambda _group: False  # whether a control group was removed
     is_ours: Callable[[int], bool] = lambda _pid: False  # whether the service has started this process
     below: str = ""  # the control group below which the fence stands; empty: the root of all
+    pod_name: Callable[[str], str] = lambda _uid: ""  # NAMESPACE/POD, if it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,9 @@ class Excuses:
         exempt = bool(judged.groups & self._sources.terms(uuid).exempt)
         if exempt and ignored:  # as the policy says
             return
-        refused = question.refused
+        refused, place = question.refused, replace(judged.place, pod=self._sources.pod_name(judged.place.name))
         asker = self.askers.add(
-            uuid, judged.command, question.pid, judged.place, refused=refused, exempt=exempt, ignored=ignored
+            uuid, judged.command, question.pid, place, refused=refused, exempt=exempt, ignored=ignored
         )
         if asker is None:
             return

@@ -165,6 +165,7 @@ class ObservedSince:
             unobserved=why,
             used_at=used_at,
             used_by="",
+            users_exempt=False,
             use_unsure=unsure,
             witness=said,
             owner_left=False,

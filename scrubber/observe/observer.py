@@ -23,6 +23,7 @@ from scrubber.node import assignments, clock
 from scrubber.node.ends import Ends
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, no_bystander
+from scrubber.observe.askers import Asker
 from scrubber.observe.by_list import ByList
 from scrubber.observe.driver_calls import DriverCalls
 from scrubber.observe.health_reports import HealthReports
@@ -241,9 +242,8 @@ class Observer:
         facts = self._observed_since.facts(uuid, seen, said, domain_resetting=resetting, at=at)
         if guard is not None and owner is not None and not owner.seen:  # it may have ended before anybody looked
             facts = replace(facts, owner_left=guard.owner_left(uuid))
-        if guard is not None and receipt is not None and receipt.finished.uptime < facts.used_at:
-            user = guard.askers.last_user(uuid, receipt.finished.wall)
-            facts = replace(facts, used_by=place_words(user))
+        if guard is not None and receipt is not None and (facts.holders or receipt.finished.uptime < facts.used_at):
+            facts = _used(facts, guard.askers.users(uuid, receipt.finished.wall))
         return facts
 
     def fence_reading(self, uuid: str) -> FenceReading:
@@ -326,6 +326,15 @@ class Observer:
         ask, patience = self.driver.caller.ask, self.driver.patience
         assigned = await ask("checkpoint", lambda: assignments.by_device(self._kubelet_dir), patience)
         return {uuid: assigned.get(uuid, KubeletAssignment()) for uuid in uuids}
+
+
+def _used(facts: Facts, users: Sequence[Asker]) -> Facts:
+    """The facts with who has used the device since its proof: the last one, first of those who are not exempt."""
+    if not users:
+        return facts
+    are_exempt = all(user.exempt for user in users)
+    are_exempt = are_exempt and all(any(user.has(holder) for user in users) for holder in facts.holders or ())
+    return replace(facts, used_by=place_words(users[-1].place, users[-1].pod), users_exempt=are_exempt)
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

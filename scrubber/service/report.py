@@ -189,7 +189,9 @@ class StatusReporter:
         named = [each.last for each in uses if each.last is not None]
         pods = (await self._pods()).names if any(it.container for it in named) else device_status.NO_PODS
         users = {holder: user for holder in named if (user := proc.user_of(holder.pid, holder.started))}
-        return tuple(device_status.keeps_out(uses, users, pods, next(iter(record.device.nodes), "")))
+        guard, node = self._context.observer.driver.guard, next(iter(record.device.nodes), "")
+        asked = guard is not None and any(not it.ignored for it in guard.askers.of(record.device.uuid))
+        return tuple(device_status.keeps_out(uses, users, pods, node, asked=asked))
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """The devices with the names of their pods. Without the names if they do not come in time."""

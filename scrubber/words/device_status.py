@@ -287,11 +287,13 @@ def keeps_out(
     users: Mapping[Holder, str],
     pods: Mapping[str, str],
     node: str,
+    *,
+    asked: bool = False,
 ) -> Iterator[str]:
     """Who ends the proofs and scrubs of a device again and again, and what ends that, as ``advice`` gives it.
 
     ``users``: of the processes that still run. ``pods``: NAMESPACE/NAME by UID.
-    ``node``: the device file, if known.
+    ``node``: the device file, if known. ``asked``: the fence has seen who opened it.
     """
 
     def named(holder: Holder) -> str:
@@ -305,12 +307,22 @@ def keeps_out(
         find += ["read the notes a minute later: `ausearch -k autoclave -i`"]
     for each in uses:
         last, did = each.last, f"has ended {each.times} proofs or scrubs of the GPU lately"
-        if last is None:
+        if last is None and asked:
+            yield f"a process that leaves before it can be looked at {did}: the lines `asked` below name it"
+        elif last is None:
             yield from (f"a process that leaves before it can be named {did}", *find)
         elif last in users or last.container in pods:
-            yield from (f"{named(last)} {did}", *ends([last], pods))
+            yield from (f"{named(last)} {did}", *ends([last], pods), *_if_monitor(pods.get(last.container or "")))
         else:
             yield from (f"{named(last)} {did}, and does not run now", *find)
+
+
+def _if_monitor(pod: str | None) -> Iterator[str]:
+    """What lets a monitor in: the DaemonSet of one makes a new pod for each that is ended."""
+    if pod is not None:
+        namespace = pod.partition("/")[0]
+        yield f"if it is a monitor, and no tenant may create pods there: add {namespace} to evict.operator_namespaces"
+        yield f"if that monitor is not NVIDIA's, each use still costs a scrub: add {namespace}:PATH to evict.bystanders"
 
 
 def ends(holders: Sequence[Holder], pods: Mapping[str, str]) -> Iterator[str]:

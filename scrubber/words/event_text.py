@@ -163,8 +163,7 @@ def _often(times: int) -> str:
 def _opener(opener: Opener) -> str:
     if opener.place in NOWHERE:
         return process_names.describe(opener.command, opener.pid, opener.place)
-    place = f"pod {opener.pod} ({opener.place})" if opener.pod else place_words(opener.place)
-    return f"{place}, last by {process_names.describe(opener.command, opener.pid)},"
+    return f"{place_words(opener.place, opener.pod)}, last by {process_names.describe(opener.command, opener.pid)},"
 
 
 def _to(grant: Grant) -> str:

@@ -527,7 +527,7 @@ def test_only_a_terminal_gets_trouble_first_and_totals(autoclave, service, gpu):
     drawn = text.splitlines()
     assert (code, "\x1b[32mclean" in text, "─" in text) == (0, True, True)
     assert "quarantined" in drawn[2]
-    assert drawn[-1].startswith(f"{total} GPUs: ")
+    assert [drawn[-2].partition(": ")[0], drawn[-1].partition(",")[0]] == [f"{total} GPUs", "fence: none stands"]
     piped = output_of(autoclave("status")).splitlines()
     assert [line.split()[0] for line in piped[1:]] == [str(index) for index in range(total)]
     bare = on_a_terminal(service, "status", "--no-headers", gpu)[1]

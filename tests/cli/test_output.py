@@ -64,12 +64,25 @@ def test_an_explanation_names_who_asked_for_a_gpu_of_others():
 
 
 def test_a_status_says_what_the_fence_does_in_one_line():
-    assert text_tables.fence([CLEAN]) == ""
-    assert text_tables.fence([ASKING, replace(BUSY, fence="watch")]) == (
+    assert text_tables.fence([CLEAN], "") == ""
+    assert text_tables.fence([ASKING, replace(BUSY, fence="watch")], "") == (
         "fence: refuse on 1 GPU, watch on 1 GPU; 2 programs asked for GPUs of others: `autoclave explain 0` names them"
     )
-    assert text_tables.fence([replace(CLEAN, fence="watch")]) == "fence: watch on 1 GPU"
-    assert text_tables.fence([replace(CLEAN, fence=views.WATCHES_ONLY)]) == "fence: only watch on 1 GPU"
+    assert text_tables.fence([replace(CLEAN, fence="watch")], "") == "fence: watch on 1 GPU"
+    assert text_tables.fence([replace(CLEAN, fence=views.WATCHES_ONLY)], "") == "fence: only watch on 1 GPU"
+
+
+def test_a_fence_that_is_missing_is_said_with_its_reason(capsys, monkeypatch):
+    """By ``status`` on a terminal, also with --watch, and by ``explain``."""
+    without = replace(SERVICE, fence_lacks="no bpf")
+    said = "fence: none stands, and pods are not kept off GPUs of others: no bpf"
+    form = status.Form(status.Selection(), "table")
+    monkeypatch.setattr(status, "for_people", lambda _output: True)
+    status.show(views.Status((CLEAN,), without), form)
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    assert [*status.page([CLEAN], 1, form, (), "no bpf").below(1)][-1] == said
+    lines = [*explain.story(views.Explanation(CLEAN, (ENTRY,), (), "it is named"), without, NOW)]
+    assert "fence   none stands, so it is not known who asks for the GPU: no bpf" in lines
 
 
 @pytest.mark.parametrize(

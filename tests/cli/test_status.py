@@ -117,7 +117,7 @@ def screen(width, height, devices, output="table", notes=()):
     console = Console(width=width, height=height, file=io.StringIO())
     form = status.Form(Selection(order="trouble"), output)
     chosen = form.selection.of(devices)
-    page = status.page(chosen, len(devices), form, notes)
+    page = status.page(chosen, len(devices), form, notes, "")
     lines = console.render_lines(live_view.screenful(console, page))
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 

@@ -246,6 +246,7 @@ def facts(  # noqa: PLR0913 - what may be seen
         unobserved="",
         used_at=-math.inf,
         used_by="",
+        users_exempt=False,
         use_unsure="",
         witness=None,
         owner_left=False,

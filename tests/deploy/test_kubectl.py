@@ -397,43 +397,43 @@ namespace  monitoring  8  2  1  refused  refused  dcgm exporter ]
 namespace  monitoring  8  1  0  refused  refused  other
 namespace  no: ns'     8  1  0  refused  refused  hostile"""
 PLAN = """\
-KIND       NAME            NODES  ASKED  REFUSED  HOLD     REFUSE   PROGRAM
-namespace  monitoring      2      42     1        refused  refused  dcgm exporter ]
-namespace  gpu-operator    1      9      0        exempt   exempt   nv-hostengine
-unit       a\\x2d1.service  1      2      0        counted  refused  nvtop
-unknown    -               1      2      0        unknown  refused  x
-namespace  monitoring      1      1      0        refused  refused  other
-"""
-VALUES = """
+# KIND       NAME            NODES  ASKED  REFUSED  HOLD     REFUSE   PROGRAM
+# namespace  monitoring      2      42     1        refused  refused  dcgm exporter ]
+# namespace  gpu-operator    1      9      0        exempt   exempt   nv-hostengine
+# unit       a\\x2d1.service  1      2      0        counted  refused  nvtop
+# unknown    -               1      2      0        unknown  refused  x
+# namespace  monitoring      1      1      0        refused  refused  other
+#
 # 5 programs on 2 nodes asked for GPUs that were not given to them.
-# Take the comment sign away from each that you exempt. `hold` refuses pods without an entry here, `refuse` also units.
-# Then give them to helm upgrade, in a file: -f FILE.
+# ASKED and REFUSED count questions to the kernel: each opening asks two or three of them.
+# Only a namespace or a unit can be exempt. Take the `# ` away in front of each that you exempt, and keep the others.
+# Then give this file to helm upgrade: -f FILE. It replaces your values of these two names: add what they have already.
 policy:
-  operatorNamespaces: [  # beside those that you have; no tenant may create pods there
+  operatorNamespaces: [  # pods of all others are refused, by `hold` too; no tenant may create pods in these
     # 'monitoring',  # dcgm exporter ], other, on 2 nodes
     'gpu-operator',  # nv-hostengine, on 1 node
   ]
-  exempt: [  # beside those that you have; hold refuses none of them, refuse all others
+  exempt: [  # `refuse` refuses all other units; `hold` refuses no unit
     # 'a\\x2d1.service',  # nvtop, on 1 node
   ]
 """
 
 
-def test_the_plan_of_all_nodes_has_lines_for_values(shell):
-    """They let in whom the policy lets in today, and are valid as they are printed."""
+def test_the_plan_of_all_nodes_is_a_file_of_values(shell):
+    """It lets in whom the policy lets in today, and is valid as it is printed."""
     shell.has(*CLUSTER, scrubber_a=ONE, scrubber_b=OTHER.rpartition("\n")[0])
     gaps = "kubectl autoclave: fence plan of 2 nodes (gpu-1, gpu-2): a gap\n"
-    assert shell.run("fence", "plan", "-A") == (0, PLAN + VALUES, gaps)
+    assert shell.run("fence", "plan", "-A") == (0, PLAN, gaps)
     assert [*EXEC, "fence", "plan", "--no-headers"] in shell.asked()
-    policy = YAML(typ="safe", pure=True).load(VALUES)["policy"]
+    policy = YAML(typ="safe", pure=True).load(PLAN)["policy"]
     assert policy == {"operatorNamespaces": ["gpu-operator"], "exempt": []}
-    chosen = YAML(typ="safe", pure=True).load(VALUES.replace("# '", "'"))["policy"]
+    chosen = YAML(typ="safe", pure=True).load(PLAN.replace("# '", "'"))["policy"]
     assert (chosen["operatorNamespaces"], chosen["exempt"]) == (["monitoring", "gpu-operator"], ["a\\x2d1.service"])
 
 
 def test_no_name_that_a_program_has_chosen_becomes_a_value(shell):
     shell.has(*CLUSTER, scrubber_a=OTHER, scrubber_b="namespace  x'],a  1  1  1  exempt  exempt  y")
-    values = shell.run("fence", "plan", "-A")[1].partition("\n\n")[2]
+    values = shell.run("fence", "plan", "-A")[1]
     assert YAML(typ="safe", pure=True).load(values)["policy"]["operatorNamespaces"] == []
 
 

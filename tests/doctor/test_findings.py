@@ -336,7 +336,7 @@ ROWS = [*SERVICES, *DRIVERS, *CDI, *NODES]
     ("pod", "would", "where"),
     [
         (None, "would have been refused by `fence: {mode: hold}`", "add its namespace to evict.operator_namespaces"),
-        ("", "would have been refused by `fence: {mode: refuse}`", "name its unit in fence.exempt.units"),
+        ("", "would have been refused by `fence: {mode: refuse}`", "if it is named there already, systemd did not"),
         ("site/dcgm", "would have been refused by `fence: {mode: hold}`", "add site to evict.operator_namespaces"),
     ],
     ids=["of a pod that has no name", "of the host", "of a pod"],
@@ -345,6 +345,16 @@ def test_an_asker_is_named_with_what_lets_it_in(pod, would, where):
     asker = replace(ASKER, place="0a-uid") if pod is None else replace(ASKER, pod=pod)
     [found] = finding_of(gpu(fence="watch", askers=(asker,)), "fence")
     assert (would in found.text, where in found.remedy) == (True, True), found
+
+
+@pytest.mark.parametrize(
+    ("place", "pod", "entry"),
+    [("/system.slice/telegraf.service", "", "add PATH of"), ("0a-uid", "site/tel-x7", "add site:PATH of")],
+)
+def test_doctor_says_how_an_exempt_program_costs_no_scrubs(place, pod, entry):
+    """As the policy takes it: a name of a command is no path."""
+    [found] = finding_of(gpu(fence="watch", askers=(replace(ASKER, place=place, pod=pod, exempt=True),)), "fence")
+    assert (entry in found.remedy, "`readlink /proc/9/exe`" in found.remedy) == (True, True), found
 
 
 @pytest.mark.parametrize(("name", "facts", "level", "words"), ROWS, ids=[f"{it[0]}: {it[3]}" for it in ROWS])

@@ -195,11 +195,11 @@ def test_a_container_that_is_let_through_is_counted_once(book):
         for fields, held, ended in (
             ({}, True, False), ({"times": 9}, True, True), ({"refused": 3}, True, False),
             ({"exempt": True}, True, False), ({}, False, False), ({"place": ""}, True, False),
-            ({"place": "/system.slice/monitor.service"}, True, False),
+            ({"place": "/system.slice/monitor.service"}, True, False), ({"place": "/kubepods"}, True, False),
         )
     ]  # fmt: skip
     book.tell(lives.IN_USE, *attempts)
-    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 1
+    assert book.of(service_metrics.UNAUTHORISED, **DEVICE_LABELS) == 2, "a pod, and a pod that is gone"
 
 
 def test_an_error_is_counted_once(book):

@@ -22,12 +22,20 @@ REFUSED, EXEMPT, IGNORED = (
         ([(11.0, "a", LET_THROUGH), (12.0, "b", LET_THROUGH)], "b"),
         ([(11.0, "a", LET_THROUGH), (12.0, "b", REFUSED), (13.0, "c", IGNORED)], "a"),
         ([(9.0, "a", LET_THROUGH), (11.0, "b", EXEMPT), (12.0, "a", REFUSED)], "b"),
+        ([(11.0, "a", LET_THROUGH), (12.0, "b", EXEMPT)], "a"),
     ],
-    ids=["nobody", "before the proof", "the last one", "others were no users", "let through before, refused since"],
+    ids=[
+        "nobody",
+        "before the proof",
+        "the last one",
+        "others were no users",
+        "let through before, refused since",
+        "an exempt one hides nobody",
+    ],
 )
 def test_a_user_is_who_was_let_through_since_the_proof(questions, user):
     now = [0.0]
     askers = Askers(lambda: now[0])
     for now[0], place, how in questions:
         askers.add("gpu", "x", 1, Place(place), **how)
-    assert askers.last_user("gpu", 10.0) == user
+    assert [it.place for it in askers.users("gpu", 10.0)][-1:] == [user] * bool(user)

@@ -15,6 +15,7 @@ from scrubber.core.model import DeviceNumber
 from scrubber.fence import program
 from scrubber.fence.fence import Counts, KeptInKernel
 from scrubber.fence.questions import Question
+from scrubber.node.cgroup_tree import GroupPlace
 
 _ROOM = program.RING_BYTES // (program.QUESTION.size + 8)  # questions in the ring
 SERVICE, HOST, PODS = 1, 2, 3  # control groups; those of the pods are below the last one, with higher numbers
@@ -66,16 +67,22 @@ class Kernel:
         """The control group of a container, or of the host."""
         return HOST if container is None else self._groups.setdefault(container, PODS + 1 + len(self._groups))
 
+    def place(self, group: int) -> GroupPlace | None:
+        """What a control group of a container is."""
+        names = (name for name, number in self._groups.items() if number == group and name not in self.removed)
+        return next((GroupPlace(f"/{name}", name, frozenset({group})) for name in names), None)
+
     def groups_of(self, container: str) -> frozenset[int]:
         """What the service finds of a container's control groups: nothing before the runtime has made one."""
         return frozenset() if container in self.removed else frozenset({self._groups.get(container, 0)} - {0})
 
     def is_closed(self, number: DeviceNumber) -> bool:
-        """Whether it is open to the service alone, as far as the kernel took what it was told."""
+        """Whether it is open to the service alone, and to who is exempt, as far as the kernel took what it was told."""
         rule = self._rules.get(number)
-        return (
-            rule is None or number in self._not_taken or (not rule.everybody and rule.members.keys() <= {SERVICE, PODS})
-        )
+        if rule is None or number in self._not_taken:
+            return True
+        others = {group for group, role in rule.members.items() if role != program.EXEMPT} - {SERVICE, PODS}
+        return not rule.everybody and not others
 
     def opens(self, number: DeviceNumber, group: int, pid: int) -> bool:
         """Whether a process in this group can open the device. Others than its members are counted."""

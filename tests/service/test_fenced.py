@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from ground.errors import NotReady
+from scrubber.core import events as ev
 from scrubber.core.fencing import Pods
 from scrubber.core.model import ScrubPath, State, Step
 from scrubber.core.recipients import ForClaim, ForJob
 from scrubber.devices.base import Progress
 from scrubber.steps.orders import Order, Report
-from tests.service.asking import at_step, healthy, scrubs, written_down
+from tests.service.asking import at_step, healthy, rows, scrubs, written_down
 from tests.service.node import Kind
 from tests.service.pretend_worker import PretendWorker
 from tests.service.world import World
@@ -108,6 +109,30 @@ async def test_an_earlier_tenant_is_a_user_like_others(fenced):
     world.node.alive.discard("pod")
     await world.acquire("next", device)
     assert scrubs(world, device) == passed + 2
+
+
+@pytest.mark.parametrize("stays", [0.0, 60.0], ids=["in passing", "for a while"])
+@pytest.mark.parametrize("company", [False, True], ids=["alone", "beside another one"])
+async def test_a_use_counts_unless_all_its_users_are_exempt(fenced, stays, company):
+    """It ends the proof in any case."""
+    world = await fenced(policy="defaults: {fence: {mode: watch}}")
+    device, passed = world.uuids[0], scrubs(world, world.uuids[0])
+    world.node.kernel.group("monitor")
+    world.exempt.add("monitor")
+    world.pod_names = {"monitor": "ops/monitor", "stranger": "site/stranger"}
+    await asyncio.sleep(3.0)  # the service has read it
+    if company:
+        world.node.leave(world.foreign(device, "stranger", "stranger"))
+    monitor = world.foreign(device, "monitor", "monitor")
+    await asyncio.sleep(stays)
+    world.node.leave(monitor)
+    world.node.alive -= {"monitor", "stranger"}
+    await scrubbed(world, device)
+    soiled = rows(world, ev.Soiled, device)[-1]
+    assert scrubs(world, device) == passed + 1
+    named = "pod site/stranger (stranger)" if company else "pod ops/monitor (monitor)"
+    assert stays or named in soiled.why
+    assert (bool(soiled.holders or soiled.unnamed), "which the policy exempts" in soiled.why) == (company, not company)
 
 
 PRESTART = "defaults: {fence: {mode: refuse}}"

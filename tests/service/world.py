@@ -107,6 +107,8 @@ class World:
         self.trace, self.truth = self.node.trace, Truth(self.node, self.active_policy)
         self.trace.say(NODE, f"{gpus} GPUs, policy {policy}{', fenced' * fenced}")
         self.uuids = tuple(self.node.gpus)
+        self.exempt: set[str] = set()  # containers that the policy exempts
+        self.pod_names: dict[str, str] = {}  # NAMESPACE/NAME by UID, as the runtime tells them
         self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
         self._kept: Store = kept or memory_store.MemoryStore()
         self._arm = arm
@@ -415,7 +417,8 @@ class World:
             policy = self.truth.policy(device)
             mode = policy.fence_mode
             held = frozenset({PODS}) if mode is FenceMode.HOLD else None
-            return Terms(mode is FenceMode.REFUSE, held, mode is not FenceMode.OFF, policy.fence.lease)
+            exempt = frozenset[int]().union(*map(kernel.groups_of, self.exempt))
+            return Terms(mode is FenceMode.REFUSE, held, mode is not FenceMode.OFF, policy.fence.lease, exempt)
 
         sources = Sources(
             process=lambda _pid: (),
@@ -423,8 +426,9 @@ class World:
             bystanders=lambda _device: no_bystander,
             terms=terms,
             read=lambda: None,
-            place=lambda _group: None,
+            place=kernel.place,
             runs=lambda _group: False,
+            pod_name=lambda uid: self.pod_names.get(uid, ""),
         )
         return Guard(cast("Fence", kernel), SERVICE, sources)
 

@@ -169,6 +169,9 @@ LIFE = [
     (ev.OpenAttempted(replace(lives.OPENER, place="/system.slice/x.service", pod="", refused=2), 7, held=False),
      ('opened by /system.slice/x.service, last by "train-b" (pid 42), while nobody had it; it asked the '
       "kernel at least 3 times, and was refused 2 times")),
+    (ev.OpenAttempted(replace(lives.OPENER, place="/kubepods/besteffort", pod=""), 7, held=True),
+     ('opened by a pod that is gone, last by "train-b" (pid 42), while somebody else had it: unauthorised use; '
+      "it asked the kernel at least 3 times")),
     (ev.OpenAttempted(replace(lives.OPENER, pod="", refused=3), 7, held=True, ended=True),
      ('not opened: pod pod-b, last by "train-b" (pid 42), asked the kernel at least 3 times while somebody else '
       'had it, and '

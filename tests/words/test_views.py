@@ -198,7 +198,9 @@ HOST = Holder(8, 1.0, "loop", None)
     lives.rows(
         ("a pod", TRAIN, {}, {"pod-a": "team/a-0"},
          (f'"train" (pid 7, team/a-0) {KEEPS}',
-          'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`')),
+          'end the pod of "train" (pid 7): `kubectl -n team delete pod a-0`',
+          "if it is a monitor, and no tenant may create pods there: add team to evict.operator_namespaces",
+          "if that monitor is not NVIDIA's, each use still costs a scrub: add team:PATH to evict.bystanders")),
         ("a process that runs", HOST, {HOST: "ann"}, {},
          (f'"loop" (pid 8, user ann, no container) {KEEPS}',
           'end "loop" (pid 8): `kill 8`', "if that does not help: `kill -9 8`")),
@@ -210,6 +212,11 @@ HOST = Holder(8, 1.0, "loop", None)
 )  # fmt: skip
 def test_the_advice_says_who_keeps_a_device_out(last, users, pods, advice):
     assert tuple(device_status.keeps_out([RepeatedUse(last, 17)], users, pods, "/dev/nvidia3")) == advice
+
+
+def test_the_advice_points_to_whom_the_fence_has_seen():
+    [advice] = device_status.keeps_out([RepeatedUse(None, 17)], {}, {}, "/dev/nvidia3", asked=True)
+    assert advice == f"a process that leaves before it can be looked at {KEEPS}: the lines `asked` below name it"
 
 
 def test_the_advice_names_the_owner_that_may_have_ended():

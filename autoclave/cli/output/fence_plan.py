@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoclave.cli.output import human
+from ground import pod_groups
 from ground.quantities import quantity
 from scrub_api import views
 
@@ -76,6 +77,8 @@ def _who(asker: views.AskerView) -> tuple[str, str]:
     namespace, is_named, _ = asker.pod.partition("/")
     if is_named:
         return "namespace", namespace
+    if pod_groups.holds_pods(asker.place):  # its own group is gone, so nobody knows its namespace
+        return "pod", "-"
     if asker.place.startswith(f"/{_PEOPLE}/"):
         return "unit", _PEOPLE
     if asker.place.startswith("/"):

@@ -89,11 +89,14 @@ def summary(devices: Sequence[views.DeviceStatus], total: int) -> str:
     return "".join([*parts, *([f"; {unhealthy} not healthy"] if unhealthy != count["quarantined"] else [])])
 
 
-def fence(devices: Sequence[views.DeviceStatus]) -> str:
-    """What the fence does, and who asked for a device that was not given to him, in one line. Empty without a fence."""
+def fence(devices: Sequence[views.DeviceStatus], lacks: str) -> str:
+    """What the fence does, and who asked for a device that was not given to him, in one line.
+
+    ``lacks``: why no fence stands, though the policy wants one. Empty if it wants none, too.
+    """
     modes = Counter(device.fence for device in devices if device.fence)
     if not modes:
-        return ""
+        return f"fence: none stands, and pods are not kept off GPUs of others: {lacks}" if lacks else ""
     modes_in_words = ", ".join(f"{mode} on {quantity(number, 'GPU')}" for mode, number in sorted(modes.items()))
     asked = [device for device in devices if not all(asker.ignored for asker in device.askers)]
     if not asked:

@@ -73,7 +73,7 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
         yield f"policy  {service.policy} ({source}): {explanation.policy_why}"
     if device.witness:
         yield f"witness {device.witness} (of short uses)"
-    yield from _fence(device, now)
+    yield from _fence(device, service, now)
     yield ""
     events = [entry for entry in text_tables.one_for_each_start(explanation.entries) if _tells(entry)]
     if len(events) > SHOWN:
@@ -82,10 +82,12 @@ def story(explanation: views.Explanation, service: views.ServiceStatus | None, n
         yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
 
 
-def _fence(device: views.DeviceStatus, now: float) -> Iterator[str]:
+def _fence(device: views.DeviceStatus, service: views.ServiceStatus | None, now: float) -> Iterator[str]:
     """What the fence does with others, and who they were."""
     if device.fence:
         yield f"fence   {device.fence}"
+    elif service is not None and service.fence_lacks:
+        yield f"fence   none stands, so it is not known who asks for the GPU: {service.fence_lacks}"
     asked = [
         f"{it}{_standing(it)}: {quantity(it.times, 'question')}, {it.refused or 'none'} refused, "
         f"last {_ago(now - it.last)}"

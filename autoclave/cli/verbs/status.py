@@ -95,7 +95,7 @@ def show(status: views.Status, form: Form) -> None:
     document.show_table(*cells(devices, form), form.output)
     if for_people(form.output) and form.headers:
         click.echo(text_tables.summary(devices, len(status.devices)))
-        if fence := text_tables.fence(devices):
+        if fence := text_tables.fence(devices, status.service.fence_lacks):
             click.echo(fence)
 
 
@@ -106,12 +106,14 @@ def cells(devices: Sequence[views.DeviceStatus], form: Form) -> tuple[tuple[str,
     return text_tables.STATUS if form.headers else (), text_tables.status(devices, time.time())
 
 
-def page(devices: Sequence[views.DeviceStatus], total: int, form: Form, notes: Sequence[str]) -> text_tables.Page:
+def page(
+    devices: Sequence[views.DeviceStatus], total: int, form: Form, notes: Sequence[str], fence_lacks: str
+) -> text_tables.Page:
     """What a screen shows of these devices, of ``total`` ones."""
 
     def below(shown: int) -> Iterator[str]:
         yield text_tables.summary(devices, total)
-        if fence := text_tables.fence(devices):
+        if fence := text_tables.fence(devices, fence_lacks):
             yield fence
         if shown < len(devices):
             yield f"below the end of the screen: {text_tables.summary(devices[shown:], len(devices) - shown)}"
@@ -169,13 +171,14 @@ async def follow(admin: admin_client.AdminClient, gpus: Sequence[str], form: For
 
 async def _live(admin: admin_client.AdminClient, gpus: Sequence[str], form: Form) -> None:
     devices: tuple[views.DeviceStatus, ...] = ()
-    total = 0
+    total, fence_lacks = 0, ""
     with importlib.import_module("autoclave.cli.output.live_view").view() as show:
         async for answer in _answers(admin, gpus, TICK):
             if answer:
                 devices, total = form.selection.of(answer.devices), len(answer.devices)
+                fence_lacks = answer.service.fence_lacks
             notes = faults(answer.service) if answer else (service_call.RETRYING,)
-            show(page(devices, total, form, notes))
+            show(page(devices, total, form, notes, fence_lacks))
 
 
 async def _print(admin: admin_client.AdminClient, gpus: Sequence[str], form: Form) -> None:

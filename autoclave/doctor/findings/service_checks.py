@@ -199,12 +199,16 @@ def _asker(asker: views.AskerView, gpu: str) -> Finding:
     asked, times = f"{asker} asked for {gpu}, which was not given to it,", quantity(asker.times, "question")
     if asker.exempt:
         text = f"{asked} and may open it: the policy exempts its unit or namespace; {times}"
-        return warning(text, "if it is a monitor, name its program in evict.bystanders: else each use costs a scrub")
+        entry = f"{asker.pod.partition('/')[0] or 'NAMESPACE'}:PATH" if asker.in_pod else "PATH"
+        remedy = f"each use of a clean GPU costs a scrub; to save it, add {entry} of its program to evict.bystanders "
+        remedy += f"of a policy of your own: `readlink /proc/{asker.pid}/exe` on the node shows PATH while it runs"
+        return warning(text, remedy)
     namespace = asker.pod.partition("/")[0]
     mode = FenceMode.HOLD if asker.in_pod else FenceMode.REFUSE
     would = f"would have been refused by `fence: {{mode: {mode.value}}}`"
     did = "was refused" if asker.refused else would
-    remedy = "name its unit in fence.exempt.units of the policy, or policy.exempt of the chart"
+    remedy = "name its unit in fence.exempt.units of the policy, or policy.exempt of the chart; if it is named there "
+    remedy += "already, systemd did not start it, and the log of the service says so"
     if asker.in_pod:
         remedy = f"add {namespace or 'its namespace'} to evict.operator_namespaces of the policy, or "
         remedy += "policy.operatorNamespaces of the chart, if no tenant can create pods there"

@@ -124,7 +124,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* For NOTES: called where another plugin or driver registers with ours. */ -}}
 {{- define "autoclave.begin-with-observe" }}
 {{- if include "autoclave.scrubs" . }}
-CAUTION: until then, a scrub can overwrite a GPU that the other one has just given to a pod.
+CAUTION: on a node where the other one does not register there, nothing is proven, and a scrub can overwrite a GPU that it has just given to a pod.
 {{- else }}
 The policy observe scrubs nothing. When the other one has registered there on all nodes, choose another policy:
   helm upgrade {{ .Release.Name }} CHART --namespace {{ .Release.Namespace }} --reset-then-reuse-values --set policy.shipped=default
