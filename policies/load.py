@@ -40,7 +40,9 @@ REMOVED = {
     "gate": RemovedField(
         ANY, "pods wait in PreStartContainer where the fence holds others off the GPU, and in Allocate elsewhere"
     ),
-    "restart_on_sick": RemovedField(ANY, "no container restarts on a device whose results are in doubt"),
+    "restart_on_sick": RemovedField(
+        ANY, "no container restarts on a device whose results are in doubt, also with `allow`"
+    ),
     "paths.escalate": RemovedField(
         default=True, instead="a failed path is followed by the path reset; `reset: {when: never}` forbids it"
     ),
@@ -93,7 +95,7 @@ def outdated(data: bytes, source: str) -> tuple[DocumentFault, ...]:
     if not any(name.rpartition(".")[2] in text for name in REMOVED):  # it is parsed once more
         return ()
     root, _ = yaml_tree.parse(text, source)
-    return tuple(
+    found = (
         validation.Problem(
             (*loc, *name.split(".")), f"{OLDER} that changes nothing", f"none: {field.instead}", at_key=True
         ).fault(root, source)
@@ -101,6 +103,7 @@ def outdated(data: bytes, source: str) -> tuple[DocumentFault, ...]:
         for name, field in REMOVED.items()
         if root.find((*loc, *name.split("."))) is not None
     )
+    return tuple(sorted(found, key=lambda fault: (fault.line, fault.column)))
 
 
 def read(name: str) -> bytes:

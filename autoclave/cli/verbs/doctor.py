@@ -106,7 +106,7 @@ class _Options(DoctorOptions, UpdateOptions):
 )
 @click.option(
     "--for-update",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="DIR|FILE",
     help="Instead, what an update to this version changes: the state directory of the node, or its ledger.",
 )
@@ -168,9 +168,10 @@ def _check_together() -> None:
 def _before_update(place: Path, policy: str | None, values: Path | None) -> tuple[Finding, ...]:
     offline, facts, checks = map(importlib.import_module, LATE)
     try:
-        ledger = offline.Offline(paths.ledger(place) if place.is_dir() else place).file
+        ledger = offline.Offline(place if place.is_file() else paths.ledger(place)).file
     except offline.CorruptLedgerError as error:
-        keep = "do not update yet: a start sets it aside, and its quarantines with it; keep a copy"
+        keep = "do not update yet: a start sets it aside, and its quarantines with it; `A damaged ledger` in "
+        keep += "docs/upgrading.md says how to go on"
         raise LedgerUnavailable(error.message, keep) from error
     return tuple(checks.judge(facts.gather(ledger, policy, values, _flags(click.get_current_context().find_root()))))
 
