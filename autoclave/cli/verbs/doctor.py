@@ -170,8 +170,8 @@ def _before_update(place: Path, policy: str | None, values: Path | None) -> tupl
     try:
         ledger = offline.Offline(place if place.is_file() else paths.ledger(place)).file
     except offline.CorruptLedgerError as error:
-        keep = "do not update yet: a start sets it aside, and its quarantines with it; `A damaged ledger` in "
-        keep += "docs/upgrading.md says how to go on"
+        keep = "do not update yet: a start sets it aside, and its quarantines with it; `When it is damaged` "
+        keep += "in docs/ledger.md says how to go on"
         raise LedgerUnavailable(error.message, keep) from error
     return tuple(checks.judge(facts.gather(ledger, policy, values, _flags(click.get_current_context().find_root()))))
 
