@@ -173,7 +173,10 @@ def test_the_last_policy_of_the_node_is_judged(state, examine):
     paths.last_policy(place).write_text(OLD_FIELDS)
     code, found = examine(place)
     assert (code, len(texts(found, "policy", "warning"))) == (0, 2)
-    assert ":3:12: defaults.periodic: a field of an older version that changes nothing: to test" in str(found)
+    assert (
+        ":3:12: defaults.periodic: a field of an older version that changes nothing: to test"
+        in texts(found, "policy")[0]
+    )
 
 
 def test_a_policy_that_this_version_refuses_is_broken(state, examine, tmp_path):
@@ -225,6 +228,8 @@ def test_a_state_directory_of_others_is_broken(state, examine):
     code, found = examine(place)
     [text] = texts(found, "ledger", "broken")
     assert (code, text.endswith(f"cannot use the state directory {place}: other users may write to it")) == (1, True)
+    code, found = examine(paths.ledger(place))
+    assert (code, texts(found, "ledger", "broken")) == (0, []), "a copy may lie anywhere"
 
 
 def spoil(kind, place, folder):

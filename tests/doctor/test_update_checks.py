@@ -29,7 +29,7 @@ def findings(tmp_path, monkeypatch):
     monkeypatch.setattr(boot, "uptime", lambda: 1000.0)
 
     def judged(name: str, change: Callable[[Record], Record]) -> list[Finding]:
-        update = update_facts.gather(replace(ledger, records={"a": change(clean)}), "default", None, {})
+        update = update_facts.gather(replace(ledger, records={"a": change(clean)}), None, "default", None, {})
         return [it for it in update_checks.judge(update) if it.name == name]
 
     return judged

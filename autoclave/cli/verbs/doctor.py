@@ -168,12 +168,14 @@ def _check_together() -> None:
 def _before_update(place: Path, policy: str | None, values: Path | None) -> tuple[Finding, ...]:
     offline, facts, checks = map(importlib.import_module, LATE)
     try:
-        ledger = offline.Offline(place if place.is_file() else paths.ledger(place)).file
+        state = None if place.is_file() else place
+        ledger = offline.Offline(place if state is None else paths.ledger(state)).file
     except offline.CorruptLedgerError as error:
         keep = "do not update yet: a start sets it aside, and its quarantines with it; `When it is damaged` "
         keep += "in docs/ledger.md says how to go on"
         raise LedgerUnavailable(error.message, keep) from error
-    return tuple(checks.judge(facts.gather(ledger, policy, values, _flags(click.get_current_context().find_root()))))
+    flags = _flags(click.get_current_context().find_root())
+    return tuple(checks.judge(facts.gather(ledger, state, policy, values, flags)))
 
 
 def _flags(root: click.Context) -> Mapping[str, Collection[str]]:

@@ -53,19 +53,26 @@ class Update:
     fault: str | None  # why the service does not start with this state directory
 
 
-def gather(ledger: LedgerFile, policy: str | None, values: Path | None, flags: Mapping[str, Collection[str]]) -> Update:
-    """What is known before an update. ``policy``: a file or a shipped name; None: the one that is in force.
+def gather(
+    ledger: LedgerFile,
+    state: Path | None,
+    policy: str | None,
+    values: Path | None,
+    flags: Mapping[str, Collection[str]],
+) -> Update:
+    """What is known before an update. FatalError or DocumentError if a file that was named cannot be read.
 
-    FatalError or DocumentError if a file that was named cannot be read.
+    ``state``: None if a ledger alone was named, such as a copy. ``policy``: a file or a shipped name; None: the one that
+    is in force.
     """
     given = read_values(values) if values is not None else {}
     to_come = _policy(ledger, policy, given, str(values))
-    return Update(ledger, to_come, given, flags, boot.boot_id(), boot.uptime(), _fault(ledger.path.parent))
+    return Update(ledger, to_come, given, flags, boot.boot_id(), boot.uptime(), _fault(state))
 
 
-def _fault(state: Path) -> str | None:
+def _fault(state: Path | None) -> str | None:
     try:
-        return private_files.directory_fault(state, private_files.NOT_TO_CHANGE)
+        return None if state is None else private_files.directory_fault(state, private_files.NOT_TO_CHANGE)
     except OSError as error:
         return f"{error.strerror}"
 
