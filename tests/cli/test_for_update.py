@@ -140,7 +140,7 @@ VALUES = """
 createGate: {mode: "on"}
 nameOverride: gpus
 policy: {shipped: strict, fence: watch}
-scrubber: {metricsPort: 9000, extraArgs: [--create-gate, --log-level=debug]}
+scrubber: {metricsPort: 9000, extraArgs: [--create-gate, --evidence-rows=9]}
 plugin: {extraArgs: [--clean-within=20, --runtime-request-timeout=2m]}
 """
 
@@ -155,6 +155,7 @@ def test_values_that_left_or_stop_a_pod_are_named(state, examine, tmp_path):
         "nameOverride", "--create-gate", "--runtime-request-timeout",
     ]  # fmt: skip
     assert texts(found, "policy") == ["this version takes the policy strict"]
+    assert texts(found, "ledger", "ok") == [], "how much the ledger keeps was chosen"
     assert texts(found, "fence", "warning") == [], "policy.fence replaces what the policy says"
 
 

@@ -67,8 +67,8 @@ def test_each_state_says_whether_a_scrub_follows(findings, change, says):
     assert (says in found.text) if says else found.text == "no scrub follows the update"
 
 
-def quarantined(record, due, *, path=None, boot_id=None):
-    out = Quarantine(Ailment(AilmentKind.XID, "xid 79"), record.since, "autoclave", next_probe=due)
+def quarantined(record, due, *, path=None, boot_id=None, kind=AilmentKind.XID):
+    out = Quarantine(Ailment(kind, "why"), record.since, "autoclave", next_probe=due)
     record = replace(record, state=State.QUARANTINED, health=replace(record.health, quarantine=out))
     record = replace(record, scrubs=replace(record.scrubs, due_path=path))
     return replace(record, incarnation=replace(record.incarnation, boot_id=boot_id)) if boot_id else record
@@ -81,6 +81,7 @@ def quarantined(record, due, *, path=None, boot_id=None):
         (lambda it: quarantined(it, 1600.0, path=ScrubPath.RESET), Level.WARNING, "by a reset, because the test"),
         (lambda it: quarantined(it, 900.0, path=ScrubPath.SLOW), Level.OK, "by a self-test, because the test"),
         (lambda it: quarantined(it, 1601.0, path=ScrubPath.RESET), Level.OK, "no scrub follows the update"),
+        (lambda it: quarantined(it, 900.0, kind=AilmentKind.LOST), Level.OK, "no scrub follows the update"),
         (lambda it: quarantined(it, None), Level.OK, "no scrub follows the update"),
         (lambda it: quarantined(it, 900.0, boot_id="another"), Level.OK, "no scrub follows the update"),
     ],

@@ -62,8 +62,8 @@ def gather(
 ) -> Update:
     """What is known before an update. FatalError or DocumentError if a file that was named cannot be read.
 
-    ``state``: None if a ledger alone was named, such as a copy. ``policy``: a file or a shipped name; None: the one that
-    is in force.
+    ``state``: None if a ledger alone was named, such as a copy. ``policy``: a file or a shipped name; None if none was
+    named: then it is that of the values, or the last one of the node.
     """
     given = read_values(values) if values is not None else {}
     to_come = _policy(ledger, policy, given, str(values))
