@@ -240,6 +240,8 @@ def spoil(kind, place, folder):
             return [folder]
         case "no directory":
             return [folder / "away"]
+        case "no access":  # as root sees an error of the kernel
+            return [folder / ("x" * 300)]
         case "newer":
             with closing(sqlite3.connect(paths.ledger(place))) as connection:
                 connection.execute(f"PRAGMA user_version = {database.VERSION + 1}")
@@ -266,6 +268,7 @@ def spoil(kind, place, folder):
     [
         ("missing", 2, "there is no such file; name the state directory"),
         ("no directory", 2, "there is no such file; name the state directory"),
+        ("no access", 1, "File name too long"),
         ("newer", 2, "its quarantines and owners are lost"),
         ("damaged", 1, "do not update yet: a start sets it aside"),
         ("no ledger", 1, "it is not a ledger"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -106,7 +107,7 @@ class _Options(DoctorOptions, UpdateOptions):
 )
 @click.option(
     "--for-update",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     metavar="DIR|FILE",
     help="Instead, what an update to this version changes: the state directory of the node, or its ledger.",
 )
@@ -168,7 +169,7 @@ def _check_together() -> None:
 def _before_update(place: Path, policy: str | None, values: Path | None) -> tuple[Finding, ...]:
     offline, facts, checks = map(importlib.import_module, LATE)
     try:
-        state = None if place.is_file() else place
+        state = None if os.path.isfile(place) else place  # noqa: PTH113 - it raises no error where access is denied
         ledger = offline.Offline(place if state is None else paths.ledger(state)).file
     except offline.CorruptLedgerError as error:
         keep = "do not update yet: a start sets it aside, and its quarantines with it; `When it is damaged` "
